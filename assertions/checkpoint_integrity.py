@@ -94,8 +94,8 @@ class CheckpointIntegrity(Assertion):
 
 
 def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -> Finding | None:
-    """How the job resumed wrongly while a checkpoint was damaged. Only attempts whose steps count: what a later attempt
-    undid does no harm."""
+    """Finds an attempt that resumed wrongly while a checkpoint was damaged. Attempts whose steps were undone later are
+    left out, because they do no harm."""
     met = meetings(run)
     back = [one for one in met if counts(run, one.attempt.number)]
     for one in back:
@@ -131,8 +131,8 @@ def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -
 
 
 def _was_mended(damage: Damage, attempt: Attempt, twins: Sequence[Record], ours: Sequence[Checkpoint]) -> bool:
-    """Whether all tensors that were saved since the attempt began, also the damaged one, are bit for bit the twin's: a
-    job that keeps two copies may read a damaged file and use the other copy."""
+    """Whether all tensors that were saved since the attempt began equal the twin's bit for bit, also the damaged
+    tensor. A job that keeps two copies may read a damaged file and then use the other copy."""
     since = [one for one in ours if one.good and (one.saved_s or 0.0) > attempt.started_s]
     theirs = [found for twin in twins[:1] if (found := checkpoints_of(twin))]
     both = pairs(since, theirs[0]) if theirs else []
@@ -143,7 +143,7 @@ def _was_mended(damage: Damage, attempt: Attempt, twins: Sequence[Record], ours:
 
 
 def _none(run: Record, twins: Sequence[Record]) -> Finding:
-    """There is no checkpoint. That fails only if the twin has some."""
+    """The finding for a run without any checkpoint. It fails only if the twin has checkpoints."""
     saved = [save for save in run.history.saves if save.ok and is_below(save.path, root_of(run))]
     seen = f"; {len(saved)} were saved during the run, and are gone" if saved else ""
     unread = f"; {unread_of(run)}" if unread_of(run) else ""

@@ -13,8 +13,8 @@ from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, Sav
 @dataclass(frozen=True)
 class CheckpointOverhead(Assertion):
     """Bounds. `blocked`: the longest time (seconds) that training stands still for one checkpoint. `blocked_share`: the
-    same for all checkpoints, as a share (0 to 1) of the time in which steps are made. `writing_share`: the share in
-    which a checkpoint is being written, also in the background."""
+    share (0 to 1) of the time of training for which training stands still for checkpoints. `writing_share`: the share
+    of the time of training in which a checkpoint is being written, also in the background."""
 
     name = "checkpoint_overhead"
     harm = Harm.SLOW
@@ -52,9 +52,9 @@ class CheckpointOverhead(Assertion):
                     f"written waited for it; the calls that save took {measured[name]:.3g}",
                     **measured,
                 )
-        told = f"training stood still for at most {max(blocked):.3g} s per checkpoint"
+        stood_still = f"training stood still for at most {max(blocked):.3g} s per checkpoint"
         share = f"{sum(blocked) / training:.2%} of the time"
-        return passed(f"{told}, {share}; {len(blocked)} were written", **measured)
+        return passed(f"{stood_still}, {share}; {len(blocked)} were written", **measured)
 
 
 _WORDS = {
@@ -65,8 +65,8 @@ _WORDS = {
 
 
 def training_s(history: History) -> float:
-    """The time in which steps were made, in seconds: in each attempt, from the end of its first step to the end of its
-    last."""
+    """The time of training in seconds. In each attempt it is the time from the end of its first step to the end of its
+    last step."""
     times: dict[int, list[float]] = defaultdict(list)
     for one in history.executions:
         times[one.attempt].append(one.mono_s)

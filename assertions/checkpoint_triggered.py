@@ -23,8 +23,8 @@ from torchaos.plugin import (
 
 @dataclass(frozen=True)
 class CheckpointTriggered(Assertion):
-    """A whole checkpoint exists that was begun after the fault `sign` (default: the first fault of a GPU's health),
-    finished before the first rank ended, and is of a step at which the twin saved none."""
+    """A whole checkpoint was saved because of the fault `sign` (default: the first fault of a GPU's health). Its save
+    began after that fault and finished before the first rank ended, and the twin has no checkpoint of the same step."""
 
     sign: str | None = None
 
@@ -54,7 +54,7 @@ class CheckpointTriggered(Assertion):
         if twins and not own:
             return inconclusive(
                 f"the checkpoint after step {whole[0].global_step} was taken in that time, but the twin has it too: "
-                "it may have been due anyway; let the fault come between two regular checkpoints"
+                "it may have been due anyway; move the fault to a time between two regular checkpoints"
             )
         chosen = (own or whole)[0]
         took = (chosen.ended_s or chosen.begun_s) - hit.at_s
@@ -72,6 +72,7 @@ class CheckpointTriggered(Assertion):
 
 
 def _death(run: Record, hit: Landing) -> float | None:
-    """When the first rank ended after the fault, with any exit code, unless the job was done."""
+    """The time (CLOCK_MONOTONIC) at which the first rank ended after the fault, with any exit code but 0. None if no
+    rank did."""
     exits = run.of_kind(Kind.RANK_EXITED)
     return min((e.mono_s for e in exits if e.mono_s >= hit.at_s and e.data["exit_code"] != 0), default=None)

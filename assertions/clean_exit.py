@@ -9,7 +9,7 @@ from typing import Any
 from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.plugin import Assertion, Event, Finding, Harm, Kind, Need, Record, as_one, failed, inconclusive, passed
 
-_GRACE_S = 5.0  # more than the twin took, before a job that is done and still there is said not to end
+_GRACE_S = 5.0  # A job that is done is said not to end if it takes this many seconds longer than the twin.
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class CleanExit(Assertion):
         own, strange = [one for one in shared if one["of_job"]], [one for one in shared if not one["of_job"]]
         gpu = left.get("gpu_memory")
         measured = {"processes": len(processes), "shared_memory": len(own), "waited_s": left.get("waited_s")}
-        told = [*_processes(processes, gpu or []), *_shared(own)]
-        if told:
+        found = [*_processes(processes, gpu or []), *_shared(own)]
+        if found:
             too = " The twin leaves such things too, so the job does this without a fault." * _any_left(twins)
-            return failed(f"the job had ended, and left {' and '.join(told)}.{too}", **measured)
+            return failed(f"the job had ended, and left {' and '.join(found)}.{too}", **measured)
         if strange:
             names = ", ".join(str(one["name"]) for one in strange[:3])
             return inconclusive(
@@ -59,8 +59,8 @@ def _never_ended(run: Record, twins: Sequence[Record], stopped: Event) -> Findin
         )
     ranks = run.history.attempts[-1].ranks
     alive = sorted(rank for rank, one in ranks.items() if one.exited_s is None or one.exited_s >= stopped.mono_s)
-    those = f"rank {alive[0]} was" if len(alive) == 1 else f"ranks {', '.join(map(str, alive))} were"
-    who = those if alive else "its command was"
+    ranks_were = f"rank {alive[0]} was" if len(alive) == 1 else f"ranks {', '.join(map(str, alive))} were"
+    who = ranks_were if alive else "its command was"
     return failed(
         f"the job was done after step {last} and did not end: {who} still there {waited_s:.0f} s later "
         f"({reason}). Most likely a thread that is no daemon, or a child process, waits for ever.",

@@ -50,7 +50,7 @@ class Completed(Assertion):
 
 
 def _ending(run: Record, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:
-    """What is wrong with the way the job ended."""
+    """The finding for a job that ended in a wrong way; None if it ended well."""
     stopped, exited, code = run.stopped, run.exited, run.exit_code
     if stopped and (not exited or exited.mono_s >= stopped.mono_s):
         return failed(f"the job did not end by itself: {stopped.data['reason']}")
@@ -62,7 +62,7 @@ def _ending(run: Record, due: int | None, aborts: Sequence[TeardownAbort]) -> Fi
         return failed(f"{how}, though the command's own exit code is 0{_cause(run)}")
     last = run.history.attempts[-1].number if run.history.attempts else None
     if aborts and aborts[-1].attempt == last:
-        return None  # all that went wrong was the way out, and what the job leaves is verified
+        return None  # only the exit of the interpreter went wrong, and the files that the job leaves are verified
     seen = [one for one in aborts_at_exit(run, due) if one.attempt == last]
     if code == 0 and not seen:
         return None
@@ -72,7 +72,8 @@ def _ending(run: Record, due: int | None, aborts: Sequence[TeardownAbort]) -> Fi
 
 
 def _steps(run: Record, history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:
-    """What is wrong with the step in which the job ended."""
+    """The finding for a job that ended in a wrong step; None if the step is right or there is nothing to compare it
+    with."""
     if due is None:
         return None
     if history.unplaced:

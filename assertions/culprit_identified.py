@@ -11,7 +11,7 @@ from torchaos.harness.judging.recovery.pace import pace_of
 from torchaos.harness.watching.observers.opinion import Rule
 from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Outcome, Record, failed, inconclusive, passed
 
-_LOOK_S = 1.0  # that the observers take to look at stacks and counters
+_LOOK_S = 1.0  # that the observers take to read stacks and counters
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,15 @@ class CulpritIdentified(Assertion):
 
 
 def _needed_s(run: Record, before_s: float) -> float:
-    """How long a stall must last that our observers must declare: they know the pauses of the job itself."""
+    """The shortest stall, in seconds, that torchaos's observers must declare. They know how long the job itself
+    pauses."""
     rule = Rule()
     return max(rule.floor_s, rule.k * pace_of(run.history, before_s).longest_s) + _LOOK_S
 
 
 def _named(run: Record, stall: Stall) -> frozenset[int] | None:
-    """The ranks that the last declaration of a hang during the fault blamed, because it had most evidence. None: no
-    hang was declared."""
+    """The ranks that the last declaration of a hang during the fault blamed; it rests on the most evidence.
+    None: no hang was declared."""
     found = [
         event for event in run.of_kind(Kind.HANG_DECLARED)
         if stall.since_s <= float(event.data.get("declared_s", event.mono_s)) <= stall.until_s
@@ -96,7 +97,7 @@ def _named(run: Record, stall: Stall) -> frozenset[int] | None:
 
 
 def _of_report(run: Record) -> frozenset[int] | str:
-    """The ranks in the report, or why it can't be judged."""
+    """The ranks in the report, or the reason why the report can't be judged."""
     raw = run.artifacts.get("report")
     if not isinstance(raw, dict):
         return "it was not collected; run the scenario again"

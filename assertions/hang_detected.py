@@ -23,7 +23,7 @@ from torchaos.plugin import (
     passed,
 )
 
-_LATE_S = 1.0  # so long after the death of a rank may a line of it still come
+_LATE_S = 1.0  # a log line of a rank may come this many seconds after the death of the rank
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class HangDetected(Assertion):
         return passed(f"{who} noticed {after:.2f} s after the fault", **measured)
 
     def _first_of(self, one: dict[str, Any]) -> tuple[str, float | None]:
-        """Who noticed first among those that count, and after how many seconds; None: nobody."""
+        """Who noticed first, out of those that `by` accepts, and after how many seconds. None: nobody noticed."""
         if self.by == "job":
             return "the job's own time-out", one["job"]
         return (
@@ -97,7 +97,7 @@ class HangDetected(Assertion):
         return None
 
     def _noticed(self, run: Record, stall: Stall) -> dict[str, Any]:
-        """Seconds since the fault was applied; None: nobody noticed."""
+        """The seconds from the landing of the fault until the job or an observer noticed. None: nobody noticed."""
         job = _first(run, replace(stall, until_s=stall.until_s + stall.died * _LATE_S), self._is_of_the_job)
         ours = _first(run, stall, lambda e: e.kind is Kind.HANG_DECLARED)
         suspected = _first(run, stall, lambda e: e.kind is Kind.HANG_SUSPECTED)
@@ -122,7 +122,7 @@ def _first(run: Record, stall: Stall, fits: Any) -> float | None:
 
 
 def _at(event: Event) -> float:
-    """A hang is declared before it is known which ranks are to blame."""
+    """The time of the event. It is given before the culprits are known, because a hang is declared before them."""
     return float(event.data.get("declared_s", event.mono_s))
 
 

@@ -1,4 +1,4 @@
-"""Did the job, or the agent that watches its node, react in time to what a GPU reported about its health?"""
+"""Did the job, or the agent that watches its node, react in time to the health that a GPU reported?"""
 
 from __future__ import annotations
 
@@ -87,21 +87,21 @@ def _is_health(run: Record, hit: Landing) -> bool:
 
 
 def _noticed(run: Record, hit: Landing) -> float | None:
-    """When a process that asks about the GPUs got the first changed answer, by the overlay's own clock."""
-    told = [e for e in run.of_fault(hit.fault, Kind.EFFECT) if "served_to" in e.data]
-    at = min((float(event.data.get("served_mono_s", event.mono_s)) for event in told), default=None)
+    """Seconds from the fault until a process that watches GPUs got the first changed answer; None: no process did."""
+    answers = [e for e in run.of_fault(hit.fault, Kind.EFFECT) if "served_to" in e.data]
+    at = min((float(event.data.get("served_mono_s", event.mono_s)) for event in answers), default=None)
     return None if at is None else round(max(0.0, at - hit.at_s), 6)
 
 
 def _checkpointed(run: Record, hit: Landing) -> float | None:
-    """The first whole save that was begun after the fault."""
+    """Seconds from the fault until the first save that began after it was complete; None: there was no such save."""
     ends = [save.ended_s for save in run.history.saves if save.ok and save.begun_s >= hit.at_s]
     at = min((end for end in ends if end is not None), default=None)
     return None if at is None else round(at - hit.at_s, 6)
 
 
 def _drained(run: Record, hit: Landing, gpus: frozenset[Gpu]) -> float | None:
-    """When the last rank on those GPUs was gone, if the job was not yet done or was stopped by itself."""
+    """Seconds from the fault until the last rank on those GPUs had ended with an error. None: not all of them did."""
     there = {up.data["pid"] for up in ranks_on(run, gpus) if up.attempt == hit.attempt} or hit.pids
     gone = {
         e.data["pid"]: e.mono_s

@@ -49,7 +49,7 @@ class LossContinuity(Assertion):
         return replace(comparison.finding(), bound=comparison.bound)
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """If all replicas took part in every step, judges as without replicas."""
+        """If all replicas took part in every step, the run is judged like a run without replicas."""
         parts = records_of(run)
         if blind := why_no_steps(parts):
             return blind

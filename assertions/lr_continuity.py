@@ -31,7 +31,7 @@ from torchaos.plugin import (
 )
 
 _ROUNDING = RATE.floor
-_FEW = 4  # steps that show of which other steps the rates are
+_FEW = 4  # this many steps show by how many steps the rates are shifted
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Differing:
 @dataclass(frozen=True)
 class LrContinuity(Assertion):
     """The learning rate of every parameter group equals the twin's, by step and rank. `tolerance` is relative; the
-    default is 1e-9. If the twins differ from each other, for example because the schedule follows the loss, it is
-    learned from them for each step."""
+    default is 1e-9. If the twins differ from each other, for example because the schedule follows the loss, the
+    tolerance of each step is learned from them."""
 
     name = "lr_continuity"
     harm = Harm.WRONG_RESULT
@@ -149,7 +149,7 @@ def _redone(history: History, allowed: Tolerance) -> Finding:
 def _beyond(
     ours: Steps, twins: Sequence[Steps], allowed: Tolerance, factor: float = LEARNED_FACTOR
 ) -> Iterator[Differing]:
-    """The differences that exist from every twin, given as differences from the first twin."""
+    """The differences that exist from every twin. Their values are those from the first twin."""
     others = [
         {(one.step, one.rank, one.group) for one in _differences(ours, twin, allowed, factor)} for twin in twins[1:]
     ]

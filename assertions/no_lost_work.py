@@ -20,8 +20,8 @@ from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, eac
 
 @dataclass(frozen=True)
 class NoLostWork(Assertion):
-    """Each attempt continued from the newest complete checkpoint of the attempts before it, on all ranks, and lost at
-    most `steps` steps, if that is given. A checkpoint that a fault damaged need not be used."""
+    """Each attempt continued from the newest complete checkpoint of the attempts before it, on all ranks. With `steps`,
+    it lost at most that many steps. A job need not use a checkpoint that a fault damaged."""
 
     name = "no_lost_work"
     harm = Harm.LOST_WORK
@@ -145,13 +145,13 @@ def _unseen(run: Record) -> str:
 
 
 def _all_were_seen(run: Record) -> bool:
-    """Whether the save of every checkpoint that exists at the end was seen, so that no other can have been missed."""
+    """Whether the save of every checkpoint that exists at the end was seen. Then no other save can have been missed."""
     there = checkpoints_of(run) or []
     return bool(there) and all(one.saved_s is not None for one in there)
 
 
 def _not_resumed(run: Record) -> Finding:
-    """For a job that was restarted, and in which no attempt made steps after one that had made steps."""
+    """The finding for a job that was restarted, and of which only one attempt made steps."""
     made = {one.attempt for one in run.history.executions}
     first = min(made)
     if first == run.history.attempts[0].number:
@@ -176,14 +176,15 @@ def _cause(one: Resume, base: int) -> str:
 
 
 def _went_on(parts: Sequence[Record], number: int, one: Resume) -> bool:
-    """Whether another replica made steps both before and after the restart, in one attempt."""
+    """Whether another replica made steps both before and after the restart of this replica, in one attempt of its
+    own."""
     at_s = one.attempt.started_s
     made = [(other, e.attempt, e.mono_s <= at_s) for other, peer in enumerate(parts) for e in peer.history.executions]
     return any((other, attempt, True) in made for other, attempt, before in made if other != number and not before)
 
 
 def _beside(parts: Sequence[Record], number: int, one: Resume) -> Finding:
-    """Whether the replica continued from the step that all others had reached when it was started again."""
+    """Whether the replica continued from the step that all other replicas had reached when it was started again."""
     base, at_s = one.attempt.base or 0, one.attempt.started_s
     done = [e.global_step or 0 for part in parts for e in part.history.executions if e.mono_s <= at_s]
     lost = max(0, max(done) - base)

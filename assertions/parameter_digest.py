@@ -1,4 +1,4 @@
-"""Are the model's parameters as they would be without the fault, and equal on all ranks that hold replicas?"""
+"""Do the model's parameters equal those without the fault, and are they equal on all ranks that hold replicas?"""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from torchaos.plugin import (
 @dataclass(frozen=True)
 class ParameterDigest(Assertion):
     """After each step, the check sum of the parameters is equal on all ranks that hold replicas. At every checkpoint
-    and at the end, it equals the twin's. Ranks whose parameters differ in the twin too are taken to hold parts, not
-    replicas. With `replicas_only`, the twin serves only for that."""
+    and at the end, it equals the twin's. If ranks have different parameters in the twin too, they hold parts of the
+    model, not replicas. With `replicas_only`, the twin is used only to find such ranks."""
 
     name = "parameter_digest"
     harm = Harm.WRONG_RESULT
@@ -59,8 +59,8 @@ class ParameterDigest(Assertion):
         return replace(finding, bound={"replicas_only": True} if self.replicas_only else {})
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """The same rank of each replica has equal parameters; ranks of one replica may differ. The twin is compared
-        only if all replicas took part in every step."""
+        """Ranks of the same number must have equal parameters in all replicas. Ranks of one replica may differ. The
+        twin is compared only if all replicas took part in every step."""
         parts = records_of(run)
         if blind := why_no_steps(parts):
             return blind
@@ -77,7 +77,7 @@ class ParameterDigest(Assertion):
 
 
 def _across(parts: Sequence[Record]) -> Finding:
-    """Whether the same rank has equal parameters in all replicas that made a step."""
+    """Whether ranks of the same number have equal parameters in all replicas that made a step."""
     steps = [one.history.by_step() for one in parts]
     compared = 0
     for step in sorted(set().union(*steps)):
@@ -179,8 +179,8 @@ class _Digests:
         return f"the replicas are equal after each of {len(steps)} steps"
 
     def _unseen(self) -> str | None:
-        """The parameters of replicas that were not seen. The last step of a superseded attempt may be unseen: its rank
-        may have died before it reported the step, and the later steps were compared."""
+        """Says which parameters of replicas were not seen. The last step of a superseded attempt may be missing,
+        because its rank may have died before it reported the step. The later steps were compared."""
         last_of = {self._attempt(step): step for step in sorted(self._ours)}
         first_of = {self._attempt(step): step for step in sorted(self._ours, reverse=True)}
         last = max(last_of.values())

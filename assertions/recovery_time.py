@@ -24,7 +24,7 @@ from torchaos.plugin import (
     passed,
 )
 
-# Field of the assertion -> part of the recovery, and what it means when it is over.
+# Field of the assertion -> part of the recovery, and the words for the end of that part.
 _PARTS = {
     "felt": ("felt", "the fault was felt"),
     "detect": ("detected", "it was noticed"),

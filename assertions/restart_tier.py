@@ -1,7 +1,5 @@
 """Which tier brought the job back after each fault: torchelastic in place, another node, or a new submission by a
-scheduler?
-
-The tiers are those of multi-level restart, as Baidu practises it; each costs more than the tier before it."""
+scheduler? The tiers come from multi-level restart, as Baidu uses it. Each tier costs more than the tier before it."""
 
 from __future__ import annotations
 
@@ -39,8 +37,9 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class RestartTier(Assertion):
-    """Bounds the highest tier that was needed after each fault until the job had got further than before: at most
-    `most`, at least `least`. `node_replaced`: the set of nodes changed, or a node was started again."""
+    """Bounds the highest tier that was needed after each fault, until the job had made more steps than before the
+    fault. `most`: the highest tier that is allowed. `least`: the lowest tier that is allowed. `node_replaced`: the set
+    of nodes changed, or a node was started again."""
 
     name = "restart_tier"
     harm = Harm.SLOW
@@ -90,7 +89,8 @@ def _worst(tiers: Sequence[Tier | None]) -> Tier | None:
 
 
 def tier_of(run: Record, landing: Landing, twins: Sequence[Record] = ()) -> Tier | None:
-    """The tier; None if training never continued, in the attempt that was hit or in a later one."""
+    """The tier of the recovery. None if training never continued, neither in the attempt that was hit nor in a later
+    attempt."""
     back = end_of(run, landing, twins)
     if back is None:
         return None

@@ -29,7 +29,7 @@ Who = Literal["torchelastic", "resubmission"]
 @dataclass(frozen=True)
 class Restart:
     who: Who
-    attempt: int  # the one that it started
+    attempt: int  # the attempt that it started
     why: str
 
 
@@ -37,8 +37,8 @@ class Restart:
 class Restarts(Assertion):
     """At most `max` restarts (default: one per fault that landed), at least `min`, all by `who`. With
     `gives_up_within`, the job must end with an error within that many seconds after the first fault, instead of being
-    restarted for ever; then no recovery is expected. Restarts of a job that was done and aborted while it exited are
-    counted separately."""
+    restarted for ever; then no recovery is expected. A restart is counted separately if the job was done and aborted
+    only while it exited."""
 
     name = "restarts"
     harm = Harm.SLOW
@@ -112,7 +112,7 @@ class Restarts(Assertion):
 
 
 def restarts_of(run: Record, last_step: int | None) -> tuple[list[Restart], int]:
-    """The restarts, and the number of restarts of a job that was already done."""
+    """The restarts of the job, and how many restarts there were after the job was done."""
     done = {abort.attempt for abort in teardown_aborts(run, last_step)}
     pairs = list(pairwise(run.history.attempts))
     found = [
@@ -124,7 +124,7 @@ def restarts_of(run: Record, last_step: int | None) -> tuple[list[Restart], int]
 
 
 def _why(run: Record, old: Attempt, new: Attempt) -> str:
-    """The first rank that ended by itself, and what the log says about it."""
+    """The reason of a restart: the first rank that ended by itself, and the cause of its end in the log."""
     ended = [
         (process.exited_s or 0.0, rank) for rank, process in old.ranks.items() if process.exit_code not in (None, 0)
     ]

@@ -76,9 +76,9 @@ class SampleAccounting(Assertion):
         return _against(history, ours, theirs, early, unreported(history, ours, twin.history, theirs))
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """Compares what each replica consumed in its own steps with the twin's samples of these steps. In the steps
-        that a replica did not make, its samples were consumed by nobody. That may be a defect or intended, so the
-        verdict is then inconclusive."""
+        """Compares what each replica consumed in its own steps with the twin's samples of these steps. If a replica did
+        not make a step, nobody consumed its samples of that step. That may be a defect or intended, so the verdict is
+        then inconclusive."""
         parts = records_of(run)
         if blind := why_no_steps(parts):
             return blind
@@ -104,7 +104,8 @@ class SampleAccounting(Assertion):
 
 
 def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding | None:
-    """What is wrong with the samples of one replica in the steps that it made; None: nothing."""
+    """Says how the samples of one replica differ from the twin's in the steps that the replica made. None: they do not
+    differ."""
     theirs = {step: by_rank for step, by_rank in twin.history.by_step().items() if step not in gone}
     ours, landed = own.history.by_step(), landings(own)
     early = before(own.history, landed[0].at_s) if landed else ours
@@ -137,8 +138,8 @@ def _against(history: History, ours: Steps, theirs: Steps, early: Steps, blind: 
 
 
 def _uneven(theirs: Steps) -> Finding | None:
-    """Ranks that make different numbers of steps have no step in common: the samples of a step depend on the place of
-    each rank."""
+    """Whether the ranks made different numbers of steps. Then the samples of a step depend on the place of each rank,
+    and the steps of two runs can't be compared."""
     made = Counter(rank for by_rank in theirs.values() for rank in by_rank).most_common()
     (most, many), (least, few) = made[0], made[-1]
     if many == few:
@@ -150,7 +151,7 @@ def _uneven(theirs: Steps) -> Finding | None:
 
 
 def _differs(history: History, ours: Steps, theirs: Steps, step: int) -> Finding:
-    """The first difference, and the sum of all differences over the whole history."""
+    """The first step whose samples differ, and the sum of all differences over the whole history."""
     read = reader(ours, theirs)
     mine, twins = total_of(ours.values(), read), total_of(theirs.values(), read)
     skipped, repeated = twins - mine, mine - twins
@@ -171,8 +172,8 @@ def _story(
     history: History, ours: Steps, theirs: Steps, step: int, read: Read, skipped: Samples | None = None,
     other: str = "the twin",
 ) -> str:  # fmt: skip
-    """The most likely explanation of the first step whose samples differ from those of `other`. `skipped`: samples that
-    did not come later either; None: that is not known."""
+    """The most likely explanation of the first step whose samples differ from those of `other`. `skipped`: the samples
+    that were not consumed later either; None if that is not known."""
     got, due = counts_of(ours[step], read), counts_of(theirs[step], read)
     attempt = history.attempt(next(iter(ours[step].values())).attempt)
     base = attempt.base if attempt and attempt.number else None
@@ -204,7 +205,7 @@ def _story(
 
 
 def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resumed: str) -> str:
-    """For a step whose samples are not those of any single step of `other`."""
+    """The explanation for a step whose samples equal those of no single step of `other`."""
     got, due = counts_of(ours[step], read), counts_of(theirs[step], read)
     extra, missing = got - due, due - got
     odd = [
@@ -221,13 +222,14 @@ def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resum
 
 
 def _nearest(step: int, others: Collection[int]) -> int | None:
-    """If every epoch has the same order, a batch belongs to many steps: the nearest is taken."""
+    """The step of `others` that is nearest to `step`. If every epoch has the same order, a batch belongs to many
+    steps."""
     return min(others, key=lambda at: (abs(at - step), at), default=None)
 
 
 def _alone(run: Record, history: History) -> Finding:
-    """Without a twin: compares steps done again with their first execution, and finds batches that come twice in one
-    epoch."""
+    """Without a twin: compares steps that were done again with their first execution, and finds batches that were
+    consumed twice in one epoch."""
     size = {attempt.number: attempt.world_size for attempt in history.attempts}
     groups: dict[tuple[int, int], dict[int, Execution]] = {}
     for one in history.executions:
@@ -259,9 +261,9 @@ def _alone(run: Record, history: History) -> Finding:
 
 
 def _replayed(run: Record, history: History) -> Finding | None:
-    """Finds a resume whose first step consumed samples that had all been consumed, although the epoch still had at
-    least a batch left. (drop_last leaves out less than a batch, which then comes first in a later epoch.) A job that
-    repeated samples before any fault is not judged: it draws with replacement."""
+    """Finds a resume whose first step consumed only samples that had been consumed before, although the epoch still had
+    at least one batch left. (drop_last leaves out less than a batch. Those samples may come first in a later epoch.) A
+    job that repeated samples before any fault is not judged, because it draws with replacement."""
     steps = history.by_step()
     indices = {step: [i for one in by_rank.values() for i in one.indices] for step, by_rank in steps.items()}
     first_use = {index: step for step in sorted(indices, reverse=True) for index in indices[step]}

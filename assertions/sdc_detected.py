@@ -20,8 +20,8 @@ _WHO = {
 
 @dataclass(frozen=True)
 class SdcDetected(Assertion):
-    """The corruption was found in at most `within` steps, and no checkpoint holds bad state. `by`: who counts: only the
-    job, or also checks that a job could have (digests of replicas, gradient norm, loss)."""
+    """The corruption was found in at most `within` steps, and no checkpoint holds bad state. `by`: who may find it:
+    only the job, or also checks that a job could have (digests of replicas, gradient norm, loss)."""
 
     within: int = 10
     by: Literal["anybody", "job"] = "anybody"
@@ -96,21 +96,21 @@ def _told(first: Sighting, since_s: float, run: Record) -> str:
 
 
 def _steps_until(run: Record, first: Sighting, since_s: float) -> int:
-    """The number of steps that ended between the landing and the sighting; a corruption found in its own step counts as
-    1."""
+    """The number of steps that ended from the landing of the fault until the corruption was found. It is 1 if the
+    corruption was found in the step that it hit."""
     before = run.history.highest_step(before_s=since_s) or 0
     return max(1, (first.step or before) - before)
 
 
 def _corruptions(run: Record) -> list[Landing]:
-    """The faults that corrupt numbers; all faults if none of them is known to do so."""
+    """The landings of faults that corrupt numbers; all landings if no fault is known to do so."""
     hits, planned = landings(run), {one.id: one.inject for one in run.plan.faults}
     return [one for one in hits if registry.family_of(planned.get(one.fault, "")) == "numeric"] or hits
 
 
 def _saved_bad(run: Record, twins: Sequence[Record], own: list[Step]) -> str | None:
-    """A checkpoint that holds bad state. In the attempt that was hit, the step after which it was saved decides (`own`:
-    its bad steps); otherwise, if nothing was restarted, its contents on disk."""
+    """A checkpoint that holds bad state. In the attempt that was hit, a checkpoint is bad if it was saved after one of
+    the bad steps (`own`). Otherwise, if nothing was restarted, its contents on disk decide."""
     steps = {(step.attempt, step.number) for step in own}
     for save in run.history.saves:
         if save.ok and (save.attempt, save.global_step) in steps:
@@ -132,7 +132,7 @@ def _clash(run: Record, twins: Sequence[Record]) -> Clash | None:
 
 
 def _unseen(run: Record, twins: Sequence[Record]) -> str | None:
-    """Why it is not known whether a checkpoint is bad; None if it is known."""
+    """Why it is not known whether a checkpoint is bad. None if it is known."""
     ours, theirs = checkpoints_of(run), checkpoints_of(twins[0])
     if ours is None or theirs is None:
         return "the contents of the checkpoints could not be read"

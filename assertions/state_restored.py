@@ -59,7 +59,7 @@ class StateRestored(Assertion):
 
 
 def _nothing_was_saved(run: Record) -> bool:
-    """Whether the last restart came before the first checkpoint, in a job whose saves are seen."""
+    """Whether the last restart came before the first checkpoint, in a job whose saves can be seen."""
     ends = [save.ended_s for save in run.history.saves if save.ended_s is not None]
     return bool(ends) and min(ends) > max(one.started_s for one in run.history.attempts)
 

@@ -54,7 +54,7 @@ class StragglerTolerated(Assertion):
         return self._compare(own, usual, shared, before)
 
     def _doubt(self, own: Times, usual: Times, before: set[tuple[int, int]], length: int) -> str | None:
-        """Why the step times can't be compared; None if they can."""
+        """Why the step times can't be compared. None if they can."""
         steps = sorted({step for step, _ in usual})
         means = {step: _mean(usual, {key for key in usual if key[0] == step}) for step in steps}
         windows = [sum(means[s] for s in steps[n : n + length]) / length for n in range(len(steps) - length + 1)]
@@ -113,7 +113,8 @@ def _ratio(own: Times, usual: Times, keys: set[tuple[int, int]]) -> float:
 
 
 def _slowest(own: Times, usual: Times, before: set[tuple[int, int]], length: int) -> float:
-    """The largest ratio of as many steps in a row as the fault lasted, as far as there are so many before it."""
+    """The largest ratio of own to usual times over a number of steps in a row. It is the number of steps that the fault
+    lasted, or fewer if fewer steps were made before the fault."""
     steps = sorted({step for step, _ in before})
     size = min(length, len(steps))
     windows = (set(steps[first : first + size]) for first in range(len(steps) - size + 1))

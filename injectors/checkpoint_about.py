@@ -1,5 +1,5 @@
-"""checkpoint.tracker and .permissions: the checkpoint itself is whole, but the file that names it, or the right to read
-it, is not."""
+"""checkpoint.tracker and .permissions: the checkpoint itself is whole, but the file that names it is wrong, or a file
+can't be read."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torchaos.plugin import CheckpointFault, Count
 
 @dataclass(frozen=True)
 class Tracker(CheckpointFault):
-    """The file that names the newest checkpoint (`latest`, `latest_checkpointed_iteration.txt`) is empty, or names an
-    older checkpoint: `how`."""
+    """Spoils the file that names the newest checkpoint (`latest`, `latest_checkpointed_iteration.txt`). `how`: the file
+    becomes empty, or names an older checkpoint."""
 
     how: Literal["empty", "stale"] = "empty"
     newest: Count = 1
@@ -31,8 +31,8 @@ class Tracker(CheckpointFault):
 
 @dataclass(frozen=True)
 class Permissions(CheckpointFault):
-    """Nobody may read one file of tensors. Root may still read it, so a job that runs as root does not feel the
-    fault."""
+    """Takes the right to read one file of tensors from all users. Root may still read it, so a job that runs as root
+    does not feel the fault."""
 
     newest: Count = 1
     seed: int | None = None

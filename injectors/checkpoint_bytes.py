@@ -1,5 +1,5 @@
-"""checkpoint.flip_bits, .zero_block and .nan: some bytes of a checkpoint are changed, and its length is not. Most
-loaders accept them without an error."""
+"""checkpoint.flip_bits, .zero_block and .nan: change some bytes of a checkpoint, but not its length. Most loaders
+accept them without an error."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class FlipBits(CheckpointFault):
 
 @dataclass(frozen=True)
 class ZeroBlock(CheckpointFault):
-    """`bytes` bytes of one file are zero, as after a lost block. They begin at a multiple of `bytes` from the file's
-    start."""
+    """Sets `bytes` bytes of one file to zero, as after a lost block. They begin at a multiple of `bytes` from the
+    file's start."""
 
     bytes: Count = 4096
     newest: Count = 1
@@ -46,8 +46,8 @@ class ZeroBlock(CheckpointFault):
 
 @dataclass(frozen=True)
 class Nan(CheckpointFault):
-    """One value of a floating-point tensor is NaN. With `fix_crc` the format's own CRC of it is corrected too, as if
-    the NaN had been in memory at the save: then only the contents show it."""
+    """Sets one value of a floating-point tensor to NaN. With `fix_crc` the format's own CRC of it is corrected too, as
+    if the NaN had been in memory at the save. Then only the contents show it."""
 
     fix_crc: bool = False
     newest: Count = 1

@@ -1,4 +1,5 @@
-"""checkpoint.truncate, .torn_write, .delete and .partial: part of a checkpoint never reached the disk, or is gone."""
+"""checkpoint.truncate, .torn_write, .delete and .partial: part of a checkpoint was never written to the disk, or is
+gone."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from torchaos.plugin import CheckpointFault, Count, Share
 
 @dataclass(frozen=True)
 class Truncate(CheckpointFault):
-    """One file of tensors ends early: after the share `keep` of its length (0 to 1), or at a place that the seed
-    draws."""
+    """Cuts off the end of one file of tensors: after the share `keep` of its length (0 to 1), or at a place that the
+    seed draws."""
 
     keep: Share | None = None
     newest: Count = 1
@@ -30,8 +31,8 @@ class Truncate(CheckpointFault):
 
 @dataclass(frozen=True)
 class TornWrite(CheckpointFault):
-    """One file has its full length, but zeros from some block on: its size reached the disk before a crash, and its
-    data did not."""
+    """Fills one file with zeros from some block to its end. Its length stays: before a crash, its size was written to
+    the disk, and its data was not."""
 
     newest: Count = 1
     seed: int | None = None
@@ -44,7 +45,7 @@ class TornWrite(CheckpointFault):
 
 @dataclass(frozen=True)
 class Delete(CheckpointFault):
-    """One file is deleted. `what`: a file that holds tensors (`shard`) or a file that describes them (`metadata`)."""
+    """Deletes one file. `what`: a file that holds tensors (`shard`) or a file that describes them (`metadata`)."""
 
     what: Literal["shard", "metadata"] = "shard"
     newest: Count = 1
@@ -59,8 +60,8 @@ class Delete(CheckpointFault):
 
 @dataclass(frozen=True)
 class Partial(CheckpointFault):
-    """The folder exists with only a part of its files. The files that describe the others and half of the others are
-    missing, and one file is cut off."""
+    """Leaves only a part of the files in the folder. The files that describe the others and half of the others are
+    deleted, and one file is cut off."""
 
     newest: Count = 1
     seed: int | None = None

@@ -14,8 +14,7 @@ from torchaos.plugin import CheckpointFault, Count
 
 @dataclass(frozen=True)
 class StaleShard(CheckpointFault):
-    """One file of tensors is replaced by the file of the next older checkpoint, as after a lost write or a wrong
-    copy."""
+    """Replaces one file of tensors by the file of the next older checkpoint, as after a lost write or a wrong copy."""
 
     newest: Count = 1
     seed: int | None = None
@@ -28,7 +27,7 @@ class StaleShard(CheckpointFault):
 
 @dataclass(frozen=True)
 class ForeignShard(CheckpointFault):
-    """One rank's file of tensors is replaced by another rank's file."""
+    """Replaces one rank's file of tensors by another rank's file."""
 
     newest: Count = 1
     seed: int | None = None

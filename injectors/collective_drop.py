@@ -10,8 +10,9 @@ from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, R
 
 @dataclass(frozen=True)
 class Drop(Fault):
-    """What follows depends on the backend. The rank's next collective may be matched with this collective of the other
-    ranks (wrong values without an error, if the sizes are equal), fail, or never end."""
+    """Leaves out one collective of the rank. The effect depends on the backend. The rank's next collective may be
+    matched with the collective of the other ranks that was left out (wrong values without an error, if the sizes are
+    equal). Or it may fail, or never end."""
 
     name = "collective.drop"
     where = ("rank",)

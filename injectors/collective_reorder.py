@@ -11,8 +11,8 @@ from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, RankS
 @dataclass(frozen=True)
 class Reorder(Fault):
     """Holds one collective back until the rank has started the next one. The job must start several collectives before
-    it waits, as DDP does with its buckets. If no other follows within `patience`, the collective is started after all:
-    the order is right, and the fault was not felt."""
+    it waits, as DDP does with its buckets. If the rank starts no other collective within `patience`, the held one is
+    started: then the order is right, and the fault was not felt."""
 
     patience: Seconds = 2.0
 

@@ -10,8 +10,9 @@ from torchaos.plugin import Evidence, Fault, Handle, Kind, NodeSite, RankSite, R
 
 @dataclass(frozen=True)
 class StallNccl(Fault):
-    """Waits before the `nth` call of the NCCL function `call` after the moment of the trigger, whoever makes it (torch,
-    an extension, ctypes). `min_bytes` and `max_bytes` bound its size. A C library does this, by NVTX."""
+    """Waits before the `nth` call of the NCCL function `call` after the moment of the trigger. It does not matter who
+    makes the call (torch, an extension, ctypes). `min_bytes` and `max_bytes` bound its size. A C library holds the
+    call, by NVTX."""
 
     call: str = "ncclAllReduce"
     nth: int = 1
@@ -28,7 +29,7 @@ class StallNccl(Fault):
             raise ValueError("call is the name of a function of NCCL, such as ncclAllReduce, and nth counts from 1")
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        return ()  # the library looks at the fault's own control page, which is guarded for every fault
+        return ()  # the C library reads the fault's own control page, which every fault guards
 
     def apply(self, site: RankSite) -> None:
         site.stall_nccl(self.call, self.nth, self.min_bytes, self.max_bytes)
@@ -37,7 +38,7 @@ class StallNccl(Fault):
         held = {(e.attempt, e.rank) for e in record.of_fault(fault, Kind.NOTE)}
         hits = list(record.of_fault(fault, Kind.APPLYING))
         went_on = {(e.attempt, e.rank) for hit in hits for e in record.of_kind(Kind.STEP) if e.mono_s > hit.mono_s}
-        # A rank that dies while its call is held reports nothing any more.
+        # A rank that dies while its call is held reports nothing more.
         if any((hit.attempt, hit.rank) in went_on - held for hit in hits):
             return None
         return all_waited(record, fault)

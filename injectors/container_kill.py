@@ -1,4 +1,4 @@
-"""container.kill: a node's container dies at once, as if somebody removed it by force."""
+"""container.kill: a node's container dies at once, as if it was removed by force."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from torchaos.plugin import ContainerFault, Hit
 @dataclass(frozen=True)
 class OutOfMemory(ContainerFault):
     """Limits the memory of the containers to `spare_mb` million bytes more than they use. Then a process in them (with
-    the programs `sh`, `head` and `tail`) uses these up: the kernel ends the largest process, usually a rank."""
+    the programs `sh`, `head` and `tail`) uses up these bytes, and the kernel ends the largest process, usually a
+    rank."""
 
     spare_mb: float = 64.0
 

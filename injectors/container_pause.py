@@ -9,7 +9,7 @@ from torchaos.plugin import ContainerFault, Hit
 
 @dataclass(frozen=True)
 class Pause(ContainerFault):
-    """Freezes the cgroup of the containers: no process in them runs, and none can notice that it was stopped."""
+    """Freezes the cgroup of the containers. No process in them runs, and no process can notice that it was stopped."""
 
     name = "container.pause"
     part = "running"

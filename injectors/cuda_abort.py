@@ -14,8 +14,8 @@ from torchaos.plugin import DeathFault, RankSite
 
 @dataclass(frozen=True)
 class Abort(DeathFault):
-    """No exception reaches Python, so no handler and no clean-up runs. In real jobs a broken device mostly looks like
-    this. `kind`: the CUDA error in the message."""
+    """Ends the process as a broken device mostly does in real jobs. No exception reaches Python, so no handler and no
+    clean-up runs. `kind`: the CUDA error in the message."""
 
     kind: Kind = "ecc"
 

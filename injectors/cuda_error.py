@@ -13,9 +13,9 @@ from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, R
 
 @dataclass(frozen=True)
 class Error(Fault):
-    """PyTorch's own error, with its text and code, is raised in the call at the moment and in every later call. Without
-    a GPU, operations on the CPU raise it. A job that catches the error and continues meets it again. `kind`: the CUDA
-    error."""
+    """Raises PyTorch's own error, with its text and code, in the call at the moment of the trigger and in every later
+    call. Without a GPU, operations on the CPU raise it. If a job catches the error and continues, its next call raises
+    it again. `kind`: the CUDA error."""
 
     kind: Kind = "ecc"
 

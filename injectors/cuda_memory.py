@@ -1,4 +1,4 @@
-"""cuda.out_of_memory: the device has no memory left; without a device, the process has none."""
+"""cuda.out_of_memory: the device has no memory left. Without a device, the process has no memory left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, died
 
-_MORE = 64 << 20  # bytes: more than any allocator keeps in reserve under the limit
+_MORE = 64 << 20  # bytes: more than an allocator keeps in reserve under the limit
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class OutOfMemory(Fault):
             total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
             reserved = torch.cuda.memory_reserved()
             torch.cuda.set_per_process_memory_fraction(min(1.0, (reserved + self.spare) / total))
-            want = total  # no reserved block is as large
+            want = total  # no reserved block has this size
         else:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * resource.getpagesize() + self.spare

@@ -9,7 +9,7 @@ from torchaos.plugin import WaitingFault
 
 @dataclass(frozen=True)
 class DataStall(WaitingFault):
-    """Waits when the training loop asks for its next batch, in the rank's own process; worker processes run on."""
+    """Waits when the training loop asks for its next batch, in the rank's own process. Worker processes continue."""
 
     name = "data.stall"
     phase = "data"

@@ -1,5 +1,5 @@
-"""gpu.dcgm: puts a value into the cache of the node's DCGM host engine, so that every client of it reads that value for
-a while."""
+"""gpu.dcgm: puts a value into the cache of the node's DCGM host engine, so that all its clients read that value for a
+while."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class EccDoubleBit(OverlayFault):
 
 @dataclass(frozen=True)
 class EccSingleBitStorm(OverlayFault):
-    """NVML reports `count` errors that ECC corrected. They do no harm yet, and often announce worse errors."""
+    """NVML reports `count` errors that ECC corrected. They do no harm yet, but worse errors often follow."""
 
     count: int = 100_000
     gpu: int | None = None

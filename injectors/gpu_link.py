@@ -10,8 +10,8 @@ from torchaos.plugin import OverlayFault
 
 @dataclass(frozen=True)
 class NvlinkDown(OverlayFault):
-    """NVML reports that the GPU's first `links` links are inactive and their error counters rose by `errors`; Xid 74
-    comes."""
+    """NVML reports that the GPU's first `links` links are inactive and that their error counters rose by `errors`. An
+    event with Xid 74 is sent."""
 
     links: int = 1
     errors: int = 256

@@ -10,7 +10,8 @@ from torchaos.plugin import OverlayFault
 
 @dataclass(frozen=True)
 class Lost(OverlayFault):
-    """Every NVML call about the GPU, also for its handle, returns NVML_ERROR_GPU_IS_LOST, and Xid 79 comes."""
+    """Every NVML call about the GPU returns NVML_ERROR_GPU_IS_LOST, also with an old handle. An event with Xid 79 is
+    sent."""
 
     gpu: int | None = None
 

@@ -10,8 +10,8 @@ from torchaos.plugin import OverlayFault
 
 @dataclass(frozen=True)
 class RowRemapFailure(OverlayFault):
-    """NVML reports that `banks` memory banks have used all spare rows, and that a row could not be remapped (Xid
-    64)."""
+    """NVML reports that `banks` memory banks have used all spare rows, and that a row could not be remapped. An event
+    with Xid 64 is sent."""
 
     banks: int = 1
     gpu: int | None = None

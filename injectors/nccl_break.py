@@ -13,8 +13,9 @@ _CODES = {"system": 2, "remote": 6}  # ncclSystemError, ncclRemoteError
 
 @dataclass(frozen=True)
 class Error(NcclTransferFault):
-    """From the `nth` transfer that is meant on, the network gives NCCL an error (`code`: a system error, or a remote
-    one), as an InfiniBand adapter does when its retries are used up. NCCL does not use the communicator again."""
+    """From the `nth` matching transfer on, the network gives NCCL an error, as an InfiniBand adapter does when its
+    retries are used up. `code`: a system error, or an error of the remote side. NCCL does not use the communicator
+    again."""
 
     code: Literal["system", "remote"] = "system"
 
@@ -30,8 +31,8 @@ class Error(NcclTransferFault):
 
 @dataclass(frozen=True)
 class Refuse(NcclNetFault):
-    """No new connection of the rank with `peers` (none: all) is made: it is never ready, or fails with `how`. NCCL
-    connects when a communicator is made or first used, so let it land in the phase `start` of an attempt."""
+    """No new connection of the rank with `peers` (by default all) is made. It is never ready, or fails with `how`. NCCL
+    connects when a communicator is made or first used, so trigger the fault in the phase `start` of an attempt."""
 
     peers: list[int] = field(default_factory=list)
     way: Literal["both", "out", "in"] = "both"

@@ -1,4 +1,4 @@
-"""nccl.corrupt: one byte of what NCCL sends or receives arrives wrong, and nobody is told."""
+"""nccl.corrupt: one byte of the data that NCCL sends or receives arrives wrong, without an error."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torchaos.plugin import Evidence, Irreversible, NcclTransferFault, NetKind, 
 
 @dataclass(frozen=True)
 class Corrupt(NcclTransferFault):
-    """A bit of one byte of the `nth` transfer that is meant is flipped, `place` (0 to 1) of the way into it; drawn, if
-    it is not given. NCCL's protocols LL and LL128 also carry flags, which the job hangs on if they are wrong:
-    `NCCL_PROTO: Simple` carries data alone."""
+    """Flips a bit of one byte of the `nth` matching transfer. `place` is the position of the byte in the transfer, as a
+    share (0 to 1) of its length; the seed draws it by default. NCCL's protocols LL and LL128 also carry flags, and the
+    job hangs if these are wrong: with `NCCL_PROTO: Simple` the transfers carry only data."""
 
     place: float | None = None
 

@@ -1,4 +1,4 @@
-"""nccl.stall, .flap, .delay and .throttle: what NCCL sends or receives stops, comes late or comes slowly."""
+"""nccl.stall, .flap, .delay and .throttle: the data that NCCL sends or receives stops, is late or is slow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchaos.plugin import Evidence, NcclTransferFault, NetKind, Positive, Reco
 
 @dataclass(frozen=True)
 class Stall(NcclTransferFault):
-    """Nothing moves, from the `nth` transfer that is meant on, and no error comes. `for` says how long."""
+    """From the `nth` matching transfer on, no data moves, and there is no error. `for` is the duration."""
 
     name = "nccl.stall"
     kind = NetKind.STALL
@@ -17,7 +17,8 @@ class Stall(NcclTransferFault):
 
 @dataclass(frozen=True)
 class Flap(NcclTransferFault):
-    """Nothing moves for `down`, then all does for `up`, and so on, as with a link that comes and goes."""
+    """No data moves for `down`, then all data moves for `up`, and so on, as with a link that goes down again and
+    again."""
 
     down: Seconds = 1.0
     up: Seconds = 1.0
@@ -35,8 +36,8 @@ class Flap(NcclTransferFault):
 
 @dataclass(frozen=True)
 class Delay(NcclTransferFault):
-    """Each transfer begins `time` later: counted from when NCCL gave it to the network, or (what is received) from when
-    its first bytes came, so that one waits behind the other."""
+    """Each transfer begins `time` later. For sent data, the time counts from when NCCL gave it to the network; for
+    received data, from when its first bytes arrived. A transfer also waits until the transfer before it is done."""
 
     time: Seconds = 0.01
 
@@ -52,8 +53,8 @@ class Delay(NcclTransferFault):
 
 @dataclass(frozen=True)
 class Throttle(NcclTransferFault):
-    """At most `megabytes` a second (of a million bytes), of all connections that are meant together, in each direction:
-    as with a NIC that fell back to a lower rate."""
+    """All matching connections together get at most `megabytes` (of a million bytes) per second in each direction, as
+    with a network card that fell back to a lower rate."""
 
     megabytes: Positive = 10.0
 

@@ -1,4 +1,4 @@
-"""nccl.nics: NCCL is shown fewer or slower network cards than the machine has."""
+"""nccl.nics: NCCL sees fewer or slower network cards than the machine has."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torchaos.plugin import Count, Evidence, Kind, NcclNetFault, NetKind, Record
 
 @dataclass(frozen=True)
 class Nics(NcclNetFault):
-    """At most `count` cards, of `mbit` million bits a second each: NCCL plans its rings and trees by what it is shown.
-    No card becomes slower by it; `nccl.throttle` does that. NCCL asks when the first communicator is made, so let it
-    land in the phase `start` of an attempt."""
+    """NCCL sees at most `count` cards of `mbit` million bits per second each, and plans its rings and trees by these.
+    No card becomes slower; `nccl.throttle` does that. NCCL asks when the first communicator is made, so trigger the
+    fault in the phase `start` of an attempt."""
 
     count: Count | None = None
     mbit: Count | None = None
@@ -27,7 +27,7 @@ class Nics(NcclNetFault):
         return self.count or 0, self.mbit or 0
 
     def proof(self, record: Record, fault: str) -> Evidence | None:
-        # Nobody but NCCL sees it, and NCCL's question is in the plug-in's own count.
+        # Only NCCL sees the change, and the plug-in's own count shows that NCCL asked.
         notes = [note for note in record.of_fault(fault, Kind.NOTE) if note.data.get("hits")]
         hit = {event.rank for event in record.of_fault(fault, Kind.APPLYING)}
         if not hit or hit - {note.rank for note in notes}:

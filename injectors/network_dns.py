@@ -26,7 +26,7 @@ class Dns(Fault):
 
     def apply(self, site: NodeSite) -> None:
         for link in map(link_of, site.nodes):
-            with open(link.names_file, "r+") as file:  # in place: the node has this very file mounted
+            with open(link.names_file, "r+") as file:  # written in place, because the node has this file itself mounted
                 file.truncate()
                 file.write("127.0.0.1 localhost\n")
 

@@ -39,7 +39,7 @@ class Reorder(ShapedFault):
         return {"reorder": self.percent, "delay": 1e3 * self.delay}
 
     def asked(self) -> dict[str, float]:
-        return {"delay_ms": 1e3 * self.delay}  # of the median, which is not one that overtakes
+        return {"delay_ms": 1e3 * self.delay}  # of the median; a packet that is this late was not overtaken
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class LinkDown(Fault):
         return [*resent(site), *measured(site, self.asked())]
 
     def asked(self) -> dict[str, float]:
-        """A loss of 100 %, unless the link flaps."""
+        """The quality that the link should have under the fault: a loss of 100 %, unless it flaps."""
         return {} if self.up else {"loss_percent": 100.0}
 
     def felt(self, record: Record, fault: str) -> Evidence | None:

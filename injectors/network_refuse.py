@@ -1,4 +1,4 @@
-"""network.refuse: new connections to the node are refused, as if a port is closed; open connections continue."""
+"""network.refuse: new connections to the node are refused, as if the port is closed; open connections continue."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torchaos.plugin import Evidence, Fault, Handle, NftTable, NodeSite, Probe, 
 
 @dataclass(frozen=True)
 class Refuse(Fault):
-    """A program that opens a connection to the target nodes (with `ports`, to these ports) gets a refusal, as if nobody
-    listens there."""
+    """Refuses new connections to the target nodes (with `ports`, to these ports), as if no program listens there."""
 
     ports: list[int] = field(default_factory=list)
 

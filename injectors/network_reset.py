@@ -1,4 +1,4 @@
-"""network.reset: established connections break at once, as when a firewall forgets them."""
+"""network.reset: open connections break at once, as when a firewall restarts and no longer knows them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, Recor
 
 @dataclass(frozen=True)
 class Reset(Fault):
-    """Ends the target nodes' TCP connections with `peers`, by default with all others; with `ports`, only connections
-    from or to these ports. Both ends see an error."""
+    """Ends the target nodes' TCP connections with `peers`, by default with all others. With `ports`, only connections
+    from or to these ports end. Both ends see an error."""
 
     peers: list[int] = field(default_factory=list)
     ports: list[int] = field(default_factory=list)

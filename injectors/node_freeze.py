@@ -1,4 +1,4 @@
-"""node.freeze: a whole node stops and comes back as if nothing had happened, as under live migration."""
+"""node.freeze: a whole node stops and continues later as if nothing had happened, as under live migration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
 @dataclass(frozen=True)
 class Freeze(Fault):
     """Sends SIGSTOP to every process of the job on the target nodes, also to torchrun, which sends the keep-alives.
-    SIGCONT comes afterwards."""
+    SIGCONT follows when the fault is undone."""
 
     name = "node.freeze"
     where = ("node",)
     needs = frozenset({"pidfd", "proc"})
-    late = True  # the processes of a node come and go
+    late = True  # a node may get new processes during the fault
     hits = "nodes"
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:

@@ -24,7 +24,7 @@ class Preempt(NodeDeath):
         targets = processes(site.nodes)
         proc.send(heads(targets), signal.SIGTERM)
         tell(site, targets, "told to leave")
-        site.release()  # the time is the job's to use
+        site.release()  # the job decides how it uses this time
         end = time.monotonic() + self.notice
         while (left := any(live.processes() for live in site.nodes)) and time.monotonic() < end:
             time.sleep(0.05)

@@ -18,7 +18,7 @@ class Slow(Fault):
     name = "node.slow"
     where = ("node",)
     needs = frozenset({"pidfd", "proc"})
-    late = True  # the processes of a node come and go
+    late = True  # a node may get new processes during the fault
     hits = "nodes"
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:

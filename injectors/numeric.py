@@ -1,4 +1,4 @@
-"""What the `numeric.*` injectors share: silent corruption of one number, in the tensors of a training step."""
+"""The shared part of the `numeric.*` injectors: silent corruption of one number, in the tensors of a training step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _VALUES = {"nan": float("nan"), "inf": float("inf"), "zero": 0.0}
 
 
 class Corruption(Fault):
-    """Changes one number. `change`: how. `bit`: which bit, from the least significant. `place`: how far into the
-    tensors, from 0 to 1. A field that is None is drawn."""
+    """Changes one number. `change`: the kind of change. `bit`: the number of the bit, counted from the least
+    significant. `place`: the position in the tensors, from 0 (first number) to 1 (last number). The seed draws each
+    field that is None."""
 
     where = ("rank",)
     needs = frozenset({"agent"})
@@ -45,8 +46,8 @@ class Corruption(Fault):
 
 
 def corrupt(site: RankSite, what: str, tensors: Sequence[Any], injector: Any) -> None:
-    """Changes one number of these tensors in place, and returns a description. An error here is reported, and never
-    reaches the job."""
+    """Changes one number of these tensors in place, and returns a description. If this fails, the error is reported,
+    and never reaches the job."""
     try:
         effect = _corrupt(what, tensors, injector)
     except Exception as error:
@@ -57,7 +58,7 @@ def corrupt(site: RankSite, what: str, tensors: Sequence[Any], injector: Any) ->
 
 def _corrupt(what: str, tensors: Sequence[Any], injector: Any) -> str:
     torch: Any = import_module("torch")
-    own = [local(one).data for one in tensors]  # not detach(): autograd would notice that it was written to
+    own = [local(one).data for one in tensors]  # with detach(), autograd would notice the change
     own = [one for one in own if one.is_floating_point() and one.numel()]
     if not own:
         raise ValueError("there is none")
@@ -72,7 +73,8 @@ def _corrupt(what: str, tensors: Sequence[Any], injector: Any) -> str:
         before = float(tensor[index])
         if injector.change == "flip":
             bit = injector.bit % (8 * tensor.element_size())
-            mask = 1 << bit if bit < 8 * tensor.element_size() - 1 else -(1 << bit)  # the sign's is the least integer
+            # The sign bit is the smallest integer.
+            mask = 1 << bit if bit < 8 * tensor.element_size() - 1 else -(1 << bit)
             as_integers(torch, tensor)[index] ^= mask
         else:
             tensor[index] = _VALUES[injector.change]

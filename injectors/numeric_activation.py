@@ -12,7 +12,8 @@ from torchaos.plugin import RankSite
 
 @dataclass(frozen=True)
 class Activation(Corruption):
-    """Changes the output of the `nth` module that is called after the moment. Compiled code calls no modules."""
+    """Changes the output of the `nth` module that is called after the moment of the trigger. In compiled code no
+    modules are called."""
 
     change: Change = "flip"
     bit: int | None = None

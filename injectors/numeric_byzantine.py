@@ -27,7 +27,7 @@ class ScaledGradient(Corruption):
         return self
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        return ()  # its control page, which is guarded for every fault, is all that it lasts by
+        return ()  # the fault lasts as long as its own control page says, and every fault guards that page
 
     def apply(self, site: RankSite) -> None:
         tell = _once(site, f"gradients are {self.factor} times what they should be")
@@ -79,7 +79,7 @@ class StaleGradient(Corruption):
 
 
 def _once(site: RankSite, effect: str) -> Callable[[], None]:
-    """Tells of the effect when it is called first: not before a number was changed."""
+    """Reports the effect at its first call. Call it only when a number was changed."""
     due = [effect]
 
     def tell() -> None:

@@ -1,5 +1,5 @@
-"""numeric.gradient and numeric.reduced_gradient: a number is wrong before the reduction, so in all ranks; or after it,
-in one rank."""
+"""numeric.gradient and numeric.reduced_gradient: a number is wrong before the reduction, and so in all ranks; or after
+it, and so in one rank."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torchaos.plugin import RankSite
 
 @dataclass(frozen=True)
 class Gradient(Corruption):
-    """Changes one number that the rank puts into the first reduction of gradients after the moment. All replicas are
-    then equal and wrong, so a comparison between them shows nothing."""
+    """Changes one number that the rank puts into the first reduction of gradients after the moment of the trigger. All
+    replicas are then equal and wrong, so a comparison between them shows nothing."""
 
     change: Change = "flip"
     bit: int | None = None
@@ -37,8 +37,8 @@ class Gradient(Corruption):
 
 @dataclass(frozen=True)
 class ReducedGradient(Corruption):
-    """Changes one number of the gradient that the optimizer is about to use, after reduction, clipping and any guard:
-    only this rank's parameters become wrong."""
+    """Changes one number of the gradient that the optimizer is about to use, after the reduction, the clipping and any
+    guard. Only this rank's parameters become wrong."""
 
     change: Change = "flip"
     bit: int | None = None

@@ -10,8 +10,8 @@ from torchaos.plugin import DeathFault, RankSite
 
 @dataclass(frozen=True)
 class Exit(DeathFault):
-    """Calls _exit(2) with `code`: no clean-up runs. The most dangerous code is 0, because a supervisor takes it for
-    success."""
+    """Calls _exit(2) with `code`: no clean-up runs. The most dangerous code is 0, because a supervisor then believes
+    that the rank succeeded."""
 
     code: int = 1
 

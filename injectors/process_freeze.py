@@ -1,4 +1,4 @@
-"""process.freeze: the rank stops and nobody is informed: the classic silent hang. `for` is the duration."""
+"""process.freeze: the rank stops without an error: the classic silent hang. `for` is the duration."""
 
 from __future__ import annotations
 

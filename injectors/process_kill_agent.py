@@ -1,4 +1,4 @@
-"""process.kill_agent: the torchelastic agent (torchrun itself) dies; its workers live on as orphans."""
+"""process.kill_agent: the torchelastic agent (torchrun itself) dies; its workers continue without a parent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchaos.plugin import DeathFault, NodeSite
 
 @dataclass(frozen=True)
 class KillAgent(DeathFault):
-    """Sends SIGKILL to the agents of the target's nodes. Nobody restarts the workers, and nobody ends them."""
+    """Sends SIGKILL to the agents of the target's nodes. No process restarts the workers, and no process ends them."""
 
     name = "process.kill_agent"
     where = ("node",)

@@ -38,7 +38,8 @@ class OutOfMemory(Fault):
         return [_Killed(site.fault, MemoryCgroup.of(pid)) for pid in site.pids]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """SIGKILL alone does not show a lack of memory; the cgroup's own counter does."""
+        """Whether the rank was killed for lack of memory. SIGKILL alone does not show that; the cgroup's own counter
+        does."""
         death = died(record, fault, -signal.SIGKILL)
         told = next((event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("killed", 0) > 0), None)
         if death is None or told is None:

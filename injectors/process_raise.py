@@ -1,4 +1,4 @@
-"""process.raise: an exception in the thread of the training loop, as by a bug or a bad batch."""
+"""process.raise: an exception in the thread of the training loop, like one from a bug or a bad batch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, R
 
 @dataclass(frozen=True)
 class Raise(Fault):
-    """Raises RuntimeError with `text` at the moment. If the job catches it and continues, the fault was not felt. If
-    the job catches it and saves before it ends, another rank may die first, and torchelastic then ends this rank."""
+    """Raises RuntimeError with `text` at the moment of the trigger. If the job catches it and continues, the fault was
+    not felt. If the job catches it and saves before it ends, another rank may die first, and torchelastic then ends
+    this rank."""
 
     text: str = "injected by torchaos"
 

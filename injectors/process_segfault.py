@@ -12,7 +12,7 @@ from torchaos.plugin import DeathFault, RankSite
 
 @dataclass(frozen=True)
 class Segfault(DeathFault):
-    """Makes a really invalid read; the kernel ends the process with SIGSEGV."""
+    """Reads address 0; the kernel ends the process with SIGSEGV."""
 
     name = "process.segfault"
     where = ("rank",)

@@ -24,7 +24,7 @@ class Terminate(DeathFault):
 
     def apply(self, site: NodeSite) -> None:
         site.signal(signal.SIGTERM)
-        site.release()  # the grace period is the job's to use
+        site.release()  # the job decides how it uses the grace period
         left = site.wait_for_exit(self.grace)
         site.emit(
             Kind.EFFECT, {"fault": site.fault, "effect": f"{len(left)} of {len(site.pids)} outlived the grace period"}

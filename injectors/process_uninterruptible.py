@@ -1,4 +1,4 @@
-"""process.uninterruptible: the rank sleeps in the kernel, and SIGKILL does not end it, as on a dead disk."""
+"""process.uninterruptible: the rank sleeps in the kernel, and SIGKILL does not end it, as with a dead disk."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from torchaos.plugin import Count, ProxyFault, Seconds
 
 @dataclass(frozen=True)
 class Timeout(ProxyFault):
-    """No answer comes. With `after`, the connection is closed that many seconds after the fault, or after it was
-    opened; without `after`, it stays open until the fault is undone."""
+    """The endpoint gives no answer. With `after`, the connection is closed that many seconds after the fault, or after
+    it was opened if that is later. Without `after`, it stays open until the fault is undone."""
 
     endpoint: str
     after: Seconds = 0.0
@@ -43,7 +43,7 @@ class ResetPeer(ProxyFault):
 
 @dataclass(frozen=True)
 class SlowClose(ProxyFault):
-    """When the endpoint closes a connection, the job learns of it `delay` seconds later."""
+    """When the endpoint closes a connection, the job's side is closed `delay` seconds later."""
 
     endpoint: str
     delay: Seconds = 10.0

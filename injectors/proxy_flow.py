@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torchaos.plugin import Count, Positive, ProxyFault, Seconds
 
-Stream = Literal["both", "upstream", "downstream"]  # upstream: what the job sends; downstream: what it gets
+Stream = Literal["both", "upstream", "downstream"]  # upstream: data that the job sends; downstream: data that it gets
 
 
 @dataclass(frozen=True)

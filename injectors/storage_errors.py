@@ -26,7 +26,7 @@ class Error(StorageFault):
 
 @dataclass(frozen=True)
 class FsyncError(StorageFault):
-    """fsync fails with `error`: the written data may never have reached the disk."""
+    """fsync fails with `error`: the written data may never have been written to the disk."""
 
     error: Literal["EIO", "ENOSPC", "EDQUOT"] = "EIO"
     ranks: tuple[int, ...] = drawn()
@@ -39,7 +39,7 @@ class FsyncError(StorageFault):
 
 @dataclass(frozen=True)
 class ReadOnly(StorageFault):
-    """Nothing can be written, as if errors made the kernel mount the file system read-only."""
+    """Nothing can be written, as if the kernel had mounted the file system read-only after errors."""
 
     ranks: tuple[int, ...] = drawn()
 

@@ -27,7 +27,7 @@ class Slow(StorageFault):
 
 @dataclass(frozen=True)
 class Stall(StorageFault):
-    """Operations (`on`) on the folder hang, and not even SIGKILL ends a process that waits, as on a hard NFS mount
+    """Operations (`on`) on the folder hang. Even SIGKILL does not end a process that waits, as on a hard NFS mount
     whose server is gone. `for` is the duration. The kernel locks a folder while a file is created in it, so other
     processes may have to wait there too."""
 

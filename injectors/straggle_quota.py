@@ -1,4 +1,4 @@
-"""straggle.quota: a slow rank: the kernel gives its process a share of the CPU (cgroup quota, version 1 or 2)."""
+"""straggle.quota: a slow rank. The kernel gives its process a share of the CPU (cgroup quota, version 1 or 2)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StraggleQuota(Fault):
 
 
 class _Throttled:
-    """How often the kernel throttled the group, from its cpu.stat."""
+    """The number of times that the kernel throttled the group, from its cpu.stat."""
 
     period_s = 0.5
 

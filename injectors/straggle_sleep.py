@@ -1,4 +1,4 @@
-"""straggle.sleep: a slow rank, by any factor and without privileges: after each step it sleeps in proportion to the
+"""straggle.sleep: a slow rank, by any factor and without privileges. After each step it sleeps in proportion to the
 step's time."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StraggleSleep(Fault):
             raise ValueError("factor says how many times as long a step takes; it is more than 1")
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        return ()  # the fault's own control page, which is guarded for every fault, is all that keeps it on
+        return ()  # The fault lasts as long as its own control page says, and every fault guards that page.
 
     def apply(self, site: RankSite) -> None:
         since = time.monotonic()

@@ -1,4 +1,4 @@
-"""straggle.stop: a slow rank, by SIGSTOP and SIGCONT in turns: it works for any rank, without privileges."""
+"""straggle.stop: a slow rank, by SIGSTOP and SIGCONT in turns, for any rank and without privileges."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class StraggleStop(Fault):
         return [Process.of(pid, "resume") for pid in site.pids]
 
     def apply(self, site: NodeSite) -> None:
-        """Does nothing itself: the probe sends the signals. The probe ends before the fault is undone, and with the
-        harness."""
+        """Does nothing itself: the probe sends the signals. The probe ends before the fault is undone, and when the
+        harness ends."""
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
         return (_Turns(site, self.period / self.factor, self.period * (1 - 1 / self.factor)),)

@@ -20,8 +20,8 @@ __all__ = ["cli", "main"]
 
 
 def main() -> None:
-    """The entry point. An error that is meant for the user is one message and an exit code, never a traceback."""
-    # Events are many, stay, and have no cycles: looking for cycles took half of the time that a long history takes.
+    """The entry point. An expected error is printed as one message and gives an exit code, without a traceback."""
+    # A run has very many events, without cycles. The search for cycles took half of the time for a long history.
     gc.set_threshold(50_000, 20, 50)
     try:
         cli.main(standalone_mode=False)
@@ -32,7 +32,7 @@ def main() -> None:
         sys.exit(ExitCode.INCONCLUSIVE)
     except ChaosError as error:
         _fail(str(error), error.exit_code)
-    except Exception:  # a bug of ours: here, and only here, the traceback is what the reader needs
+    except Exception:  # a bug of torchaos: only here does the reader need the traceback
         traceback.print_exc()
         _fail("internal error: please report it with the lines above", ExitCode.INTERNAL)
 

@@ -29,7 +29,7 @@ _REAPERS_S = 120.0
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(as_json: bool) -> None:
-    """Show your runs that are alive or left something behind."""
+    """Show your runs that are alive or that left something behind."""
     runs, problems = overview()
     if as_json:
         click.echo(json.dumps({"runs": [asdict(run) for run in runs], "problems": [one.problem for one in problems]}))
@@ -64,7 +64,7 @@ def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
     if not folders:
         await_reapers(lambda: find(())[0], _REAPERS_S)
     runs, bad = find([folder.absolute() for folder in folders])
-    # Without a name, this call leaves out runs whose harness lives, and runs of other machines.
+    # If no folder is given, this call leaves out runs whose harness is alive, and runs of other machines.
     chosen = [run for run in runs if folders or (not run.lives(run.harness) and (run.here or any_host))]
     done = [*bad, *(recover(run, any_host) for run in chosen)]
     code = _tell(done)

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 
 class Listed(NamedTuple):
-    module: str  # beside this one
+    module: str  # `--help` also shows the first sentence of the command's own help
     summary: str  # the first sentence of the command's own help
 
 
@@ -59,7 +59,7 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in ALL:
-            import_module(f"{__package__}.{ALL[cmd_name].module}")  # it adds its commands to this group
+            import_module(f"{__package__}.{ALL[cmd_name].module}")  # the import adds its commands to this group
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

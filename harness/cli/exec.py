@@ -42,7 +42,7 @@ def exec_(folder: Path, scenario: Path | None, node: int | None, command: Sequen
 def make(run: RunDir, scenario: Path) -> None:
     """Makes the run directory of a job that a scheduler starts; a half-made directory is completed. Raises UsageError
     if the scenario has faults: only `torchaos run`, which starts the job itself, injects faults."""
-    plan = replace(make_plan(load(scenario), scenario, 0), twin={})  # which the harness would have to run
+    plan = replace(make_plan(load(scenario), scenario, 0), twin={})  # only `torchaos run` can inject faults
     if plan.faults:
         raise UsageError(f"{scenario}: exec records, and injects nothing; use `torchaos run`, or remove the faults")
     if plan.job.checkpoints_size:
@@ -54,4 +54,4 @@ def make(run: RunDir, scenario: Path) -> None:
     partial = run.agent_plan.with_name(".plan.json")
     agent = AgentPlan(f"{run.root.name}-{secrets.token_hex(4)}", str(run.events), plan.hooks, (), root)
     agent.write(partial)
-    os.replace(partial, run.agent_plan)  # the other nodes wait for it
+    os.replace(partial, run.agent_plan)  # the other nodes wait for this file

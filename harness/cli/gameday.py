@@ -74,7 +74,8 @@ def gameday(
         click.echo(json.dumps(plan.to_json(), indent=1)) if as_json else console.print(Markdown(report.drawn(plan)))
         sys.exit(ExitCode.PASSED)
     nothing = result_of(plan.name, plan.seed, str(folder), "", 0.0, cases_of(total([]), day.score, []))
-    write_reports([not_finished(nothing)], junit_file, None)  # gates fail closed
+    # Until the day is judged, its JUnit file holds an error, so that no gate that reads it opens.
+    write_reports([not_finished(nothing)], junit_file, None)
     if resume is None:
         assert file is not None
         _create(folder, file, plan)
@@ -127,7 +128,7 @@ def _run(
 
 
 def _tell(text: str) -> None:
-    """Prints the text. If the reader of the output is gone, the day continues, with the same verdict."""
+    """Prints the text. If the reader of the output has ended, the day continues, with the same verdict."""
     with suppress(*GONE):
         click.echo(text)
 
@@ -140,17 +141,17 @@ def _write_pages(
     try:
         html = page.text(plan, folder, rounds, score, cases)
         write_atomically(folder / "report.html", html, private=True)
-    except Exception as error:  # a page is no part of the verdict, whatever it stumbles over
+    except Exception as error:  # an error in the page never changes the verdict
         _tell(f"report.html can't be written: {type(error).__name__}: {error}")
     try:
         nights.add(path_of(folder.parent), [Night.of(folder)])
-    except UsageError as error:  # the history is no part of the verdict
+    except UsageError as error:  # an error in the history never changes the verdict
         _tell(str(error))
 
 
 def _first(folder: Path) -> tuple[str, str]:
-    """When the first round began, and its commit. Its run directory may be gone, but its entry in the history is
-    not."""
+    """The time at which the first round began, and its commit. Its run directory may be gone, but its entry in the
+    history remains."""
     runs = store.kept(path_of(folder / "rounds" / "000" / "run"))
     return (runs[0].result.started, runs[0].commit) if runs else ("", "")
 

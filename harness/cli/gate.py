@@ -1,4 +1,4 @@
-"""`torchaos gate`: may this be released? Judges runs by a file of bounds and waivers."""
+"""torchaos gate: judges runs by a file of bounds and waivers, and decides on a release."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def gate(
     """
     if commit is not None and not re.fullmatch(
         "[0-9a-f]{7,64}", commit
-    ):  # above all an empty one, of an unset variable
+    ):  # mostly an empty path, of a variable that is not set
         raise UsageError(f"--commit {commit!r}: this is no commit; give at least seven of its hexadecimal digits")
     loaded, folders = load(file), list(runs) or [RUNS]
     where = _environment(loaded.gate, environment)
@@ -75,9 +75,9 @@ def gate(
                 click.echo(f"{folder}: there is no such folder", err=True)
     else:
         folders[0].mkdir(parents=True, exist_ok=True)
-        files = tuple(one.path for one in judged().missing)  # and the reports say so until these have run
+        files = tuple(one.path for one in judged().missing)  # the reports list these until they have run
         if files:
-            with suppress(SystemExit):  # whatever came of it, the gate judges it
+            with suppress(SystemExit):  # whatever the result, the gate judges it
                 context.invoke(run_scenarios, files=files, out=folders[0], overrides=setting.set, consent=consent)
     found = judged()
     report.show(found, Console())

@@ -15,15 +15,16 @@ class Endable(Protocol):
 
 
 class Interrupt:
-    """The signal handlers. The current run is ended in order, rolled back and judged, and no other run starts. A second
-    signal shortens this: no grace for the job and no more evidence, but everything is still rolled back."""
+    """The signal handlers. The current run is ended in order, rolled back and judged, and no other run starts. After a
+    second signal, the job gets no grace period and no more evidence is collected, but everything is still rolled
+    back."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self._target: Endable | None = None
 
     def ends(self, target: Endable) -> None:
-        """Names the run that a signal ends from now on. A signal that came just before ends it too."""
+        """Names the run that a signal ends from now on. If a signal came just before, the run is ended at once."""
         self._target = target
         if self.reason:
             target.stop(self.reason)
@@ -38,7 +39,7 @@ class Interrupt:
 def signals() -> Iterator[Interrupt]:
     interrupt = Interrupt()
     wanted = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: it is to outlive its terminal
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup: the run outlives its terminal
         wanted.append(signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in wanted}
     try:

@@ -22,7 +22,7 @@ LATEST = "latest"
 
 
 def _begin_anew(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Removes the file of an earlier call at once, so that no reader takes it for the result of this call."""
+    """Removes the file of an earlier call at once, so that no reader mistakes it for the result of this call."""
     with suppress(OSError):
         if path and path.is_file() and b"<testsuites" in path.read_bytes()[:200]:
             path.unlink()
@@ -35,7 +35,7 @@ class ScenarioFile(_PathType):
     name = "scenario"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        from torchaos.harness.registry import ready  # here, and not for `torchaos --help`
+        from torchaos.harness.registry import ready  # imported here, because `torchaos --help` does not need it
 
         return value if isinstance(value, Path) else ready.found(str(value))
 

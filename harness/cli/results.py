@@ -35,11 +35,11 @@ _CODES = {Change.WORSE: ExitCode.FAILED, Change.UNCLEAR: ExitCode.INCONCLUSIVE}
 
 def keep(result: Result, folder: RunDir, records: Records | None = None) -> list[str]:
     """Writes the page of a run and adds the run to the history beside its folder. Returns a sentence for each problem
-    with that; none changes a verdict. `records`: of the run and its twins, if they were read already."""
+    with that; no problem changes a verdict. `records`: those of the run and its twins, if they were read already."""
     problems = []
     try:
         html.write(folder, result, records)
-    except Exception as error:  # a page is no part of the verdict, whatever it stumbles over
+    except Exception as error:  # an error in the page never changes the verdict
         problems.append(f"report.html can't be written: {type(error).__name__}: {error}")
     try:
         store.add(path_of(folder.root.parent), [store.kept_of(folder)])

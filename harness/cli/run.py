@@ -64,7 +64,7 @@ from torchaos.harness.telling.terminal.live import Live
 from torchaos.harness.telling.terminal.repeats import show as show_repeats
 from torchaos.harness.undo.recovery import LeftBehind, before_a_run
 
-GONE = (OSError, SystemExit)  # what rich makes of a terminal, or a pipe, that is no longer there
+GONE = (OSError, SystemExit)  # rich raises these if a terminal or a pipe is no longer there
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Planned:
     plan: Plan
     folder: RunDir
     source: Path
-    text: bytes  # of the scenario, for the run directory
+    text: bytes  # options of the scenario for the command line in the run directory, if they change the run
     options: tuple[str, ...]  # of the command line, as far as they change what is run
     ask: Ask
     warnings: tuple[str, ...]
@@ -108,7 +108,7 @@ def run(
     runs = _apart([one for file in files for one in _planned(file, overrides, seed, asked, attach, out, consent, job)])
     pending = [placeholder_result(one.plan, one.folder.root) for one in runs]
     series = Series([(one.source, one.plan, one.ask, one.folder.root) for one in runs])
-    # Gates fail closed: until a scenario is judged, it is an error.
+    # until a scenario is judged, it counts as an error, so that a gate stays closed
     write_reports(pending, junit_file, json_file, series.judged([]))
     with suppress(*GONE):
         show.warnings(dict.fromkeys(text for one in runs for text in one.warnings), console)
@@ -177,7 +177,8 @@ def _planned(
 
 
 def _other_job(file: Path | None, command: Sequence[str], attach: int | None) -> Source | None:
-    """What holds the job, if it is not the scenario's own. Raises UsageError if it is given twice."""
+    """The job of the user, by its command, file or process; None if the scenario's own job is used. Raises UsageError
+    if it is given twice."""
     if sum((file is not None, bool(command), attach is not None)) > 1:
         raise UsageError("the job is given twice; write --job FILE, --attach PID or -- COMMAND")
     return job_in(file) if file else job_of(command) if command else None
@@ -190,7 +191,7 @@ def _job_options(job: Source | None) -> tuple[str, ...]:
 
 
 def _apart(runs: Sequence[Planned]) -> list[Planned]:
-    """Gives each scenario a folder of its own, even if two files describe the same scenario with the same seed."""
+    """Gives each scenario its own folder, even if two files describe the same scenario with the same seed."""
     seen = Counter[Path]()
     found = []
     for one in runs:

@@ -1,4 +1,4 @@
-"""torchaos verify: is a checkpoint as it was written, and does it have everything that a resume needs?"""
+"""torchaos verify: checks whether a checkpoint is as it was written, and has everything that a resume needs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None
 
 
 def _chosen(files: Files, where: str, every: bool) -> Sequence[str]:
-    """The checkpoint of the highest step, without those whose names mark them as unfinished."""
+    """The checkpoint of the highest step. Checkpoints whose names mark them as unfinished are left out."""
     found = formats.find(files, where)
     if every or len(found) < 2:
         return found

@@ -1,9 +1,8 @@
-"""Game days: many faults over a long run, drawn from what really fails, and the score of it.
+"""Game days: many faults over a long run, drawn at the rates of real clusters, and the score of the run.
 
     grammar -> draw (the whole plan, from the seed alone) -> rounds -> day (runs them) -> score -> report
 
-A game day is a sequence of *rounds*. Each is an ordinary run of an ordinary scenario with the next few faults: so all
-that holds for a run (undo, gates, evidence, assertions) holds for a game day, its memory and its disk stay as small as
-those of one round however long it lasts, and a round that failed is a scenario that can be run again, or shrunk. What
-is common to the rounds is the job's own state: `{day}` is a folder of the day's, where its checkpoints are.
-"""
+A game day is a sequence of *rounds*. Each round is an ordinary run of an ordinary scenario with the next few faults. So
+undo, gates, evidence and assertions work as in any run, and a failed round is a scenario that can be run again or
+shrunk. A game day needs no more memory and disk than one round, however long it lasts. The rounds share only the job's
+own state: `{day}` is a folder of the game day that holds its checkpoints."""

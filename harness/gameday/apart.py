@@ -1,4 +1,4 @@
-"""Runs a function in a process of its own, so that its memory is freed when it ends, however many rounds a day has."""
+"""Runs a function in its own process, so that its memory is freed when it ends, however many rounds a day has."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TypeVar
 from torchaos.harness.contracts import ChaosError
 
 T = TypeVar("T")
-_FORK = get_context("fork")  # the caller has one thread; nothing has to be imported again
+_FORK = get_context("fork")  # fork is safe, because the caller has one thread; and no module has to be imported again
 
 
 def apart(work: Callable[[], T]) -> T:
-    """Returns the result of `work`. Raises what it raises, and ChaosError if its process died."""
+    """Returns the result of `work`, which runs in a child process. Raises the exceptions of `work`, and ChaosError if
+    the process died."""
     ours, theirs = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=_send, args=(theirs, work))
     process.start()
@@ -33,5 +34,5 @@ def apart(work: Callable[[], T]) -> T:
 def _send(end: Connection, work: Callable[[], object]) -> None:
     try:
         end.send((work(), None))
-    except Exception as error:  # the caller's to judge
+    except Exception as error:  # the caller decides about the exception
         end.send((None, error))

@@ -1,4 +1,4 @@
-"""Runs one scenario by the command line, in a process of its own, so that its memory is freed when it ends."""
+"""Runs one scenario by the command line, in its own process, so that its memory is freed when it ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Child:
         self.stopped = ""
 
     def stop(self, reason: str) -> None:
-        """A second call hurries the run, as a second signal does."""
+        """Ends the run in order. A second call hurries it, like a second signal."""
         self.stopped = self.stopped or reason
         if self._process and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -46,8 +46,8 @@ class Child:
         self, scenario: dict[str, Any], home: Path, seed: int, consent: Sequence[str], fds: Sequence[int] = ()
     ) -> Ran:
         """Runs the scenario in the new folder `home`, which gets scenario.yaml, console.log, results.json, and the run
-        directory in run/. `fds`: file descriptors that the process also keeps open. Raises ChaosError if it left no
-        result."""
+        directory in run/. `fds`: file descriptors that the process also keeps open. Raises ChaosError if the run left
+        no result."""
         home.mkdir(parents=True, mode=0o700)
         path = home / "scenario.yaml"
         path.write_text(dumped(scenario))

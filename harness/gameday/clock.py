@@ -1,10 +1,10 @@
 """Divides the wall-clock time of a round into classes. Pure.
 
 The window begins with the end of the round's first step, because the start of the job belongs to no fault. It ends with
-the last step, or with the end of the run if the job made no further step. Each moment in it is one of: *productive*
-(steps that count in the end), *lost* (steps done again), *checkpoint* (training stood still to save), *stalled* (for a
-step that took longer than LONG usual steps, its time beyond one usual step) and *down* (no step was made: from the last
-step of an attempt to the first step of the next).
+the last step, or with the end of the run if the job made no further step. Each moment in it belongs to one class:
+*productive* (steps that count in the end), *lost* (steps done again), *checkpoint* (training stood still to save),
+*stalled* (for a step that took longer than LONG usual steps, its time beyond one usual step) and *down* (no step was
+made: from the last step of an attempt to the first step of the next attempt).
 
 ETTR = productive / wall (Meta, arXiv 2410.21680: productive runtime by wall-clock time; ByteRobust, arXiv 2509.16293).
 Runtime goodput = (training - lost) / wall, in which saving and stalls count as training (Google's ML goodput)."""
@@ -51,8 +51,8 @@ class Clock:
 
 @dataclass(frozen=True)
 class Ended:
-    """A step that all ranks have done. `at_s`: when the last rank had done it (CLOCK_MONOTONIC). `counts`: whether it
-    counts in the end."""
+    """A step that all ranks have done. `at_s`: the time at which the last rank had done it (CLOCK_MONOTONIC). `counts`:
+    whether it counts in the end."""
 
     attempt: int
     local_step: int
@@ -84,7 +84,7 @@ def clock_of(run: Record) -> Clock:
 
 
 def steps_of(history: History) -> list[Ended]:
-    """One entry for each step of each attempt, in order of time. A step is over when its last rank has done it."""
+    """The steps of each attempt, in order of time. A step ends when its last rank has done it."""
     counting = {(one.attempt, one.local_step) for one in history.counting().values()}
     ends: dict[tuple[int, int], float] = defaultdict(float)
     for one in history.executions:
@@ -101,8 +101,8 @@ def usual_s(steps: list[Ended]) -> float:
 
 
 def _stuck_s(run: Record, last_s: float) -> float:
-    """The seconds from the last step to the end of a run that did not end on purpose: the job was down, or stood
-    still."""
+    """The seconds from the last step to the end of a run that did not end on purpose. In that time the job was down, or
+    stood still."""
     if run.stopped is not None:
         return 0.0 if run.ended_on_purpose else max(0.0, run.stopped.mono_s - last_s)
     return max(0.0, run.exited.mono_s - last_s) if run.exited and run.exit_code not in (0, None) else 0.0

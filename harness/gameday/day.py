@@ -1,11 +1,11 @@
-"""Runs a game day, round by round, each in a process of its own; goes on where an earlier process was ended.
+"""Runs a game day, round by round, each round in its own process. Continues where an earlier process was ended.
 
 gameday.yaml              the file as it was
-day.json                  all that was drawn (Day): what is left of it is what has no score yet
-lock                      held by whoever runs it, and by the round under way
-job/                      what `{day}` stands for: the job's own state from round to round
+day.json                  the whole plan (Day); the rounds without a score.json are still to be done
+lock                      held by the process that runs the day, and by the current round
+job/                      the folder `{day}`: the job's own state from round to round
 rounds/NNN/scenario.yaml  the round as an ordinary scenario; run/: its run directories; console.log; results.json
-rounds/NNN/score.json     what it came to (RoundScore), and how long it took
+rounds/NNN/score.json     the score of the round (RoundScore), and how long the round took
 score.json, report.md and report.html     of the whole day
 """
 
@@ -43,11 +43,11 @@ class Day:
 
     name: str
     seed: int
-    here: str  # the folder of the file
+    here: str  # the folder of the game day's file
     overrides: tuple[str, ...]
     consent: tuple[str, ...]
     rounds: tuple[Round, ...]
-    without: tuple[tuple[str, float, str], ...] = ()  # causes of a preset that nothing stands for here
+    without: tuple[tuple[str, float, str], ...] = ()  # causes of the preset for which no fault can be applied here
 
     def to_json(self) -> dict[str, Any]:
         rounds = [
@@ -67,7 +67,7 @@ class Day:
 
 
 def _risk(risk: Risk) -> dict[str, Any]:
-    """The fault in the words of a game day's file."""
+    """The fault in the words of a game day's file, as a mapping."""
     lasts = {} if risk.for_ is None else {"for": f"{risk.for_:.3f}s"}
     return risk.model_dump(by_alias=True, exclude_none=True) | lasts
 
@@ -98,7 +98,7 @@ class DayRun:
                 begun = time.monotonic()
                 score = self._run(mine, lock)
                 elapsed_s += time.monotonic() - begun
-                if self._child.stopped and score.exit_code in JUDGED:  # what was cut short is no evidence
+                if self._child.stopped and score.exit_code in JUDGED:  # a round that was cut short is no evidence
                     why = self._child.stopped
                     break
                 self._write_score(score, elapsed_s)
@@ -109,7 +109,8 @@ class DayRun:
             return done, why or self._given_up(done)
 
     def _in_time(self, one: Round, elapsed_s: float) -> Round:
-        """The round without the faults that could not end, rest included, before the end of the game day."""
+        """The round without the faults that could not end before the end of the game day, including the rest after a
+        fault."""
         left = self._day.duration - elapsed_s
         rest = self._day.rest
         due = [f for f in one.faults if f.at_s - one.start_s + (f.risk.for_ or 0.0) + rest <= left]
@@ -123,7 +124,7 @@ class DayRun:
 
     def _run(self, one: Round, lock: int) -> RoundScore:
         home = self._home(one.number)
-        if home.exists():  # an earlier process was ended in the middle of it
+        if home.exists():  # an earlier process was ended in the middle of this round
             home.rename(home.with_name(f"{home.name}-cut-short-{time.time_ns()}"))
         scenario = scenario_of(self._day, one, Path(self._plan.here), self._folder / "job")
         self._tell(f"round {one.number}: {len(one.faults)} faults")
@@ -137,7 +138,7 @@ class DayRun:
         return score
 
     def _earlier(self) -> tuple[list[RoundScore], float]:
-        """The scores of rounds that an earlier process has done, and their time in seconds."""
+        """The scores of rounds that an earlier process has done, and the time that they took in seconds."""
         done, elapsed_s = list[RoundScore](), 0.0
         for one in self._plan.rounds:
             path = self._home(one.number) / "score.json"
@@ -150,7 +151,7 @@ class DayRun:
                 raise UsageError(
                     f"{path}: it is damaged: {error}; remove it, and the round will be run again"
                 ) from error
-            if score.exit_code not in (*JUDGED, ExitCode.ROLLBACK):  # it was never judged, and is done again
+            if score.exit_code not in (*JUDGED, ExitCode.ROLLBACK):  # the round was never judged, and is run again
                 break
             done.append(score)
         return done, elapsed_s

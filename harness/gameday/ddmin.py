@@ -1,8 +1,8 @@
-"""Delta debugging: the smallest part of a list that still fails. Pure, but for what is asked of `fails`.
+"""Delta debugging: the smallest part of a list that still fails. Pure, except for the calls of `fails`.
 
-The algorithm is ddmin (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002): subsets, then
-their complements, in ever finer parts. What comes out is 1-minimal: without any one of its items it does not fail.
-"""
+The algorithm is ddmin (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002). It tries
+subsets and then their complements, in ever smaller parts. The result is 1-minimal: without any single one of its items
+it does not fail."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Item = TypeVar("Item")
 
 
 def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """A smallest part of `items` that still fails. `fails(items)` must be true. `fails` may be costly, and is called at
-    most once for each part."""
+    """Returns a smallest part of `items` that still fails. `fails(items)` must be true. `fails` may be costly, and is
+    called at most once for each part."""
     known: dict[tuple[int, ...], bool] = {}
 
     def still(part: Sequence[int]) -> bool:

@@ -31,8 +31,8 @@ class Round:
 
 
 def draw(day: GameDay, risks: Sequence[Risk], seed: int) -> list[Drawn]:
-    """Every fault of the day, in order. Each fault has a random stream of its own, so that a longer day begins with the
-    shorter day. A fault that could not end before the day ends is left out."""
+    """Every fault of the day, in order of time. Each fault has its own random stream, so that a longer day begins with
+    the same faults as a shorter day. A fault that could not end before the day ends is left out."""
     weights = list(accumulate(risk.weight for risk in risks))
     found = []
     for number, at_s in enumerate(arrivals(day.arrivals, day.duration, stream(seed, "arrivals"))):
@@ -58,8 +58,8 @@ def arrivals(when: Arrivals, duration_s: float, random_stream: random.Random) ->
 
 
 def cut(day: GameDay, faults: Sequence[Drawn]) -> list[Round]:
-    """Divides the faults into rounds: a new round begins after a number of faults or a time. A round without faults
-    trains for its whole length."""
+    """Divides the faults into rounds. A new round begins after a number of faults or after a time. A round without
+    faults trains for its whole length."""
     found: list[Round] = []
     start_s, mine = 0.0, list[Drawn]()
     for fault in [*faults, None]:

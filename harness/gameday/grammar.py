@@ -15,7 +15,7 @@ Length = Annotated[Seconds, Field(gt=0)]
 
 
 class Risk(Strict):
-    """A fault that may come, with its weight."""
+    """A fault that may be drawn, with its weight."""
 
     inject: Annotated[str, Field(description="The injector's name; `torchaos list` shows all.")]
     weight: Annotated[float, Field(gt=0, strict=False, description="The weight of this fault among all faults.")] = 1.0
@@ -40,7 +40,7 @@ class Preset(Strict):
 
 
 class Arrivals(Strict):
-    """When faults come, in time since the start of the game day. Exactly one of these keys."""
+    """The times of the faults, from the start of the game day. Exactly one of these keys is given."""
 
     mtbf: Annotated[Length | None, Field(description="Poisson: the mean time between two faults.")] = None
     every: Annotated[Length | None, Field(description="A fault comes each time this time has passed.")] = None
@@ -63,7 +63,7 @@ class RoundSize(Strict):
 
 
 class Bounds(Strict):
-    """The bounds of the score. Shares lie between 0 and 1."""
+    """The bounds of the score. A share lies between 0 and 1."""
 
     ettr: Annotated[float | None, Field(ge=0, le=1, strict=False, description="At least.")] = None
     goodput: Annotated[float | None, Field(ge=0, le=1, strict=False, description="At least.")] = None

@@ -20,15 +20,15 @@ _FEW = 10  # steps that are needed to say how long one takes
 
 class Outcome(str, Enum):
     RECOVERED = "recovered"
-    DEGRADED = "degraded"  # it went on, slower or with fewer ranks
-    LOST_WORK = "lost work"  # it went on from an older checkpoint than it had
-    DAMAGED = "silent damage"  # it went on, and what it computes is not what it was
-    STUCK = "stuck"  # it never got beyond the step that it had reached
-    OTHERWISE = "failed otherwise"  # it went on, and an assertion failed that is about something else
+    DEGRADED = "degraded"  # it continued, slower or with fewer ranks
+    LOST_WORK = "lost work"  # it continued from a checkpoint that was not the newest
+    DAMAGED = "silent damage"  # it continued, and computes wrong results
+    STUCK = "stuck"  # it never made more steps than before the fault
+    OTHERWISE = "failed otherwise"  # it continued, and an assertion about another behaviour failed
     UNPROVED = "unproved"  # the fault did not land, or nothing shows that it was felt
 
 
-# The worst first. What took too long is no outcome of its own: the times tell.
+# The worst first. A recovery that took too long has no outcome of its own: its times show it.
 _OF_HARM = {
     Harm.WRONG_RESULT: Outcome.DAMAGED, Harm.LOST_WORK: Outcome.LOST_WORK, Harm.REACTION: Outcome.OTHERWISE,
     Harm.ENDING: Outcome.OTHERWISE, Harm.OTHER: Outcome.OTHERWISE,
@@ -41,7 +41,7 @@ class FaultOutcome:
     inject: str
     outcome: Outcome
     reason: str
-    parts: Mapping[str, float | None]  # of the recovery, in seconds since the fault
+    parts: Mapping[str, float | None]  # times of the recovery, in seconds since the fault
     lost_steps: int | None = None
 
 
@@ -49,7 +49,7 @@ def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
     """One outcome for each fault of the plan. A failed assertion is attributed to the last fault from which the job had
     to recover, because the job had recovered from all faults before it."""
     recoveries: dict[str, Recovery] = {}
-    for one in result.recoveries:  # of a fault that landed several times, the worst
+    for one in result.recoveries:  # the worst outcome of a fault that landed several times
         recoveries[one.fault] = max(recoveries.get(one.fault, one), one, key=_badness)
     found = [_of(fault, recoveries.get(fault.id)) for fault in result.faults]
     for case, harm in _wrong(result):
@@ -96,7 +96,8 @@ def _with(one: FaultOutcome, outcome: Outcome, reason: str) -> FaultOutcome:
 
 
 def _slower(run: Record) -> str:
-    """A clause, if after the last recovery the job was clearly slower, or smaller, than before the first fault."""
+    """Says that after the last recovery the job was clearly slower, or smaller, than before the first fault; else
+    empty."""
     attempts = [one for one in run.history.attempts if one.first_step is not None]
     if attempts and attempts[-1].world_size < attempts[0].world_size:
         return f"the job went on with {attempts[-1].world_size} of {attempts[0].world_size} ranks"

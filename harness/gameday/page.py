@@ -1,4 +1,5 @@
-"""A game day on one HTML page: the verdict, the use of time, every fault on a strip of the day, and what to look at."""
+"""A game day on one HTML page: the verdict, the use of time, every fault on a strip of the day, and the rounds that the
+reader should look at."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _LANE, _WIDTH = 22, 1000  # of the strip, in units of its picture
 
 
 def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cases: Sequence[Case]) -> str:
-    """The HTML of the page. `folder`: of the game day. Links to reports of rounds that were kept are relative to it."""
+    """The HTML of the page. `folder`: that of the game day. Links to the reports of rounds that were kept are relative
+    to it."""
     code, why = verdict_of(cases)
     found = [*_faults(day, rounds)]
     return render("day.html", {}, {
@@ -39,7 +41,7 @@ def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cas
 
 
 def _shares(clock: Clock) -> list[dict[str, Any]]:
-    """The parts of the wall-clock time, each with its beginning in the bar, in percent."""
+    """The parts of the wall-clock time, each with its start in the bar, in percent."""
     assert {one.name for one in fields(Clock)} == {f"{part}_s" for part in _PARTS}
     left, found = 0.0, []
     for part in _PARTS:
@@ -70,7 +72,8 @@ def _fault(number: int, drawn: Drawn, came: FaultOutcome) -> dict[str, Any]:
 
 
 def _strip(faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A lane for each kind of fault, with a mark at the planned time of each fault; a fault never comes earlier."""
+    """A lane for each kind of fault, with a mark at the planned time of each fault. A fault never lands earlier than
+    planned."""
     lanes = {inject: row for row, inject in enumerate(sorted({one["inject"] for one in faults}))}
     end_s = max((one["at_s"] for one in faults), default=0.0) or 1.0
     marks = [

@@ -1,4 +1,5 @@
-"""Published tables of what fails, and the injector that stands for each cause (presets.yaml has the sources)."""
+"""Published tables of the causes of failures, and the injector that imitates each cause (presets.yaml has the
+sources)."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from torchaos.harness.scenario.strict import Strict
 
 
 class Cause(Strict):
-    """A cause in a published table. `count` and `gpu_time` are the table's own figures, in any unit: only shares
-    matter."""
+    """A cause in a published table. `count` and `gpu_time` are the table's own figures. Their unit does not matter,
+    because only shares are used."""
 
     cause: str
     count: float | None = Field(default=None, strict=False)
     gpu_time: float | None = Field(default=None, strict=False)
-    stands: str | None = None  # in `stand_ins`; None: nothing stands for it
+    stands: str | None = None  # in `stand_ins`; None: no injector imitates this cause
 
 
 class Table(Strict):
@@ -40,8 +41,8 @@ class Presets(Strict):
 
 @dataclass(frozen=True)
 class Mix:
-    """The faults of a game day. `risks`: the faults that may be drawn at random. `without`: causes that are left out,
-    with their weight, and why."""
+    """The faults of a game day. `risks`: the faults that may be drawn at random. `without`: the causes that are left
+    out, with their weight and the reason."""
 
     risks: tuple[Risk, ...]
     without: tuple[tuple[str, float, str], ...] = ()
@@ -84,7 +85,8 @@ def mix_of(day: GameDay) -> Mix:
 
 
 def _first_possible(stand_ins: Sequence[Risk], day: GameDay) -> tuple[Risk | None, str]:
-    """The first fault that can be applied here; or None, and why the last one can't."""
+    """The first fault that can be applied here. If there is none, None and the reason why the last fault can't be
+    applied."""
     why = "no injector stands for it"
     for risk in stand_ins:
         why = _why_not(risk, day)
@@ -98,7 +100,7 @@ def _reasons(without: Sequence[tuple[str, float, str]]) -> str:
 
 
 def _why_not(risk: Risk, day: GameDay) -> str:
-    """Why a fault can't be applied to this job on this machine; empty if it can."""
+    """Why a fault can't be applied to this job on this machine; empty if it can be applied."""
     injector = registry.find("injectors", risk.inject)
     launcher = registry.find("launchers", day.launcher)
     offered: frozenset[str] = launcher.needs

@@ -46,7 +46,7 @@ def _share(share: float | None) -> str:
 
 
 def score_rows(score: Score) -> list[tuple[str, str]]:
-    """Each figure with its name in words."""
+    """A row for each figure of the score, with its name in words."""
     clock, wall = score.clock, score.clock.wall_s or 1.0
     return [
         ("effective training time ratio (ETTR)", _share(clock.ettr)),
@@ -118,7 +118,7 @@ def again_in_words(day: Day, folder: str, number: int) -> str:
 
 
 def _to_look_at(day: Day, rounds: Sequence[RoundScore], folder: str) -> list[str]:
-    """Every fault without a simple recovery, and its rounds."""
+    """A line for each fault without a simple recovery, with its rounds."""
     lines = []
     for one in rounds:
         bad = [fault for fault in one.faults if fault.outcome is not Outcome.RECOVERED]

@@ -9,7 +9,7 @@ from torchaos.harness.gameday.draw import Drawn, Round
 from torchaos.harness.gameday.grammar import GameDay, Risk
 from torchaos.harness.scenario.placeholders import fill_some
 
-# What holds in every round where the game day says nothing: all that needs no twin.
+# The assertions of every round, unless the game day has its own: all that need no twin.
 USUAL = ("recovery_time", "loss_continuity", "sample_accounting", "checkpoint_integrity")
 
 
@@ -47,7 +47,7 @@ def _job(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, Any]:
     job["cwd"] = str((here / fill_some(day.job.cwd, values)).absolute())
     if "resubmit" in job:
         job["resubmit"] = {**job["resubmit"], "delay": _seconds(day.job.resubmit.delay if day.job.resubmit else 0.0)}
-    # However long each of them takes to be recovered from, up to the patience of the game day.
+    # A recovery may take any time up to the patience of the game day.
     lasting = sum((fault.risk.for_ or 0.0) + day.rest + day.patience for fault in one.faults)
     job["timeout"] = _seconds(max(day.job.timeout, _length(day, one) + lasting + day.patience))
     return job
@@ -59,7 +59,8 @@ def _limits(day: GameDay) -> dict[str, Any]:
 
 
 def _length(day: GameDay, one: Round) -> float:
-    """The shortest length of the round in seconds: until its last fault, or its whole length if it has none."""
+    """The shortest length of the round in seconds: the time until its last fault, or its whole length if it has no
+    fault."""
     length = one.faults[-1].at_s - one.start_s if one.faults else min(day.round.length, day.duration - one.start_s)
     return max(length, 1.0)
 

@@ -21,7 +21,7 @@ from torchaos.harness.release.repeats.figures import p90
 
 @dataclass(frozen=True)
 class RoundScore:
-    """The score of a round: small, and the only part of a judged round that is kept."""
+    """The score of a round. It is small: nothing else of a judged round is kept."""
 
     number: int
     verdict: str
@@ -31,13 +31,13 @@ class RoundScore:
     world_size: int = 0
     clock: Clock = field(default_factory=Clock)
     faults: tuple[FaultOutcome, ...] = ()
-    saves_s: tuple[float, ...] = ()  # how long training stood still for each checkpoint, in seconds
-    intervals_s: tuple[float, ...] = ()  # of training between two checkpoints
+    saves_s: tuple[float, ...] = ()  # for each checkpoint, the seconds that training stood still
+    intervals_s: tuple[float, ...] = ()  # seconds of training between two checkpoints
     failed: tuple[str, ...] = ()  # assertions, each with its reason
     passed: tuple[str, ...] = ()  # assertions, by name
-    untold: tuple[str, ...] = ()  # what was inconclusive, by name
-    restarted: bool = True  # whether any fault made the job start again
-    decided_by: str = ""  # as in its result
+    untold: tuple[str, ...] = ()  # inconclusive cases, by name
+    restarted: bool = True  # whether a fault made the job start again
+    decided_by: str = ""  # as in the result of the round
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,8 +62,8 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
 
 
 def _saves(run: Record) -> list[tuple[int, float, float]]:
-    """(attempt, begin of the save, seconds that training stood still), one for each step after which a file was
-    written."""
+    """One tuple for each step after which a file was written: attempt, begin of the save, seconds that training stood
+    still."""
     blocked = standstill(run.history).blocked
     begun: dict[tuple[int, int], float] = {}
     for save in run.history.saves:
@@ -98,10 +98,10 @@ class Score:
     parts: Mapping[str, Spread | None]  # of the recoveries, in seconds since the fault
     lost_steps: Spread | None
     lost_unknown: int  # recoveries whose number of repeated steps is not known
-    checkpoint_s: Spread | None  # for which training stood still, of each checkpoint
+    checkpoint_s: Spread | None  # seconds that training stood still for a checkpoint
     gpu_hours_lost: float
-    mtbf_s: float | None  # of wall-clock time, by faults that the job had to come back from
-    interval_s: float | None  # of training between two checkpoints, the median
+    mtbf_s: float | None  # mean seconds between two faults from which the job had to recover
+    interval_s: float | None  # median seconds of training between two checkpoints
     best_interval_s: float | None
     expected_ettr: float | None
     invalid_s: float | None
@@ -143,8 +143,8 @@ def total(rounds: Sequence[RoundScore]) -> Score:
 
 
 def _proves_nothing(one: RoundScore, rounds: Sequence[RoundScore]) -> bool:
-    """Whether the rounds prove nothing. A round in which no fault restarted the job has no steps that were done twice
-    to compare; that is no lack of evidence if another round has some."""
+    """Whether the rounds prove nothing. In a round in which no fault restarted the job, no step was done twice, so
+    there is nothing to compare. That is no lack of evidence if another round has such steps."""
     if one.verdict not in ("inconclusive", "error"):
         return False
     told = {name for other in rounds for name in other.passed}

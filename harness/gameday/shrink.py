@@ -1,4 +1,4 @@
-"""Finds, from a run that failed, the smallest scenario that still fails k times of n, with the evidence."""
+"""Finds the smallest scenario that still fails k times of n, from a run that failed, with the evidence."""
 
 from __future__ import annotations
 
@@ -62,14 +62,15 @@ class Shrink:
         return cls(scenario, plan.seed, plan.consent, wrong, home, n, k, tell)
 
     def __call__(self) -> dict[str, Any] | None:
-        """The smallest scenario; None if not even all faults together failed again k times of n."""
+        """The smallest scenario. None if even all faults together did not fail again k times of n."""
         faults = self.scenario["faults"]
         if not self._fails(faults):
             return None
         return with_faults(self.scenario, ddmin(faults, self._fails))
 
     def _fails(self, faults: Sequence[dict[str, Any]]) -> bool:
-        """Tries until k runs have failed, or until k failures are no longer possible."""
+        """Whether the scenario with these faults fails. Tries until k runs have failed, or until k failures are no
+        longer possible."""
         names = tuple(name_of(fault) for fault in faults)
         failed = tries = 0
         while failed < self.k and self.n - tries >= self.k - failed:
@@ -97,8 +98,8 @@ def name_of(fault: dict[str, Any]) -> str:
 
 
 def with_faults(scenario: dict[str, Any], faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The scenario with only these of its faults. A fault that waited for a removed fault gets the trigger of the
-    removed fault."""
+    """The scenario with only these of its faults. If a fault waited for a removed fault, it gets the trigger of that
+    fault."""
     whens = {name_of(fault): fault["when"] for fault in scenario["faults"]}
     kept = {name_of(fault) for fault in faults}
     found = copy.deepcopy(scenario)
@@ -120,7 +121,7 @@ def _when(when: dict[str, Any], kept: set[str], whens: dict[str, dict[str, Any]]
 
 
 def _own_state(scenario: dict[str, Any], home: Path) -> dict[str, Any]:
-    """Gives each try a folder of its own, empty at first, if the rounds of a game day share the job's folder."""
+    """Gives each try its own folder, empty at first, if the rounds of a game day share the job's folder."""
     days = {str(path) for path in _folders(scenario)}
 
     def moved(value: Any) -> Any:
@@ -137,6 +138,7 @@ def _own_state(scenario: dict[str, Any], home: Path) -> dict[str, Any]:
 
 
 def _folders(scenario: dict[str, Any]) -> set[Path]:
-    """The folder `{day}` of a round, as rounds.py wrote it: the folder above its checkpoints, beside a day.json."""
+    """The folder `{day}` of a round, as rounds.py wrote it. It is the folder above the checkpoints that has a day.json
+    beside it."""
     path = (scenario["job"].get("checkpoints") or {}).get("path", "")
     return {parent for parent in Path(path).parents if parent.name == "job" and (parent.parent / "day.json").exists()}

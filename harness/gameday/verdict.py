@@ -11,7 +11,7 @@ from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.score import RoundScore, Score
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 
-AT_LEAST = ("ettr", "goodput")  # other bounds are upper ones
+AT_LEAST = ("ettr", "goodput")  # all other bounds are upper bounds
 _SECONDS = ("mttr", "mttr_p90")
 
 
@@ -42,7 +42,7 @@ def result_of(name: str, seed: int, folder: str, started: str, wall_s: float, ca
 
 
 def not_finished(result: Result) -> Result:
-    """The cases of a day that is not over: each is an error, for gates that read them too early."""
+    """The cases of a day that is not over. Each is an error, so that a gate that reads them too early stays closed."""
     cases = [replace(case, verdict=Verdict.ERROR, reason="not finished", measured={}) for case in result.cases]
     return replace(
         result, verdict=Verdict.ERROR, exit_code=ExitCode.INTERNAL, reason="not finished", cases=tuple(cases)

@@ -1,13 +1,12 @@
-"""What a training job needs in order to lose nothing when a rank, a node or a disk dies. Plain PyTorch; copy it.
+"""Parts of a training job that loses nothing when a rank, a node or a disk dies. Plain PyTorch; copy it.
 
-- `Checkpoints`: sharded, written in the background, complete or not there at all, verified before they are trusted.
-- `ModelState`, `OptimizerState`, `Rng`: state that is put back exactly, also on another number of ranks.
-- `Preemption`: the notice that a spot machine is about to go. `Guard`: numbers that can't be right.
-- `replicas_agree`: whether all ranks have the same weights. `watch`: hangs.
+- `Checkpoints`: sharded, written in the background, renamed when they are complete, verified before they are loaded.
+- `ModelState`, `OptimizerState`, `Rng`: state that is restored exactly, also on another number of ranks.
+- `Preemption`: the notice that a spot machine will be taken away soon. `Guard`: finds numbers that can't be right.
+- `replicas_agree`: whether all ranks have the same weights. `watch`: ends a process that hangs.
 
 A job restarts by being started again: `torchrun --max-restarts`, or a scheduler's requeue. With gloo, set
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of torchrun, or most restarts fail to connect (torch 2.13).
-"""
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of torchrun, or most restarts fail to connect (torch 2.13)."""
 
 from __future__ import annotations
 
@@ -47,24 +46,25 @@ def log(text: str) -> None:
 
 
 class Checkpoints:
-    """Folders `step-N`. One that bears this name is complete: it is written as `step-N.partial`, and renamed when every
-    file is on disk and `manifest.json` holds a digest of each. All ranks see the same file system."""
+    """Folders `step-N`. A folder of this name is complete: it is written as `step-N.partial`, and renamed when every
+    file is on disk and `manifest.json` holds a digest of each file. All ranks see the same file system."""
 
     def __init__(self, folder: Path, keep: int, timeout: timedelta) -> None:
         self.folder, self.keep = folder, keep
-        # Saving goes on beside training. On the same group, the collectives of the two would mix.
+        # A save runs in the background of training. In the same process group, its collectives and those of training
+        # would mix.
         self.group = dist.new_group(backend="gloo", timeout=timeout)
         self.finisher = ThreadPoolExecutor(1)
         self.pending: Future[None] | None = None
         if dist.get_rank() == 0:
             folder.mkdir(parents=True, exist_ok=True)
-            for partial in folder.glob("*.partial"):  # an earlier attempt died while it wrote this
+            for partial in folder.glob("*.partial"):  # an earlier attempt died while it wrote this folder
                 shutil.rmtree(partial)
 
     def save(self, step: int, parts: dict[str, Stateful]) -> None:
         """Copy the state to memory, and write it in the background. All ranks call this."""
         try:
-            self.wait()  # one at a time
+            self.wait()  # only one save at a time
         except (OSError, CheckpointException) as error:
             print(f"the checkpoint before step {step} failed, training goes on: {error}", flush=True)
         partial = self.folder / f"step-{step}.partial"
@@ -72,19 +72,20 @@ class Checkpoints:
         self.pending = self.finisher.submit(self._finish, writing, partial, step)
 
     def wait(self) -> None:
-        """Until the last save is complete. Raises what went wrong in it."""
+        """Wait until the last save is complete. Raises the error of that save."""
         if self.pending is not None:
             pending, self.pending = self.pending, None
             pending.result()
 
     def restore(self, parts: dict[str, Stateful]) -> int:
-        """Load the newest valid checkpoint; the steps that were done in it, 0 where there is none."""
+        """Load the newest valid checkpoint. Returns the number of steps that were done when it was saved; 0 if there is
+        none."""
         choice = [self._newest() if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(choice, src=0, group=self.group)  # what rank 0 found is what all ranks load
+        dist.broadcast_object_list(choice, src=0, group=self.group)  # all ranks load the checkpoint that rank 0 found
         manifest = choice[0]
         if manifest is None:
             return 0
-        if manifest["world_size"] != dist.get_world_size():  # other ranks, other streams of random numbers
+        if manifest["world_size"] != dist.get_world_size():  # other ranks need other streams of random numbers
             parts = {name: part for name, part in parts.items() if not isinstance(part, Rng)}
         load(dict(parts), checkpoint_id=self.folder / f"step-{manifest['step']}", process_group=self.group)
         return int(manifest["step"])
@@ -110,7 +111,8 @@ class Checkpoints:
         return [found[step] for step in sorted(found, reverse=True)]
 
     def _newest(self) -> dict[str, Any] | None:
-        """The manifest of the newest checkpoint that is as it was written; damaged ones are put aside."""
+        """The manifest of the newest undamaged checkpoint. Damaged checkpoints are renamed, so that they are not tried
+        again."""
         for folder in self._complete():
             try:
                 manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
@@ -136,7 +138,7 @@ def digest(path: Path) -> str:
 
 
 def sync(folder: Path) -> None:
-    """Make the names in a folder outlive a power failure."""
+    """Make sure that the names in a folder survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
@@ -156,7 +158,7 @@ class ModelState:
 
 
 class OptimizerState:
-    """The optimizer's state by parameter name, so that it can be put back on another number of ranks."""
+    """The optimizer's state by parameter name, so that it can be restored on another number of ranks."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
@@ -169,7 +171,7 @@ class OptimizerState:
 
 
 class Rng:
-    """The random number generators of this rank. Without them, dropout after a restart is another one."""
+    """The random number generators of this rank. Without them, dropout draws other numbers after a restart."""
 
     def state_dict(self) -> dict[str, Any]:
         states = {"torch": torch.get_rng_state(), "python": random.getstate()}
@@ -186,7 +188,7 @@ class Rng:
 
 
 class Preemption:
-    """Remembers a SIGTERM until the step is over. Ranks hear of it at different times, so they have to agree on it."""
+    """Remembers a SIGTERM until the step is over. Ranks receive it at different times, so they have to agree on it."""
 
     def __init__(self) -> None:
         self.noticed = False
@@ -197,16 +199,15 @@ class Preemption:
 
 
 class Guard:
-    """Tells numbers that can't be right: a loss that is not finite, or a gradient norm over 10 × its rolling mean.
-
-    The job then starts again from its checkpoint: a fault in the hardware does not come back, one in the data or the
-    code does, and ends the job when its restarts are used up. The mean is part of the state: it decides alike after.
-    """
+    """Finds numbers that can't be right: a loss that is not finite, or a gradient norm over 10 × its rolling mean. The
+    job then starts again from its checkpoint. A fault in the hardware usually does not come back. A fault in the data
+    or the code comes back, and ends the job when its restarts are used up. The mean is part of the state, so that the
+    guard decides alike after a restart."""
 
     FACTOR, MEMORY = 10.0, 0.95
 
     def __init__(self) -> None:
-        self.mean = math.inf  # nothing is refused before there is a mean
+        self.mean = math.inf  # no gradient norm is refused before there is a mean
 
     def suspects(self, loss: float, norm: float) -> bool:
         if not (math.isfinite(loss) and math.isfinite(norm)) or norm > self.FACTOR * self.mean:
@@ -222,8 +223,8 @@ class Guard:
 
 
 def replicas_agree(model: nn.Module, group: dist.ProcessGroup) -> bool:
-    """Whether the parameters are equal on all ranks, bit for bit; sharded ones have no replica. All ranks call this.
-    Called before each checkpoint, it keeps the corruption of one rank out of all checkpoints."""
+    """Whether the parameters are equal on all ranks, bit for bit. Sharded parameters have no replica and are left out.
+    All ranks call this. If it is called before each checkpoint, the corruption of one rank gets into no checkpoint."""
     whole = [one.detach() for one in model.parameters() if not isinstance(one, DTensor)]
     if not whole:
         return True
@@ -234,11 +235,9 @@ def replicas_agree(model: nn.Module, group: dist.ProcessGroup) -> bool:
 
 
 def watch(timeout: timedelta | None) -> None:
-    """End this process, with the stacks of all its threads, unless this is called again in time. None: stop watching.
-
-    The process group's timeout ends a rank that waits for others; this ends the one that they wait for. The thread
-    behind it is C, so it also works while something holds the GIL.
-    """
+    """End this process, with the stacks of all its threads, unless this is called again within `timeout` seconds. None:
+    stop watching. The process group's timeout ends a rank that waits for others. This ends the rank for which they
+    wait. The thread is written in C, so it also works while another thread holds the GIL."""
     faulthandler.cancel_dump_traceback_later()
     if timeout is not None:
         faulthandler.dump_traceback_later(timeout.total_seconds(), exit=True)

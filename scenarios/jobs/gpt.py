@@ -1,8 +1,7 @@
 """A small byte-level GPT that trains on the sources of Python's standard library, for gpt_ddp.py and gpt_fsdp2.py.
 
-Killed at any point and started again, it goes on with the same losses, bit for bit, as if nothing had happened. What
-that takes is in fault_tolerance.py, and in how `Run` and `train` use it.
-"""
+If it is killed at any point and started again, it continues with the same losses, bit for bit. fault_tolerance.py has
+the parts that this needs; `Run` and `train` use them."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
 
     def forward(self, text: Tensor) -> Tensor:
-        """The mean loss of guessing each byte of `text` (batch, CONTEXT + 1) from the ones before it."""
+        """The mean loss of guessing each byte of `text` (batch, CONTEXT + 1) from the bytes before it."""
         x = self.token(text[:, :-1]) + self.place(torch.arange(CONTEXT, device=text.device))
         for block in self.blocks:
             x = block(x)
@@ -84,9 +83,9 @@ class Text(Dataset[Tensor]):
 
 
 class GlobalBatches(Sampler[list[int]]):
-    """This rank's part of each global batch. The order of all samples depends on the seed and the epoch alone, so that
-    another number of ranks goes on with the same global batches. `position` counts batches that were trained on; the
-    iterator may be ahead of it."""
+    """This rank's part of each global batch. The order of all samples depends only on the seed and the epoch, so that
+    another number of ranks continues with the same global batches. `position` counts the batches that were trained on;
+    the iterator may have read more."""
 
     def __init__(self, samples: int, batch_size: int, seed: int) -> None:
         self.samples, self.batch_size, self.seed, self.position = samples, batch_size, seed, 0
@@ -119,7 +118,7 @@ def options() -> argparse.Namespace:
 
 
 def start(timeout: timedelta) -> torch.device:
-    """Join the process group; the device of this rank."""
+    """Join the process group. Returns the device of this rank."""
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
         dist.init_process_group("gloo", timeout=timeout)
@@ -133,24 +132,25 @@ def start(timeout: timedelta) -> torch.device:
 
 
 def rate(step: int, steps: int) -> float:
-    """Of the learning rate, after `step` steps: a linear warm-up, then a cosine down to a tenth."""
+    """The factor of the learning rate after `step` steps: a linear warm-up, then a cosine down to a tenth."""
     progress = min(1.0, max(0.0, (step - WARM_UP) / max(1, steps - WARM_UP)))
     return min((step + 1) / WARM_UP, 0.55 + 0.45 * math.cos(math.pi * progress))
 
 
 class Run:
-    """All that a step of training changes, and the step itself. `parts` is what a checkpoint has to hold."""
+    """All the state that a step of training changes, and the step itself. `parts` is the state that a checkpoint has to
+    hold."""
 
     def __init__(self, args: argparse.Namespace, parallel: Parallel, device: torch.device) -> None:
         torch.manual_seed(args.seed)  # the same parameters on all ranks
         self.model = parallel(GPT().to(device), device)
-        torch.manual_seed(args.seed + 1 + dist.get_rank())  # but dropout of its own on each
+        torch.manual_seed(args.seed + 1 + dist.get_rank())  # but its own dropout on each rank
         random.seed(args.seed + 1 + dist.get_rank())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: rate(step, args.steps))
         self.guard, text = Guard(), Text()
         self.sampler = GlobalBatches(len(text), args.batch_size, args.seed)
-        # A generator of its own: else starting the loader takes a number from the stream that dropout draws from.
+        # A generator for the loader alone: otherwise its start takes a number from the stream that dropout draws from.
         self.loader = DataLoader(text, batch_sampler=self.sampler, generator=torch.Generator())
         self.parts: dict[str, Stateful] = {
             "model": ModelState(self.model),
@@ -162,13 +162,14 @@ class Run:
         }
 
     def step(self, text: Tensor, preempted: bool) -> tuple[float, bool]:
-        """The mean loss over all ranks, and whether any of them is preempted. Raises RuntimeError at a suspect step."""
+        """Do one step. Returns the mean loss over all ranks, and whether any rank is preempted. Raises RuntimeError at
+        a suspect step."""
         loss = self.model(text)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         suspect = self.guard.suspects(loss.item(), norm.item())
-        # What any rank knows, all must know before the weights change, and all must do the same.
+        # If one rank knows of a problem, all ranks must know it before the weights change, and all must act alike.
         news = torch.tensor([preempted, suspect, loss.item()], dtype=torch.float64)
         dist.all_reduce(news)
         if news[1]:
@@ -210,7 +211,7 @@ def train(parallel: Parallel, store: type[Checkpoints] = Checkpoints) -> None:
     watch(None)
     log(f"preempted after step {done}" if done < args.steps else f"done: {done} steps")
 
-    dist.barrier()  # nobody takes the store away while another rank still needs it
+    dist.barrier()  # no rank may stop the store while another rank still needs it
     dist.destroy_process_group()
     if done < args.steps:
-        sys.exit(128 + signal.SIGTERM)  # whoever supervises the job should start it again
+        sys.exit(128 + signal.SIGTERM)  # the supervisor of the job should start it again

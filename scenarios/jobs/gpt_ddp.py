@@ -7,8 +7,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def replicate(model: nn.Module, device: torch.device) -> nn.Module:
-    # DDP puts gradients into other buckets after the first step of a process, and with three ranks or more that changes
-    # the order in which they are summed: a restart would show in the last bits. It keeps its buckets when told this.
+    # DDP puts gradients into other buckets after the first step of a process. With three ranks or more, that changes
+    # the order in which they are summed, so a restart would change the last bits. With this setting, DDP keeps its
+    # buckets.
     devices = [device] if device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=devices, find_unused_parameters=True)
 

@@ -1,8 +1,8 @@
 """The GPT of gpt_ddp.py on gloo, which also calls NVIDIA's own NCCL in each step: for faults in NCCL, without a GPU.
 
-NCCL marks each of its calls by NVTX before it looks at the arguments. A fault waits in that mark. The calls have no
-communicator, so NCCL refuses them afterwards, and nothing is sent. `pip install nvidia-nccl-cu12` brings the library.
-"""
+NCCL marks each of its calls by NVTX before it looks at the arguments. An injected fault acts in that mark. The calls
+have no communicator, so NCCL refuses them afterwards, and nothing is sent. `pip install nvidia-nccl-cu12` brings the
+library."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The GPT of gpt_ddp.py with its checkpoints in an object store, see object_store.py.
-
-A checkpoint is made in --checkpoint-dir, and copied from there. A store that does not answer costs a checkpoint,
-never the training; after a restart the store is what counts, not the disk of a machine that may be another one.
-"""
+"""The GPT of gpt_ddp.py with its checkpoints in an object store, see object_store.py. A checkpoint is made in
+--checkpoint-dir, and copied from there. If the store does not answer, a checkpoint is lost, but training continues.
+After a restart the checkpoint comes from the store, not from the disk, because the machine may be another one."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class ObjectStore(Checkpoints):
 
 
 def copy(what: str, folder: Path) -> None:
-    """Raises OSError with what the store's library said last."""
+    """Copy a folder to or from the store. Raises OSError with the last error message of the store's library."""
     done = subprocess.run([sys.executable, str(COPIER), what, str(folder)], capture_output=True, text=True, check=False)
     print(done.stdout, end="", flush=True)
     if done.returncode:

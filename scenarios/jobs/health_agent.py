@@ -1,11 +1,11 @@
-"""Watches the GPUs of this node beside a training job, and has it checkpoint and leave when one is about to fail:
+"""Watches the GPUs of this node beside a training job, and makes the job save a checkpoint and end when a GPU is about
+to fail:
 
     health_agent.py torchrun --nproc-per-node 2 gpt_ddp.py ...
 
-A job that is told in time loses no step: it saves, ends with an error, and torchrun (or the scheduler) starts it
-again. The message is SIGTERM to the ranks, as for a spot machine. Needs nvidia-ml-py. Copy it; as a service of the
-node it is the same but for how it finds the ranks.
-"""
+A job that gets the message in time loses no step: it saves, ends with an error, and torchrun (or the scheduler) starts
+it again. The message is SIGTERM to the ranks, as on a spot machine. Needs nvidia-ml-py. Copy it. To run it as a service
+of the node, change only how it finds the ranks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What NVIDIA's guide says to reset, restart or replace a GPU for; the others are the program's own, or only to be
-# noted.
+# The XIDs for which NVIDIA's guide says to reset, restart or replace a GPU. Other XIDs are faults of the program, or
+# need no action.
 FATAL_XIDS = {48, 64, 74, 79, 95, 119, 120, 140, 143, 144, 145, 146, 147, 148, 149, 150}
 RECOVERY_ACTION = 230  # field: none, reset, reboot, ...
 EVERY_S = 1.0
-SLOWDOWNS = 0x20 | 0x40 | 0x80  # by the driver for heat, by the GPU for heat, by the power supply
+SLOWDOWNS = 0x20 | 0x40 | 0x80  # slowed by the driver for heat, by the GPU for heat, by the power supply
 MANY_CORRECTED = 10_000
 
 
@@ -31,7 +31,7 @@ def main(command: list[str]) -> int:
     beside = Path(sys.executable).with_name(command[0])  # torchrun, where this environment is not on the PATH
     program = command[0] if shutil.which(command[0]) or not beside.exists() else str(beside)
     job = subprocess.Popen([program, *command[1:]])
-    # torchaos's overlay is for whoever watches, never for the ranks: NCCL reads its topology from NVML.
+    # torchaos's overlay must reach only the processes that watch, never the ranks: NCCL reads its topology from NVML.
     overlay, others = os.environ.get("TORCHAOS_NVML_PATH"), os.environ.get("LD_LIBRARY_PATH")
     paths = ":".join(path for path in (overlay, others) if path)
     env = {**os.environ, **({"LD_LIBRARY_PATH": paths} if paths else {})}
@@ -47,7 +47,7 @@ def main(command: list[str]) -> int:
 
 
 def watch(job: int) -> None:
-    """Until it is killed. Tells the ranks of a GPU once for each time that it turns bad."""
+    """Watch until this process is killed. Sends the ranks of a GPU one message each time that the GPU turns bad."""
     import pynvml as nvml
 
     nvml.nvmlInit()
@@ -65,7 +65,7 @@ def watch(job: int) -> None:
                 reasons = dict.fromkeys(_index(nvml, event, count), f"Xid {event.eventData}")
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
-                time.sleep(0.05)  # it says so at once, for as long as it is so
+                time.sleep(0.05)  # a bad GPU reports this at once, for as long as it is bad
             elif error.value != nvml.NVML_ERROR_TIMEOUT:
                 raise
         if reasons or time.monotonic() - looked > EVERY_S / 2:
@@ -76,7 +76,7 @@ def watch(job: int) -> None:
                 if (notes := _notes(nvml, gpu)) != noted.get(gpu, []):
                     noted[gpu] = notes
                     print(f"health agent: GPU {gpu}: {', '.join(notes) or 'nothing to note any more'}", flush=True)
-            bad &= {gpu for gpu, why in states.items() if why}  # one that is well again may turn bad again
+            bad &= {gpu for gpu, why in states.items() if why}  # a GPU that is well again may turn bad again
         for gpu, why in reasons.items():
             if gpu not in bad:
                 bad.add(gpu)
@@ -87,7 +87,7 @@ def watch(job: int) -> None:
 
 
 def _index(nvml: Any, event: Any, count: int) -> list[int]:
-    """Which GPU an event is of; all where even that can't be read any more."""
+    """The index of the GPU that an event is about; the indices of all GPUs if the event can't be read any more."""
     try:
         return [int(nvml.nvmlDeviceGetIndex(event.device))]
     except nvml.NVMLError:
@@ -110,7 +110,7 @@ def _problem(nvml: Any, gpu: int) -> str | None:
 
 
 def _notes(nvml: Any, gpu: int) -> list[str]:
-    """What is worth a line, and no reason to stop a job."""
+    """Conditions that are worth a line in the log, but no reason to stop a job."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
         reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
@@ -143,7 +143,7 @@ def ranks_on(gpu: int, job: int) -> list[int]:
             if (int(visible[local]) if local < len(visible) else local) == gpu:
                 found.append(pid)
         else:
-            waiting += children.get(pid, [])  # what a rank starts is its own affair
+            waiting += children.get(pid, [])  # the rank itself is responsible for the processes that it starts
     return found
 
 

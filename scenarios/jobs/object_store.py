@@ -1,8 +1,8 @@
 """Copies checkpoints to and from the bucket `checkpoints` of AWS_ENDPOINT_URL: object_store.py put|newest FOLDER.
 
-A process of its own, since the libraries draw from Python's random numbers, whose state is part of a checkpoint. `put`
-copies a folder `step-N`, its manifest last: one that has a manifest is whole. `newest` fetches the newest into FOLDER.
-"""
+It runs as a separate process, because the libraries draw from Python's random numbers, whose state is part of a
+checkpoint. `put` copies a folder `step-N`, its manifest last: a folder that has a manifest is whole. `newest` fetches
+the newest into FOLDER."""
 
 from __future__ import annotations
 

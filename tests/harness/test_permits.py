@@ -59,7 +59,7 @@ def planned(tmp_path: Path) -> Planned:
         ({"rank": 3}, {"never": {"ranks": [3]}}, "rank 3 is on the list of limits.never"),
         ({"rank": 5}, {"never": {"nodes": [1]}}, "node 1 is on the list of limits.never"),
         ("all", {"never": {"ranks": [0]}}, "rank 0 is on the list"),
-        ({"count": 3}, {"never": {"ranks": [0, 1, 2, 3, 4, 5]}}, "wants 3 ranks; the job has 8.*limits.never: 2"),
+        ({"count": 3}, {"never": {"ranks": [0, 1, 2, 3, 4, 5]}}, "needs 3 ranks; the job has 8.*limits.never: 2"),
         ({"node": "any"}, {"never": {"nodes": [0, 1]}}, "leaves no rank to draw from"),
     ],
 )  # fmt: skip
@@ -224,7 +224,7 @@ def test_a_handle_that_does_not_say_what_it_touches_is_refused(planned: Planned,
 
     permits = Permits(planned(KILL), "run-1", [tmp_path], dict, lambda: 8)
     for handle in (Silent(), Empty()):
-        with pytest.raises(NotPermitted, match="does not say what it touches"):
+        with pytest.raises(NotPermitted, match="does not declare what it touches"):
             permits.check_changes([handle])  # type: ignore[list-item]
 
 

@@ -114,7 +114,7 @@ def test_others_are_not_loaded(offer: Offer) -> None:
 def test_a_broken_package_is_named(offer: Offer) -> None:
     """The error says which entry point, which error, and what to do."""
     offer("fake.broken", value="no_such_module_at_all:Fault")
-    with pytest.raises(UsageError, match=r"'fake.broken' \(no_such_module_at_all:Fault\).*ModuleNotFoundError.*mend"):
+    with pytest.raises(UsageError, match=r"'fake.broken' \(no_such_module_at_all:Fault\).*ModuleNotFoundError.*repair"):
         registry.find("injectors", "fake.broken")
 
 

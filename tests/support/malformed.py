@@ -109,7 +109,7 @@ CASES = (
     Case("percent over 100", "{rank: 1}", "{percent: 120}", "10:23", ("100", "120")),
     Case("step zero", "step: 25", "step: 0", "11:18", ("at least 1",)),
     Case("step and time", "step: 25, phase: backward", "step: 25, time: 30s", "11:11", ("step", "time", "combined")),
-    Case("an empty trigger", "{step: 25, phase: backward}", "{}", "11:11", ("says when",)),
+    Case("an empty trigger", "{step: 25, phase: backward}", "{}", "11:11", ("needs a time",)),
     Case("a phase alone", "step: 25, phase: backward", "phase: backward", "11:11", ("every step",)),
     Case("the start of a step", "step: 25, phase: backward", "step: 25, phase: start", "11:11", ("start", "attempt")),
     Case("a target for what hits files", "process.kill", "checkpoint.truncate", "10:5", ("hits files", "remove target")),

@@ -1,9 +1,8 @@
-"""What is made from symbols.tsv and consumers.tsv: symbols.inc, which the C sources include, and docs/nvml-table.md.
+"""Makes symbols.inc, which the C sources include, and docs/nvml-table.md from symbols.tsv and consumers.tsv.
 
-`generate.py` writes both. `generate.py add NVML.H|PYNVML.PY|LIBRARY...` first adds the functions that a newer header,
-a newer nvidia-ml-py or a newer library has to symbols.tsv, as forwarded ones: a function that is in no row is one that
-the overlay does not export, and its callers then find that the driver is too old for it.
-"""
+`generate.py` writes both files. `generate.py add NVML.H|PYNVML.PY|LIBRARY...` first adds to symbols.tsv the functions
+that a newer header, nvidia-ml-py or library has. The overlay forwards them. The overlay does not export a function
+without a row, and callers of that function then conclude that the driver is too old."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ TITLES = ("nvidia-ml-py", "NVRx", "k8s device plugin", "DCGM", "NCCL")
 @dataclass(frozen=True)
 class Symbol:
     name: str
-    takes: str  # what its first argument is: device, or other
+    takes: str  # what the first argument is: a device, or another key of SERVED
     served: str  # a key of SERVED
 
 
@@ -72,7 +71,7 @@ def page(symbols: list[Symbol]) -> str:
 
 
 def add(source: Path, symbols: list[Symbol]) -> list[Symbol]:
-    """The table with the functions of a further source. A library is read with nm(1)."""
+    """The table with the functions of another source added. A library is read with nm(1)."""
     known = {one.name for one in symbols}
     if source.suffix == ".h":
         found = {

@@ -94,6 +94,7 @@ SEED = click.option(
 ATTACH = click.option("--attach", type=int, metavar="PID", help="Use the torchrun that runs as PID, not job.command.")
 JUNIT = click.option("--junit", "junit_file", type=PATH, callback=_begin_anew, help="Write JUnit XML here.")
 JSON = click.option("--json", "json_file", type=PATH, help="Write all results as JSON here.")
+SUMMARY = click.option("--summary", type=PATH, help="Write short Markdown here, for a pull request or a CI step.")
 CONSENT = click.option(
     "--consent", multiple=True, metavar="WHAT", help="Allow what may hurt the host; the scenario must allow it too."
 )

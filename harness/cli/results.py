@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from torchaos.harness.cli.options import PATH, RUN_DIRS, RUNS, RunFolder, cli
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.cli.options import PATH, RUN_DIRS, RUNS, SUMMARY, RunFolder, cli
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.judging.verdict.verdict import judge, records_of
 from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling import html
+from torchaos.harness.telling.files import summary as markdown
 from torchaos.harness.telling.html import index
-from torchaos.harness.telling.terminal import compared
+from torchaos.harness.telling.terminal import compared, headline
 from torchaos.harness.telling.trends import nights, store
 from torchaos.harness.telling.trends.compare import TOLERANCE, Change, compare, overall
 from torchaos.harness.telling.trends.database import path_of
@@ -51,19 +54,44 @@ def keep(result: Result, folder: RunDir, records: Records | None = None) -> list
 @cli.command()
 @RUN_DIRS
 @click.option("-o", "--output", type=PATH, help="Write the page of a single run here, not into its directory.")
-def report(folders: Sequence[Path], output: Path | None) -> None:
+@SUMMARY
+@click.option("--card", type=PATH, help="Write a small picture of a single run here, as SVG.")
+def report(folders: Sequence[Path], output: Path | None, summary: Path | None, card: Path | None) -> None:
     """Write report.html, which opens offline, for run directories."""
-    if output and len(folders) > 1:
-        raise UsageError("--output names one file; give one run directory")
+    if (output or card) and len(folders) > 1:
+        raise UsageError(f"{'--output' if output else '--card'} names one file; give one run directory")
+    results = []
     for path in folders:
         folder = RunDir(path.absolute()).check()
         result = store.kept_of(folder).result if folder.result.is_file() else judge(folder)
-        to = output or folder.report
-        try:
-            write_atomically(to, html.text(folder, result), private=True)
-        except OSError as error:
-            raise UsageError(f"{to}: the report can't be written: {error.strerror}; name another with -o") from error
-        click.echo(to)
+        results.append(replace(result, run_dir=str(folder.root)))
+        records = records_of(folder)
+        _write(output or folder.report, html.text(folder, result, records), "-o", private=True)
+        if card:
+            _write(card, html.card(result, *records), "--card")
+    summarize(results, summary)
+
+
+def _write(to: Path, text: str, option: str, private: bool = False) -> None:
+    try:
+        write_atomically(to, text, private=private)
+    except OSError as error:
+        raise UsageError(f"{to}: the report can't be written: {error.strerror}; name another with {option}") from error
+    click.echo(to)
+
+
+def summarize(results: Sequence[Result], path: Path | None) -> None:
+    """Writes the results as Markdown, if a file is named. Raises UsageError if it can't be written."""
+    if path is None:
+        return
+    happened = {}
+    for result in results:
+        with suppress(ChaosError):  # of a run that left too little, the reason is enough
+            happened[result.run_dir] = headline.happened(Record.load(RunDir(Path(result.run_dir))), result)
+    try:
+        markdown.write(results, path, happened)
+    except OSError as error:
+        raise UsageError(f"{path}: the summary can't be written: {error.strerror}") from error
 
 
 @cli.command()

@@ -35,10 +35,11 @@ from torchaos.harness.cli.options import (
     RUNS,
     SEED,
     SET,
+    SUMMARY,
     WithCommand,
     cli,
 )  # fmt: skip
-from torchaos.harness.cli.results import keep
+from torchaos.harness.cli.results import keep, summarize
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import ExitCode, Result, worst
@@ -89,13 +90,15 @@ class Planned:
 @CONFIDENCE
 @JUNIT
 @JSON
+@SUMMARY
 @SET
 @ATTACH
 @CONSENT
 def run(
     files: Sequence[Path], out: Path, seed: int | None, repeat: int | None, at_least: int | None, rate: float | None,
     confidence: float | None, junit_file: Path | None, json_file: Path | None, overrides: Sequence[str],
-    attach: int | None, consent: Sequence[str], job_file: Path | None, given: Sequence[str] = (),
+    attach: int | None, consent: Sequence[str], job_file: Path | None, summary: Path | None,
+    given: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Run scenarios against live jobs and judge them.
 
@@ -120,6 +123,7 @@ def run(
                 break
             results.append(_run_one(one, console, interrupted))
             write_reports([*results, *pending[len(results) :]], junit_file, json_file, series.judged(results))
+    summarize([*results, *pending[len(results) :]], summary)
     repeats = series.judged(results, ended=True)
     write_reports([*results, *pending[len(results) :]], junit_file, json_file, repeats)
     if len(results) > 1:

@@ -79,4 +79,4 @@ def test_the_root_is_the_cause(results: dict[str, Result]) -> None:
     result = replace(results["failed"], cases=(good, loss, sampler), decided_by="loss_continuity")
     assert root_cause(result) == "the sampler restarted"
     assert root_cause(replace(result, decided_by="")) == ""
-    assert failures_first(result.cases) == [loss, sampler, good]
+    assert failures_first(result.cases) == [sampler, loss, good]

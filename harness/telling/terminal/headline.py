@@ -39,9 +39,9 @@ def root_cause(result: Result) -> str:
 
 
 def failures_first(cases: Sequence[Case]) -> list[Case]:
-    """Failed cases first, then inconclusive ones, then those that passed."""
+    """Failed cases first, those that follow from another behind it, then inconclusive ones, then those that passed."""
     order = (Verdict.ERROR, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
-    return sorted(cases, key=lambda case: order.index(case.verdict))
+    return sorted(cases, key=lambda case: (order.index(case.verdict), case.follows is not None))
 
 
 def happened(run: Record, result: Result) -> list[str]:

@@ -1,0 +1,96 @@
+"""Results as short Markdown: for a pull request, or the summary of a CI step."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.record.result import Case, Result, Verdict
+from torchaos.harness.record.secrecy import mask
+from torchaos.harness.record.words import seconds_in_words
+from torchaos.harness.telling.terminal.headline import failures_first, gauges, root_cause
+from torchaos.harness.telling.terminal.text import name_in_words, on_one_line, shortened
+
+_SIGNS = {Verdict.PASSED: "✅", Verdict.FAILED: "❌", Verdict.INCONCLUSIVE: "❔", Verdict.ERROR: "❗"}
+_STATES = {"passed": "✅", "failed": "❌"}
+_MOST_RUNS, _LONGEST = 20, 600  # runs that are told in full; characters of a reason
+
+
+def write(results: Sequence[Result], path: Path, happened: Mapping[str, Sequence[str]]) -> None:
+    """Replaces the file in one step. `happened`: the sentences of headline.py, by run directory. Raises OSError if it
+    can't be written."""
+    write_atomically(path, markdown(results, happened))
+
+
+def markdown(results: Sequence[Result], happened: Mapping[str, Sequence[str]]) -> str:
+    """The text: a table if there are several runs, then each run in full, those that did not pass first."""
+    lines = [*_table(results)] if len(results) > 1 else []
+    order = sorted(results, key=lambda result: result.verdict is Verdict.PASSED)
+    for result in order[:_MOST_RUNS]:
+        lines += ["", *_run(result, happened.get(result.run_dir, ()))]
+    if len(order) > _MOST_RUNS:
+        lines += ["", f"{len(order) - _MOST_RUNS} more runs are in the table only."]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _table(results: Sequence[Result]) -> Iterator[str]:
+    counts = Counter(result.verdict for result in results)
+    told = ", ".join(f"{counts[one]} {one.value}" for one in Verdict if counts[one])
+    yield f"## torchaos: {len(results)} runs, {told}"
+    yield ""
+    yield "| | scenario | seed | recovery | steps done again | samples skipped / repeated |"
+    yield "|---|---|---|---|---|---|"
+    for result in results:
+        cells = [f"{one.value} ({one.bound})" if one.bound else one.value for one in gauges(result)] or ["", "", ""]
+        sign = f"{_SIGNS[result.verdict]} {result.verdict.value}"
+        yield f"| {' | '.join([sign, _safe(result.scenario), str(result.seed), *map(_safe, cells)])} |"
+
+
+def _run(result: Result, happened: Sequence[str]) -> Iterator[str]:
+    yield f"### {_SIGNS[result.verdict]} {_safe(result.scenario)}: {result.verdict.value}"
+    yield ""
+    if happened:
+        yield _safe(" ".join(happened))
+        yield ""
+    cause = root_cause(result)
+    yield f"**Why:** {f'**{_safe(cause)}.** ' if cause else ''}{_safe(result.reason)}"
+    found = gauges(result)
+    if found:
+        yield ""
+        yield "| | measured | bound | |"
+        yield "|---|---|---|---|"
+        for one in found:
+            yield f"| {' | '.join([_safe(one.name), _safe(one.value), _safe(one.bound), _STATES.get(one.state, '')])} |"
+    yield ""
+    yield from _cases(result.cases)
+    for advice in (text for recovery in result.recoveries for text in recovery.advice):
+        yield f"- {_safe(advice)}"
+    took = f"{seconds_in_words(result.duration_s)}, seed {result.seed}"
+    again = mask(result.reproduce).replace("`", "'")
+    yield f"{took}. {f'Again: `{on_one_line(again)}`' if again else ''}".strip()
+
+
+def _cases(cases: Sequence[Case]) -> Iterator[str]:
+    if not cases:
+        return
+    counts = Counter(case.verdict for case in cases)
+    told = ", ".join(f"{counts[one]} {one.value}" for one in Verdict if counts[one])
+    yield f"<details><summary>{len(cases)} cases: {told}</summary>"
+    yield ""
+    yield "| | case | why |"
+    yield "|---|---|---|"
+    for case in failures_first(cases):
+        yield f"| {_SIGNS[case.verdict]} | {_safe(name_in_words(case.name))} | {_safe(case.full_reason)} |"
+    yield ""
+    yield "</details>"
+    yield ""
+
+
+def _safe(text: str) -> str:
+    """The text on one line, as text: no markup, no cell border, nobody is mentioned, and secrets are masked."""
+    plain = html.escape(shortened(on_one_line(mask(text)), _LONGEST), quote=False)
+    return re.sub(r"([\\`*\[\]|#~])", r"\\\1", plain).replace("@", "&#64;").replace("__", "\\_\\_")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -67,10 +66,8 @@ _WORDS = {
 def training_s(history: History) -> float:
     """The time of training in seconds. In each attempt it is the time from the end of its first step to the end of its
     last step."""
-    times: dict[int, list[float]] = defaultdict(list)
-    for one in history.executions:
-        times[one.attempt].append(one.mono_s)
-    return sum(max(of_attempt) - min(of_attempt) for of_attempt in times.values())
+    times = (history.executions.of_attempt(number) for number in history.executions.attempts)
+    return sum((own.last_s() or 0.0) - (own.first_s() or 0.0) for own in times)
 
 
 def writing_s(saves: Sequence[Save]) -> float:

@@ -52,7 +52,7 @@ def _never_ended(run: Record, twins: Sequence[Record], stopped: Event) -> Findin
     last, reason = run.history.last_step, str(stopped.data["reason"])
     if due is None or last is None or last < due:
         return inconclusive(f"the job did not end by itself ({reason}), so nothing is known about what it left")
-    waited_s = stopped.mono_s - max(one.mono_s for one in run.history.executions)
+    waited_s = stopped.mono_s - (run.history.executions.last_s() or 0.0)
     if stopped.data.get("enough") or stopped.data.get("interrupted") or waited_s < _usual_s(twins[0]) + _GRACE_S:
         return inconclusive(
             f"the job was ended {waited_s:.1f} s after its last step ({reason}): nobody waited for it to end by itself"
@@ -71,7 +71,7 @@ def _never_ended(run: Record, twins: Sequence[Record], stopped: Event) -> Findin
 def _usual_s(twin: Record) -> float:
     """The seconds from the twin's last step to the end of its command."""
     ends = [event.mono_s for event in twin.of_kind(Kind.JOB_EXITED)]
-    return max(ends) - max(one.mono_s for one in twin.history.executions) if ends else 0.0
+    return max(ends) - (twin.history.executions.last_s() or 0.0) if ends else 0.0
 
 
 def _processes(processes: Sequence[Mapping[str, Any]], gpu: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import absent_in_words, why_no_steps
 from torchaos.harness.judging.twins.agreement import differences, history_of
 from torchaos.harness.judging.twins.causes import likeliest_cause
 from torchaos.harness.judging.twins.losses import Comparison, first_of, in_words, measured_of
 from torchaos.harness.record.replicas import records_of
+from torchaos.harness.record.steps.table import equal
 from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, each, failed, inconclusive, passed
 
 _BLIND = "without a twin, steps that were done only once were compared with nothing"
@@ -36,13 +39,13 @@ class LossContinuity(Assertion):
         history = history_of(run, twins)
         if not history.executions:
             return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
-        if not any(one.loss_seen for one in history.executions):
+        if not history.executions.loss_seen.any():
             return inconclusive(f"no loss was seen: {why_unseen(run, 'loss')}")
         if history.unplaced:
             return inconclusive(why_unplaced(run, history.unplaced))
         if not twins:
             return replace(self._redone(run, history), bound={"tolerance": self.tolerance or 0.0})
-        blind = next((twin for twin in twins if not any(one.loss_seen for one in twin.history.executions)), None)
+        blind = next((twin for twin in twins if not twin.history.executions.loss_seen.any()), None)
         if blind:
             return inconclusive(f"the twin's losses were not seen: {why_unseen(blind, 'loss')}")
         comparison = Comparison(run, history, twins, self.tolerance)
@@ -62,20 +65,22 @@ class LossContinuity(Assertion):
 
     def _redone(self, run: Record, history: History) -> Finding:
         """Compares each step that was done again with its first execution."""
-        pairs = history.redone()
-        seen = [(old, new) for old, new in pairs if old.loss_seen and new.loss_seen]
-        if not seen:
+        olds, news = history.repeated()
+        seen = olds.loss_seen & news.loss_seen
+        if not seen.any():
             return inconclusive("there is no twin, and no step was done twice: nothing to compare the losses with")
-        for old, new in seen:
+        near = ~(equal(olds, news, "losses") & equal(olds, news, "lr")) & seen
+        for old, new in zip(olds.at(near), news.at(near), strict=True):
             ours, theirs = {new.global_step or 0: {new.rank: new}}, {old.global_step or 0: {old.rank: old}}
             first = next(differences(ours, theirs, self.tolerance or 0.0), None)
             if first:
-                every = {one.global_step or 0: {one.rank: one} for one, _new in pairs if one.rank == new.rank}
-                again = {one.global_step or 0: {one.rank: one} for _old, one in pairs if one.rank == new.rank}
+                of_rank = news.rank == new.rank
+                every = {one.global_step or 0: {one.rank: one} for one in olds.at(of_rank)}
+                again = {one.global_step or 0: {one.rank: one} for one in news.at(of_rank)}
                 cause = likeliest_cause(run, history, {**again, **ours}, {**every, **theirs}, first)
                 words = f"{in_words(first, 'the first time')} {cause.words}"
                 return replace(failed(words, first_of(first), **measured_of(first)), cause=cause.short)
-        steps = sorted({new.global_step or 0 for _old, new in seen})
+        steps = np.unique(news.global_step[seen]).tolist()
         return passed(
             f"all {len(steps)} steps that were done again ({steps[0]} to {steps[-1]}) gave the same losses as the "
             f"first time; {_BLIND}",

@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import Any
+
+import numpy.typing as npt
 
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
 from torchaos.harness.judging.ending.teardown import final_step
@@ -13,6 +16,10 @@ from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.noise.quantities import RATE, Steps, relative
 from torchaos.harness.judging.noise.tolerance import CERTAIN, LEARNED_FACTOR, Tolerance, learned
 from torchaos.harness.judging.twins.agreement import before, history_of, uneven, unreported, until
+from torchaos.harness.record.history import Executions, StepTable
+from torchaos.harness.record.steps import Both
+from torchaos.harness.record.steps.columns import lengths
+from torchaos.harness.record.steps.table import equal
 from torchaos.plugin import (
     Assertion,
     Execution,
@@ -29,6 +36,8 @@ from torchaos.plugin import (
     landings,
     passed,
 )
+
+Array = npt.NDArray[Any]
 
 _ROUNDING = RATE.floor
 _FEW = 4  # this many steps show by how many steps the rates are shifted
@@ -64,7 +73,7 @@ class LrContinuity(Assertion):
         history = history_of(run, twins)
         if not history.executions:
             return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
-        if not any(one.lr for one in history.executions):
+        if not _has_rates(history.executions).any():
             return inconclusive("no learning rate was seen: no optimizer of torch made a step, and the log shows none")
         if history.unplaced:
             return inconclusive(why_unplaced(run, history.unplaced))
@@ -85,7 +94,7 @@ class LrContinuity(Assertion):
         return replace(found, bound={"tolerance": allowed.largest})
 
 
-def _compared(history: History, twin: History, twins: Sequence[Steps], allowed: Tolerance) -> Finding:
+def _compared(history: History, twin: History, twins: Sequence[StepTable], allowed: Tolerance) -> Finding:
     ours, theirs = history.by_step(), twins[0]
     first = next(_beyond(ours, twins, allowed, CERTAIN), None)
     if first and (first.ours is None or first.theirs is None):
@@ -104,7 +113,8 @@ def _compared(history: History, twin: History, twins: Sequence[Steps], allowed: 
         )  # fmt: skip
     common = ours.keys() & theirs.keys()
     dark = unreported(history, ours, twin, theirs)
-    dark |= {step for step in common if not _seen(ours[step]) or not _seen(theirs[step])}
+    for steps in (ours, theirs):
+        dark |= common & set(steps.numbers[steps.any(~_has_rates(steps.executions))].tolist())
     blind = min(dark, default=None)
     if blind is not None or not common:
         where = "in no step" if blind is None else f"in step {blind}"
@@ -132,16 +142,18 @@ def _compared(history: History, twin: History, twins: Sequence[Steps], allowed: 
 
 def _redone(history: History, allowed: Tolerance) -> Finding:
     """Without a twin: compares each step that was done again with its first execution."""
-    pairs = [(old, new) for old, new in history.redone() if old.lr and new.lr]
-    if not pairs:
+    olds, news = history.repeated()
+    seen = _has_rates(olds) & _has_rates(news)
+    if not seen.any():
         return inconclusive("there is no twin, and no step was done twice: nothing to compare the learning rates with")
-    for old, new in pairs:
+    near = seen & ~equal(olds, news, "lr")
+    for old, new in zip(olds.at(near), news.at(near), strict=True):
         step = new.global_step or 0
         first = next(_differences({step: {new.rank: new}}, {step: {old.rank: old}}, allowed, 1.0), None)
         if first:
             return failed(_words(first, "the first time"), First(What.RATE, step), step=step, rank=new.rank)
     return passed(
-        f"{len(pairs)} steps that were done again had the same learning rates as the first time; without a twin, steps "
+        f"{seen.sum()} steps that were done again had the same learning rates as the first time; without a twin, steps "
         "that were done only once were compared with nothing"
     )
 
@@ -161,13 +173,24 @@ def _beyond(
 def _differences(ours: Steps, theirs: Steps, allowed: Tolerance, factor: float) -> Iterator[Differing]:
     """The differences by step, for ranks and values that both runs have. After a change of the number of ranks, any
     rank of the twin is used, because all follow one schedule."""
-    for step in sorted(ours.keys() & theirs.keys()):
+    for step in _suspects(StepTable.of(ours), StepTable.of(theirs), allowed, factor):
         for rank, one in sorted(ours[step].items()):
             other = theirs[step].get(rank) or next(iter(theirs[step].values()))
             for group, (mine, twins) in enumerate(zip_longest(one.lr, other.lr) if one.lr and other.lr else ()):
                 found = Differing(step, rank, group, mine, twins)
-                if found.relative > max(_ROUNDING, allowed.allowed(step, factor)) or None in (mine, twins):
+                if found.relative > _allowed(allowed, step, factor) or None in (mine, twins):
                     yield found
+
+
+def _allowed(tolerance: Tolerance, step: int, factor: float) -> float:
+    return max(_ROUNDING, tolerance.allowed(step, factor))
+
+
+def _suspects(ours: StepTable, theirs: StepTable, allowed: Tolerance, factor: float) -> list[int]:
+    """The common steps in which some rate may differ by more than is allowed."""
+    both = Both.of(ours, theirs)
+    far = both.beyond("lr", lambda step: _allowed(allowed, step, factor))
+    return sorted({*both.ours.numbers[both.ours.any(far)].tolist(), *both.apart.tolist()})
 
 
 def _story(history: History, ours: Steps, theirs: Steps, first: Differing, attempt: int) -> str:
@@ -219,8 +242,8 @@ def _in(by_rank: Mapping[int, Execution], rank: int, attempt: int) -> bool:
     return rank in by_rank and by_rank[rank].attempt == attempt
 
 
-def _seen(by_rank: Mapping[int, Execution]) -> bool:
-    return all(one.lr for one in by_rank.values())
+def _has_rates(steps: Executions) -> Array:
+    return lengths(steps.column("lr")) > 0
 
 
 def _words(first: Differing, other: str) -> str:

@@ -152,8 +152,7 @@ def _all_were_seen(run: Record) -> bool:
 
 def _not_resumed(run: Record) -> Finding:
     """The finding for a job that was restarted, and of which only one attempt made steps."""
-    made = {one.attempt for one in run.history.executions}
-    first = min(made)
+    first = int(run.history.executions.attempt.min())
     if first == run.history.attempts[0].number:
         return inconclusive("the job was restarted and made no further step: there is no resume to judge")
     base = next((one.base for one in run.history.attempts if one.number == first), None)
@@ -179,14 +178,18 @@ def _went_on(parts: Sequence[Record], number: int, one: Resume) -> bool:
     """Whether another replica made steps both before and after the restart of this replica, in one attempt of its
     own."""
     at_s = one.attempt.started_s
-    made = [(other, e.attempt, e.mono_s <= at_s) for other, peer in enumerate(parts) for e in peer.history.executions]
+    steps = [(other, peer.history.executions) for other, peer in enumerate(parts)]
+    made = {
+        (other, *one) for other, own in steps
+        for one in zip(own.attempt.tolist(), (own.mono_s <= at_s).tolist(), strict=True)
+    }  # fmt: skip
     return any((other, attempt, True) in made for other, attempt, before in made if other != number and not before)
 
 
 def _beside(parts: Sequence[Record], number: int, one: Resume) -> Finding:
     """Whether the replica continued from the step that all other replicas had reached when it was started again."""
     base, at_s = one.attempt.base or 0, one.attempt.started_s
-    done = [e.global_step or 0 for part in parts for e in part.history.executions if e.mono_s <= at_s]
+    done = [part.history.highest_step(before_s=at_s) or 0 for part in parts]
     lost = max(0, max(done) - base)
     if lost:
         return failed(

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
 
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.noise.quantities import Steps
 from torchaos.harness.judging.replicas import absences, absent_in_words, why_no_steps
-from torchaos.harness.judging.twins.agreement import before, history_of, unreported, until
+from torchaos.harness.judging.twins.agreement import before, common, history_of, unreported, until
 from torchaos.harness.judging.twins.samples import (
     Read,
     Samples,
     all_seen,
     are_same,
+    by_index,
     counts_of,
+    different,
     in_order,
     named,
+    not_surely_same,
     ranges,
     reader,
+    steps_like,
     total_of,
 )
+from torchaos.harness.record.history import StepTable
 from torchaos.harness.record.replicas import records_of
 from torchaos.plugin import (
     Assertion,
-    Execution,
     Finding,
     First,
     Harm,
@@ -59,14 +66,14 @@ class SampleAccounting(Assertion):
         history = history_of(run, twins)
         if not history.executions:
             return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
-        if not any(one.samples_seen for one in history.executions):
+        if not history.executions.samples_seen.any():
             return inconclusive(f"no sample was seen: {why_unseen(run, 'samples')}")
         if history.unplaced:
             return inconclusive(why_unplaced(run, history.unplaced))
         if not twins:
             return _alone(run, history)
         twin = twins[0]
-        if not any(one.samples_seen for one in twin.history.executions):
+        if not twin.history.executions.samples_seen.any():
             return inconclusive(f"the twin's samples were not seen: {why_unseen(twin, 'samples')}")
         theirs = until(twin.history.by_step(), final_step(twin))
         last = max(theirs, default=0)
@@ -106,15 +113,18 @@ class SampleAccounting(Assertion):
 def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding | None:
     """Says how the samples of one replica differ from the twin's in the steps that the replica made. None: they do not
     differ."""
-    theirs = {step: by_rank for step, by_rank in twin.history.by_step().items() if step not in gone}
+    theirs = twin.history.by_step().without(gone)
     ours, landed = own.history.by_step(), landings(own)
     early = before(own.history, landed[0].at_s) if landed else ours
     finding = _against(own.history, ours, theirs, early, unreported(own.history, ours, twin.history, theirs))
     return None if finding.outcome is Outcome.PASSED else finding
 
 
-def _against(history: History, ours: Steps, theirs: Steps, early: Steps, blind: Collection[int]) -> Finding:
-    whole = [step for step in early if step in theirs and early[step].keys() >= theirs[step].keys()]
+def _against(
+    history: History, ours: StepTable, theirs: StepTable, early: StepTable, blind: Collection[int]
+) -> Finding:  # fmt: skip
+    doubtful = [step for step in not_surely_same(early, theirs) if step in early and step in theirs]
+    whole = [step for step in doubtful if early[step].keys() >= theirs[step].keys()]
     seen = [step for step in whole if all_seen(early[step]) and all_seen(theirs[step])]
     invalid = next((step for step in seen if not are_same(early[step], theirs[step])), None)
     if invalid is not None:
@@ -123,24 +133,31 @@ def _against(history: History, ours: Steps, theirs: Steps, early: Steps, blind: 
             f"step {invalid}. Give the job a fixed seed.",
             step=invalid,
         )
-    unseen, times = None, Counter(map(in_order, theirs.values()))
-    for step in sorted(ours.keys() | theirs.keys()):
+    unseen, times = None, cache(lambda: Counter(map(in_order, theirs.values())))
+    other = not_surely_same(ours, theirs)
+    for step in sorted({*other, *(step for step in blind if step in ours or step in theirs)}):
         mine, twins = ours.get(step, {}), theirs.get(step, {})
         if step in blind or not (all_seen(mine) and all_seen(twins)):
             unseen = unseen or inconclusive(f"the samples of step {step} were not all seen")
-        elif not are_same(mine, twins) and not (in_order(mine) == in_order(twins) and times[in_order(twins)] == 1):
+        elif not are_same(mine, twins) and not (in_order(mine) == in_order(twins) and times()[in_order(twins)] == 1):
             return _uneven(theirs) or _differs(history, ours, theirs, step)
-    total = total_of(ours.values(), reader(ours)).total()
+    total = _total(ours)
     return unseen or passed(
         f"all {total} samples of {len(ours)} steps were consumed exactly as in the twin: none skipped, none repeated",
         samples=total, skipped=0, repeated=0,
     )  # fmt: skip
 
 
-def _uneven(theirs: Steps) -> Finding | None:
+def _total(steps: StepTable) -> int:
+    """The number of samples, as they are named."""
+    seen, indices = steps.executions.column("in_seen"), steps.executions.column("in_indices")
+    return int(np.where(indices > 0, indices, seen).sum() if by_index(steps) else seen.sum())
+
+
+def _uneven(theirs: StepTable) -> Finding | None:
     """Whether the ranks made different numbers of steps. Then the samples of a step depend on the place of each rank,
     and the steps of two runs can't be compared."""
-    made = Counter(rank for by_rank in theirs.values() for rank in by_rank).most_common()
+    made = Counter(theirs.executions.rank.tolist()).most_common()
     (most, many), (least, few) = made[0], made[-1]
     if many == few:
         return None
@@ -150,10 +167,11 @@ def _uneven(theirs: Steps) -> Finding | None:
     )
 
 
-def _differs(history: History, ours: Steps, theirs: Steps, step: int) -> Finding:
+def _differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> Finding:
     """The first step whose samples differ, and the sum of all differences over the whole history."""
     read = reader(ours, theirs)
-    mine, twins = total_of(ours.values(), read), total_of(theirs.values(), read)
+    other = different(ours, theirs)
+    mine, twins = (total_of((steps[at] for at in other if at in steps), read) for steps in (ours, theirs))
     skipped, repeated = twins - mine, mine - twins
     measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
     if step not in ours:
@@ -188,7 +206,7 @@ def _story(
             f"{named(got)} in step {step} have the right indices and other contents than in {other}, {resumed}: "
             "most likely the random numbers for a sample (augmentation) come from an RNG that was not restored."
         )
-    usual = _nearest(step, {at for at in theirs if counts_of(theirs[at], read) == got})
+    usual = _nearest(step, steps_like(StepTable.of(theirs), ours[step], read))
     if usual is None:
         return f"{_partly(ours, theirs, step, read, other, resumed)}."
     if usual > step:
@@ -231,22 +249,24 @@ def _alone(run: Record, history: History) -> Finding:
     """Without a twin: compares steps that were done again with their first execution, and finds batches that were
     consumed twice in one epoch."""
     size = {attempt.number: attempt.world_size for attempt in history.attempts}
-    groups: dict[tuple[int, int], dict[int, Execution]] = {}
-    for one in history.executions:
-        groups.setdefault((one.global_step or 0, one.attempt), {})[one.rank] = one
-    first: dict[int, Mapping[int, Execution]] = {}
-    redone = set()
-    for (step, attempt), by_rank in sorted(groups.items(), key=lambda item: (item[0][1], item[0][0])):
-        if len(by_rank) < size[attempt] or not all_seen(by_rank):
-            continue
-        old = first.setdefault(step, by_rank)
-        if not are_same(old, by_rank):
-            earlier = {at: done for at, done in first.items() if attempt not in {one.attempt for one in done.values()}}
-            read = reader({step: by_rank}, earlier)
-            story = _story(history, {step: by_rank}, earlier, step, read, other="the first execution")
+    every = history.executions
+    first: list[StepTable] = []  # of each attempt: the steps that no attempt before it had made
+    redone = set[int]()
+    for attempt in sorted(every.attempts):
+        own = StepTable(every.of_attempt(attempt).last_of("global_step", "rank"))
+        own = own.only((own.counts >= size[attempt]) & ~own.any(~own.executions.samples_seen))
+        odd = set[int]()
+        for old in first:
+            once, twice = common(old, own)
+            redone |= set(twice)
+            odd |= {step for step in not_surely_same(once, twice) if not are_same(once[step], twice[step])}
+        if odd:
+            step = min(odd)
+            ours = {step: own[step]}
+            earlier = StepTable(every.joined([one.executions for one in first]).last_of("global_step", "rank"))
+            story = _story(history, ours, earlier, step, reader(ours, earlier), other="the first execution")
             return failed(story, First(What.SAMPLES, step), step=step)
-        if old is not by_rank:
-            redone.add(step)
+        first.append(own.without(redone))
     again = _replayed(run, history)
     if again:
         return again

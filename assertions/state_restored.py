@@ -26,7 +26,7 @@ class StateRestored(Assertion):
         history = run.history
         if not history.executions:
             return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
-        if not any(one.parameters for one in history.executions):
+        if not any(one.parameters for one in history.executions.with_state):
             return inconclusive(f"no parameters were seen: {why_unseen(run, 'parameters')}")
         if history.unplaced:
             return inconclusive(why_unplaced(run, history.unplaced))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -41,7 +41,7 @@ class StragglerTolerated(Assertion):
         spans = _spans(run)
         if not spans:
             return inconclusive("no fault landed, so there was nothing to tolerate")
-        ends = {(g, e.rank): e.mono_s for (g, _), e in run.history.counting().items()}
+        ends = {key: over_s for key, over_s, _attempt in _ends(run.history)}
         slow = {key for key in own if any(a < ends[key] and ends[key] - own[key] < b for a, b in spans)}
         usual = {key: median(found) for key in own if (found := [times[key] for times in calm if key in times])}
         shared, first = slow & usual.keys(), min(a for a, _ in spans)
@@ -98,14 +98,19 @@ class StragglerTolerated(Assertion):
 
 def step_times(history: History) -> Times:
     """The time of each step that counts and follows another step in the same attempt."""
-    found = history.counting()
+    found = {key: (over_s, attempt) for key, over_s, attempt in _ends(history)}
     return {
-        (step, rank): one.mono_s - last.mono_s
-        for (step, rank), one in found.items()
-        if (last := found.get((step - 1, rank))) is not None
-        and last.attempt == one.attempt
-        and one.mono_s > last.mono_s
+        (step, rank): over_s - last[0]
+        for (step, rank), (over_s, attempt) in found.items()
+        if (last := found.get((step - 1, rank))) is not None and last[1] == attempt and over_s > last[0]
     }
+
+
+def _ends(history: History) -> Iterator[tuple[tuple[int, int], float, int]]:
+    """The step and rank, the end and the attempt of each step that counts."""
+    steps = history.by_step().executions
+    keys = zip(steps.global_step.tolist(), steps.rank.tolist(), strict=True)
+    return zip(keys, steps.mono_s.tolist(), steps.attempt.tolist(), strict=True)
 
 
 def _ratio(own: Times, usual: Times, keys: set[tuple[int, int]]) -> float:

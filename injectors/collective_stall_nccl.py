@@ -37,8 +37,9 @@ class StallNccl(Fault):
     def felt(self, record: Record, fault: str) -> Evidence | None:
         held = {(e.attempt, e.rank) for e in record.of_fault(fault, Kind.NOTE)}
         hits = list(record.of_fault(fault, Kind.APPLYING))
-        went_on = {(e.attempt, e.rank) for hit in hits for e in record.of_kind(Kind.STEP) if e.mono_s > hit.mono_s}
-        # A rank that dies while its call is held reports nothing more.
+        later = record.steps_made.after(min((hit.mono_s for hit in hits), default=0.0))
+        went_on = set(zip(later.attempt.tolist(), later.rank.tolist(), strict=True))
+        # A rank that dies while its call is held reports nothing any more.
         if any((hit.attempt, hit.rank) in went_on - held for hit in hits):
             return None
         return all_waited(record, fault)

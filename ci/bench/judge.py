@@ -2,10 +2,9 @@
 
 A small recorded run (a rank is killed, all ranks go on from a checkpoint) is grown to the number of ranks and steps
 that are asked for, with a twin of the same size. Each stage is timed in a process of its own, which reads the run
-directory as `torchaos judge` does: reading the journal, placing the steps, judging, writing the page. Reading is
-compared with json.loads of the same lines, in the same process.
+directory as `torchaos judge` does: reading the journal, placing the steps, judging.
 
-Usage: python ci/bench/judge.py [--ranks 64] [--steps 500] [--samples 8] [--profile]
+Usage: python ci/bench/judge.py [--ranks 16,256] [--steps 100,1000] [--samples 8] [--no-twin] [--profile]
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from torchaos.harness.agent import packed
 from torchaos.harness.agent.wire import FIELDS, Kind
-from torchaos.harness.judging.verdict.verdict import judge
-from torchaos.harness.record.history import History
-from torchaos.harness.record.record import Record
+from torchaos.harness.judging.verdict.verdict import records_of, verdict_of
+from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
 
 RECORDED = Path(__file__).parents[2] / "tests" / "fuzz" / "corpus" / "run"
 STEP_S, RESTART_S = 0.25, 10.0
+PHASES = {"data": 0.019, "forward": 0.08, "backward": 0.12, "optimizer": 0.02}
 ASSERTIONS = {
     "recovery_time": {"catch_up": 60.0}, "restarts": {"max": 1}, "loss_continuity": {}, "lr_continuity": {},
     "sample_accounting": {}, "completed": {},
@@ -43,7 +42,7 @@ class Grown:
     """A run directory of `ranks` ranks and `steps` steps. Rank 1 is killed at three fifths of the steps, and attempt 1
     goes on from the checkpoint before it. The twin has one attempt."""
 
-    def __init__(self, root: Path, ranks: int, steps: int, samples: int) -> None:
+    def __init__(self, root: Path, ranks: int, steps: int, samples: int, twin: bool = True) -> None:
         self.ranks, self.steps, self.samples = ranks, steps, samples
         self.killed = steps * 3 // 5
         self.every = max(2, steps // 10)
@@ -61,7 +60,10 @@ class Grown:
         plan["asserts"] = [{"name": name, "params": params} for name, params in ASSERTIONS.items()]
         self.run.plan.write_text(json.dumps(plan))
         self.count = self._write(root / "events", [(0, 0, self.killed - 1), (1, self.resumed, steps)])
-        self.count += self._write(root / "twins" / "0" / "events", [(0, 0, steps)])
+        if twin:
+            self.count += self._write(root / "twins" / "0" / "events", [(0, 0, steps)])
+        else:
+            shutil.rmtree(root / "twins")
 
     def _write(self, folder: Path, attempts: list[tuple[int, int, int]]) -> int:
         """`attempts`: number, the step that it goes on from, and its last step."""
@@ -83,7 +85,7 @@ class Grown:
         return written + own.number
 
     def _rank(self, folder: Path, rank: int, attempt: int, first: int, last: int, at_s: float, killed: bool) -> int:
-        file = Writer(folder, f"rank{rank}-a{attempt}-p{_pid(rank, attempt)}")
+        file = Writer(folder, f"rank{rank}-a{attempt}-p{_pid(rank, attempt)}", (rank, attempt))
         who: dict[str, Any] = {"rank": rank, "attempt": attempt}
         start = dict.fromkeys(FIELDS[Kind.AGENT_STARTED]) | {
             "pid": _pid(rank, attempt), "start_ticks": 7, "local_rank": rank, "world_size": self.ranks,
@@ -95,7 +97,7 @@ class Grown:
                 file.add(kind, at_s, **who, step=0, path=f"/job/step-{first}.pt", format="torch", **more)
         for step in range(first + 1, last + 1):
             at_s += STEP_S
-            file.add(Kind.STEP, at_s, **who, step=step - first, **self._step(rank, step))
+            file.step(at_s, step - first, **self._step(rank, step))
             if rank == 0 and step % self.every == 0:
                 for kind, more in ((Kind.SAVE_BEGIN, {}), (Kind.SAVE_END, {"ok": True, "blocked_s": 0.01})):
                     path = f"/job/step-{step}.pt"
@@ -107,19 +109,25 @@ class Grown:
         return file.number
 
     def _step(self, rank: int, step: int) -> dict[str, Any]:
-        rows = [hashlib.md5(f"{rank}/{step}/{row}".encode()).hexdigest()[:12] for row in range(self.samples)]
+        size = self.samples * packed.ROW
+        rows = hashlib.shake_128(f"{rank}/{step}".encode()).digest(size)
         indices = [(step * self.ranks + rank) * self.samples + row for row in range(self.samples)]
-        phases = {"data": 0.019, "forward": 0.08, "backward": 0.12, "optimizer": 0.02}
         return {"losses": [5.0 / step + rank * 1e-3], "samples": rows, "indices": indices, "lr": [3e-4 / step],
-                "opt_step": step, "sched_step": step - 1, "phases": phases, "skipped": False}  # fmt: skip
+                "opt_step": step, "sched_step": step - 1, "phases": PHASES, "skipped": False}  # fmt: skip
 
 
 class Writer:
     """One file of events, with times that the caller names."""
 
-    def __init__(self, folder: Path, source: str) -> None:
-        self._file = open(folder / f"{source}.jsonl", "w")  # noqa: SIM115  # until `close`
+    def __init__(self, folder: Path, source: str, process: tuple[int, int] = (0, 0)) -> None:
+        """`process`: rank and attempt, of which packed lines are."""
+        self._file = open(folder / f"{source}.jsonl", "wb")  # noqa: SIM115  # until `close`
         self._source, self.number = source, 0
+        self._packer = packed.Packer(source, *process)
+
+    def step(self, at_s: float, step: int, **values: Any) -> None:
+        self._file.write(self._packer.line(self.number, 1.8e9 + at_s, at_s, step, **values))
+        self.number += 1
 
     def add(
         self, kind: Kind, at_s: float, *, rank: int | None = None, attempt: int | None = None, step: int | None = None,
@@ -127,7 +135,7 @@ class Writer:
     ) -> None:  # fmt: skip
         event = {"kind": kind.value, "source": self._source, "seq": self.number, "wall_s": 1.8e9 + at_s, "mono_s": at_s,
                  "rank": rank, "attempt": attempt, "step": step, "data": data}  # fmt: skip
-        self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+        self._file.write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
         self.number += 1
 
     def close(self) -> None:
@@ -144,49 +152,52 @@ def _timed(work: Any, *arguments: Any) -> tuple[float, Any]:
     return time.process_time() - start, found
 
 
-def _lines(folder: Path) -> Iterator[bytes]:
-    for path in sorted(folder.glob("**/events/*.jsonl")):
-        yield from path.read_bytes().splitlines()
-
-
 def _measure(root: str, profile: bool) -> dict[str, float]:
     folder = RunDir(Path(root))
-    seconds = {"json alone": _timed(lambda: sum(len(json.loads(line)) for line in _lines(folder.root)))[0]}
-    seconds["read"], record = _timed(lambda: Record.load(folder))
-    seconds["place"] = _timed(lambda: History.of(record.events))[0]
     profiler = cProfile.Profile()
     if profile:
         profiler.enable()
-    seconds["judge"], result = _timed(judge, folder)
+    seconds = {}
+    seconds["read"], records = _timed(records_of, folder)
+    seconds["place"] = _timed(lambda: [record.history for record in (records[0], *records[1])])[0]
+    seconds["judge"], result = _timed(verdict_of, *records, root)
     if profile:
         profiler.disable()
         pstats.Stats(profiler).sort_stats("tottime").print_stats(30)
-    print(
-        "  ".join(f"{case.name}: {case.verdict.value}" for case in result.cases),
-        f"-> {result.verdict.value}: {result.reason}",
-    )
+    told = [f"{case.name}: {case.verdict.value}" for case in result.cases if case.verdict is not Verdict.PASSED]
     seconds["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print("  ".join([f"-> {result.verdict.value}", *told]))
     return seconds
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--ranks", default="64", help="one number or several")
+    parser.add_argument("--steps", default="500")
     parser.add_argument("--samples", type=int, default=8, help="in the batch of one rank")
-    parser.add_argument("--profile", action="store_true", help="print where judging spends its time")
+    parser.add_argument("--no-twin", action="store_true", help="judge the run alone")
+    parser.add_argument("--profile", action="store_true", help="print where the time is spent")
     options = parser.parse_args()
+    for ranks in map(int, options.ranks.split(",")):
+        for steps in map(int, options.steps.split(",")):
+            _one(ranks, steps, options)
+    return 0
+
+
+def _one(ranks: int, steps: int, options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as place:
-        grown = Grown(Path(place) / "run", options.ranks, options.steps, options.samples)
+        grown = Grown(Path(place) / "run", ranks, steps, options.samples, twin=not options.no_twin)
         size = sum(path.stat().st_size for path in grown.run.root.glob("**/events/*.jsonl"))
-        print(f"{options.ranks} ranks, {options.steps} steps: {grown.count} events, {size / 2**20:.0f} MiB")
         with get_context("spawn").Pool(1) as pool:
             seconds = pool.apply(_measure, (str(grown.run.root), options.profile))
-    memory = seconds.pop("memory")
-    for stage, took in seconds.items():
-        print(f"{stage:12} {took:8.2f} s  {took / grown.count * 1e6:8.1f} us per event")
-    print(f"{'peak memory':12} {memory:8.0f} MiB")
-    return 0
+    memory, count = seconds.pop("memory"), grown.count
+    stages = ", ".join(f"{stage} {took:.2f}" for stage, took in seconds.items())
+    whole = sum(seconds.values())
+    told = (
+        f"{ranks} ranks, {steps} steps: {count} events, {size / 2**20:.0f} MiB on disk; {whole:.2f} s ({stages}), "
+        f"{whole / count * 1e6:.1f} us per event; {memory:.0f} MiB, {memory * 2**20 / count:.0f} bytes per event"
+    )
+    print(told)
 
 
 if __name__ == "__main__":

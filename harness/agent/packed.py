@@ -24,11 +24,11 @@ PHASES = (
 )  # fmt: skip
 # seq, wall_s, mono_s, step, opt_step, sched_step, skipped, and a bit for each loss and each rate that is None
 _HEAD = "<qddqqqbQ"
-_SHAPE = struct.Struct("<BBBii")  # phases, losses, rates, samples, indices; -1: None
+SHAPE = struct.Struct("<BBBii")  # phases, losses, rates, samples, indices; -1: None
 _HEAD_SIZE = struct.calcsize(_HEAD)
-_NONE = -(1 << 63)
+NONE = -(1 << 63)
 _BITS = 64
-_CRC = 4
+CRC = 4
 _NO_NUMBER = float("nan")
 
 
@@ -55,17 +55,17 @@ class Packer:
         if None in losses or None in lr:
             nones, (losses, lr) = _without_none(losses, lr)
         record = pack(
-            seq, wall_s, mono_s, step, _NONE if opt_step is None else opt_step,
-            _NONE if sched_step is None else sched_step, -1 if skipped is None else skipped, nones, as_bytes,
+            seq, wall_s, mono_s, step, NONE if opt_step is None else opt_step,
+            NONE if sched_step is None else sched_step, -1 if skipped is None else skipped, nones, as_bytes,
             *phases.values(), *losses, *lr, samples or b"", *(indices or ()),
         )  # fmt: skip
-        return self._prefix + b2a_base64(record + crc32(record, self._crc).to_bytes(_CRC, "little"))
+        return self._prefix + b2a_base64(record + crc32(record, self._crc).to_bytes(CRC, "little"))
 
     def _learn(self, shape: tuple[Any, ...]) -> tuple[Any, bytes]:
         losses, lr, samples, indices, *phases = shape
         rows = samples if samples < 0 else samples // ROW
         codes = bytes(map(PHASES.index, phases))
-        as_bytes = _SHAPE.pack(len(phases), losses, lr, rows, indices) + codes
+        as_bytes = SHAPE.pack(len(phases), losses, lr, rows, indices) + codes
         pack = struct.Struct(f"{_HEAD}{len(as_bytes)}s{_rest(len(codes), losses, lr, rows, indices)}").pack
         if len(self._shapes) >= _BITS:  # the batches of this job have all kinds of sizes
             self._shapes.clear()
@@ -90,8 +90,8 @@ def unpack(line: bytes) -> dict[str, Any]:
     """The fields of the event in a packed line. Raises ValueError if the line is torn or damaged."""
     text, _, coded = line.rpartition(b" ")
     whole = a2b_base64(coded)
-    record, crc = whole[:-_CRC], whole[-_CRC:]
-    if crc32(record, crc32(text + b" ")).to_bytes(_CRC, "little") != crc:
+    record, crc = whole[:-CRC], whole[-CRC:]
+    if crc32(record, crc32(text + b" ")).to_bytes(CRC, "little") != crc:
         raise ValueError("torn or damaged: its check sum is another one")
     try:
         source, rank, attempt = text.removeprefix(MARK).decode().split(" ")
@@ -102,15 +102,15 @@ def unpack(line: bytes) -> dict[str, Any]:
 
 def _fields(record: bytes) -> dict[str, Any]:
     seq, wall_s, mono_s, step, opt_step, sched_step, skipped, nones = struct.unpack_from(_HEAD, record)
-    in_phases, losses, lr, rows, in_indices = _SHAPE.unpack_from(record, _HEAD_SIZE)
-    at = _HEAD_SIZE + _SHAPE.size
+    in_phases, losses, lr, rows, in_indices = SHAPE.unpack_from(record, _HEAD_SIZE)
+    at = _HEAD_SIZE + SHAPE.size
     names = [PHASES[code] for code in record[at : at + in_phases]]
     numbers = struct.unpack("<" + _rest(in_phases, losses, lr, rows, in_indices), record[at + in_phases :])
     end = in_phases + losses + lr
     rates = [None if nones >> place & 1 else value for place, value in enumerate(numbers[in_phases:end])]
     data = payload(
-        rates[:losses], rates[losses:], None if opt_step == _NONE else opt_step,
-        None if sched_step == _NONE else sched_step, None if skipped < 0 else bool(skipped),
+        rates[:losses], rates[losses:], None if opt_step == NONE else opt_step,
+        None if sched_step == NONE else sched_step, None if skipped < 0 else bool(skipped),
         None if rows < 0 else numbers[end], None if in_indices < 0 else numbers[end + 1 :],
         dict(zip(names, numbers, strict=False)),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from torchaos.harness.cli.options import FILES, JSON, JUNIT, RUN_DIR, RUN_DIRS, 
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict.verdict import judge as judge_folder
-from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.result import ExitCode, worst
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import ready
@@ -45,7 +45,7 @@ def judge(folders: Sequence[Path], junit_file: Path | None, json_file: Path | No
 def events(folder: Path) -> None:
     """Print the journal of a run as lines of JSON. All events, in order of time."""
     damaged: list[str] = []
-    for event in read_events(RunDir(folder.absolute()).check().events, damaged):
+    for event in read_journal(RunDir(folder.absolute()).check().events, damaged):
         click.echo(event.to_line(), nl=False)
     for place in damaged:
         click.echo(f"{place} is damaged", err=True)

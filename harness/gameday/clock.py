@@ -11,13 +11,13 @@ Runtime goodput = (training - lost) / wall, in which saving and stalls count as 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from statistics import median
 
 from torchaos.harness.judging.checkpoints.standstill import standstill
-from torchaos.harness.record.history import History
+from torchaos.harness.record.history import Executions, History
 from torchaos.harness.record.record import Record
 
 LONG = 3.0  # times the usual step
@@ -85,13 +85,16 @@ def clock_of(run: Record) -> Clock:
 
 def steps_of(history: History) -> list[Ended]:
     """The steps of each attempt, in order of time. A step ends when its last rank has done it."""
-    counting = {(one.attempt, one.local_step) for one in history.counting().values()}
-    ends: dict[tuple[int, int], float] = defaultdict(float)
-    for one in history.executions:
-        key = (one.attempt, one.local_step)
-        ends[key] = max(ends[key], one.mono_s)
+    counting = set(_each(history.by_step().executions))
+    ends: dict[tuple[int, int], float] = {}
+    for key, at_s in zip(_each(history.executions), history.executions.mono_s.tolist(), strict=True):
+        ends[key] = max(ends.get(key, 0.0), at_s)
     found = [Ended(attempt, step, at_s, (attempt, step) in counting) for (attempt, step), at_s in ends.items()]
     return sorted(found, key=lambda one: one.at_s)
+
+
+def _each(steps: Executions) -> Iterator[tuple[int, int]]:
+    return zip(steps.attempt.tolist(), steps.local_step.tolist(), strict=True)
 
 
 def usual_s(steps: list[Ended]) -> float:

@@ -101,7 +101,7 @@ def _slower(run: Record) -> str:
     attempts = [one for one in run.history.attempts if one.first_step is not None]
     if attempts and attempts[-1].world_size < attempts[0].world_size:
         return f"the job went on with {attempts[-1].world_size} of {attempts[0].world_size} ranks"
-    hits = [event.mono_s for event in run.events if event.kind.value == "fault.applying"]
+    hits = [event.mono_s for event in run.beside_steps if event.kind.value == "fault.applying"]
     steps = steps_of(run.history)
     before = [one for one in steps if hits and one.at_s < min(hits)]
     after = [one for one in steps if one.attempt == steps[-1].attempt and hits and one.at_s > max(hits)][-2 * _FEW :]

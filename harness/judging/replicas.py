@@ -53,7 +53,7 @@ def _of(numbers: Iterable[int], assertion: Assertion, run: Record, twins: Sequen
 
 def absences(parts: Sequence[Record]) -> Mapping[int, tuple[int, ...]]:
     """The replicas that did not take part in a step that other replicas made, by global step."""
-    done = [{step for step, _rank in replica.history.counting()} for replica in parts]
+    done = [set(replica.history.by_step()) for replica in parts]
     every = set().union(*done)
     gone = {step: tuple(number for number, own in enumerate(done) if step not in own) for step in sorted(every)}
     return {step: numbers for step, numbers in gone.items() if numbers}

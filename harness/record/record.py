@@ -6,13 +6,13 @@ import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.machine.memory import uncollected
 from torchaos.harness.record.events.gaps import Gaps
-from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.events.of_run import RunEvents
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import Plan
@@ -25,7 +25,7 @@ _LOG_END = 1 << 14  # bytes
 @dataclass(frozen=True)
 class Record(RunEvents):
     plan: Plan
-    events: tuple[Event, ...]  # merged, in order of time
+    events: Sequence[Event]  # merged, in order of time
     artifacts: Mapping[str, Any]  # by file name without .json: "inventory", "environment"
     damaged: tuple[str, ...] = ()  # whole lines of the journal that can't be read
     gaps: tuple[str, ...] = ()  # events that are missing, in words
@@ -63,7 +63,7 @@ class Record(RunEvents):
         try:
             artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
             damaged, gaps = list[str](), Gaps()
-            events = tuple(read_events(folder.events, damaged, gaps))
+            events = read_journal(folder.events, damaged, gaps)
             plan, missing = Plan.read(folder.plan), tuple(gaps.in_words())
             return cls(plan, events, artifacts, tuple(damaged), missing, _log_end(folder))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

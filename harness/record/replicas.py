@@ -51,7 +51,7 @@ def without_steps(run: Record) -> Record:
         Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.RENAMED,
         Kind.LOAD_BEGIN, Kind.LOAD_END,
     }  # fmt: skip
-    return replace(run, events=tuple(event for event in run.events if event.kind not in of_steps))
+    return replace(run, events=tuple(event for event in run.beside_steps if event.kind not in of_steps))
 
 
 def _record_of(run: Record, replica: int) -> Record:

@@ -11,7 +11,7 @@ from torchaos.assertions.checkpoint_overhead import CheckpointOverhead, writing_
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Assertion, Outcome
 from torchaos.harness.judging.checkpoints.standstill import standstill
-from torchaos.harness.record.history import Execution, History, Save
+from torchaos.harness.record.history import Execution, Executions, History, Save
 from torchaos.harness.record.history.checkpoints import blocked_by_step
 
 
@@ -61,7 +61,7 @@ def test_a_job_that_waits_for_a_save_in_another_thread(trainer: Any, idle_after:
 def test_a_save_beside_the_training_costs_its_call() -> None:
     """Steps go on while another thread writes: training stood still for the call alone."""
     executions = [Execution(0, 0, n, 10 + 0.1 * n, n, phases={"forward": 0.09}) for n in range(1, 60)]
-    history = History((), tuple(executions), (_save(11.0, 14.0, 0.02, 10),), (), "agent")
+    history = History((), Executions.of(executions), (_save(11.0, 14.0, 0.02, 10),), (), "agent")
     assert standstill(history).blocked == standstill(history).possible == {(0, 10): pytest.approx(0.02, abs=0.005)}
 
 

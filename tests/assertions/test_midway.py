@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from torchaos.harness.judging.twins.midway import with_first_parts
-from torchaos.harness.record.history import Attempt, Execution, History
+from torchaos.harness.record.history import Attempt, Execution, Executions, History
 
 TWIN = tuple(
     Execution(0, 0, step, float(step), step, (1.0, 2.0, step / 8), ("a", "b", str(step)), (1, 2, step), parameters="p")
@@ -17,7 +17,7 @@ TWIN = tuple(
 
 def history(*executions: Execution) -> History:
     attempts = (Attempt(0, 0, {}, 0.0, None, 1, 0), Attempt(1, 0, {}, 3.5, None, 1, 2))
-    return History(attempts, executions, (), (), "agent")
+    return History(attempts, Executions.of(executions), (), (), "agent")
 
 
 def resumed(**first: object) -> History:
@@ -56,7 +56,7 @@ def test_without_parameters_the_next_step_decides(next_loss: float, whole: bool)
         replace(one, losses=(1.0, 2.0, next_loss)) if one.attempt and one.global_step == 4 else one
         for one in run.executions
     ]
-    assert is_whole(replace(run, executions=tuple(later))) is whole
+    assert is_whole(replace(run, executions=Executions.of(later))) is whole
 
 
 def test_only_the_first_step_of_a_resume() -> None:
@@ -68,5 +68,5 @@ def test_only_the_first_step_of_a_resume() -> None:
         else one
         for one in run.executions
     ]
-    found = with_first_parts(replace(run, executions=tuple(cut)), history(*TWIN)).by_step()
+    found = with_first_parts(replace(run, executions=Executions.of(cut)), history(*TWIN)).by_step()
     assert len(found[4][0].losses) == 2

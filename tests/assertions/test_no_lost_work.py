@@ -10,7 +10,7 @@ from typing import Any
 from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Assertion, Outcome
-from torchaos.harness.record.history import Execution, History
+from torchaos.harness.record.history import Execution, Executions, History
 
 
 def _from(run: Any, base: int) -> Any:
@@ -247,7 +247,7 @@ def test_one_attempt_that_was_ended_on_purpose_passes(trainer: Any) -> None:
     assert finding.outcome is Outcome.PASSED, finding.reason
 
 
-class _Counted(tuple[Execution, ...]):
+class _Counted(Executions):
     """Executions that count how often they are gone through."""
 
     times = 0
@@ -256,13 +256,17 @@ class _Counted(tuple[Execution, ...]):
         self.times += 1
         return super().__iter__()
 
+    def column(self, name: str) -> Any:
+        self.times += 1
+        return super().column(name)
+
 
 def test_more_checkpoints_are_judged_in_one_go(trainer: Any) -> None:
     """The executions are gone through as often for 40 checkpoints as for 4, and not once for each."""
 
     def gone_through(every: int) -> int:
         run = trainer(steps=40, every=every, kills=[(38, 1)]).record()
-        seen = _Counted(run.history.executions)
+        seen = _Counted.of(run.history.executions)
         run.__dict__["history"] = replace(run.history, executions=seen)
         assert NoLostWork().judge(run, []).outcome is Outcome.PASSED
         return seen.times

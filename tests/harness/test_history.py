@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.record.history import History, base_of, saved_as
+from torchaos.harness.record.history import Executions, History, base_of, saved_as
 from torchaos.harness.record.history.alignment import align
 from torchaos.harness.record.history.believing import Witness, decide
 from torchaos.harness.record.history.checkpoints import number_in_contents, number_in_name, read_saves
@@ -288,7 +288,7 @@ def test_a_file_written_in_place_is_known_by_its_last_save() -> None:
             ]
         )
     ]
-    found = saved_as("/out/ckpt.pt", read_saves(events), 100.0)
+    found = saved_as("/out/ckpt.pt", read_saves(events, Executions.of([])), 100.0)
     assert found is not None
     assert (found.local_step, found.ok) == (10, True)
 
@@ -331,6 +331,6 @@ def test_a_save_is_known_by_the_name_that_it_got_in_the_end() -> None:
         *saved(7, "/out/step.part/x.pt", 3), event(9, Kind.RENAMED, path="/out/step.part", to="/out/step-3"),
         *saved(10, "/out/now.tmp", 4),
     ]  # fmt: skip
-    assert [save.path for save in read_saves(events)] == [
+    assert [save.path for save in read_saves(events, Executions.of([]))] == [
         "/out/ckpt-1.pt", "/out/ckpt-2.pt", "/out/step-3/x.pt", "/out/now.tmp",
     ]  # fmt: skip

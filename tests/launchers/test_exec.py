@@ -20,7 +20,7 @@ from torchaos.harness.cli.exec import make
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.proof.evidence import died
 from torchaos.harness.judging.verdict.verdict import judge
-from torchaos.harness.record.events.clocks import Clock, aligned
+from torchaos.harness.record.events.clocks import Clock, Clocks
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
@@ -182,7 +182,7 @@ def test_events_are_merged_by_one_clock(tmp_path: Path) -> None:
     found = [(event.source, event.mono_s) for event in read_events(tmp_path) if event.kind is not Kind.CLOCK]
     assert found == [("node0", 10.0), ("rank1-a0-p9", 11.0), ("node0", 12.0), ("rank1-a0-p9", 70.0)]
     alone = [Event(Kind.NOTE, "rank1", 0, 0.0, 5.0, data=note)]
-    assert aligned(alone) == alone
+    assert list(map(Clocks(alone).aligned, alone)) == alone
 
 
 def test_equal_pids_on_two_nodes_are_two_processes(tmp_path: Path, scenario: Path) -> None:

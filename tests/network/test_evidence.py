@@ -23,10 +23,11 @@ PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun",), "/job", {}, 2, 2, 60.0),
 
 def record(*said: tuple[Kind, float, dict[str, Any]]) -> Record:
     seq = count()
-    events = [
-        Event(kind, "harness", next(seq), 0.0, at, data={**dict.fromkeys(FIELDS[kind], None), "fault": "f", **data})
-        for kind, at, data in said
-    ]
+    events = []
+    for kind, at, data in said:
+        payload = {**dict.fromkeys(FIELDS[kind], None), "fault": "f", **data}
+        rank = 0 if kind is Kind.STEP else None
+        events.append(Event(kind, "harness", next(seq), 0.0, at, rank, rank, 1, payload))
     return Record(PLAN, tuple(events), {})
 
 

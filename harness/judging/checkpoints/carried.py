@@ -106,11 +106,8 @@ def _of_all(continued: Mapping[int, str | None], after: Mapping[int, str | None]
 
 
 def _of(history: History, attempt: Attempt, step: int) -> list[Execution]:
-    return [
-        execution
-        for execution in history.executions
-        if execution.attempt == attempt.number and execution.global_step == step
-    ]
+    steps = history.executions
+    return list(steps.at((steps.attempt == attempt.number) & (steps.global_step == step)))
 
 
 def _by_rank(executions: Sequence[Execution], name: str) -> dict[int, str | None]:

@@ -114,9 +114,7 @@ def in_words(meeting: Meeting) -> str:
 
 def counts(record: Record, attempt: int) -> bool:
     """Whether a step of the attempt is in the final history, or may be (see `History.counting`)."""
-    return attempt in record.history.unplaced or any(
-        execution.attempt == attempt for execution in record.history.counting().values()
-    )
+    return attempt in record.history.unplaced or bool((record.history.by_step().executions.attempt == attempt).any())
 
 
 def _damage(record: Record, event: Event) -> Damage:
@@ -154,10 +152,7 @@ def _step(record: Record, path: str, stated: object, by_s: float) -> int | None:
 
 
 def _meeting(record: Record, attempt: Attempt, damage: Damage, all_: Sequence[Damage]) -> Meeting | None:
-    first = min(
-        (execution.mono_s for execution in record.history.executions if execution.attempt == attempt.number),
-        default=None,
-    )
+    first = record.history.executions.of_attempt(attempt.number).first_s()
     loads = tuple(
         load for load in record.history.loads
         if load.attempt == attempt.number and (first is None or load.mono_s <= first)

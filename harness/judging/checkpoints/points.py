@@ -72,10 +72,8 @@ def are_copies(run: Record, path: str, other: str) -> bool:
 
 def _loaded(history: History) -> Iterable[str]:
     """The paths that attempts loaded, or tried to load, before their first step."""
-    first: dict[int, float] = {}
-    for execution in history.executions:
-        first[execution.attempt] = min(execution.mono_s, first.get(execution.attempt, execution.mono_s))
-    return (load.path for load in history.loads if load.mono_s <= first.get(load.attempt, float("inf")))
+    first = {one.number: history.executions.of_attempt(one.number).first_s() for one in history.attempts}
+    return (load.path for load in history.loads if load.mono_s <= (first.get(load.attempt) or float("inf")))
 
 
 def _held(run: Record, root: str) -> dict[str, set[str]]:

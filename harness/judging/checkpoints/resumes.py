@@ -57,11 +57,10 @@ def resumes(run: Record) -> list[Resume]:
     hits = list(run.of_kind(Kind.APPLYING, Kind.APPLIED))
     for part in history.segments:
         this = (part.number, part.after)
-        own = [done.mono_s for done in history.executions if (done.attempt, done.segment) == this]
-        earlier = [done.global_step or 0 for done in history.executions if (done.attempt, done.segment) < this]
-        if not own or not earlier or part.in_memory:
+        own_s, earlier = history.of_segment(*this).first_s(), history.before_segment(*this)
+        if own_s is None or not len(earlier) or part.in_memory:
             continue
-        loads = [load.mono_s for load in history.loads if load.attempt == part.number and load.mono_s <= min(own)]
+        loads = [load.mono_s for load in history.loads if load.attempt == part.number and load.mono_s <= own_s]
         by_s = part.started_s if part.after else min(loads, default=part.started_s)
         # If the attempt loads a checkpoint between two steps, checkpoints that it saved after the fault may contain the
         # damage that the fault did.
@@ -75,14 +74,21 @@ def resumes(run: Record) -> list[Resume]:
         sure = [saved for saved in there if saved.sure or saved.step == part.base]  # a load proves it as well
         best = max(sure, key=lambda saved: saved.step, default=None)
         newer = [saved for saved in there if saved not in sure and (best is None or saved.step > best.step)]
-        found.append(Resume(part, max(earlier), best, max(newer, key=lambda saved: saved.step, default=None)))
+        found.append(
+            Resume(
+                part,
+                max(0, int(earlier.global_step.max())),
+                best,
+                max(newer, key=lambda saved: saved.step, default=None),
+            )
+        )
     return found
 
 
 def resumed_in_words(history: History, attempt: int) -> str:
     """The step from which an attempt resumed, as a phrase for sentences about its differences."""
     resumed = history.attempt(attempt)
-    earlier = any(execution.attempt < attempt for execution in history.executions)
+    earlier = (history.executions.attempt < attempt).any()
     if resumed is None or resumed.base is None or not earlier:
         return "without any restart before it"
     return f"after the resume from step {resumed.base}"
@@ -109,7 +115,8 @@ def _of_kind(run: Record, saves: Sequence[Save], points: Points) -> list[SavedCh
     for (attempt, _step), group in groups.items():
         of_size.setdefault(sizes[attempt], []).append(group)
     usual = {size: _usual(of_this) for size, of_this in of_size.items()}
-    trained = {(done.attempt, done.rank): done for done in run.history.executions}  # the last step: ordered by time
+    ends = run.history.executions.last_of("attempt", "rank")  # by time
+    trained = {(done.attempt, done.rank): done for done in ends}
     begun = {save.attempt: save.begun_s for save in sorted(run.history.saves, key=lambda save: save.begun_s)}
     kept = []
     for (attempt, step), group in groups.items():

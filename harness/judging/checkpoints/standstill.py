@@ -6,14 +6,12 @@ is in no phase of a step from the begin of the save to its end, and goes on when
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
 
-from torchaos.harness.agent.wire import Phase
-from torchaos.harness.record.history import Execution, History, Save
+import numpy as np
+
+from torchaos.harness.record.history import Executions, History, Save
 from torchaos.harness.record.history.checkpoints import blocked_by_step
 
 _SOON_S, _SOON_SHARE = 0.05, 0.1  # seconds, and share of the save's length: a rank that goes on so soon has waited
@@ -35,8 +33,8 @@ def standstill(history: History) -> Standstill:
     saves = [save for save in history.saves if save.ended_s is not None]
     called = blocked_by_step(saves)
     blocked, possible = dict(called), dict(called)
-    for gap in _gaps(history.executions):
-        beside = [save for save in saves if save.attempt == gap.attempt and gap.holds_end_of(save)]
+    for gap in _gaps(history.executions, saves):
+        beside = [save for save in gap.saves if save.attempt == gap.attempt and gap.holds_end_of(save)]
         if not beside:
             continue
         last = max(beside, key=lambda save: save.ended_s or 0.0)
@@ -59,33 +57,37 @@ class _Gap:
     saving_s: float  # in calls that save
     idle_s: float  # in no phase of a step, beyond the usual
     usual_s: float
+    saves: Sequence[Save]  # that ended in it
 
     def holds_end_of(self, save: Save) -> bool:
         ended_s = save.ended_s or 0.0
         return save.local_step <= self.step and self.begun_s <= ended_s <= self.works_s
 
 
-def _gaps(executions: Sequence[Execution]) -> Iterator[_Gap]:
-    of_ranks: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-    for execution in executions:
-        of_ranks[execution.attempt, execution.rank].append(execution)
-    for steps in of_ranks.values():
-        pairs = [(old, new) for old, new in pairwise(steps) if new.local_step == old.local_step + 1 and new.phases]
-        usual = median(_idle(old, new) for old, new in pairs) if pairs else 0.0
-        for old, new in pairs:
-            yield _Gap(
-                old.attempt, old.local_step, old.mono_s, new.mono_s - _work(new), _saving(new),
-                max(0.0, _idle(old, new) + _saving(new) - usual), usual,
-            )  # fmt: skip
-
-
-def _idle(old: Execution, new: Execution) -> float:
-    return max(0.0, new.mono_s - old.mono_s - _work(new) - _saving(new))
-
-
-def _work(step: Execution) -> float:
-    return sum(step.phases.values()) - _saving(step)
-
-
-def _saving(step: Execution) -> float:
-    return step.phases.get(Phase.CHECKPOINT_WRITE.value, 0.0)
+def _gaps(steps: Executions, saves: Sequence[Save]) -> Iterator[_Gap]:
+    """The gaps in which a save ended."""
+    saves = sorted(saves, key=lambda save: save.ended_s or 0.0)
+    if not saves or not len(steps):
+        return
+    steps = steps.at(np.lexsort((steps.rank, steps.attempt)))  # of one process in order of time
+    attempt, rank, step, over_s = steps.attempt, steps.rank, steps.local_step, steps.mono_s
+    saving = steps.column("saving_s")
+    work = steps.column("took_s") - saving
+    follows = (
+        (np.diff(attempt) == 0) & (np.diff(rank) == 0) & (np.diff(step) == 1) & (steps.column("in_phases")[1:] > 0)
+    )
+    new = np.flatnonzero(follows) + 1
+    idle = np.maximum(0.0, over_s[new] - over_s[new - 1] - work[new] - saving[new])
+    starts = np.flatnonzero(np.append(True, (np.diff(attempt[new]) != 0) | (np.diff(rank[new]) != 0))[: len(new)])
+    counts = np.diff(np.append(starts, len(new)))
+    usual = np.repeat([np.median(own) for own in np.split(idle, starts[1:])] if len(new) else [], counts)
+    begun_s, works_s = over_s[new - 1], over_s[new] - work[new]
+    ends = np.array([save.ended_s or 0.0 for save in saves])
+    first, last = np.searchsorted(ends, begun_s, "left"), np.searchsorted(ends, works_s, "right")
+    for at in np.flatnonzero(first < last).tolist():
+        old, now = int(new[at]) - 1, int(new[at])
+        spent = float(idle[at]) + float(saving[now]) - float(usual[at])
+        yield _Gap(
+            int(attempt[old]), int(step[old]), float(begun_s[at]), float(works_s[at]), float(saving[now]),
+            max(0.0, spent), float(usual[at]), saves[first[at] : last[at]],
+        )  # fmt: skip

@@ -78,7 +78,6 @@ def _at_exit(run: RunSoFar, attempt: Attempt, rank: int) -> bool:
     gone_s = float("inf") if process.exited_s is None else process.exited_s
     if any(e.rank == rank and e.attempt == attempt.number for e in run.of_kind(Kind.AGENT_ENDED)):
         return True
-    own = [execution.mono_s for execution in run.history.executions if execution.attempt == attempt.number]
-    since_s = max(own, default=attempt.started_s)
+    since_s = run.history.executions.of_attempt(attempt.number).last_s() or attempt.started_s
     lines = [e.mono_s for e in run.of_kind(Kind.LOG_CAUSE) if _LINE in str(e.data["line"])]
     return any(since_s <= at <= gone_s + 1.0 for at in lines)  # the log is read a little later

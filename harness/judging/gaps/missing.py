@@ -28,7 +28,8 @@ def _cut(record: Record, seen: set[int], ended: set[int]) -> Iterator[str]:
     Events are cut if the agent's last event is missing although the rank wrote it in another record (`ended`), or if
     all events are missing although an agent started in this rank in another record (`seen`). The comparison with other
     records is needed because a job may always leave by os._exit, which ends the agent without a last event."""
-    has, whole = set(_who(record, Kind.AGENT_STARTED, Kind.STEP)), set(_who(record, Kind.AGENT_ENDED))
+    made = {(rank, attempt) for attempt, rank in record.sources_of_steps}
+    has, whole = made | set(_who(record, Kind.AGENT_STARTED)), set(_who(record, Kind.AGENT_ENDED))
     excused = set(_who(record, Kind.AGENT_FAILED, Kind.APPLYING))
     for rank, attempt in sorted(set(_ended_well(record)) - whole - excused):
         if (rank, attempt) in has:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from torchaos.harness.judging.noise.quantities import WEIGHTS, Steps
 from torchaos.harness.record.history import History
 
@@ -34,7 +36,9 @@ def loaded(history: History) -> Iterator[Loaded]:
     """Yields a comparison for each rank of each resume on the same number of ranks, if both states were seen.
 
     No twin is needed, and noise can't explain a difference, because a checkpoint holds the exact bits."""
-    placed = {(done.attempt, done.global_step, done.rank): done for done in history.executions}
+    bases = [attempt.base for attempt in history.attempts if attempt.base]
+    near = np.isin(history.executions.global_step, [step for base in bases for step in (base, base + 1)])
+    placed = {(done.attempt, done.global_step, done.rank): done for done in history.executions.at(near)}
     for before, attempt in zip(history.attempts, history.attempts[1:], strict=False):
         if not attempt.base or before.world_size != attempt.world_size:
             continue

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from torchaos.harness.record.history import Execution
+import numpy as np
+
+from torchaos.harness.record.history import Execution, StepTable
+from torchaos.harness.record.steps import Both
 
 Steps = Mapping[int, Mapping[int, Execution]]  # by global step, then rank
 Values = Sequence[float | None]
@@ -52,9 +55,15 @@ class Quantity:
     read: Callable[[Execution], Values]
     apart: Callable[[Values, Values, float], float]  # the relative difference; third argument: the typical size
     floor: float  # relative: the smallest tolerance for runs that are not bitwise equal
+    column: str = ""  # with all values, if there is one; then `apart` is `_largest`
 
     def typical(self, runs: Sequence[Steps]) -> float:
         """The median absolute value over all steps and ranks of these runs; values that are not finite are left out."""
+        if self.column:
+            values = [StepTable.of(steps).executions.column(self.column).ravel() for steps in runs]
+            finite = np.abs(np.concatenate([np.zeros(0), *values]))
+            finite = finite[np.isfinite(finite)]
+            return float(np.median(finite)) if len(finite) else 0.0
         ranks = (execution for steps in runs for by_rank in steps.values() for execution in by_rank.values())
         sizes = [
             abs(value)
@@ -64,6 +73,16 @@ class Quantity:
         ]
         return median(sizes) if sizes else 0.0
 
+    def distances(self, ours: Steps, theirs: Steps, typical: float) -> dict[int, float]:
+        """The largest relative difference over the ranks that both runs have, in each step that both have."""
+        if not self.column:
+            common = sorted(ours.keys() & theirs.keys())
+            return {step: self.distance(ours[step], theirs[step], typical) for step in common}
+        mine, twins = StepTable.of(ours), StepTable.of(theirs)
+        both = Both.of(mine, twins)
+        found = dict(zip(both.ours, both.farthest(self.column, typical).tolist(), strict=True))
+        return found | {step: self.distance(mine[step], twins[step], typical) for step in both.apart.tolist()}
+
     def distance(self, ours: Mapping[int, Execution], theirs: Mapping[int, Execution], typical: float) -> float:
         """The largest relative difference over the ranks that both runs have in a step."""
         common = ours.keys() & theirs.keys()
@@ -71,9 +90,9 @@ class Quantity:
 
 
 _FLOAT32 = 2e-7  # about three units in the last place
-LOSS = Quantity("loss", lambda execution: execution.losses, _largest, _FLOAT32)
+LOSS = Quantity("loss", lambda execution: execution.losses, _largest, _FLOAT32, "losses")
 RATE = Quantity(
-    "learning rate", lambda execution: execution.lr, _largest, 1e-9
+    "learning rate", lambda execution: execution.lr, _largest, 1e-9, "lr"
 )  # computed in closed form, or step by step
 WEIGHTS = Quantity(
     "parameters", lambda execution: execution.sketch, _of_sketches, 3e-8

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from torchaos.harness.record.history import History
 
 ROUNDING = 1e-5  # relative: float32 sums differ by about 1e-7 at first, which stays below this for about 100 steps
@@ -25,7 +27,9 @@ def rounded_from(history: History) -> int | None:
     """The first global step whose values may differ from the twin's by ROUNDING. Values of later steps may too. None:
     all bits must be equal."""
     many = {attempt.number for attempt in history.attempts[1:] if attempt.world_size >= _MANY}
-    return min((step for (step, _rank), done in history.counting().items() if done.attempt in many), default=None)
+    steps = history.by_step().executions
+    first = steps.global_step[np.isin(steps.attempt, list(many))]
+    return int(first.min()) if len(first) else None
 
 
 def rounding(history: History, step: int | None) -> float:

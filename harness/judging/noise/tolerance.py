@@ -80,7 +80,8 @@ def learned(twins: Sequence[Steps], of: Quantity, last: int | None = None) -> To
     earlier steps. The typical size is always that of all steps."""
     size = of.typical(twins)
     common = sorted(set(twins[0]).intersection(*twins[1:])) if len(twins) > 1 else []
-    apart = {step: max(of.distance(a[step], b[step], size) for a, b in combinations(twins, 2)) for step in common}
+    pairs = [of.distances(a, b, size) for a, b in combinations(twins, 2)]
+    apart = {step: max(far[step] for far in pairs) for step in common}
     if not any(apart.values()):
         return Tolerance(typical=size)
     early = {step: far for step, far in apart.items() if last is None or step <= last}
@@ -97,7 +98,8 @@ def _spread(apart: Mapping[int, float], step: int, floor: float) -> float:
 def distances(ours: Steps, twins: Sequence[Steps], of: Quantity, typical: float) -> dict[int, float]:
     """The relative difference from the nearest twin, in each step that the run and all twins have."""
     common = ours.keys() & set(twins[0]).intersection(*twins[1:])
-    return {step: min(of.distance(ours[step], twin[step], typical) for twin in twins) for step in sorted(common)}
+    found = [of.distances(ours, twin, typical) for twin in twins]
+    return {step: min(far[step] for far in found) for step in sorted(common)}
 
 
 def certainly_beyond(found: Mapping[int, float], tolerance: Tolerance) -> int | None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
 from torchaos.harness.record.record import Record
@@ -50,8 +52,8 @@ def _death(record: Record, hit: Event, codes: tuple[int, ...]) -> Event | None:
     """The end of the process that was hit, with one of these exit codes. None also if the rank finished a step after
     the hit, because then it survived the fault and died for another reason."""
     death = _after((event for event in record.of_kind(*_EXITS) if event.data.get("exit_code") in codes), hit)
-    steps = (event.mono_s for event in record.of_kind(Kind.STEP) if event.source == hit.source)
-    survived = death is not None and any(hit.mono_s < at < death.mono_s for at in steps)
+    steps = record.steps_made.of_source(hit.source).mono_s
+    survived = death is not None and ((hit.mono_s < steps) & (steps < death.mono_s)).any()
     return None if survived else death
 
 
@@ -77,10 +79,10 @@ def stood_still(record: Record, fault: str, seconds: float) -> Evidence | None:
 def _silence(record: Record, hit: Event) -> tuple[float, Event | None]:
     """The longest time, in seconds, in which no rank finished a step, between a hit and the next step of the rank that
     was hit; and the step that ended this time."""
-    later = [event for event in record.of_kind(Kind.STEP) if event.mono_s > hit.mono_s]
-    own = next((event for event in later if (event.rank, event.attempt) == (hit.rank, hit.attempt)), None)
-    if own is None:
+    later = record.steps_made.in_order_of_time.after(hit.mono_s)
+    own = later.at((later.rank == hit.rank) & (later.attempt == hit.attempt))
+    if not len(own):
         return 0.0, None
-    ends = [event for event in later if event.mono_s <= own.mono_s]
-    starts = [hit.mono_s, *(event.mono_s for event in ends)]
-    return max(((end.mono_s - start, end) for start, end in zip(starts, ends, strict=False)), key=lambda gap: gap[0])
+    ends = later.at(later.mono_s <= own.mono_s[0])
+    silences = np.diff(ends.mono_s, prepend=hit.mono_s)
+    return float(silences.max()), ends.event(int(silences.argmax()))

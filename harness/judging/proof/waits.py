@@ -6,17 +6,18 @@ no rank can finish a step while another rank is missing in a collective.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import partial
 from itertools import pairwise
 from math import inf
-from statistics import median
+
+import numpy as np
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
 from torchaos.harness.judging.ending.teardown import ABORT, aborts_at_exit
 from torchaos.harness.judging.proof.evidence import of_each
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.steps import Executions
 
 _SHARE = 0.8  # of the time that the fault was on: the other ranks first finish the step that they are in
 _ENDS = (Kind.ROLLED_BACK, Kind.RANK_EXITED, Kind.JOB_EXITED, Kind.STOPPED)
@@ -93,9 +94,10 @@ def _broke(record: Record, hit: Event) -> Event | None:
         if failed and event.attempt in (None, hit.attempt):
             return event
         if event.kind is Kind.STOPPED and not event.data.get("interrupted"):
-            steps = [e.mono_s for e in record.of_kind(Kind.STEP) if e.mono_s <= event.mono_s]
-            own = [e for e in record.of_kind(Kind.STEP) if e.attempt == hit.attempt]
-            return event if steps and event.mono_s - steps[-1] > 10 * max(_usual(own, hit.mono_s), 0.1) else None
+            steps = record.steps_made.mono_s
+            steps, own = steps[steps <= event.mono_s], record.steps_made.of_attempt(hit.attempt)
+            waited_s = event.mono_s - float(steps.max()) if len(steps) else 0.0
+            return event if waited_s > 10 * max(_usual(own, hit.mono_s), 0.1) else None
     return None
 
 
@@ -107,35 +109,42 @@ def _what_broke(event: Event) -> str:
 
 def _slower(record: Record, hit: Event, by_s: float, factor: float) -> tuple[float, float, Event] | None:
     end = _end(record, hit)
-    peers = [e for e in record.of_kind(Kind.STEP) if e.attempt == hit.attempt and e.rank != hit.rank]
+    peers = _peers(record, hit)
     until_s = end.mono_s if end is not None else inf
     usual = _usual(peers, hit.mono_s, until_s)
-    rank = peers[0].rank if peers else None
-    during = [event for event in peers if event.rank == rank and hit.mono_s < event.mono_s <= until_s]
-    gaps = [b.mono_s - a.mono_s for a, b in pairwise(during)]
+    during = peers.at((peers.rank == peers.rank[:1]) & (hit.mono_s < peers.mono_s) & (peers.mono_s <= until_s))
+    gaps: list[float] = np.diff(during.mono_s).tolist()
     if not usual or not gaps:
         return None
     mean = sum(gaps) / len(gaps)
     enough = max(gaps) >= usual + 0.8 * by_s and mean >= usual * (1 + (factor - 1) / 2)
-    return (usual, mean, during[-1]) if enough else None
+    return (usual, mean, during.event(-1)) if enough else None
+
+
+def _peers(record: Record, hit: Event) -> Executions:
+    """The steps of the other ranks in the attempt that was hit, in order of time."""
+    own = record.steps_made.of_attempt(hit.attempt)
+    return own.at(own.rank != hit.rank)
 
 
 def _wait(record: Record, hit: Event) -> tuple[float, Event] | None:
     """The longest time, in seconds, in which no other rank finished a step while the fault was on, and the event that
     ended this time. None if it was too short to prove anything."""
     end = _end(record, hit)
-    peers = [e for e in record.of_kind(Kind.STEP) if e.attempt == hit.attempt and e.rank != hit.rank]
+    peers = _peers(record, hit)
     if end is None:
         return None
-    if not peers:
+    if not len(peers):
         return _gave_up(record, hit, end)
-    later = [event for event in peers if event.mono_s > hit.mono_s]
-    inside = [event for event in later if event.mono_s <= end.mono_s]
-    after = next((event for event in later if event.mono_s > end.mono_s), None)
-    marks = [hit, *inside, after if after is not None and end.kind is Kind.ROLLED_BACK else end]
-    silence, last = max(((b.mono_s - a.mono_s, b) for a, b in pairwise(marks)), key=lambda gap: gap[0])
+    later, over_s = peers.after(hit.mono_s), end.mono_s
+    inside = int((later.mono_s <= end.mono_s).sum())
+    if end.kind is Kind.ROLLED_BACK and inside < len(later):
+        end = later.event(inside)
+    silences = np.diff(later.mono_s[:inside], prepend=hit.mono_s, append=end.mono_s)
+    longest = int(silences.argmax())
+    silence, last = float(silences[longest]), later.event(longest) if longest < inside else end
     usual = _usual(peers, hit.mono_s)
-    enough = silence >= _SHARE * (end.mono_s - hit.mono_s) and silence >= 2 * usual
+    enough = silence >= _SHARE * (over_s - hit.mono_s) and silence >= 2 * usual
     return (silence, last) if enough else None
 
 
@@ -166,11 +175,11 @@ def _ends(event: Event, hit: Event) -> bool:
     return event.kind is not Kind.RANK_EXITED or event.data["pid"] == hit.data["pid"]
 
 
-def _usual(peers: list[Event], before_s: float, after_s: float = inf) -> float:
+def _usual(peers: Executions, before_s: float, after_s: float = inf) -> float:
     """The median seconds between two steps of a rank, over the steps up to `before_s` and from `after_s` on. 0 if there
     are fewer than three such times."""
-    by_rank: dict[int | None, list[float]] = defaultdict(list)
-    for event in peers:
-        by_rank[event.rank].append(event.mono_s)
-    gaps = [b - a for own in by_rank.values() for a, b in pairwise(own) if b <= before_s or a >= after_s]
-    return median(gaps) if len(gaps) >= 3 else 0.0
+    steps = peers.at(np.argsort(peers.rank, kind="stable"))
+    over_s = steps.mono_s
+    wanted = (np.diff(steps.rank) == 0) & ((over_s[1:] <= before_s) | (over_s[:-1] >= after_s))
+    gaps = np.diff(over_s)[wanted]
+    return float(np.median(gaps)) if len(gaps) >= 3 else 0.0

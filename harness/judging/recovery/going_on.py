@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.judging.ending.teardown import aborts_at_exit
@@ -21,7 +22,7 @@ from torchaos.harness.judging.landing.landings import Landing, RunSoFar, landing
 from torchaos.harness.judging.recovery.last_save import made_good_s, owed
 from torchaos.harness.judging.recovery.pace import Pace, pace_of
 from torchaos.harness.judging.recovery.ways_back import growths, way_back_s
-from torchaos.harness.record.history import Attempt, Execution, History, Segment
+from torchaos.harness.record.history import Attempt, Execution, Executions, History, Segment
 
 _SOON = 5  # usual steps: a halt that begins this soon after the rollback is still an effect of the fault
 SETTLED = 3  # steps that must follow before a live run counts as gone on
@@ -56,9 +57,10 @@ def went_on(
 
 def has_settled(history: History, end: End) -> bool:
     """Whether enough steps follow the end of the recovery. Only needed for a live run."""
-    later = (done for done in history.executions if done.attempt == end.attempt and done.mono_s > end.mono_s)
-    after = Counter(done.rank for done in later)
-    return max(after.values(), default=0) >= SETTLED
+    later = history.executions.at(
+        (history.executions.attempt == end.attempt) & (history.executions.mono_s > end.mono_s)
+    )
+    return max(Counter(later.rank.tolist()).values(), default=0) >= SETTLED
 
 
 def highest_up_to(history: History, attempt: int) -> int | None:
@@ -68,18 +70,16 @@ def highest_up_to(history: History, attempt: int) -> int | None:
     return max(reached, default=None)
 
 
-def steps_beyond(run: RunSoFar, landing: Landing) -> list[Execution]:
+def steps_beyond(run: RunSoFar, landing: Landing) -> Executions:
     """The steps of the target, in the attempt that was hit, above the highest step before the fault. If the attempt
     loaded a checkpoint again, above the highest step before that load."""
     since_s = max((segment.started_s for segment in put_back(run, landing)), default=landing.at_s)
     before = run.history.highest_step(before_s=since_s) or 0
     any_rank = not landing.ranks or run.history.source == "log"  # a log shows the steps of a single rank
-    own = [
-        step for step in run.history.executions
-        if step.attempt == landing.attempt and step.mono_s > since_s and (step.global_step or 0) > before
-        and (any_rank or step.rank in landing.ranks)
-    ]  # fmt: skip
-    return sorted(own, key=lambda step: step.mono_s)
+    steps = run.history.executions.of_attempt(landing.attempt)
+    steps = steps.at((steps.mono_s > since_s) & (steps.global_step > before))
+    own = steps if any_rank else steps.at(np.isin(steps.rank, list(landing.ranks)))
+    return own.at(np.argsort(own.mono_s, kind="stable"))
 
 
 def put_back(run: RunSoFar, landing: Landing) -> list[Segment]:
@@ -99,11 +99,16 @@ def _within(run: RunSoFar, landing: Landing, until_s: float, pace: Pace) -> Exec
     stopped_s = next((event.mono_s for event in run.of_kind(Kind.STOPPED)), None)
     if stopped_s is not None and own[-1].mono_s <= until_s and pace.is_halt(stopped_s - own[-1].mono_s, None):
         return None
-    halts = [
-        b for a, b in pairwise(own)
-        if a.mono_s <= until_s and pace.is_halt(b.mono_s - a.mono_s, b.global_step)
-    ]  # fmt: skip
-    return halts[-1] if halts else own[0]
+    return _last_halt(own, until_s, pace) or own[0]
+
+
+def _last_halt(own: Executions, until_s: float, pace: Pace) -> Execution | None:
+    """The step that ended the last halt which began until then. `own`: steps in order of time."""
+    over_s = own.mono_s
+    long = np.flatnonzero((over_s[:-1] <= until_s) & (np.diff(over_s) > pace.least_s)) + 1
+    steps = (own[place] for place in reversed(long.tolist()))
+    ends = zip(steps, reversed((over_s[long] - over_s[long - 1]).tolist()), strict=False)
+    return next((step for step, took_s in ends if pace.is_halt(took_s, step.global_step)), None)
 
 
 def _later(run: RunSoFar, landing: Landing, until_s: float, last: int | None) -> Execution | None:
@@ -116,11 +121,12 @@ def _later(run: RunSoFar, landing: Landing, until_s: float, last: int | None) ->
     while True:
         reached = highest_up_to(history, attempt) or 0
         due = reached + (last is None or reached < last)
-        beyond = [step for step in history.executions if step.attempt > attempt and (step.global_step or 0) >= due]
-        back = min(beyond, key=lambda step: step.mono_s, default=None)
-        if back is None:
+        steps = history.executions
+        beyond = steps.at((steps.attempt > attempt) & (np.maximum(steps.global_step, 0) >= due))
+        if not len(beyond):
             return None
-        last_s = max(step.mono_s for step in history.executions if step.attempt == back.attempt)
+        back = beyond[int(beyond.mono_s.argmin())]
+        last_s = steps.of_attempt(back.attempt).last_s() or 0.0
         its_own = grew[back.attempt] == landing if back.attempt in grew else last_s <= until_s
         if not its_own or not _ended_in_a_restart(run, back.attempt, landing.at_s):
             return back
@@ -132,12 +138,9 @@ def _past_halts(run: RunSoFar, landing: Landing, back: Execution, pace: Pace) ->
     was no halt."""
     others = _other_faults_s(run, landing)
     soon_s = min([back.mono_s + _SOON * pace.usual_s, *(at_s for at_s in others if at_s > back.mono_s)])
-    own = [
-        step for step in run.history.executions
-        if (step.attempt, step.rank) == (back.attempt, back.rank) and step.mono_s >= back.mono_s
-    ]  # fmt: skip
-    halts = [b for a, b in pairwise(own) if a.mono_s <= soon_s and pace.is_halt(b.mono_s - a.mono_s, b.global_step)]
-    return halts[-1] if halts else back
+    steps = run.history.executions.of_attempt(back.attempt)
+    own = steps.at((steps.rank == back.rank) & (steps.mono_s >= back.mono_s))
+    return _last_halt(own, soon_s, pace) or back
 
 
 def _until(run: RunSoFar, landing: Landing, lasting: bool, pace: Pace) -> float:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
+from typing import Any
 
-from torchaos.harness.record.history import Execution, History
+import numpy as np
+import numpy.typing as npt
+
+from torchaos.harness.record.history import History
+from torchaos.harness.record.steps.executions import UNPLACED
+
+Array = npt.NDArray[Any]
 
 # A halt is longer than each of these limits.
 _TIMES = 10.0  # in usual steps
@@ -25,33 +29,58 @@ class Pace:
     pauses: Mapping[int, float]  # by global step: the longest time, in seconds, that a twin took for it
     longest_s: float  # the longest usual time, for steps that no twin made
 
+    @property
+    def least_s(self) -> float:
+        """No halt is shorter."""
+        return max(_LEAST_S, _TIMES * self.usual_s)
+
     def is_halt(self, took_s: float, step: int | None) -> bool:
         """Whether `took_s` seconds are too long for this global step. `step` None: for any step."""
         near = [self.pauses[n] for n in (step - 1, step, step + 1) if n in self.pauses] if step is not None else []
         pause_s = max(near, default=self.longest_s)
-        return took_s > max(_LEAST_S, _TIMES * self.usual_s, _PAUSES * pause_s)
+        return took_s > max(self.least_s, _PAUSES * pause_s)
 
 
 def pace_of(history: History, before_s: float, twins: Sequence[History] = ()) -> Pace:
     """The pace of the steps that ended before `before_s` (the time of the first fault, CLOCK_MONOTONIC) and of the
     twins' steps."""
-    own = list(_gaps(history))
-    calm = [took for end, took in own if end.mono_s <= before_s]
-    pauses: dict[int, float] = defaultdict(float)
-    for twin in twins:
-        for end, took in _gaps(twin):
-            calm.append(took)
-            if end.global_step is not None:
-                pauses[end.global_step] = max(pauses[end.global_step], took)
-    known = calm if len(calm) >= _ENOUGH else [took for _, took in own]
-    return Pace(median(known) if len(known) >= _ENOUGH else 0.0, pauses, max(calm, default=0.0))
+    own = _gaps(history)
+    all_ = [own.before(before_s), *map(_gaps, twins)]
+    calm = np.concatenate([gaps.took_s for gaps in all_])
+    pauses: dict[int, float] = {}
+    for gaps in all_[1:]:
+        for step, took in gaps.longest().items():
+            pauses[step] = max(pauses.get(step, 0.0), took)
+    known = calm if len(calm) >= _ENOUGH else own.took_s
+    usual_s = float(np.median(known)) if len(known) >= _ENOUGH else 0.0
+    return Pace(usual_s, pauses, float(calm.max(initial=0.0)))
 
 
-def _gaps(history: History) -> Iterator[tuple[Execution, float]]:
+@dataclass(frozen=True)
+class _Gaps:
     """Each step of each rank and attempt, except the first, with the seconds since the end of the step before."""
-    ranks: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-    for step in history.executions:
-        ranks[step.attempt, step.rank].append(step)
-    for steps in ranks.values():
-        ordered = sorted(steps, key=lambda step: step.mono_s)
-        yield from ((b, b.mono_s - a.mono_s) for a, b in pairwise(ordered))
+
+    over_s: Array
+    took_s: Array
+    step: Array  # global; UNPLACED: not known
+
+    def before(self, at_s: float) -> _Gaps:
+        early = self.over_s <= at_s
+        return _Gaps(self.over_s[early], self.took_s[early], self.step[early])
+
+    def longest(self) -> dict[int, float]:
+        """The longest time by global step."""
+        order = np.argsort(self.step, kind="stable")
+        order = order[self.step[order] != UNPLACED]
+        steps, starts = np.unique(self.step[order], return_index=True)
+        longest = np.maximum.reduceat(self.took_s[order], starts) if len(steps) else steps
+        return dict(zip(steps.tolist(), longest.tolist(), strict=True))
+
+
+def _gaps(history: History) -> _Gaps:
+    steps = history.executions
+    attempt, rank, over_s = steps.attempt, steps.rank, steps.mono_s
+    order = np.lexsort((over_s, rank, attempt))
+    follows = (np.diff(attempt[order]) == 0) & (np.diff(rank[order]) == 0)
+    after = order[1:][follows]
+    return _Gaps(over_s[after], np.diff(over_s[order])[follows], steps.global_step[after])

@@ -98,7 +98,7 @@ def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()
     until_s = later[0].started_s if later else float("inf")
     detected = after.first(lambda e: e.kind in _DETECTED and e.mono_s <= until_s)
     seen = {"felt": felt, "detected": detected, "torn_down": _end_after(before, landing.at_s)}
-    made_steps = {attempt.attempt for attempt in history.executions}
+    made_steps = history.executions.attempts
     came_back = next((attempt for attempt in later if attempt.number in made_steps), later[0] if later else None)
     if came_back is None:
         return _recovery(landing, seen, None)
@@ -113,19 +113,17 @@ def _put_back(record: Record, landing: Landing) -> tuple[dict[str, float | None]
     back = put_back(record, landing)
     if not back:
         return {}, 0
-    executions = record.history.executions
-    own = [step for step in executions if step.attempt == landing.attempt and step.segment >= back[0].after]
+    own = record.history.executions.of_attempt(landing.attempt)
+    own = own.at(own.column("segment") >= back[0].after)
     reached = record.history.highest_step(before_s=back[-1].started_s) or 0
     bases = [segment.base for segment in back if segment.base is not None]
-    seen = {"restored": back[-1].started_s, "first_step": min((step.mono_s for step in own), default=None)}
+    seen = {"restored": back[-1].started_s, "first_step": own.first_s()}
     return seen, max(0, reached - min(bases)) if bases else None
 
 
 def _parts_of(back: Attempt, history: History, after: _After) -> dict[str, float | None]:
     """The parts of a recovery in the attempt that made steps again, from its rendezvous to its first step."""
-    first = min(
-        (execution.mono_s for execution in history.executions if execution.attempt == back.number), default=None
-    )
+    first = history.executions.of_attempt(back.number).first_s()
     loads = [load.mono_s for load in history.loads if load.attempt == back.number and load.ok]
     ups = [process.up_s for process in back.ranks.values()]
     whole = len(ups) >= back.world_size

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from torchaos.harness.judging.checkpoints.clashes import clashes
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
@@ -13,9 +17,12 @@ from torchaos.harness.judging.noise.quantities import Steps, relative
 from torchaos.harness.judging.noise.tolerance import LEARNED_FACTOR, Tolerance, Tolerances
 from torchaos.harness.judging.replicas import absences
 from torchaos.harness.judging.twins.midway import with_first_parts
-from torchaos.harness.record.history import Execution, History
+from torchaos.harness.record.history import Execution, History, StepTable
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
+from torchaos.harness.record.steps import Both
+
+Array = npt.NDArray[Any]
 
 ENOUGH = 3  # twins to learn from
 OTHER_WORLD = 0.01  # relative: the least tolerance for means over another number of ranks, which sum in another order
@@ -40,61 +47,58 @@ def history_of(run: Record, twins: Sequence[Record]) -> History:
     return with_first_parts(history, twins[0].history)
 
 
-def until(steps: Steps, last: int | None) -> Steps:
+def until(steps: StepTable, last: int | None) -> StepTable:
     """The steps up to the global step `last`; all steps if it is None."""
-    return steps if last is None else {step: by_rank for step, by_rank in steps.items() if step <= last}
+    return steps.up_to(last)
 
 
-def before(history: History, at_s: float) -> Steps:
+def before(history: History, at_s: float) -> StepTable:
     """The steps that were executed before `at_s` (CLOCK_MONOTONIC), whether or not they are in the final history. A
     step that not all ranks had finished is left out, because the mean over the other ranks can't be compared."""
-    found: dict[int, dict[int, Execution]] = {}
-    for execution in history.executions:
-        if execution.mono_s < at_s and execution.global_step is not None:
-            found.setdefault(execution.global_step, {})[execution.rank] = execution
-    reporting = len({execution.rank for execution in history.executions})  # a log reports a single rank
-    ranks = {attempt.number: min(attempt.world_size, reporting) for attempt in history.attempts}
-    return {
-        step: by_rank
-        for step, by_rank in sorted(found.items())
-        if len(by_rank) >= max(ranks.get(execution.attempt, 0) for execution in by_rank.values())
-    }
+    early = history.executions.placed
+    found = StepTable(early.at(early.mono_s < at_s).last_of("global_step", "rank"))
+    return found.only(found.counts >= _worlds(history, found, _reporting(history)))
 
 
-def unreported(history: History, ours: Steps, other: History, theirs: Steps) -> set[int]:
+def unreported(history: History, ours: StepTable, other: History, theirs: StepTable) -> set[int]:
     """The common steps that a rank of either run did not report, because an error had switched off its agent, or
     because the rank died of the fault at the very end of the step. A mean or sum over the other ranks can't be
     compared."""
-    return {
-        step
-        for step in ours.keys() & theirs.keys()
-        if (
-            ours[step].keys() != theirs[step].keys()
-            if _world(history, ours[step]) == _world(other, theirs[step])
-            else _is_partial(history, ours[step]) or _is_partial(other, theirs[step])
-        )
-    }
+    mine, twins = common(ours, theirs)
+    alike = np.isin(mine.numbers, Both.of(mine, twins).ours.numbers)
+    world, other_world = _worlds(history, mine), _worlds(other, twins)
+    partial = mine.counts < np.minimum(world, _reporting(history))
+    partial |= twins.counts < np.minimum(other_world, _reporting(other))
+    return set(mine.numbers[np.where(world == other_world, ~alike, partial)].tolist())
 
 
-def uneven(twin: Steps) -> str | None:
+def common(ours: StepTable, theirs: StepTable) -> tuple[StepTable, StepTable]:
+    """The steps that both have."""
+    return ours.only(np.isin(ours.numbers, theirs.numbers)), theirs.only(np.isin(theirs.numbers, ours.numbers))
+
+
+def uneven(twin: StepTable) -> str | None:
     """A clause about a job whose ranks make different numbers of steps without a fault, as with DDP's Join. None for
     any other job. The steps of such ranks have no common count, so it is not known from which step a rank resumed."""
-    ranks = {rank for by_rank in twin.values() for rank in by_rank}
-    made = {rank: sum(rank in by_rank for by_rank in twin.values()) for rank in sorted(ranks)}
+    made = dict(zip(*(found.tolist() for found in np.unique(twin.executions.rank, return_counts=True)), strict=True))
     if len(set(made.values())) < 2:
         return None
     counts = " and ".join(f"{count} (rank {rank})" for rank, count in list(made.items())[:2])
     return f"the ranks make different numbers of steps in the twin too, {counts}, so that steps have no common count"
 
 
-def _world(history: History, by_rank: Mapping[int, Execution]) -> int:
-    numbers = {execution.attempt for execution in by_rank.values()}
-    return max((attempt.world_size for attempt in history.attempts if attempt.number in numbers), default=0)
+def _reporting(history: History) -> int:
+    """The number of ranks whose steps were seen: a log reports a single rank."""
+    return len(history.executions.ranks)
 
 
-def _is_partial(history: History, by_rank: Mapping[int, Execution]) -> bool:
-    reporting = len({execution.rank for execution in history.executions})  # a log reports a single rank
-    return len(by_rank) < min(_world(history, by_rank), reporting)
+def _worlds(history: History, steps: StepTable, most: int | None = None) -> Array:
+    """For each step: the largest world size of the attempts that made it; `most`: but not more."""
+    sizes = np.zeros(len(steps.executions), np.int64)
+    attempt = steps.executions.attempt
+    for one in history.attempts:
+        sizes[attempt == one.number] = one.world_size if most is None else min(one.world_size, most)
+    return steps.most(sizes)
 
 
 def differences(
@@ -106,13 +110,22 @@ def differences(
     `allowed`: a relative tolerance, or tolerances by quantity. `other_world`: the least tolerance of the mean loss if
     the numbers of ranks differ. `factor`: the allowed number of spreads if the tolerance was learned."""
     limits = allowed if isinstance(allowed, Tolerances) else Tolerances.given(allowed)
-    for step in sorted(ours.keys() & theirs.keys()):
+    ours, theirs = StepTable.of(ours), StepTable.of(theirs)
+    for step in _suspects(ours, theirs, limits, factor):
         mine, twins = ours[step], theirs[step]
         if mine.keys() == twins.keys():
             for rank in sorted(mine):
                 yield from _of_rank(step, rank, mine[rank], twins[rank], limits, factor)
         else:
             yield from _of_mean(step, mine, twins, limits.loss, max(limits.loss.allowed(step, factor), other_world))
+
+
+def _suspects(ours: StepTable, theirs: StepTable, limits: Tolerances, factor: float) -> list[int]:
+    """The common steps in which some value may differ by more than is allowed."""
+    both = Both.of(ours, theirs)
+    far = both.beyond("losses", lambda step: limits.loss.allowed(step, factor), limits.loss.typical)
+    far |= both.beyond("lr", lambda step: limits.rate.allowed(step, factor))
+    return sorted({*both.ours.numbers[both.ours.any(far)].tolist(), *both.apart.tolist()})
 
 
 def agree(run: Record, twins: Sequence[Record]) -> bool:

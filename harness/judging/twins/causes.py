@@ -9,11 +9,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from torchaos.harness.judging.checkpoints.carried import carried_into
 from torchaos.harness.judging.noise.quantities import Steps, relative
 from torchaos.harness.judging.twins.agreement import Difference
-from torchaos.harness.record.history import Execution, History, Segment
+from torchaos.harness.record.history import Execution, History, Segment, StepTable
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.steps import Both
+from torchaos.harness.record.steps.columns import lengths
 
 _Counter = Callable[[Execution], float | None]
 _UPDATE = (
@@ -156,8 +160,15 @@ def _lost(base: int, weights: dict[int, str] | None) -> str | None:
     return f"the model's weights were not restored: before step {base + 1} {clauses}"
 
 
+def _other_in(since: Sequence[int], ours: Steps, theirs: Steps, *columns: str) -> list[int]:
+    """Those steps in which one of these columns is perhaps not the same on each rank."""
+    both = Both.of(StepTable.of(ours).at(since), StepTable.of(theirs).at(since))
+    other = np.any([~both.equal(column) for column in columns], axis=0)
+    return sorted({*both.ours.numbers[both.ours.any(other)].tolist(), *both.apart.tolist()})
+
+
 def _data(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
-    for step in since:
+    for step in _other_in(since, ours, theirs, "samples", "in_samples"):
         if ours[step].keys() != theirs[step].keys():
             mine, twins = _all_samples(ours[step]), _all_samples(theirs[step])
             if mine is not None and twins is not None and mine != twins:
@@ -190,7 +201,7 @@ def _schedule(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
     counted = _counter(since, ours, theirs, "learning rate", "the LR schedule", lambda step: step.sched_step)
     if counted:
         return counted
-    for step, run, twin in _pairs(since, ours, theirs):
+    for step, run, twin in _pairs(_other_in(since, ours, theirs, "lr"), ours, theirs):
         for mine, twins in zip(run.lr, twin.lr, strict=False):
             if relative(mine, twins) > 1e-9:
                 clause = f"the LR schedule was not restored: {mine:g} instead of {twins:g} in step {step}"
@@ -199,7 +210,7 @@ def _schedule(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
 
 
 def _counter(since: Sequence[int], ours: Steps, theirs: Steps, what: str, state: str, read: _Counter) -> _Fact | None:
-    for step, run, twin in _pairs(since, ours, theirs):
+    for step, run, twin in _pairs(_other_in(since, ours, theirs, "opt_step", "sched_step"), ours, theirs):
         mine, twins = read(run), read(twin)
         if mine is not None and twins is not None and mine != twins:
             counts = f"its own step counter stood at {mine:g} after step {step}, and at {twins:g} in the twin"
@@ -217,16 +228,14 @@ def _compared(
     since: Sequence[int], ours: Steps, theirs: Steps, weights: Mapping[int, str] | None, moments: bool
 ) -> list[str]:
     """The quantities that were seen on all ranks of all these steps, in the run and in the twin."""
-    executions = [
-        execution for step in since for by_rank in (ours[step], theirs[step]) for execution in by_rank.values()
-    ]
-    same_ranks = all(ours[step].keys() == theirs[step].keys() for step in since)
+    mine, twins = StepTable.of(ours).at(since), StepTable.of(theirs).at(since)
+    same_ranks, both = not len(Both.of(mine, twins).apart), (mine.executions, twins.executions)
     seen = {
-        "samples": all(execution.samples_seen for execution in executions),
+        "samples": all(steps.samples_seen.all() for steps in both),
         "weights at the start": weights is not None,
         _MOMENTS: moments,
-        "optimizer counter": same_ranks and all(execution.opt_step is not None for execution in executions),
-        "learning rate": same_ranks and all(execution.lr for execution in executions),
+        "optimizer counter": same_ranks and not any(np.isnan(steps.column("opt_step")).any() for steps in both),
+        "learning rate": same_ranks and all((lengths(steps.column("lr")) > 0).all() for steps in both),
     }
     return [what for what, is_seen in seen.items() if is_seen]
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
+
 from torchaos.harness.contracts import Finding, First, What, failed, inconclusive, passed
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.landing.landings import landings
@@ -23,8 +25,10 @@ from torchaos.harness.judging.noise.tolerance import (
 )
 from torchaos.harness.judging.twins.agreement import Difference, before, differences, uneven, unreported, until
 from torchaos.harness.judging.twins.causes import likeliest_cause
-from torchaos.harness.record.history import History
+from torchaos.harness.record.history import History, StepTable
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.steps import Both
+from torchaos.harness.record.steps.columns import is_none, lengths
 
 
 def apart_before(run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> Difference | None:
@@ -34,7 +38,7 @@ def apart_before(run: Record, history: History, twins: Sequence[Record], toleran
     theirs, landed = _steps_of(twins), landings(run)
     early = before(history, landed[0].at_s if landed else float("inf"))
     blind = unreported(history, early, twins[0].history, theirs[0])
-    early = {step: by_rank for step, by_rank in early.items() if step not in blind}
+    early = early.without(blind)
     if tolerance is None:
         limits = Tolerances.learned(theirs, max(early, default=0))
     else:
@@ -52,7 +56,7 @@ class Comparison:
         last = max(self._twins[0], default=0)
         self._done = until(history.by_step(), last if teardown_aborts(run, last) else None)
         self._unreported = unreported(history, self._done, twins[0].history, self._twins[0])
-        self._ours = {step: by_rank for step, by_rank in self._done.items() if step not in self._unreported}
+        self._ours = self._done.without(self._unreported)
         if tolerance is None:
             self._limits = Tolerances.learned(self._twins)
         else:
@@ -124,8 +128,7 @@ class Comparison:
     def _distances(self, twins: Sequence[Steps]) -> dict[int, float]:
         """The differences of the losses from the nearest twin, in steps that the run and the twins made on the same
         ranks."""
-        first = self._twins[0]
-        alike = {step: ranks for step, ranks in self._ours.items() if ranks.keys() == first.get(step, {}).keys()}
+        alike = Both.of(self._ours, self._twins[0]).ours
         return distances(alike, twins, LOSS, self._loss.typical)
 
     def _failed(self, first: Difference, more: str = "") -> Finding:
@@ -187,8 +190,8 @@ class Comparison:
         if self._unreported:
             return inconclusive(f"not all ranks reported step {min(self._unreported)}, in the run or in the twin")
         silent = self._silent
-        for step, by_rank in self._ours.items():
-            twins = self._twins[0][step]
+        for step in self._in_part():
+            by_rank, twins = self._ours[step], self._twins[0][step]
             if by_rank.keys() != twins.keys():
                 blind = [rank for steps in (by_rank, twins) for rank, done in steps.items() if not done.loss_seen]
             else:  # a step without a backward has no loss, neither here nor in the twin
@@ -203,20 +206,28 @@ class Comparison:
                 )
         return None
 
-    @property
+    def _in_part(self) -> list[int]:
+        """The steps in which the loss of a rank that has losses was perhaps not seen."""
+        both, silent = Both.of(self._ours, self._twins[0]), list(self._silent)
+        mine, twins = both.ours.executions, both.theirs.executions
+        some = (lengths(mine.column("losses")) > 0) | (lengths(twins.column("losses")) > 0)
+        blind = some & ~(mine.loss_seen & twins.loss_seen) & ~np.isin(mine.rank, silent)
+        return sorted({*both.ours.numbers[both.ours.any(blind)].tolist(), *both.apart.tolist()})
+
+    @cached_property
     def _silent(self) -> set[int]:
         """The ranks that never have a loss, in the run or in the twin: stages of a pipeline before the last stage."""
-        runs = [self._ours, self._twins[0]]
-        ranks = {rank for steps in runs for by_rank in steps.values() for rank in by_rank}
-        seen = {
-            rank for steps in runs for by_rank in steps.values() for rank, done in by_rank.items()
-            if any(loss is not None for loss in done.losses)
-        }  # fmt: skip
+        ranks, seen = set[int](), set[int]()
+        for steps in (self._ours.executions, self._twins[0].executions):
+            losses = steps.column("losses")
+            some = lengths(losses) > is_none(losses).sum(1)
+            ranks |= steps.ranks
+            seen |= steps.at(some).ranks
         return ranks - seen
 
     def _well(self) -> Finding:
         silent = self._silent
-        ranks = len({rank for by_rank in self._ours.values() for rank in by_rank} - silent)
+        ranks = len(self._ours.executions.ranks - silent)
         where = "1 rank" if ranks == 1 else f"{ranks} ranks"
         worst = max(self._distances(self._twins[:1]).values(), default=0.0)
         allowed = self._loss.largest
@@ -230,7 +241,7 @@ class Comparison:
         if silent:
             spared += f"; rank {_list(silent)} has none, in the run or in the twin, and was left out"
         lines = ", as far as the job's log shows" if self._history.source == "log" else ""
-        changed = any(self._ours[step].keys() != self._twins[0][step].keys() for step in self._ours)
+        changed = len(Both.of(self._ours, self._twins[0]).apart)
         means = "; in steps with another number of ranks, the means over the ranks were compared" if changed else ""
         return passed(
             f"the losses of all {len(self._ours)} steps on {where} are {how}{spared}{lines}{means}",
@@ -248,7 +259,7 @@ def in_words(first: Difference, other: str) -> str:
     )
 
 
-def _steps_of(twins: Sequence[Record]) -> list[Steps]:
+def _steps_of(twins: Sequence[Record]) -> list[StepTable]:
     return [until(twin.history.by_step(), final_step(twin)) for twin in twins]
 
 

@@ -10,33 +10,45 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from torchaos.harness.judging.noise.quantities import Steps
 from torchaos.harness.record.history import Execution, History
+from torchaos.harness.record.steps.executions import UNPLACED
 
 
 def with_first_parts(history: History, twin: History) -> History:
     """The history, in which each such step has the losses and samples of the twin's whole step."""
     theirs = twin.by_step()
-    whole = {id(old): new for old, new in _completed(history, theirs)}
-    if not whole:
-        return history
-    return replace(history, executions=tuple(whole.get(id(one), one) for one in history.executions))
+    whole = dict(_completed(history, theirs))
+    return replace(history, executions=history.executions.replaced(whole)) if whole else history
 
 
-def _completed(history: History, theirs: Steps) -> Iterator[tuple[Execution, Execution]]:
-    of_segments: dict[tuple[int, int], dict[int, dict[int, Execution]]] = defaultdict(lambda: defaultdict(dict))
-    for one in history.executions:
-        if one.attempt and one.global_step is not None:
-            of_segments[one.attempt, one.segment][one.global_step][one.rank] = one
-    for steps in of_segments.values():
-        first = min(steps)
+def _completed(history: History, theirs: Steps) -> Iterator[tuple[int, Execution]]:
+    """Places in the history's executions, and what they become."""
+    every = history.executions
+    step_of, attempt_of, segment_of = every.global_step, every.attempt, every.column("segment")
+    later = np.flatnonzero((attempt_of > 0) & (step_of != UNPLACED))
+    for attempt, segment in np.unique(np.stack([attempt_of[later], segment_of[later]]), axis=1).T.tolist():
+        places = later[(attempt_of[later] == attempt) & (segment_of[later] == segment)]
+        first = int(step_of[places].min())
+        near = places[step_of[places] <= first + 1].tolist()
+        steps: dict[int, dict[int, Execution]] = defaultdict(dict)
+        place_of: dict[tuple[int, int], int] = {}
+        for place in near:
+            one = every[place]
+            steps[one.global_step or 0][one.rank] = one
+            place_of[one.global_step or 0, one.rank] = place
         own, twins = steps[first], theirs.get(first, {})
         if own.keys() != twins.keys() or not all(_is_rest(own[rank], twins[rank]) for rank in own):
             continue
         if _led_to_the_same(own, twins, steps.get(first + 1, {}), theirs.get(first + 1, {})):
             for rank, one in own.items():
                 other = twins[rank]
-                yield one, replace(one, losses=other.losses, samples=other.samples, indices=other.indices)
+                yield (
+                    place_of[first, rank],
+                    replace(one, losses=other.losses, samples=other.samples, indices=other.indices),
+                )
 
 
 def _is_rest(own: Execution, twin: Execution) -> bool:

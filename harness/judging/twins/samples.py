@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
 
 from torchaos.harness.judging.noise.quantities import Steps
-from torchaos.harness.record.history import Execution
+from torchaos.harness.record.history import Execution, StepTable
+from torchaos.harness.record.steps import Both
 
 Samples = Counter[Hashable]  # how often each was consumed; a sample is an index, or a digest
 Read = Callable[[Execution], tuple[Hashable, ...]]
@@ -27,11 +31,17 @@ def _by_index(one: Execution) -> tuple[Hashable, ...]:
 def reader(*histories: Steps) -> Read:
     """A function that returns the samples of a step for messages: by index if both sides have indices, because the
     contents of a sample may be drawn again each time. It is not used to decide whether samples are equal."""
-    knows: dict[int, set[bool]] = {}
-    for steps in histories:
-        for step, by_rank in steps.items():
-            knows.setdefault(step, set()).update(bool(one.indices) for one in by_rank.values())
-    return _digests if any(len(found) > 1 for found in knows.values()) else _by_index
+    return _by_index if by_index(*histories) else _digests
+
+
+def by_index(*histories: Steps) -> bool:
+    """Whether the indices of each step are known on all sides, or on none."""
+    known, unknown = set[int](), set[int]()
+    for steps in map(StepTable.of, histories):
+        has = steps.executions.column("in_indices") > 0
+        known |= set(steps.numbers[steps.any(has)].tolist())
+        unknown |= set(steps.numbers[steps.any(~has)].tolist())
+    return not known & unknown
 
 
 def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
@@ -44,6 +54,42 @@ def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> 
     if not all(one.indices for one in every) or all(len(one.indices) == len(one.samples) for one in every):
         return True
     return counts_of(mine, _indices) == counts_of(others, _indices)
+
+
+def not_surely_same(mine: StepTable, others: StepTable) -> list[int]:
+    """The steps of either side without those in which all samples were seen, and the same on each rank."""
+    both = Both.of(mine, others)
+    ours, theirs = both.ours.executions, both.theirs.executions
+    other = ~(ours.samples_seen & theirs.samples_seen & both.equal("samples"))
+    one_each = (ours.column("in_samples") == ours.column("in_indices")) & (
+        theirs.column("in_samples") == theirs.column("in_indices")
+    )
+    if (other | ~one_each).any():
+        by_index = both.ours.any(~both.equal("indices")) & both.ours.any(~one_each)
+    else:
+        by_index = np.zeros(len(both.ours), bool)
+    same = both.ours.numbers[~(both.ours.any(other) | by_index)]
+    found: list[int] = np.setdiff1d(np.union1d(mine.numbers, others.numbers), same).tolist()
+    return found
+
+
+def different(mine: StepTable, others: StepTable) -> list[int]:
+    """The steps of either side without those that consumed the same samples, with the same indices, on each rank."""
+    both = Both.of(mine, others)
+    other = ~(both.equal("samples") & both.equal("indices"))
+    same = both.ours.numbers[~both.ours.any(other)]
+    found: list[int] = np.setdiff1d(np.union1d(mine.numbers, others.numbers), same).tolist()
+    return found
+
+
+def steps_like(steps: StepTable, by_rank: Mapping[int, Execution], read: Read) -> set[int]:
+    """The steps with the same samples, on whatever ranks."""
+    own = StepTable.of({0: dict(enumerate(replace(one, global_step=0) for one in by_rank.values()))})
+    near = np.zeros(len(steps), bool)
+    for name in ("samples_sum", "indices_sum"):
+        near |= steps.sums(steps.executions.column(name)) == own.sums(own.executions.column(name))
+    got = counts_of(by_rank, read)
+    return {step for step in steps.numbers[near].tolist() if counts_of(steps[step], read) == got}
 
 
 def in_order(by_rank: Mapping[int, Execution]) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:

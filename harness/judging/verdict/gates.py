@@ -78,10 +78,7 @@ def never_reached(run: Record, fault: PlannedFault) -> bool:
 
 def ranks_repeat(run: Record) -> str | None:
     """Why the history can't be trusted: two processes made steps as the same rank of the same attempt."""
-    sources: dict[tuple[int, int], set[str]] = {}
-    for event in run.of_kind(Kind.STEP):
-        if event.rank is not None:
-            sources.setdefault((event.attempt or 0, event.rank), set()).add(event.source)
+    sources = run.sources_of_steps
     twice = next((key for key, found in sorted(sources.items()) if len(found) > 1), None)
     if twice is None:
         return None
@@ -109,7 +106,7 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
                 Verdict.FAILED,
                 f"the job got past the fault, and then {how}, though the command's own exit code is {code}",
             )
-        if not behind and (stopped_s := ended_on_purpose_s(run)) and is_down(run.history, run.events, stopped_s):
+        if not behind and (stopped_s := ended_on_purpose_s(run)) and is_down(run.history, run.beside_steps, stopped_s):
             return Verdict.INCONCLUSIVE, "the job got past the fault, and was down again when the run was ended"
         return None
     if run.history.unplaced:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Evidence
 from torchaos.harness.record.record import Record
 
@@ -41,8 +41,8 @@ def late(record: Record, fault: str, seconds: float) -> Evidence | None:
     hits = [event.mono_s for event in record.of_fault(fault, Kind.APPLIED)]
     if not hits:
         return None
-    steps: list[Event] = [event for event in record.of_kind(Kind.STEP) if event.mono_s > hits[0]]
-    first = min(steps, key=lambda event: event.mono_s, default=None)
+    steps = record.steps_made.in_order_of_time.after(hits[0])
+    first = steps.event(0) if len(steps) else None
     if first is None or first.mono_s - hits[0] < seconds:
         return None
     return Evidence.of(f"no rank finished a step for {first.mono_s - hits[0]:.1f} s", first)

@@ -12,14 +12,17 @@ import os
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Emit
-from torchaos.harness.record.events.nodes import nodes_of
+from torchaos.harness.record.events.nodes import node_in_name, nodes_of
+from torchaos.harness.record.steps.blocks import Block
 
 POLL_S, IDLE_S = 0.001, 0.02  # seconds between two looks for a file: while a request is open, and otherwise
 ANSWER_S = 10.0  # a network file system may cache the list of a folder's files for some seconds
@@ -88,27 +91,39 @@ class Clock:
         return None
 
 
-def aligned(events: Iterable[Event]) -> list[Event]:
-    """The events with all times in the clock of node 0, as far as offsets were measured. Pure."""
-    events = list(events)
-    offsets: dict[int, list[tuple[float, float]]] = {}
-    for event in events:
-        if event.kind is Kind.CLOCK:
-            offsets.setdefault(event.data["node"], []).append((event.mono_s, event.data["offset_s"]))
-    if not offsets:
-        return events
-    for measured in offsets.values():
-        measured.sort()
-    node_of = nodes_of(events)
-    return [_shifted(event, offsets.get(node_of.get(event.source, -1), ())) for event in events]
+class Clocks:
+    """The offsets that the events of a run tell, to give all its times in the clock of node 0. Pure."""
 
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._offsets: dict[int, list[tuple[float, float]]] = {}
+        for event in events:
+            if event.kind is Kind.CLOCK:
+                self._offsets.setdefault(event.data["node"], []).append((event.mono_s, event.data["offset_s"]))
+        for measured in self._offsets.values():
+            measured.sort()
+        self._node_of = nodes_of(events) if self._offsets else {}
 
-def _shifted(event: Event, offsets: Sequence[tuple[float, float]]) -> Event:
-    """The event, shifted by the last offset that was measured before it. If there is none, by the first offset."""
-    if not offsets:
-        return event
-    last = max(0, bisect_right(offsets, (event.mono_s, float("inf"))) - 1)
-    return replace(event, mono_s=event.mono_s + offsets[last][1])
+    def aligned(self, event: Event) -> Event:
+        """The event, shifted by the last offset that was measured before it. If there is none, by the first offset."""
+        offsets = self._of(event.source)
+        if not offsets:
+            return event
+        last = max(0, bisect_right(offsets, (event.mono_s, float("inf"))) - 1)
+        return replace(event, mono_s=event.mono_s + offsets[last][1])
+
+    def aligned_block(self, block: Block) -> Block:
+        """All its steps, shifted in the same way."""
+        offsets = self._of(block.source)
+        if not offsets:
+            return block
+        measured, by_s = np.array(offsets).T
+        last = np.searchsorted(measured, block.own["mono_s"], side="right") - 1
+        return block.shifted(by_s[np.maximum(last, 0)])
+
+    def _of(self, source: str) -> Sequence[tuple[float, float]]:
+        node = self._node_of.get(source)
+        node = node_in_name(source) if node is None else node
+        return self._offsets.get(-1 if node is None else node, ())
 
 
 def _write(path: Path, text: str) -> None:

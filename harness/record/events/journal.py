@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from torchaos.harness.agent.wire import Event, EventFile, Kind
 from torchaos.harness.contracts import ChaosError
-from torchaos.harness.record.events.clocks import aligned
+from torchaos.harness.record.events.clocks import Clocks
 from torchaos.harness.record.events.gaps import Gaps
+from torchaos.harness.record.events.merged import Merged
 from torchaos.harness.record.events.nodes import with_unique_pids
 from torchaos.harness.record.events.outer_pids import OuterPids
 from torchaos.harness.record.events.payloads import of_later_version, read
 from torchaos.harness.record.secrecy import mask
+from torchaos.harness.record.steps.blocks import Block, blocks_of
 
 _FREE_TEXT = frozenset(
     {"text", "line", "reason", "error"}
@@ -22,28 +24,40 @@ _FREE_TEXT = frozenset(
 
 
 def read_events(folder: Path, damaged: list[str] | None = None, gaps: Gaps | None = None) -> list[Event]:
-    """All events of a run in order of time. Torn lines, and kinds of a later version, are skipped. `damaged` gets the
-    file and number of each whole line that can't be read. `gaps` gets the number of each event."""
+    """All events of a run in order of time; see `read_journal`."""
+    return list(read_journal(folder, damaged, gaps))
+
+
+def read_journal(folder: Path, damaged: list[str] | None = None, gaps: Gaps | None = None) -> Merged:
+    """All events of a run. Torn lines, and kinds of a later version, are skipped; `damaged` gets file and number of
+    each whole line that can't be read. `gaps` gets each event's number."""
     damaged, gaps, pids = [] if damaged is None else damaged, gaps or Gaps(), OuterPids()
-    events = merge(event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path, damaged, gaps))
+    events, blocks = list[Event](), list[Block]()
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = path.read_bytes().splitlines(keepends=True)
+        usual, left = blocks_of(lines)
+        for block in usual:
+            gaps.note_all(block.source, block.own["seq"])
+        blocks += usual
+        events += _read(path.name, ((place + 1, lines[place]) for place in left), damaged, gaps)
+    clocks = Clocks(events)
+    events = sorted(map(clocks.aligned, events), key=lambda event: (event.mono_s, event.source, event.seq))
     for event in events:
         pids.note(event)
-    return with_unique_pids([pids.outside(event) for event in events])
+    others = with_unique_pids([pids.outside(event) for event in events])
+    return Merged(others, [clocks.aligned_block(block) for block in blocks])
 
 
-def merge(events: Iterator[Event]) -> list[Event]:
-    return sorted(aligned(events), key=lambda event: (event.mono_s, event.source, event.seq))
-
-
-def _read_file(path: Path, damaged: list[str], gaps: Gaps) -> Iterator[Event]:
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+def _read(name: str, lines: Iterable[tuple[int, bytes]], damaged: list[str], gaps: Gaps) -> Iterator[Event]:
+    """The events in lines of the file `name`, which are given with their numbers."""
+    for number, line in lines:
         try:
             event = read(line)
         except (ValueError, RecursionError):
             if (later := of_later_version(line)) is not None:
                 gaps.note(*later)
             elif line.endswith(b"\n") and line.strip():
-                damaged.append(f"{path.name}:{number}")
+                damaged.append(f"{name}:{number}")
             continue
         gaps.note(event.source, event.seq, event.kind.value)
         yield event

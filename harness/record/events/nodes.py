@@ -34,11 +34,17 @@ def nodes_of(events: Sequence[Event]) -> dict[str, int]:
     found: dict[str, int] = {}
     for event in events:
         node = event.data.get("node")
-        if (wrapper := _OF_NODE.match(event.source)) is not None:
-            found[event.source] = int(wrapper[1])
+        if (wrapper := node_in_name(event.source)) is not None:
+            found[event.source] = wrapper
         elif node is not None and event.kind in (Kind.CLOCK, Kind.AGENT_STARTED):
             found[event.source] = node
     return found
+
+
+def node_in_name(source: str) -> int | None:
+    """The node of a source that a node's own wrapper has named."""
+    found = _OF_NODE.match(source)
+    return None if found is None else int(found[1])
 
 
 def with_unique_pids(events: Sequence[Event]) -> list[Event]:

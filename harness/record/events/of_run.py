@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.record.events.merged import Merged
+from torchaos.harness.record.steps import Executions
 
 _OF_STEPS = frozenset({Kind.STEP, Kind.LOSS})
 
 
 class RunEvents:
-    """Events in order of time, searched by kind. Nearly all events of a long run are steps. A search for another kind
-    does not look at these."""
+    """Events in order of time, searched by kind. Nearly all events of a long run are steps: a search for another kind
+    passes them over, and what is asked about steps is asked of their columns."""
 
-    events: tuple[Event, ...]
+    events: Sequence[Event]
 
     @cached_property
     def beside_steps(self) -> tuple[Event, ...]:
         """All events except those of steps and their losses."""
-        return tuple(event for event in self.events if event.kind not in _OF_STEPS)
+        events = self.events.others if isinstance(self.events, Merged) else self.events
+        return tuple(event for event in events if event.kind not in _OF_STEPS)
+
+    @cached_property
+    def sources_of_steps(self) -> dict[tuple[int, int], set[str]]:
+        """The sources that reported steps, by attempt and rank."""
+        return Merged.of(self.events).steps.sources_of_ranks()
+
+    @cached_property
+    def steps_made(self) -> Executions:
+        """All steps that agents reported, also those that the history leaves out, in order of attempt and time."""
+        return Executions.all_of(Merged.of(self.events).steps)
 
     def of_kind(self, *kinds: Kind) -> Iterator[Event]:
         searched = self.beside_steps if _OF_STEPS.isdisjoint(kinds) else self.events

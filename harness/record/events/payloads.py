@@ -56,5 +56,5 @@ def of_later_version(line: bytes | str) -> tuple[str, int, str] | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     known = not isinstance(kind, str) or kind in {one.value for one in Kind}
-    whole = isinstance(source, str) and isinstance(number, int)
+    whole = isinstance(source, str) and isinstance(number, int) and abs(number) < 2**63
     return (source, number, kind) if whole and not known else None

@@ -7,8 +7,11 @@ with its global number."""
 from torchaos.harness.record.history.attempts import Attempt, Process
 from torchaos.harness.record.history.believing import Witness
 from torchaos.harness.record.history.checkpoints import Load, Save, saved_as
-from torchaos.harness.record.history.executions import Execution
 from torchaos.harness.record.history.history import History, base_of
 from torchaos.harness.record.history.segments import Segment
+from torchaos.harness.record.steps import Execution, Executions, StepTable
 
-__all__ = ["Attempt", "Execution", "History", "Load", "Process", "Save", "Segment", "Witness", "base_of", "saved_as"]
+__all__ = [
+    "Attempt", "Execution", "Executions", "History", "Load", "Process", "Save", "Segment", "StepTable", "Witness",
+    "base_of", "saved_as",
+]  # fmt: skip

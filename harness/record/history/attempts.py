@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.agent.wire import Event, Kind
@@ -56,11 +56,11 @@ def read(events: Sequence[Event]) -> list[Attempt]:
     starts = [(event.mono_s, int(event.data["submission"])) for event in events if event.kind is Kind.JOB_STARTED]
     if not of_attempt:  # nothing but the job's own start and its log is known
         return [Attempt(n, submission, {}, start, None, 0) for n, (start, submission) in enumerate(starts)]
-    exits = [event for event in events if event.kind in (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE)]
+    exits = _Exits(event for event in events if event.kind in (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE))
     return [_attempt(number, of_attempt[number], exits, starts) for number in sorted(of_attempt)]
 
 
-def _attempt(number: int, seen: list[Event], exits: list[Event], starts: list[tuple[float, int]]) -> Attempt:
+def _attempt(number: int, seen: list[Event], exits: _Exits, starts: list[tuple[float, int]]) -> Attempt:
     started = min(event.mono_s for event in seen)
     of_rank: dict[int, list[Event]] = defaultdict(list)
     for event in seen:
@@ -74,16 +74,32 @@ def _attempt(number: int, seen: list[Event], exits: list[Event], starts: list[tu
     return Attempt(number, submission, ranks, started, ended, sizes[-1] if sizes else len(ranks))
 
 
-def _process(attempt: int, rank: int, seen: list[Event], exits: list[Event]) -> Process:
-    # Torchelastic reports the process that it started, which may be a shell that runs the trainer.
+def _process(attempt: int, rank: int, seen: list[Event], exits: _Exits) -> Process:
+    # Torchelastic names the process that it started, which may be a shell around the trainer.
     named = sorted(seen, key=lambda event: event.kind is Kind.ELASTIC_WORKER)
     pid = next((event.data["pid"] for event in named if event.data.get("pid")), None)
     ticks = next((event.data["start_ticks"] for event in seen if event.data.get("start_ticks")), None)
-    own = [event for event in exits if _is_of(event, attempt, rank, pid, ticks)]
+    own = [event for event in exits.perhaps_of(attempt, rank, pid) if _is_of(event, attempt, rank, pid, ticks)]
     gone = next((event for event in own if event.kind is Kind.RANK_EXITED), None)
     codes = [event.data.get("exit_code") for event in own]
     code = next((code for code in codes if code is not None), None)
     return Process(pid, ticks, seen[0].mono_s, gone.mono_s if gone else None, code)
+
+
+class _Exits:
+    """The ends of processes, found by what they say of the process."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._by_pid: dict[int | None, list[tuple[int, Event]]] = defaultdict(list)
+        self._by_rank: dict[tuple[int | None, int | None], list[tuple[int, Event]]] = defaultdict(list)
+        for place, event in enumerate(events):
+            self._by_pid[event.data.get("pid")].append((place, event))
+            self._by_rank[event.attempt, event.rank].append((place, event))
+
+    def perhaps_of(self, attempt: int, rank: int, pid: int | None) -> list[Event]:
+        """In order."""
+        found = dict([*self._by_pid[pid], *self._by_rank[attempt, rank]])
+        return [found[place] for place in sorted(found)]
 
 
 def _is_of(event: Event, attempt: int, rank: int, pid: int | None, ticks: int | None) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.record.steps import Executions
 
 # step-20, step_20, checkpoint-20, iter_0000020, global_step20, epoch=0-step=10.ckpt
 _STEP_IN_NAME = re.compile(
@@ -59,9 +60,9 @@ class Load:
     local_step: int = 0  # steps completed in that attempt when the load began
 
 
-def read_saves(events: Iterable[Event]) -> list[Save]:
-    """The saves, in the order in which they began, each with its final name."""
-    events = list(_with_steps_of_ranks(events))
+def read_saves(events: Iterable[Event], steps: Executions) -> list[Save]:
+    """The saves, in the order in which they began, each with its final name. `steps`: all steps of the run."""
+    events = list(_with_steps_of_ranks(events, steps))
     parts: dict[tuple[int, str, int], list[tuple[Event, Event | None]]] = defaultdict(list)
     open_at: dict[tuple[int, int, str], list[tuple[tuple[int, str, int], int]]] = defaultdict(list)
     for event in events:
@@ -86,16 +87,15 @@ def read_saves(events: Iterable[Event]) -> list[Save]:
     return saves
 
 
-def _with_steps_of_ranks(events: Iterable[Event]) -> Iterator[Event]:
+def _with_steps_of_ranks(events: Iterable[Event], steps: Executions) -> Iterator[Event]:
     """Corrects the steps of forked processes. Such a process knows only how many steps its rank had completed when it
     was forked. It may live for many saves, so its save counts as begun after all steps that the rank has completed by
     now. See `in_thread` for the consequence."""
-    done: dict[tuple[int | None, int | None], int] = {}
     for event in events:
-        if event.kind is Kind.STEP and event.step is not None:
-            done[event.attempt, event.rank] = event.step
         if event.kind is Kind.SAVE_BEGIN and "child" in event.data:
-            event = replace(event, step=max(event.step or 0, done.get((event.attempt, event.rank), 0)))
+            of_rank = (steps.attempt == (event.attempt or 0)) & (steps.rank == event.rank)
+            done = steps.local_step[of_rank & (steps.mono_s <= event.mono_s)]
+            event = replace(event, step=max(event.step or 0, int(done[-1]) if len(done) else 0))
         yield event
 
 

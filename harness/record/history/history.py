@@ -12,24 +12,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from typing import Literal, TypeVar
+from typing import Literal
+
+import numpy as np
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.record.history import attempts, checkpoints, executions
+from torchaos.harness.record.events.merged import Merged
+from torchaos.harness.record.history import attempts, checkpoints
 from torchaos.harness.record.history.attempts import Attempt
 from torchaos.harness.record.history.believing import LOG, RECORD, Witness
 from torchaos.harness.record.history.checkpoints import Load, Save
-from torchaos.harness.record.history.executions import Execution
+from torchaos.harness.record.history.logged import from_log, log_interval
 from torchaos.harness.record.history.placing import Lines, Placing
 from torchaos.harness.record.history.segments import Segment
-
-Own = TypeVar("Own", Execution, Save)
+from torchaos.harness.record.steps import Execution, Executions, StepTable
+from torchaos.harness.record.steps.executions import UNPLACED
 
 
 @dataclass(frozen=True)
 class History:
     attempts: tuple[Attempt, ...]
-    executions: tuple[Execution, ...]  # in order of attempt, then of time
+    executions: Executions  # in order of attempt, then of time
     saves: tuple[Save, ...]
     loads: tuple[Load, ...]
     source: Literal["agent", "log", "none"]  # who reported the steps
@@ -41,22 +44,23 @@ class History:
     def of(cls, events: Sequence[Event], twin: History | None = None) -> History:
         """The history of these events, in any order. With a twin, samples, losses and counters are also aligned with
         those of the twin."""
-        ordered = sorted(events, key=lambda event: (event.mono_s, event.source, event.seq))
+        whole = Merged.of(events)
+        seen = Executions.unplaced(whole.steps)
+        ordered = _with_first_steps(whole)
         found = attempts.read(ordered)
-        loads, saves = checkpoints.read_loads(ordered), checkpoints.read_saves(ordered)
-        seen = executions.from_agent(ordered)
-        if seen:
+        loads, saves = checkpoints.read_loads(ordered), checkpoints.read_saves(ordered, seen)
+        if len(seen):
             uneven = _uneven(ordered, found, seen) or (twin.uneven if twin else ())
             placing = Placing(
-                found, _by_attempt(seen), _by_attempt(saves), loads, _lines(ordered),
-                list(twin.counting().values()) if twin else [], uneven,
+                found, {one.number: seen.of_attempt(one.number) for one in found}, _by_attempt(saves), loads,
+                _lines(ordered), [twin.by_step().executions] if twin else [], uneven,
             )  # fmt: skip
             placed = tuple(placing.place(attempt) for attempt in found)
-            return cls(placed, tuple(placing.placed), tuple(placing.saved), tuple(loads), "agent", uneven)
-        logged = executions.from_log(ordered, [(one.number, one.started_s) for one in found])
+            return cls(placed, placing.all_placed(seen), tuple(placing.saved), tuple(loads), "agent", uneven)
+        logged = from_log(ordered, [(one.number, one.started_s) for one in found])
         if logged and not found:
             found = [Attempt(0, 0, {}, logged[0].mono_s, None, 0)]
-        return cls(_from_log(found, logged), tuple(logged), (), (), "log" if logged else "none")
+        return cls(_from_log(found, logged), Executions.of(logged), (), (), "log" if logged else "none")
 
     def attempt(self, number: int) -> Attempt | None:
         return next((one for one in self.attempts if one.number == number), None)
@@ -65,29 +69,31 @@ class History:
         """The last attempt that had started by that time. None if there is none."""
         return next((one for one in reversed(self.attempts) if one.started_s <= mono_s), None)
 
-    @property
+    @cached_property
     def unplaced(self) -> tuple[int, ...]:
         """Attempts with steps whose global numbers are not known."""
-        return tuple(sorted({one.attempt for one in self.executions if one.global_step is None}))
+        return tuple(np.unique(self.executions.attempt[self.executions.global_step == UNPLACED]).tolist())
 
     def counting(self) -> Mapping[tuple[int, int], Execution]:
         """The final history: by (global step, rank), in order of steps."""
+        return self._counting.by_key()
+
+    def by_step(self) -> StepTable:
+        """The final history: by global step, then by rank."""
         return self._counting
 
     @cached_property
-    def _counting(self) -> dict[tuple[int, int], Execution]:
-        made: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-        for one in self.executions:
-            if one.global_step is not None:
-                made[one.attempt, one.segment].append(one)
-        found: dict[tuple[int, int], Execution] = {}
+    def _counting(self) -> StepTable:
+        placed = self.executions.placed
+        attempt, segment, step = placed.attempt, placed.column("segment"), placed.global_step
+        found, left = np.zeros(0, np.int64), len(placed)
         for part in self.segments:
-            own = made.pop((part.number, part.after), [])
-            if own or (not made and self._put_back(part)):
-                resumed = part.base if part.base is not None else min(one.global_step or 0 for one in own) - 1
-                found = {key: one for key, one in found.items() if key[0] <= resumed}
-                found.update({(one.global_step or 0, one.rank): one for one in own})
-        return dict(sorted(found.items()))
+            own = np.flatnonzero((attempt == part.number) & (segment == part.after))
+            left -= len(own)
+            if len(own) or (not left and self._put_back(part)):
+                resumed = part.base if part.base is not None else int(step[own].min()) - 1
+                found = np.concatenate([found[step[found] <= resumed], own])
+        return StepTable(placed.at(found).last_of("global_step", "rank"))
 
     def _put_back(self, part: Segment) -> bool:
         """Whether a segment without steps restored an earlier state, because it loaded a checkpoint of this run. False
@@ -116,18 +122,26 @@ class History:
 
     def redone(self) -> list[tuple[Execution, Execution]]:
         """Each step that a rank executed again, as (first execution, repeated execution), in order of steps."""
-        placed = [one for one in self.executions if one.global_step is not None]
-        first: dict[tuple[int, int], Execution] = {}
-        for one in placed:
-            first.setdefault((one.global_step or 0, one.rank), one)
-        pairs = [(first[one.global_step or 0, one.rank], one) for one in placed]
-        again = [(old, new) for old, new in pairs if old is not new]
-        return sorted(again, key=lambda pair: (pair[1].global_step or 0, pair[1].rank, pair[1].attempt))
+        return list(zip(*self.repeated(), strict=True))
+
+    def repeated(self) -> tuple[Executions, Executions]:
+        """The same as two columns."""
+        placed = self.executions.placed
+        step, rank = placed.global_step, placed.rank
+        order = np.lexsort((placed.attempt, rank, step))  # those of one attempt stay in order of time
+        new = np.append(True, (np.diff(step[order]) != 0) | (np.diff(rank[order]) != 0))[: len(order)]
+        earliest = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
+        again = order != earliest
+        return placed.at(earliest[again]), placed.at(order[again])
 
     def highest_step(self, before_s: float = inf) -> int | None:
-        """The highest global step that any rank completed before `before_s` (seconds of CLOCK_MONOTONIC)."""
-        steps = (one.global_step for one in self.executions if one.mono_s <= before_s)
-        return max((step for step in steps if step is not None), default=None)
+        """The highest global step that any rank finished. `before_s`, if given, limits it to a time."""
+        steps = self.executions.global_step if before_s == inf else self._until(before_s).global_step
+        highest = int(steps.max(initial=UNPLACED))
+        return None if highest == UNPLACED else highest
+
+    def _until(self, before_s: float) -> Executions:
+        return self.executions.at(self.executions.mono_s <= before_s)
 
     def steps_done(self, rank: int | None, attempt: int | None, mono_s: float) -> int | None:
         """How many global steps a rank (None: the rank that had completed the most) had completed by that time. None if
@@ -137,11 +151,14 @@ class History:
             return None
         part = [one for one in self.segments if one.number == life.number and self._seen_from_s(one) <= mono_s][-1:]
         base, after = (part[0].base, part[0].after) if part else (life.base, 0)
-        own = [
-            one for one in self.executions
-            if one.attempt == life.number and one.segment == after and rank in (None, one.rank)
-        ]  # fmt: skip
-        return max((one.global_step or 0 for one in own if one.mono_s <= mono_s), default=base)
+        own = self.of_segment(life.number, after)
+        own = own.at((own.mono_s <= mono_s) & ((own.rank == rank) if rank is not None else True))
+        return max(0, int(own.global_step.max())) if len(own) else base
+
+    def of_segment(self, attempt: int, after: int) -> Executions:
+        """The steps of an attempt that belong to the segment which began after so many of its steps."""
+        all_ = self.executions
+        return all_.at((all_.attempt == attempt) & (all_.column("segment") == after))
 
     def _seen_from_s(self, part: Segment) -> float:
         """The time from which a segment is visible. No event shows that a job returns to a state in memory; only the
@@ -149,20 +166,18 @@ class History:
         belong to the steps before."""
         if not part.in_memory:
             return part.started_s
-        own = (one.mono_s for one in self.executions if (one.attempt, one.segment) == (part.number, part.after))
-        return min(own, default=part.started_s)
+        first_s = self.of_segment(part.number, part.after).first_s()
+        return part.started_s if first_s is None else first_s
+
+    def before_segment(self, attempt: int, after: int) -> Executions:
+        """The steps of earlier segments."""
+        number, segment = self.executions.attempt, self.executions.column("segment")
+        return self.executions.at((number < attempt) | ((number == attempt) & (segment < after)))
 
     @property
     def last_step(self) -> int | None:
         """The last global step of the final history."""
-        return max((step for step, _rank in self._counting), default=None)
-
-    def by_step(self) -> dict[int, dict[int, Execution]]:
-        """The final history: by global step, then by rank."""
-        found: dict[int, dict[int, Execution]] = defaultdict(dict)
-        for (step, rank), one in self._counting.items():
-            found[step][rank] = one
-        return dict(found)
+        return max(self._counting, default=None)
 
 
 def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Witness]]:
@@ -175,24 +190,32 @@ def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Wit
     return newest.global_step(0), list(newest.witnesses)
 
 
-def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Sequence[Execution]) -> tuple[int, ...]:
+def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions) -> tuple[int, ...]:
     """How many steps each rank made, in an attempt that ended successfully, if these numbers differ. Otherwise
     empty."""
     blind = {event.attempt for event in ordered if event.kind is Kind.AGENT_FAILED}
     for attempt in found:
         if attempt.number in blind or set(attempt.exit_codes.values()) != {0}:
             continue
-        made: dict[int, int] = {}
-        for one in seen:
-            if one.attempt == attempt.number:
-                made[one.rank] = max(made.get(one.rank, 0), one.local_step)
-        if len(set(made.values())) > 1:
-            return tuple(made[rank] for rank in sorted(made))
+        own = seen.of_attempt(attempt.number)
+        ranks, of = np.unique(own.rank, return_inverse=True)
+        made = np.zeros(len(ranks), np.int64)
+        np.maximum.at(made, of, own.local_step)
+        if len(set(made.tolist())) > 1:
+            return tuple(made.tolist())
     return ()
 
 
-def _by_attempt(found: Iterable[Own]) -> dict[int, list[Own]]:
-    sorted_out: dict[int, list[Own]] = defaultdict(list)
+def _with_first_steps(whole: Merged) -> list[Event]:
+    """All events but usual steps, in order, with the first step of each process: it shows that its rank was there."""
+    events = list(whole.others)
+    for block in whole.blocks:
+        events.append(block.event(int(block.own["mono_s"].argmin())))
+    return sorted(events, key=lambda event: (event.mono_s, event.source, event.seq))
+
+
+def _by_attempt(found: Iterable[Save]) -> dict[int, list[Save]]:
+    sorted_out: dict[int, list[Save]] = defaultdict(list)
     for one in found:
         sorted_out[one.attempt].append(one)
     return sorted_out
@@ -206,7 +229,7 @@ def _lines(events: Sequence[Event]) -> Lines:
 def _from_log(found: list[Attempt], logged: list[Execution]) -> tuple[Attempt, ...]:
     """The attempts of a job of which only the log is known, with their bases. A base is known if every step has its own
     log line."""
-    interval = executions.log_interval(logged)
+    interval = log_interval(logged)
     placed = []
     for attempt in found:
         steps = [one.local_step for one in logged if one.attempt == attempt.number]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torchaos.harness.record.history import executions
 from torchaos.harness.record.history.attempts import Attempt
 from torchaos.harness.record.history.believing import decide, goes_on_from, is_done_again_from
 from torchaos.harness.record.history.checkpoints import (  # fmt: skip
@@ -22,9 +21,9 @@ from torchaos.harness.record.history.checkpoints import (  # fmt: skip
     says_step,
     whole_loads,
 )
-from torchaos.harness.record.history.executions import Execution
-from torchaos.harness.record.history.segments import Segment, by_place, by_step, goings_back, may_begin
+from torchaos.harness.record.history.segments import BySteps, Segment, by_place, goings_back, may_begin
 from torchaos.harness.record.history.witnesses import Scene, hear, log_lead
+from torchaos.harness.record.steps import Executions
 
 Lines = list[tuple[float, int]]  # (mono_s, step) of log lines
 
@@ -34,29 +33,29 @@ class Placing:
     """Places the attempts one after the other. Attempts that are placed already help to place the next."""
 
     found: Sequence[Attempt]
-    seen: Mapping[int, Sequence[Execution]]  # by attempt
+    seen: Mapping[int, Executions]  # by attempt
     saves: Mapping[int, Sequence[Save]]  # by attempt
     loads: Sequence[Load]
     lines: Lines
-    twin: Sequence[Execution]  # of the twin's final history
-    uneven: Collection[int] = ()  # how many steps each rank of an attempt made, if these numbers differ
-    placed: list[Execution] = field(default_factory=list)
+    twin: Sequence[Executions]  # the final history there
+    uneven: Collection[int] = ()  # numbers of steps that the ranks of one attempt made, where they differ
+    placed: list[Executions] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
     foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     log_offset: int = 0
 
     def place(self, attempt: Attempt) -> Attempt:
         """The placed attempt. Attempts must come in order."""
-        own = self.seen.get(attempt.number, ())
+        own = self.seen[attempt.number]
         loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
         segments = [self._segment(attempt, [], 0, loads.get(0, []))]
         if attempt is self.found[0] and segments[0].base is not None:
             told = [load.path for load in whole_loads(loads.get(0, []))]
             self.foreign = dict.fromkeys(told, segments[0].base) if segments[0].base == 0 else {}
-        steps, done = by_step(own), 0
+        steps, done, placed_before = BySteps(own), 0, len(self.placed)
         for place in sorted((loads.keys() - {0}) | set(goings_back(steps))):
             here = loads.get(place, [])
-            if here and not may_begin(here, steps.get(place, {}), steps.get(place + 1, {})):
+            if here and not may_begin(here, steps[place], steps[place + 1]):
                 continue
             self._put(own, done, place, segments[-1])
             done = place
@@ -64,14 +63,14 @@ class Placing:
             goes_on = goes_on_from if here else is_done_again_from
             if goes_on(segment.base, segment.witnesses, straight_on):
                 if here and len(segments) == 1 and self._only_warmed_up(segments[0], segment):
-                    self.placed = [one for one in self.placed if one.attempt != attempt.number]
+                    del self.placed[placed_before:]
                     segments.clear()
                 segments.append(segment)
-        self._put(own, done, max((one.local_step for one in own), default=0), segments[-1])
+        self._put(own, done, int(own.local_step.max(initial=0)), segments[-1])
         self._calibrate(attempt)
         self.saved += self._placed_saves(attempt.number, segments)
-        made = [one.global_step for one in self.placed if one.attempt == attempt.number]
-        placed = [step for step in made if step is not None]
+        made = [one.placed.global_step for one in self.placed[placed_before:]]
+        placed = [int(step) for steps_ in made if len(steps_) for step in (steps_.min(), steps_.max())]
         first = segments[0]
         return replace(
             attempt, base=first.base, witnesses=first.witnesses, conflicts=first.conflicts, loaded=first.loaded,
@@ -80,16 +79,18 @@ class Placing:
 
     def _segment(self, attempt: Attempt, before: Sequence[Segment], place: int, loads: Sequence[Load]) -> Segment:
         """The segment that begins at `place`, after the segments `before` of the same attempt."""
-        own = self.seen.get(attempt.number, ())
-        ends = [load.mono_s for load in loads] or [one.mono_s for one in own if one.local_step == place]
+        own = self.seen[attempt.number]
+        ends = [load.mono_s for load in loads] or own.at(own.local_step == place).mono_s.tolist()
         since_s = max(ends, default=attempt.started_s) if place else attempt.started_s
+        later = own.at(own.local_step > place) if place else own
         scene = Scene(
             first=attempt is self.found[0] and not place,
-            own=[executions.counted_from(one, place) for one in own if one.local_step > place] if place else own,
+            own=later,
+            after=place,
             loads=loads,
             lines=[line for line in self._lines_of(attempt) if line[0] >= since_s],
             saves=[*self.saved, *self._placed_saves(attempt.number, before)],
-            known=[*self.twin, *(one for one in self.placed if one.global_step is not None)],
+            known=[*self.twin, *(one.placed for one in self.placed)],
             log_offset=self.log_offset,
             foreign=self.foreign,
         )
@@ -106,9 +107,14 @@ class Placing:
             bool(place) and not loads,
         )  # fmt: skip
 
-    def _put(self, own: Sequence[Execution], after: int, up_to: int, segment: Segment) -> None:
-        part = [one for one in own if after < one.local_step <= up_to]
-        self.placed += [executions.placed(one, segment.base, segment.after) for one in part]
+    def _put(self, own: Executions, after: int, up_to: int, segment: Segment) -> None:
+        part = own.at((after < own.local_step) & (own.local_step <= up_to))
+        part.place(segment.base, segment.after)
+        self.placed.append(part)
+
+    def all_placed(self, seen: Executions) -> Executions:
+        """All steps that were placed, in order."""
+        return seen.joined(self.placed)
 
     def _only_warmed_up(self, first: Segment, then: Segment) -> bool:
         saves = self.saves.get(first.number, ())
@@ -150,8 +156,9 @@ class Placing:
 
     def _calibrate(self, attempt: Attempt) -> None:
         lines = self._lines_of(attempt)
-        steps = [(one.mono_s, one.global_step) for one in self.placed if one.attempt == attempt.number]
-        lead = log_lead(lines, [(at, step) for at, step in steps if step is not None]) if lines else None
+        own = [one.placed for one in self.placed if len(one) and one[0].attempt == attempt.number] if lines else []
+        steps = [step for one in own for step in zip(one.mono_s.tolist(), one.global_step.tolist(), strict=True)]
+        lead = log_lead(lines, steps) if lines else None
         if lead is not None:
             self.log_offset = lead
 

@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+
+import numpy as np
 
 from torchaos.harness.record.history.believing import Witness
 from torchaos.harness.record.history.checkpoints import Load, number_in_contents, number_in_name
-from torchaos.harness.record.history.executions import Execution
+from torchaos.harness.record.steps import Execution, Executions
 
 
 @dataclass(frozen=True)
@@ -29,28 +32,38 @@ class Segment:
         return None if self.base is None else self.base + local_step - self.after
 
 
-def by_place(loads: Iterable[Load], own: Sequence[Execution]) -> dict[int, list[Load]]:
+def by_place(loads: Iterable[Load], own: Executions) -> dict[int, list[Load]]:
     """The loads of an attempt, by the number of steps that were completed before them. Loads during the first step are
     left out, and loads after the last step too."""
-    first: dict[int, float] = {}
-    for one in own:
-        first[one.rank] = min(first.get(one.rank, one.mono_s), one.mono_s)
-    last = max((one.local_step for one in own), default=0)
     found: dict[int, list[Load]] = defaultdict(list)
+    first, last, mono_s, rank = {}, int(own.local_step.max(initial=0)), own.mono_s, own.rank
     for load in loads:
-        if load.mono_s <= first.get(load.rank, load.mono_s):
+        if load.rank not in first:
+            first[load.rank] = float(mono_s[rank == load.rank].min(initial=inf))
+        if load.mono_s <= first[load.rank]:
             found[0].append(load)
         elif 0 < load.local_step < last:
             found[load.local_step].append(load)
     return found
 
 
-def by_step(own: Iterable[Execution]) -> dict[int, dict[int, Execution]]:
-    """The executions by local step, then by rank."""
-    found: dict[int, dict[int, Execution]] = defaultdict(dict)
-    for one in own:
-        found[one.local_step][one.rank] = one
-    return found
+class BySteps:
+    """The steps of an attempt by local step, then by rank."""
+
+    def __init__(self, own: Executions) -> None:
+        self._own, self._step = own, own.local_step
+
+    def __getitem__(self, step: int) -> dict[int, Execution]:
+        return {one.rank: one for one in self._own.at(self._step == step)}
+
+    def not_counted_on(self) -> list[int]:
+        """The local steps after which, on some rank, the optimizer's own counter was not higher than before."""
+        order = np.lexsort((self._step, self._own.rank))
+        step, rank, count = (column[order] for column in (self._step, self._own.rank, self._own.column("opt_step")))
+        with np.errstate(invalid="ignore"):
+            lower = (np.diff(step) == 1) & (np.diff(rank) == 0) & (np.diff(count) <= 0)
+        found: list[int] = np.unique(step[1:][lower]).tolist()
+        return found
 
 
 def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
@@ -64,10 +77,10 @@ def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Map
     return counted or any(number_in_contents(one.numbers) or number_in_name(one.path) is not None for one in loads)
 
 
-def goings_back(steps: Mapping[int, Mapping[int, Execution]]) -> Iterator[int]:
+def goings_back(steps: BySteps) -> Iterator[int]:
     """The local steps after which the optimizer's own counter went back on all ranks."""
-    for place, after in steps.items():
-        before, earlier = steps.get(place - 1, {}), steps.get(place - 2, {})
+    for place in steps.not_counted_on():
+        earlier, before, after = (steps[place - back] for back in (2, 1, 0))
         if _counted_back(before, after) or _counted_again(earlier, before, after):
             yield place - 1
 

@@ -6,8 +6,11 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.history.history import History
+from torchaos.harness.record.steps.executions import UNPLACED
 
 _DEATHS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE, Kind.NODE_EXITED, Kind.JOB_EXITED)
 _LONG, _LEAST_S = 3.0, 10.0  # a halt lasts _LONG times the longest step, and _LEAST_S seconds
@@ -17,9 +20,11 @@ def is_down(history: History, events: Sequence[Event], at_s: float = math.inf) -
     """Whether the job was down at that time (seconds of CLOCK_MONOTONIC): the newest attempt had made no step, or one
     of its processes had died since its last step."""
     newest = history.attempt_at(at_s)
-    steps = [one.mono_s for one in history.executions if newest and one.attempt == newest.number]
-    last = max((step for step in steps if step <= at_s), default=None)
-    if newest is None or last is None:
+    if newest is None:
+        return True
+    steps = history.executions.of_attempt(newest.number)
+    last = steps.at(steps.mono_s <= at_s).last_s()
+    if last is None:
         return True
     since = [e for e in events if e.kind in _DEATHS and last < e.mono_s <= at_s and e.attempt in (None, newest.number)]
     return any(event.data.get("exit_code") != 0 for event in since)
@@ -32,8 +37,10 @@ def new_steps(history: History) -> list[float]:
         return []
     newest = history.attempts[-1]
     reached = max((one.last_step or 0 for one in history.attempts[:-1]), default=0)
-    own = [one for one in history.executions if one.attempt == newest.number]
-    return sorted(one.mono_s for one in own if one.global_step is None or one.global_step > reached)
+    own = history.executions.of_attempt(newest.number)
+    new = (own.global_step == UNPLACED) | (own.global_step > reached)
+    found: list[float] = np.sort(own.mono_s[new]).tolist()
+    return found
 
 
 def stands_still(steps: Sequence[float], now_s: float) -> bool:

@@ -23,6 +23,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from torchaos.harness.record.history import believing as names
 from torchaos.harness.record.history.alignment import FEW, align
@@ -35,12 +39,13 @@ from torchaos.harness.record.history.checkpoints import (
     saved_as,
     whole_loads,
 )
-from torchaos.harness.record.history.executions import Execution
+from torchaos.harness.record.steps import Execution, Executions
+from torchaos.harness.record.steps.execution import with_values
 
+Array = npt.NDArray[Any]
 Read = Callable[[Execution], float | None]
-Union = Callable[[Iterable[Hashable]], Hashable]  # joins the values of several ranks
-_LATE = 1000  # by so many steps, a thread may write later
-Said = tuple[tuple[int, ...], str]  # bases that fit, the most likely first; the observation in words
+_LATE = 1000  # steps by which a thread may be late in writing
+Said = tuple[tuple[int, ...], str]  # bases that fit, the preferred one first if there is one; what it rests on
 
 
 @dataclass(frozen=True)
@@ -49,18 +54,24 @@ class Scene:
     point."""
 
     first: bool  # there was no attempt before it
-    own: Sequence[Execution]
+    own: Executions
     loads: Sequence[Load]  # before its first step
     lines: Sequence[tuple[float, int]]  # (mono_s, step) of the job's log in this attempt
     saves: Sequence[Save]  # of earlier attempts, placed
-    known: Sequence[Execution]  # of earlier attempts, and of the twin: placed
-    log_offset: int  # by how many steps the log's count is usually ahead of the global steps
+    known: Sequence[Executions]  # of earlier attempts, and of the twin: placed
+    log_offset: int  # what the log's count is ahead of ours, as a rule
     foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
+    after: int = 0  # steps of the attempt before that point
 
     @cached_property
     def start(self) -> list[Execution]:
         """The first steps, which show which state was restored."""
-        return [one for one in self.own if one.local_step <= FEW]
+        first = self.own.at(self.own.local_step <= self.after + FEW)
+        return [with_values(one, {"local_step": one.local_step - self.after}) for one in first]
+
+    def known_where(self, wanted: Callable[[Executions], Array]) -> list[Execution]:
+        """The known steps for which this is true."""
+        return [one for steps in self.known for one in steps.at(wanted(steps))]
 
 
 def hear(scene: Scene) -> list[Witness]:
@@ -72,10 +83,10 @@ def hear(scene: Scene) -> list[Witness]:
     record = _of_loads(names.RECORD, files, _save_record)
     of_files = [*_of_loads(names.CONTENTS, files, _contents), *_of_loads(names.NAME, files, _name)]
     running = [
-        *_of_counter(names.OPTIMIZER, scene, lambda one: one.opt_step, from_one=True),
-        *_of_counter(names.SCHEDULER, scene, lambda one: one.sched_step, from_one=False),
-        *_of_content(names.SAMPLES, scene, lambda one: one.samples if one.samples_seen else None, _union),
-        *_of_content(names.LOSSES, scene, lambda one: one.losses if one.loss_seen else None, None),
+        *_of_counter(names.OPTIMIZER, scene, lambda one: one.opt_step, "opt_step", from_one=True),
+        *_of_counter(names.SCHEDULER, scene, lambda one: one.sched_step, "sched_step", from_one=False),
+        *_of_samples(scene),
+        *_of_content(names.LOSSES, scene, lambda one: one.losses if one.loss_seen else None, _first_loss),
     ]
     log = _of_log(scene)
     start: list[Witness] = []
@@ -167,12 +178,44 @@ def _named(saves: Sequence[Save]) -> set[tuple[int, int]]:
     return {(number, done) for number, done in named if number is not None and done is not None}
 
 
-def _of_counter(name: str, scene: Scene, read: Read, from_one: bool) -> list[Witness]:
-    known: dict[float, set[int]] = defaultdict(set)
-    for one in scene.known:
-        value = read(one)
-        if value is not None and one.global_step is not None:
-            known[value].add(one.global_step)
+class _Known:
+    """The global steps after which a counter stood at each value."""
+
+    def __init__(self, known: Sequence[Executions], column: str) -> None:
+        self._values = np.concatenate([np.zeros(0), *(one.column(column) for one in known)])
+        self._steps = np.concatenate([np.zeros(0, np.int64), *(one.global_step for one in known)])
+        seen = ~np.isnan(self._values)
+        self._values, self._steps = self._values[seen], self._steps[seen]
+        self._found: dict[float, set[int]] = {}
+
+    def at(self, value: float) -> set[int]:
+        if value not in self._found:
+            self._found[value] = set(np.unique(self._steps[self._values == value]).tolist())
+        return self._found[value]
+
+    def __bool__(self) -> bool:
+        return len(self._values) > 0
+
+    @property
+    def first(self) -> float:
+        return float(self._values.min())
+
+    @property
+    def last(self) -> float:
+        return float(self._values.max())
+
+    @cached_property
+    def one_by_one(self) -> bool:
+        """Whether each value belongs to one step."""
+        order = np.lexsort((self._steps, self._values))
+        same = np.diff(self._values[order]) == 0
+        return not (same & (np.diff(self._steps[order]) != 0)).any()
+
+
+def _of_counter(name: str, scene: Scene, read: Read, column: str, from_one: bool) -> list[Witness]:
+    if not any(read(one) is not None for one in scene.start):
+        return []
+    known = _Known(scene.known, column)
     by_rank: dict[int, Said] = {}
     for one in sorted(scene.start, key=lambda one: -one.local_step):
         value = read(one)
@@ -183,70 +226,112 @@ def _of_counter(name: str, scene: Scene, read: Read, from_one: bool) -> list[Wit
     return _grouped(name, {rank: one for rank, one in by_rank.items() if one[0]})
 
 
-def _steps_at(value: float, known: Mapping[float, set[int]], from_one: bool) -> set[int]:
+def _steps_at(value: float, known: _Known, from_one: bool) -> set[int]:
     """The global steps after which the counter has the value `value`: as observed before, or else by counting on."""
-    if value in known:
-        return set(known[value])
+    if seen := known.at(value):
+        return seen
     if not math.isfinite(value):  # of a damaged record
         return set()
-    if not known or value < min(known):
+    if not known or value < known.first:
         return {int(value)} if from_one else set()
-    last = max(known)
-    one_by_one = all(len(steps) == 1 for steps in known.values()) and value > last
-    return {max(known[last]) + int(value - last)} if one_by_one else set()
+    last = known.last
+    return {max(known.at(last)) + int(value - last)} if value > last and known.one_by_one else set()
 
 
 def _union(parts: Iterable[Hashable]) -> Hashable:
     return tuple(sorted(str(leaf) for part in parts if isinstance(part, tuple) for leaf in part))
 
 
+def _first_loss(steps: Executions) -> Array:
+    losses = steps.column("losses")
+    return losses[:, 0] if losses.shape[1] else np.full(len(steps), np.nan)
+
+
+def _of_samples(scene: Scene) -> list[Witness]:
+    """Alignment of the samples by rank; or, if the earlier ranks no longer exist, by all ranks of a step together."""
+    found = _of_content(names.SAMPLES, scene, _seen_samples, lambda steps: steps.column("samples"))
+    if found:
+        return found
+    own = _union_by_step(scene.start, lambda one: one.local_step)
+    if not own:
+        return []
+    begun = scene.own.at(scene.own.local_step == scene.after + min(own)).column("samples_sum")
+    near = _around(_steps_with(scene.known, begun.sum(dtype=np.uint64)), [min(own)])
+    last = {
+        (one.rank, one.global_step): one for one in scene.known_where(lambda steps: np.isin(steps.global_step, near))
+    }
+    fits = align(own, {step: [key] for step, key in _union_by_step(last.values(), _global).items()})
+    return _grouped(names.SAMPLES, {-1: (fits, "taken over all ranks of a step")}) if fits else []
+
+
+def _seen_samples(one: Execution) -> Hashable:
+    return one.samples if one.samples_seen else None
+
+
 def _of_content(
-    name: str, scene: Scene, read: Callable[[Execution], Hashable], union: Union | None
+    name: str, scene: Scene, read: Callable[[Execution], Hashable], key_of: Callable[[Executions], Array]
 ) -> list[Witness]:  # fmt: skip
-    """The alignment of contents, by rank. If the earlier ranks no longer exist and `union` is given, of all ranks of a
-    step together."""
+    """Alignment of contents by rank. `key_of`: a number for each step; only those with equal numbers may be equal."""
     own: dict[int, dict[int, Hashable]] = defaultdict(dict)
     for one in scene.start:
         if (key := read(one)) is not None:
             own[one.rank][one.local_step] = key
+    if not own:
+        return []
+    firsts = {min(seen) for seen in own.values()}
+    begun = scene.own.at(np.isin(scene.own.local_step - scene.after, list(firsts)))
+    keys = np.unique(key_of(begun))
+    starts = {int(step) for one in scene.known for step in np.unique(one.at(np.isin(key_of(one), keys)).global_step)}
+    near = _around(starts, firsts)
     reference: dict[int, dict[int, list[Hashable]]] = {rank: defaultdict(list) for rank in own}
-    for one in scene.known:
+    for one in scene.known_where(lambda steps: np.isin(steps.global_step, near)):
         if one.rank in own and one.global_step is not None and (key := read(one)) is not None:
             reference[one.rank][one.global_step].append(key)
     by_rank: dict[int, Said] = {}
     for rank, seen in own.items():
         if fits := align(seen, reference[rank]):
             by_rank[rank] = fits, f"those of its step {min(seen)} are those of step {fits[0] + min(seen)}"
-    if by_rank or union is None:
-        return _grouped(name, by_rank)
-    own_union = _by_step(scene.start, lambda one: one.local_step, read, union)
-    fits = align(own_union, {step: [key] for step, key in _by_step(_last(scene.known), _global, read, union).items()})
-    return _grouped(name, {-1: (fits, "taken over all ranks of a step")}) if fits else []
+    return _grouped(name, by_rank)
 
 
-def _by_step(
-    executions: Iterable[Execution], step_of: Callable[[Execution], int], read: Callable[[Execution], Hashable],
-    union: Union,
-) -> dict[int, Hashable]:  # fmt: skip
+def _around(steps: Iterable[int], firsts: Iterable[int]) -> list[int]:
+    """The global steps of the first steps of an attempt, if one of `firsts` (local steps) is one of `steps`."""
+    return [step - first + local for step in set(steps) for first in firsts for local in range(1, FEW + 1)]
+
+
+def _steps_with(known: Sequence[Executions], samples_sum: np.uint64) -> list[int]:
+    """The global steps in which the last executions of all ranks together had these samples."""
+    step, rank, sums = (
+        np.concatenate([np.zeros(0, kind), *(one.column(name) for one in known)])
+        for name, kind in (("global_step", np.int64), ("rank", np.int64), ("samples_sum", np.uint64))
+    )
+    order = np.lexsort((rank, step))
+    last = np.append((np.diff(step[order]) != 0) | (np.diff(rank[order]) != 0), True)[: len(order)]
+    kept = order[last]
+    steps, starts = np.unique(step[kept], return_index=True)
+    if not len(steps):
+        return []
+    found: list[int] = steps[np.add.reduceat(sums[kept], starts) == samples_sum].tolist()
+    return found
+
+
+def _union_by_step(executions: Iterable[Execution], step_of: Callable[[Execution], int]) -> dict[int, Hashable]:
+    """By step: the samples of all ranks together. Only steps whose samples were all seen."""
     parts: dict[int, list[Hashable]] = defaultdict(list)
     for one in executions:
-        parts[step_of(one)].append(read(one))
-    return {step: union(found) for step, found in parts.items() if None not in found}
+        parts[step_of(one)].append(_seen_samples(one))
+    return {step: _union(found) for step, found in parts.items() if None not in found}
 
 
 def _global(one: Execution) -> int:
     return one.global_step or 0
 
 
-def _last(executions: Iterable[Execution]) -> list[Execution]:
-    """The last execution of each rank and global step."""
-    return list({(one.rank, one.global_step): one for one in executions if one.global_step is not None}.values())
-
-
 def _of_log(scene: Scene) -> list[Witness]:
     """The witness of the log. A log line may come before or after the end of its step in the journal, so it may be off
     by one."""
-    ahead = log_lead(scene.lines, [(one.mono_s, one.local_step) for one in scene.own])
+    own = zip(scene.own.mono_s.tolist(), (scene.own.local_step - scene.after).tolist(), strict=True)
+    ahead = log_lead(scene.lines, own if scene.lines else ())
     if ahead is None or ahead < scene.log_offset:
         return []
     base = ahead - scene.log_offset

@@ -21,7 +21,7 @@ class Seen:
 def seen_in(run: Record) -> Iterator[Seen]:
     """Yields one line for each kind of data."""
     steps = run.history.executions
-    ranks = len({step.rank for step in steps})
+    ranks = len(steps.ranks)
     if not steps:
         why = why_unseen(run, "steps")
         yield Seen(
@@ -30,12 +30,12 @@ def seen_in(run: Record) -> Iterator[Seen]:
         return
     by = "by the agent" if run.history.source == "agent" else "in the job's log"
     yield Seen("steps", f"{run.history.last_step} on {_counted(ranks, 'rank')}, {by}")
-    count = sum(step.loss_seen for step in steps)
+    count = int(steps.loss_seen.sum())
     yield _share("losses", count, len(steps), why_unseen(run, "loss"), "loss_continuity")
-    drawn = "by index" if any(step.indices for step in steps) else "by contents"
-    count = sum(step.samples_seen for step in steps)
+    drawn = "by index" if (steps.column("in_indices") > 0).any() else "by contents"
+    count = int(steps.samples_seen.sum())
     yield _share("samples", count, len(steps), why_unseen(run, "samples"), "sample_accounting", drawn)
-    count = sum(step.parameters is not None for step in steps)
+    count = sum(one.parameters is not None for one in steps.with_state)
     yield _share("parameters", count, len(steps), why_unseen(run, "parameters"), "state_restored")
     yield _saves([save for save in run.history.saves if save.ok])
     if elsewhere := saved_elsewhere(run):

@@ -14,7 +14,7 @@ from torchaos.harness.judging.twins import ages
 from torchaos.harness.judging.twins.agreement import wants_more
 from torchaos.harness.judging.verdict.verdict import records_of, verdict_of
 from torchaos.harness.machine.disk import owner_only, write_atomically
-from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
@@ -155,7 +155,8 @@ class ScenarioRun:
         that the run does not look longer."""
         if not (unfinished or self._notes):
             return
-        end_s = max((event.mono_s for event in read_events(self.folder.events)), default=None)
+        events = read_journal(self.folder.events)
+        end_s = events[-1].mono_s if len(events) else None
         journal = EventFile(self.folder.events / "scenario.jsonl", "scenario")
         for text in self._notes:
             journal.emit(Kind.NOTE, {"text": text}, mono_s=end_s)

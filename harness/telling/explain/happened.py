@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.record.history import Attempt, Execution, Save
+from torchaos.harness.record.history import Attempt, Execution, Executions, Save
 from torchaos.harness.record.history.checkpoints import final_path
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
@@ -44,7 +46,7 @@ def happened(run: Record) -> list[Moment]:
 def _events(run: Record) -> Iterator[Moment]:
     narrator = Narrator(run.plan)
     for_good = {event.data["record"] for event in run.of_kind(Kind.GUARDED) if event.data.get("why")}
-    for event in run.events:
+    for event in run.beside_steps:
         line = None if event.kind in _ELSEWHERE or _is_empty(event, for_good) else narrator.tell(event)
         if line:
             yield Moment(event.mono_s, line.text)
@@ -66,9 +68,9 @@ def _is_empty(event: Event, for_good: set[str]) -> bool:
 def _attempts(run: Record) -> Iterator[Moment]:
     """Yields the time at which each attempt began to make steps."""
     for attempt in run.history.attempts:
-        own = [one.mono_s for one in run.history.executions if one.attempt == attempt.number]
-        if own:
-            yield Moment(min(own) - 1e-6, _beginning(run, attempt))
+        first_s = run.history.executions.of_attempt(attempt.number).first_s()
+        if first_s is not None:
+            yield Moment(first_s - 1e-6, _beginning(run, attempt))
 
 
 def _beginning(run: Record, attempt: Attempt) -> str:
@@ -129,14 +131,14 @@ def _with_steps(run: Record, moments: Sequence[Moment]) -> Iterator[Moment]:
     yield from _finished(steps[at:])
 
 
-def _once_each(executions: Sequence[Execution]) -> list[Execution]:
+def _once_each(executions: Executions) -> list[Execution]:
     """Each step of each attempt, at the time when the first rank finished it, with the loss of the lowest rank."""
-    first: dict[tuple[int, int], Execution] = {}
-    for one in sorted(executions, key=lambda one: one.rank):
-        known = first.setdefault((one.attempt, one.local_step), one)
-        if one.mono_s < known.mono_s:
-            first[one.attempt, one.local_step] = replace(known, mono_s=one.mono_s)
-    return sorted(first.values(), key=lambda one: one.mono_s)
+    steps = executions.at(np.lexsort((executions.rank, executions.local_step, executions.attempt)))
+    new = np.append(True, (np.diff(steps.attempt) != 0) | (np.diff(steps.local_step) != 0))[: len(steps)]
+    starts = np.flatnonzero(new)
+    over_s = np.minimum.reduceat(steps.mono_s, starts) if len(starts) else steps.mono_s
+    first = [replace(one, mono_s=at_s) for one, at_s in zip(steps.at(starts), over_s.tolist(), strict=True)]
+    return sorted(first, key=lambda one: one.mono_s)
 
 
 def _finished(steps: Sequence[Execution]) -> Iterator[Moment]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.judging.verdict.verdict import judge
-from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.finished import result_in
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
@@ -78,7 +78,7 @@ def _without_artifacts(folder: RunDir, error: UsageError) -> Record:
     """The record from plan and journal only, without the artifacts."""
     try:
         damaged: list[str] = []
-        events = tuple(read_events(folder.events, damaged)) if folder.events.is_dir() else ()
+        events = read_journal(folder.events, damaged) if folder.events.is_dir() else ()
         return Record(Plan.read(folder.plan), events, {}, tuple(damaged))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise error from None

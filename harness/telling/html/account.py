@@ -8,11 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from torchaos.harness.contracts import Need
-from torchaos.harness.judging.twins.agreement import history_of
+from torchaos.harness.judging.twins.agreement import common, history_of
 from torchaos.harness.record.history import Execution, Save
 from torchaos.harness.record.history.checkpoints import final_path
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.steps import Executions, StepTable
 
 _MOST_ROWS = 12
 
@@ -21,28 +24,42 @@ def samples_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
     """How many samples the run and its twin consumed, by attempt, and in the steps that differ. Empty if no sample was
     seen."""
     history = history_of(run, twins)
-    ours = {step: _samples(by_rank) for step, by_rank in history.by_step().items()}
-    theirs = {step: _samples(by_rank) for step, by_rank in twins[0].history.by_step().items()} if twins else {}
-    if not any(ours.values()):
+    mine, other = history.by_step(), twins[0].history.by_step() if twins else StepTable.of({})
+    if not _many(mine.executions):
         return {}
     attempts = [
         {
             "number": one.number, "base": one.base, "first": one.first_step, "last": one.last_step,
             "loaded": os.path.basename(one.loaded) if one.loaded else None,
-            "samples": sum(len(e.samples) for e in history.executions if e.attempt == one.number),
+            "samples": int(history.executions.of_attempt(one.number).column("in_samples").sum()),
         }
         for one in history.attempts
     ]  # fmt: skip
     found: dict[str, Any] = {
-        "attempts": attempts, "counted": sum(map(len, ours.values())), "steps": len(ours),
+        "attempts": attempts, "counted": _many(mine.executions), "steps": len(mine),
         "executed": sum(one["samples"] for one in attempts), "twin": None, "differ": 0, "rows": [],
     }  # fmt: skip
-    if theirs:
-        differ = [step for step in sorted(ours.keys() | theirs.keys()) if ours.get(step) != theirs.get(step)]
+    if other:
+        differ = _differ(mine, other)
+        ours, theirs = ({step: _samples(steps.get(step, {})) for step in differ} for steps in (mine, other))
         skipped, repeated = _over(theirs, ours, differ), _over(ours, theirs, differ)
         rows = [_row(step, ours, theirs) for step in differ[:_MOST_ROWS]]
-        found |= {"twin": sum(map(len, theirs.values())), "skipped": skipped, "repeated": repeated}
+        found |= {"twin": _many(other.executions), "skipped": skipped, "repeated": repeated}
         found |= {"differ": len(differ), "rows": rows}
+    return found
+
+
+def _many(steps: Executions) -> int:
+    return int(steps.column("in_seen").sum())
+
+
+def _differ(ours: StepTable, theirs: StepTable) -> list[int]:
+    """The steps of which all ranks together did not consume the same samples."""
+    mine, twins = common(ours, theirs)
+    same = np.ones(len(mine), bool)
+    for name in ("samples_sum", "in_seen"):
+        same &= mine.sums(mine.executions.column(name)) == twins.sums(twins.executions.column(name))
+    found: list[int] = np.setdiff1d(np.union1d(ours.numbers, theirs.numbers), mine.numbers[same]).tolist()
     return found
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.noise.quantities import relative
 from torchaos.harness.judging.twins.agreement import differences, history_of
-from torchaos.harness.record.history import Execution
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.steps import StepTable
+from torchaos.harness.record.steps.columns import is_absent, is_none, lengths
 from torchaos.harness.telling.html.thinning import telling
 
 MOST_POINTS = 2_000  # of a curve, about
@@ -25,18 +27,14 @@ def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
     of the run (the final history, means over the ranks). `first_loss` is the first loss of steps that were done again.
     `twin_loss` and `twin_lr` are those of the twin. `apart` is the relative difference of the two losses."""
     history = history_of(run, twins)
-    ours, theirs = history.by_step(), twins[0].history.by_step() if twins else {}
-    again: dict[int, dict[int, Execution]] = defaultdict(dict)
-    for old, _new in history.redone():
-        again[old.global_step or 0].setdefault(old.rank, old)
+    ours, theirs = history.by_step(), twins[0].history.by_step() if twins else StepTable.of({})
+    again = StepTable(history.repeated()[0].last_of("global_step", "rank"))
     steps = sorted(ours.keys() | theirs.keys() | again.keys())
-    columns = {
-        "loss": [_loss(ours.get(step, {})) for step in steps],
-        "twin_loss": [_loss(theirs.get(step, {})) for step in steps],
-        "first_loss": [_loss(again.get(step, {})) for step in steps],
-        "lr": [_rate(ours.get(step, {})) for step in steps],
-        "twin_lr": [_rate(theirs.get(step, {})) for step in steps],
-    }
+    of_steps = {
+        "loss": _losses(ours), "twin_loss": _losses(theirs), "first_loss": _losses(again), "lr": _rates(ours),
+        "twin_lr": _rates(theirs),
+    }  # fmt: skip
+    columns = {name: [values.get(step) for step in steps] for name, values in of_steps.items()}
     columns["apart"] = [_apart(a, b) for a, b in zip(columns["loss"], columns["twin_loss"], strict=True)]
     first = next(differences(ours, theirs, 0.0, 0.0), None)
     resumes = [one.base for one in history.attempts if one.number and one.base is not None]
@@ -79,13 +77,21 @@ def _shown(steps: Sequence[int], columns: Mapping[str, Sequence[float | None]], 
     return sorted(found)
 
 
-def _loss(by_rank: Mapping[int, Execution]) -> float | None:
-    seen = [loss for one in by_rank.values() for loss in one.losses if loss is not None]
-    return sum(seen) / len(seen) if seen else None
+def _losses(steps: StepTable) -> dict[int, float]:
+    """The mean of all losses of a step."""
+    losses = steps.executions.column("losses")
+    seen = ~is_none(losses) & ~is_absent(losses)
+    sums, counts = steps.sums(np.where(seen, losses, 0.0).sum(1)), steps.sums(seen.sum(1))
+    some = counts > 0
+    return dict(zip(steps.numbers[some].tolist(), (sums[some] / counts[some]).tolist(), strict=True))
 
 
-def _rate(by_rank: Mapping[int, Execution]) -> float | None:
-    return next((one.lr[0] for one in by_rank.values() if one.lr), None)
+def _rates(steps: StepTable) -> dict[int, float]:
+    """The first rate of the first rank that has a rate in a step."""
+    rates = steps.executions.column("lr")
+    has = np.flatnonzero(lengths(rates) > 0)
+    numbers, first = np.unique(steps.executions.global_step[has], return_index=True)
+    return dict(zip(numbers.tolist(), rates[has[first], 0].tolist() if len(has) else [], strict=True))
 
 
 def _apart(ours: float | None, theirs: float | None) -> float | None:

@@ -152,7 +152,7 @@ def _recovery(recovery: Recovery) -> dict[str, Any]:
 def _story(run: Record) -> list[dict[str, Any]]:
     """The notable events, in order of time."""
     start = run.events[0].mono_s if run.events else 0.0
-    told = [event for event in run.events if event.kind in _STORY]
+    told = [event for event in run.beside_steps if event.kind in _STORY]
     lines = [
         {"at": round(event.mono_s - start, 2), "kind": event.kind.value, "text": line}
         for event, line in words(run.plan, told)

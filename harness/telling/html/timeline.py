@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from torchaos.harness.agent.stamps import Stamp
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.judging.landing.landings import Landing, landings
@@ -71,7 +73,7 @@ def timeline_of(run: Record, recoveries: Sequence[Recovery], stamps: Sequence[Se
     _markers(found, run, "events", _EVENTS)
     _markers(found, run, "probes", _PROBES)
     ranks = _ranks(run, landed)
-    every = len({one.rank for one in run.history.executions} | set(ranks))
+    every = len(run.history.executions.ranks | set(ranks))
     if len(ranks) < every:
         found.left_out.append(
             f"{len(ranks)} of {every} ranks have a lane: the ranks that were hit, and the first ranks"
@@ -142,7 +144,9 @@ def words(plan: Plan, events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
 
 def _ranks(run: Record, landed: Sequence[Landing]) -> list[int]:
     history = run.history
-    every = {rank for attempt in history.attempts for rank in attempt.ranks} | {one.rank for one in history.executions}
+    every = {rank for attempt in history.attempts for rank in attempt.ranks} | set(
+        np.unique(history.executions.rank).tolist()
+    )
     hit = {rank for landing in landed for rank in landing.ranks}
     return sorted(sorted(every, key=lambda rank: (rank not in hit, rank))[:MOST_RANKS])
 
@@ -162,9 +166,9 @@ def _attempts(to: Timeline, run: Record, lanes: dict[int, int]) -> None:
 
 def _steps(to: Timeline, run: Record, lanes: dict[int, int], moments: Sequence[float]) -> None:
     by_rank: dict[int, list[Execution]] = defaultdict(list)
-    for one in run.history.executions:
-        if one.rank in lanes:
-            by_rank[one.rank].append(one)
+    steps = run.history.executions
+    for one in steps.at(np.isin(steps.rank, list(lanes))):
+        by_rank[one.rank].append(one)
     most, grouped = max(20, MOST_STEPS // max(1, len(by_rank))), 0
     for rank, own in sorted(by_rank.items()):
         own.sort(key=lambda one: one.mono_s)

@@ -101,7 +101,8 @@ def _patterns(run: Record) -> list[str]:
 def _logged_step(run: Record, landing: Landing) -> int | None:
     """The last step in the log before the fault, by the job's own count. None if there is none."""
     lines = [(e.mono_s, int(e.data["step"])) for e in run.of_kind(Kind.LOG_STEP) if e.data["step"] is not None]
-    steps = [(one.mono_s, one.global_step) for one in run.history.executions if one.global_step is not None]
+    placed = run.history.executions.placed
+    steps = list(zip(placed.mono_s.tolist(), placed.global_step.tolist(), strict=True))
     done = run.history.highest_step(before_s=landing.at_s)
     lead = log_lead(lines, steps)
     before = [step for _, step in lines if done is not None and step <= done + (lead or 0)]

@@ -1,0 +1,54 @@
+"""All events of a journal in order of time, most of which are steps in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from heapq import merge
+from itertools import islice
+from typing import overload
+
+from torchaos.harness.agent.wire import Event
+from torchaos.harness.record.steps.blocks import Block, in_order
+from torchaos.harness.record.steps.columns import Columns
+
+
+class Merged(Sequence[Event]):
+    """A step in a block becomes an event each time that it is asked for."""
+
+    def __init__(self, others: Iterable[Event], blocks: Sequence[Block]) -> None:
+        """`others`: in order of time; `blocks`: all other events."""
+        self.others, self.blocks = tuple(others), tuple(blocks)
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> Merged:
+        return events if isinstance(events, Merged) else cls(sorted(events, key=_when), ())
+
+    @cached_property
+    def steps(self) -> Columns:
+        return Columns.of(self.others, self.blocks)
+
+    def __len__(self) -> int:
+        return len(self.others) + sum(map(len, self.blocks))
+
+    def __iter__(self) -> Iterator[Event]:
+        return merge(self.others, (block.event(row) for block, row in in_order(self.blocks)), key=_when)
+
+    @overload
+    def __getitem__(self, place: int) -> Event: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Event]: ...
+    def __getitem__(self, place: int | slice) -> Event | Sequence[Event]:
+        """The first and the last event are quickly found."""
+        if isinstance(place, slice):
+            return list(self)[place]
+        if place in (0, -1) and len(self):
+            ends = [block.event(int((block.own["mono_s"].argmin if place == 0 else block.own["mono_s"].argmax)()))
+                    for block in self.blocks]  # fmt: skip
+            ends += self.others[place : place + 1 or None]
+            return min(ends, key=_when) if place == 0 else max(ends, key=_when)
+        return list(self)[place] if place < 0 else next(islice(self, place, None))
+
+
+def _when(event: Event) -> tuple[float, str, int]:
+    return event.mono_s, event.source, event.seq

@@ -1,0 +1,11 @@
+"""What each rank did in each step, as columns: numpy arrays with a row for each step of a rank.
+
+A long run has millions of steps, and nearly all of them are like the twin's. So a step becomes an object, an Execution,
+only when it is asked for. Pure."""
+
+from torchaos.harness.record.steps.columns import Columns
+from torchaos.harness.record.steps.execution import Execution
+from torchaos.harness.record.steps.executions import Executions
+from torchaos.harness.record.steps.table import Both, StepTable
+
+__all__ = ["Both", "Columns", "Execution", "Executions", "StepTable"]

@@ -1,0 +1,303 @@
+"""All steps that the events of a run report, as columns: a part for all alike steps of a process, and a part for all
+steps that are objects."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchaos.harness.agent import packed
+from torchaos.harness.agent.wire import Event, Kind, Phase
+from torchaos.harness.record.steps import samples
+from torchaos.harness.record.steps.blocks import Block
+from torchaos.harness.record.steps.execution import Execution, floats, merged, of_payload, with_values
+
+Array = npt.NDArray[Any]
+Key = tuple[int, int]  # attempt, rank
+
+# In `losses` and `lr`: a loss that was never copied, and a place that a step does not have. No arithmetic makes them.
+NONE, ABSENT = np.array([0x7FF8_70C7_A050_0001, 0x7FF8_70C7_A050_0002], np.uint64).view(float)
+_SAVING = Phase.CHECKPOINT_WRITE.value
+
+
+@dataclass(frozen=True)
+class Loose:
+    """Steps that are objects: of a job's log, with check sums of parameters, or of journals without packed lines."""
+
+    steps: Sequence[Execution]
+    sources: Sequence[str]
+    numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+class Columns:
+    """The rows are in no order. The columns that nobody asks for are not made."""
+
+    def __init__(self, parts: Iterable[Block | Loose]) -> None:
+        self.parts = [part for part in parts if len(part)]
+        self._starts = np.cumsum([0, *(len(part) for part in self.parts)])
+        self._made: dict[str, Array] = {}
+
+    @classmethod
+    def of(cls, events: Iterable[Event], blocks: Iterable[Block] = ()) -> Columns:
+        """The steps of these events and blocks; losses that arrived late are merged in."""
+        late: dict[Key, dict[int, tuple[float | None, ...]]] = defaultdict(dict)
+        found: dict[Key, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+        for event in events:
+            if event.kind in (Kind.STEP, Kind.LOSS) and event.step is not None and event.rank is not None:
+                who = event.attempt or 0, event.rank
+                if event.kind is Kind.STEP:
+                    found[who][event.step].append(event)
+                else:
+                    earlier = late[who].get(event.step, ())
+                    late[who][event.step] = merged(earlier, floats(event.data.get("losses")))
+        loose = [(_execution(one, late), one) for steps in found.values() for own in steps.values() for one in own]
+        parts = [Loose([one for one, _ in loose], [e.source for _, e in loose], [e.seq for _, e in loose])]
+        return cls([*parts, *(_with_late(block, late.get((block.attempt, block.rank))) for block in blocks)])
+
+    @classmethod
+    def of_executions(cls, steps: Sequence[Execution]) -> Columns:
+        return cls([Loose(steps, [""] * len(steps), range(len(steps)))])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, name: str) -> Array:
+        """A column by its name; see _OF_BLOCK. None is NaN, or -1."""
+        if name not in self._made:
+            parts = self.parts or [Loose((), (), ())]
+            self._made[name] = self._source() if name == "source" else _joined([_column(part, name) for part in parts])
+        return self._made[name]
+
+    def execution(self, row: int) -> Execution:
+        """The step in this row, without a global step."""
+        of = int(np.searchsorted(self._starts, row, side="right")) - 1
+        part, place = self.parts[of], row - int(self._starts[of])
+        if isinstance(part, Loose):
+            return part.steps[place]
+        own, data = part.own, part.payload(place)
+        return of_payload(part.rank, part.attempt, int(own["step"][place]), float(own["mono_s"][place]), data)
+
+    def event(self, row: int) -> Event:
+        """The event that reported this step; without its payload and time of day if it is an object."""
+        of = int(np.searchsorted(self._starts, row, side="right")) - 1
+        part, place = self.parts[of], row - int(self._starts[of])
+        if isinstance(part, Block):
+            return part.event(place)
+        one = part.steps[place]
+        who = one.rank, one.attempt, one.local_step
+        return Event(Kind.STEP, part.sources[place], part.numbers[place], 0.0, one.mono_s, *who)
+
+    def loose(self) -> Array:
+        """The rows of the steps that are objects."""
+        rows = [np.arange(at, at + len(part)) for at, part in zip(self._starts, self.parts, strict=False)
+                if isinstance(part, Loose)]  # fmt: skip
+        return np.concatenate(rows) if rows else np.zeros(0, np.int64)
+
+    def with_others(self, others: Sequence[Execution]) -> Columns:
+        """Columns with further rows at their end."""
+        return Columns([*self.parts, Loose(others, [""] * len(others), range(len(others)))])
+
+    @property
+    def sources(self) -> list[str]:
+        """All sources, in order. The column "source" has places in this list."""
+        names = (part.sources if isinstance(part, Loose) else [part.source] for part in self.parts)
+        return sorted({name for own in names for name in own})
+
+    def sources_of_ranks(self) -> dict[Key, set[str]]:
+        """The sources by attempt and rank."""
+        found: dict[Key, set[str]] = defaultdict(set)
+        for part in self.parts:
+            if isinstance(part, Block):
+                found[part.attempt, part.rank].add(part.source)
+            else:
+                for one, source in zip(part.steps, part.sources, strict=True):
+                    found[one.attempt, one.rank].add(source)
+        return found
+
+    def _source(self) -> Array:
+        code = {name: place for place, name in enumerate(self.sources)}
+        codes = [
+            np.full(len(part), code[part.source]) if isinstance(part, Block)
+            else np.array([code[name] for name in part.sources], np.int64)
+            for part in self.parts
+        ]  # fmt: skip
+        return np.concatenate([np.zeros(0, np.int64), *codes])
+
+
+def _execution(event: Event, late: Mapping[Key, Mapping[int, tuple[float | None, ...]]]) -> Execution:
+    attempt, rank, step = event.attempt or 0, event.rank or 0, event.step or 0
+    one = of_payload(rank, attempt, step, event.mono_s, event.data)
+    losses = late.get((attempt, rank), {}).get(step)
+    return one if losses is None else with_values(one, {"losses": merged(one.losses, losses)})
+
+
+def _with_late(block: Block, late: Mapping[int, tuple[float | None, ...]] | None) -> Block:
+    """The block with the losses that arrived late. They have a place in the step's own event."""
+    if not late or not block.own["nones"].any():
+        return block
+    losses, nones = block.own["losses"].copy(), block.own["nones"].copy()
+    for row in np.flatnonzero(nones).tolist():
+        for place, value in enumerate(late.get(int(block.own["step"][row]), ())[: losses.shape[1]]):
+            if value is not None:
+                losses[row, place] = value
+                nones[row] &= ~np.uint64(1 << place)
+    return replace(block, own={**block.own, "losses": losses, "nones": nones})
+
+
+# -- the columns ---------------------------------------------------------------------------------------------------
+
+
+def _column(part: Block | Loose, name: str) -> Array:
+    if isinstance(part, Block):
+        return _OF_BLOCK[name](part)
+    return np.array(part.numbers, np.int64) if name == "seq" else _OF_LOOSE[name](part.steps)
+
+
+def _joined(columns: Sequence[Array]) -> Array:
+    if columns[0].ndim == 1:
+        return np.concatenate(columns)
+    width = max(column.shape[1] for column in columns)
+    return np.concatenate([widened(column, width) for column in columns])
+
+
+def _counter(values: Array) -> Array:
+    found = values.astype(float)
+    found[values == packed.NONE] = np.nan
+    return found
+
+
+def _losses(block: Block) -> Array:
+    losses, nones = block.own["losses"], block.own["nones"]
+    if nones.any():
+        losses = losses.copy()
+        for place in range(min(losses.shape[1], 64)):
+            losses[nones >> np.uint64(place) & np.uint64(1) == 1, place] = NONE
+    return losses
+
+
+def _count(block: Block, name: str, size: int = 1) -> Array:
+    return np.full(len(block), block.own[name].shape[1] // size if name in block.own else 0)
+
+
+def _numbers(block: Block) -> Array:
+    rows = block.own.get("samples")
+    return np.zeros((len(block), 0), np.uint64) if rows is None else samples.numbers_of_bytes(rows)
+
+
+def _indices(block: Block) -> Array:
+    rows = block.own.get("indices")
+    return np.zeros((len(block), 0), np.uint64) if rows is None else rows.astype(np.uint64)
+
+
+def _took(block: Block, wanted: Callable[[str], bool]) -> Array:
+    """Seconds in some phases, added in order, as `sum` does."""
+    total = np.zeros(len(block))
+    for place, phase in enumerate(block.phases):
+        if wanted(phase):
+            total = total + block.own["took_us"][:, place] / 1e6
+    return total
+
+
+_OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
+    "rank": lambda block: np.full(len(block), block.rank),
+    "attempt": lambda block: np.full(len(block), block.attempt),
+    "local_step": lambda block: block.own["step"],
+    "mono_s": lambda block: block.own["mono_s"],
+    "seq": lambda block: block.own["seq"],
+    "opt_step": lambda block: _counter(block.own["opt_step"]),
+    "sched_step": lambda block: _counter(block.own["sched_step"]),
+    "losses": _losses,
+    "lr": lambda block: block.own["lr"],
+    "samples": lambda block: samples.in_order(_numbers(block)),  # equal if the samples are, in this order
+    "samples_sum": lambda block: samples.in_any_order(_numbers(block)),
+    "indices": lambda block: samples.in_order(_indices(block)),
+    "indices_sum": lambda block: samples.in_any_order(_indices(block)),
+    "in_samples": lambda block: _count(block, "samples", packed.ROW),
+    "in_seen": lambda block: _count(block, "samples", packed.ROW),  # samples whose digest was seen
+    "in_indices": lambda block: _count(block, "indices"),
+    "took_s": lambda block: _took(block, lambda phase: True),  # in all phases
+    "saving_s": lambda block: _took(block, lambda phase: phase == _SAVING),
+    "in_phases": lambda block: np.full(len(block), len(block.phases)),
+}  # fmt: skip
+
+
+def _whole(read: Callable[[Execution], int]) -> Callable[[Sequence[Execution]], Array]:
+    return lambda steps: np.array([read(one) for one in steps], np.int64)
+
+
+def _real(read: Callable[[Execution], float | None]) -> Callable[[Sequence[Execution]], Array]:
+    def column(steps: Sequence[Execution]) -> Array:
+        return np.array([_float(read(one)) for one in steps])
+
+    return column
+
+
+def _float(value: float | None) -> float:
+    try:
+        return np.nan if value is None else float(value)
+    except OverflowError:  # an integer of a damaged record
+        return np.inf
+
+
+def _rows(read: Callable[[Execution], Sequence[float | None]]) -> Callable[[Sequence[Execution]], Array]:
+    def column(steps: Sequence[Execution]) -> Array:
+        rows = [read(one) for one in steps]
+        found = np.full((len(rows), max(map(len, rows), default=0)), ABSENT)
+        for place, row in enumerate(rows):
+            for number, value in enumerate(row):
+                found[place, number] = NONE if value is None else value
+        return found
+
+    return column
+
+
+_OF_LOOSE: Mapping[str, Callable[[Sequence[Execution]], Array]] = {
+    "rank": _whole(lambda one: one.rank),
+    "attempt": _whole(lambda one: one.attempt),
+    "local_step": _whole(lambda one: one.local_step),
+    "mono_s": _real(lambda one: one.mono_s),
+    "opt_step": _real(lambda one: one.opt_step),
+    "sched_step": _real(lambda one: one.sched_step),
+    "losses": _rows(lambda one: one.losses),
+    "lr": _rows(lambda one: one.lr),
+    "samples": lambda steps: samples.of_rows([one.samples for one in steps])[0],
+    "samples_sum": lambda steps: samples.of_rows([one.samples for one in steps])[1],
+    "indices": lambda steps: samples.of_rows([one.indices for one in steps])[0],
+    "indices_sum": lambda steps: samples.of_rows([one.indices for one in steps])[1],
+    "in_samples": _whole(lambda one: len(one.samples)),
+    "in_seen": _whole(lambda one: sum(sample is not None for sample in one.samples)),
+    "in_indices": _whole(lambda one: len(one.indices)),
+    "took_s": _real(lambda one: sum(one.phases.values())),
+    "saving_s": _real(lambda one: one.phases.get(_SAVING, 0.0)),
+    "in_phases": _whole(lambda one: len(one.phases)),
+}
+
+
+def widened(values: Array, width: int) -> Array:
+    """`losses` or `lr` with more places."""
+    if values.shape[1] == width:
+        return values
+    return np.concatenate([values, np.full((len(values), width - values.shape[1]), ABSENT)], axis=1)
+
+
+def is_none(values: Array) -> Array:
+    """Where `losses` has no value."""
+    return np.asarray(np.ascontiguousarray(values).view(np.uint64) == NONE.view(np.uint64))
+
+
+def lengths(values: Array) -> Array:
+    """How many places each row of `losses` or `lr` has."""
+    return np.asarray((~is_absent(values)).sum(1))
+
+
+def is_absent(values: Array) -> Array:
+    """Where a step has no such place."""
+    return np.asarray(np.ascontiguousarray(values).view(np.uint64) == ABSENT.view(np.uint64))

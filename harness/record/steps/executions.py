@@ -1,0 +1,223 @@
+"""Some of the steps of a run, in an order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Self
+
+from torchaos.harness.agent.wire import Event
+from torchaos.harness.record.steps.columns import Columns, is_none, lengths
+from torchaos.harness.record.steps.execution import Execution, with_values
+
+Array = npt.NDArray[Any]
+
+UNPLACED = -1  # in the column "global_step"
+
+
+class Executions(Sequence[Execution]):
+    """Rows of columns, with the place of each step in the global count. An Execution is made each time that it is asked
+    for: what looks at all steps looks at the columns."""
+
+    def __init__(self, columns: Columns, rows: Array, global_step: Array, segment: Array) -> None:
+        """`rows`: of the columns; `global_step` and `segment`: for all rows of the columns."""
+        self._columns, self._rows, self._global_step, self._segment = columns, rows, global_step, segment
+
+    @classmethod
+    def of(cls, steps: Sequence[Execution]) -> Self:
+        """These steps, in this order."""
+        known = np.array([UNPLACED if one.global_step is None else one.global_step for one in steps], np.int64)
+        segment = np.array([one.segment for one in steps], np.int64)
+        return cls(Columns.of_executions(steps), np.arange(len(steps)), known, segment)
+
+    @classmethod
+    def all_of(cls, columns: Columns) -> Executions:
+        """All steps of the columns, in order of attempt and time."""
+        nothing = np.full(len(columns), UNPLACED)
+        return cls(columns, _in_order(columns), nothing, np.zeros(len(columns), np.int64))
+
+    @classmethod
+    def unplaced(cls, columns: Columns) -> Executions:
+        """The same, but of two events for the same step of a rank only the later one."""
+        every = cls.all_of(columns)
+        return every._with(_once_each(columns, every._rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Execution: ...
+    @overload
+    def __getitem__(self, place: slice) -> Executions: ...
+    def __getitem__(self, place: int | slice) -> Execution | Executions:
+        if isinstance(place, slice):
+            return self.at(place)
+        row = int(self._rows[place])
+        step = int(self._global_step[row])
+        placed = {"global_step": None if step == UNPLACED else step, "segment": int(self._segment[row])}
+        return with_values(self._columns.execution(row), placed)
+
+    def __iter__(self) -> Iterator[Execution]:
+        return (self[place] for place in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # -- columns -------------------------------------------------------------------------------------------------
+
+    def column(self, name: str) -> Array:
+        """A value of each step, see columns.py. Also "global_step" (UNPLACED: not known) and "segment"."""
+        whole: Array
+        if name == "global_step":
+            whole = self._global_step
+        else:
+            whole = self._segment if name == "segment" else self._columns[name]
+        found: Array = whole[self._rows]
+        return found
+
+    @property
+    def rank(self) -> Array:
+        return self.column("rank")
+
+    @property
+    def attempt(self) -> Array:
+        return self.column("attempt")
+
+    @property
+    def ranks(self) -> set[int]:
+        """Each rank once."""
+        return set(np.unique(self.rank).tolist())
+
+    @property
+    def attempts(self) -> set[int]:
+        return set(np.unique(self.attempt).tolist())
+
+    @property
+    def local_step(self) -> Array:
+        return self.column("local_step")
+
+    @property
+    def mono_s(self) -> Array:
+        return self.column("mono_s")
+
+    @property
+    def global_step(self) -> Array:
+        return self.column("global_step")
+
+    @property
+    def loss_seen(self) -> Array:
+        losses = self.column("losses")
+        seen: Array = (lengths(losses) > 0) & ~is_none(losses).any(1)
+        return seen
+
+    @property
+    def samples_seen(self) -> Array:
+        many = self.column("in_samples")
+        seen: Array = (many > 0) & (many == self.column("in_seen"))
+        return seen
+
+    def event(self, place: int) -> Event:
+        """The event that reported the step at this place."""
+        return self._columns.event(int(self._rows[place]))
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def at(self, places: Array | slice) -> Executions:
+        """The steps at these places, or where this is true."""
+        return Executions(self._columns, self._rows[places], self._global_step, self._segment)
+
+    def of_attempt(self, number: int | None) -> Executions:
+        return self.at(self.attempt == number) if number is not None else self[:0]
+
+    def of_source(self, name: str) -> Executions:
+        names = self._columns.sources
+        return self.at(self.column("source") == names.index(name)) if name in names else self[:0]
+
+    def after(self, mono_s: float) -> Executions:
+        """Those that were over later."""
+        return self.at(self.mono_s > mono_s)
+
+    @property
+    def in_order_of_time(self) -> Executions:
+        return self.at(np.argsort(self.mono_s, kind="stable"))
+
+    @property
+    def placed(self) -> Executions:
+        """Those whose global step is known."""
+        return self.at(self.global_step != UNPLACED)
+
+    @property
+    def with_state(self) -> Executions:
+        """All that may have more than columns have: check sums of parameters and moments, norms and sketches."""
+        return self.at(np.isin(self._rows, self._columns.loose()))
+
+    def first_s(self) -> float | None:
+        """When the first of them was over, CLOCK_MONOTONIC."""
+        return float(self.mono_s.min()) if len(self) else None
+
+    def last_s(self) -> float | None:
+        return float(self.mono_s.max()) if len(self) else None
+
+    def last_of(self, *names: str) -> Executions:
+        """The last step with each combination of values in these columns, in order of the values."""
+        order = np.lexsort([self.column(name) for name in reversed(names)])
+        sorted_ = self.at(order)
+        return sorted_.at(_ends(*(sorted_.column(name) for name in names)))
+
+    def place(self, base: int | None, segment: int) -> None:
+        """Gives these steps their place. `base`: global steps before the first step of their segment; `segment`: local
+        steps before it."""
+        self._global_step[self._rows] = UNPLACED if base is None else base + self.local_step - segment
+        self._segment[self._rows] = segment
+
+    def joined(self, parts: Sequence[Executions]) -> Executions:
+        """Parts of the same columns, one after the other."""
+        return self._with(np.concatenate([self._rows[:0], *(part._rows for part in parts)]))
+
+    def replaced(self, new: dict[int, Execution]) -> Executions:
+        """Other steps at some places."""
+        if not new:
+            return self
+        places, steps = np.array(list(new)), list(new.values())
+        columns, rows = self._columns.with_others(steps), self._rows.copy()
+        rows[places] = np.arange(len(self._columns), len(columns))
+        made = Executions.of(steps)
+        return Executions(
+            columns, rows, np.concatenate([self._global_step, made._global_step]),
+            np.concatenate([self._segment, made._segment]),
+        )  # fmt: skip
+
+    def _with(self, rows: Array) -> Executions:
+        return Executions(self._columns, rows, self._global_step, self._segment)
+
+
+def _ends(*columns: Array) -> Array:
+    """Where a run of equal values ends."""
+    last = np.ones(len(columns[0]), bool)
+    if len(last):
+        last[:-1] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return last
+
+
+def _in_order(columns: Columns) -> Array:
+    """The rows in order of attempt, then of time, source and number."""
+    mono_s, attempt = columns["mono_s"], columns["attempt"]
+    return np.lexsort((columns["seq"], columns["source"], mono_s, attempt))
+
+
+def _once_each(columns: Columns, rows: Array) -> Array:
+    """These rows, without those that a later one for the same step replaces."""
+    attempt = columns["attempt"]
+    keys = [columns[name][rows] for name in ("local_step", "rank")]
+    order = np.lexsort((*keys, attempt[rows]))
+    ends = _ends(attempt[rows][order], keys[1][order], keys[0][order])
+    if ends.all():
+        return rows
+    first = order[np.concatenate([[True], ends[:-1]])]  # it keeps the place of the first
+    kept = np.argsort(first, kind="stable")
+    return rows[order[ends][kept]]

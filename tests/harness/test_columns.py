@@ -1,0 +1,164 @@
+"""Steps in columns: the same events, history and verdicts as one line at a time gives."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from mutating.mutate import damaged
+
+from torchaos.harness.agent import packed
+from torchaos.harness.agent.wire import Event, EventFile, Kind, Phase
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.events.journal import read_events, read_journal
+from torchaos.harness.record.events.payloads import read
+from torchaos.harness.record.history import Executions
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.record.steps.blocks import blocks_of
+from torchaos.harness.record.steps.columns import Columns
+from torchaos.harness.record.steps.table import StepTable
+
+RUNS = sorted((Path(__file__).parents[1] / "data" / "runs").iterdir())
+USUAL: dict[str, Any] = {
+    "losses": [0.1 + 0.2], "lr": [1e-3], "opt_step": 7, "sched_step": 6, "skipped": False, "samples": bytes(range(12)),
+    "indices": (3, 4), "phases": {Phase.DATA: 0.25, Phase.FORWARD: 1.25e-5, Phase.BACKWARD: 0.5},
+}  # fmt: skip
+OTHERS: list[dict[str, Any]] = [
+    {}, {"losses": []}, {"losses": [None, 1.5]}, {"lr": [None, 0.5]}, {"opt_step": None, "sched_step": None},
+    {"skipped": None}, {"samples": None, "indices": None}, {"indices": (-5, 2**62)}, {"phases": {}},
+    {"phases": {Phase.FORWARD: 1e6}}, {"losses": [float("inf"), -0.0]}, {"opt_step": 2**70},
+]  # fmt: skip
+
+
+def _lines(folder: Path) -> list[bytes]:
+    """Steps of all kinds in one file, each twice, with another event among them."""
+    file = EventFile(folder / "rank1.jsonl", "rank1-a2-p3", 1, 2)
+    for step, other in enumerate([*OTHERS, *OTHERS]):
+        file.emit_step(step, **{**USUAL, **other})
+        if step == 3:
+            file.emit(Kind.NOTE, {"text": "among them"})
+    file.close()
+    return (folder / "rank1.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def _in_blocks(lines: list[bytes]) -> Iterator[Event]:
+    return (block.event(row) for block in blocks_of(lines)[0] for row in range(len(block)))
+
+
+def test_rows_are_the_events_of_the_lines(tmp_path: Path) -> None:
+    """Each line is either left, or its event is a row with the same values, and nearly all are rows."""
+    lines = _lines(tmp_path)
+    _blocks, left = blocks_of(lines)
+    there = sorted([*_in_blocks(lines), *(read(lines[place]) for place in left)], key=lambda event: event.seq)
+    assert there == [read(line) for line in lines]
+    assert len(left) < len(lines) / 2
+
+
+def test_damaged_lines_are_in_no_block(tmp_path: Path) -> None:
+    """Of 1,000 damaged lines among whole lines, none is another event, and most of the whole lines are still rows."""
+    lines, draw, found = _lines(tmp_path), Random(0), 0
+    true = [read(line) for line in lines]
+    for _ in range(1000):
+        hurt = damaged(draw.choice(lines), draw).replace(b"\n", b"") + b"\n"
+        events = list(_in_blocks([*lines, hurt]))
+        assert all(event in true for event in events)
+        found += len(events)
+    assert found > 1000 * len(lines) / 3
+
+
+def test_events_come_in_order_of_time(tmp_path: Path) -> None:
+    """The whole of a journal is a sequence, of which the ends are known without a look at the rest."""
+    for rank in (0, 1):
+        file = EventFile(tmp_path / f"rank{rank}.jsonl", f"rank{rank}", rank, 0)
+        for step in range(1, 5):
+            file.emit_step(step, **USUAL)
+            file.emit(Kind.NOTE, {"text": str(step)})
+        file.close()
+    whole = read_journal(tmp_path)
+    events = list(whole)
+    assert events == sorted(events, key=lambda event: event.mono_s) == read_events(tmp_path)
+    assert (len(whole), whole[0], whole[-1], whole[3]) == (16, events[0], events[-1], events[3])
+
+
+def test_late_losses_are_in_their_rows(tmp_path: Path) -> None:
+    """A loss that was copied after its step replaces the None there, and the event stays as it was written."""
+    file = EventFile(tmp_path / "rank0.jsonl", "rank0", 0, 0)
+    for step in (1, 2):
+        file.emit_step(step, **{**USUAL, "losses": [0.5, None]})
+    file.emit(Kind.LOSS, {"losses": [None, 0.25]}, step=2)
+    file.close()
+    whole = read_journal(tmp_path)
+    steps = Executions.unplaced(whole.steps)
+    assert [one.losses for one in steps] == [(0.5, None), (0.5, 0.25)]
+    assert steps.loss_seen.tolist() == [False, True]
+    assert [event.data["losses"] for event in whole if event.kind is Kind.STEP] == [[0.5, None]] * 2
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_same_verdict_from_packed_lines(run: Path, tmp_path: Path) -> None:
+    """A recorded run has the same history and result, word for word, if its steps are packed lines."""
+    copy = tmp_path / run.name
+    shutil.copytree(run, copy)
+    packed_ = sum(_pack(path) for path in copy.glob("**/events/*.jsonl"))
+    before, after = Record.load(RunDir(run)).history, Record.load(RunDir(copy)).history
+    assert packed_ >= len(after.executions) or run.name == "no-such-script"
+    assert list(after.executions) == list(before.executions)
+    assert dict(after.counting()) == dict(before.counting())
+    assert after.redone() == before.redone()
+    assert replace(after, executions=before.executions) == before
+    assert replace(judge(RunDir(copy)), run_dir="") == replace(judge(RunDir(run)), run_dir="")
+
+
+def _pack(path: Path) -> int:
+    """Replaces the steps in a file by packed lines. Returns their number."""
+    lines, done = [], 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        event = json.loads(line)
+        if event["kind"] == "step":
+            packer = packed.Packer(event["source"], event["rank"], event["attempt"])
+            data = dict(event["data"])
+            data["samples"] = None if data["samples"] is None else bytes.fromhex("".join(data["samples"]))
+            names = ("seq", "wall_s", "mono_s", "step")
+            try:
+                line = packer.line(*(event[name] for name in names), **data)
+                done += 1
+            except (struct.error, ValueError, TypeError):
+                pass
+        lines.append(line)
+    path.write_bytes(b"".join(lines))
+    return done
+
+
+def test_columns_of_objects_and_of_blocks_are_equal(tmp_path: Path) -> None:
+    """Nothing tells from which kind of line a column was made."""
+    lines = _lines(tmp_path)
+    blocks, left = blocks_of(lines)
+    mixed = Columns.of([read(lines[place]) for place in left], blocks)
+    plain = Columns.of([read(line) for line in lines])
+    names = ("rank", "attempt", "local_step", "mono_s", "opt_step", "sched_step", "losses", "lr", "samples",
+             "samples_sum", "indices", "indices_sum", "in_samples", "in_seen", "in_indices", "took_s", "saving_s",
+             "in_phases")  # fmt: skip
+    for name in names:
+        one, other = Executions.all_of(mixed).column(name), Executions.all_of(plain).column(name)
+        assert one.tobytes() == other.tobytes(), name
+
+
+def test_table_of_steps() -> None:
+    """A table of steps is the mapping that it stands for, also of a part of the steps."""
+    (run,) = (run for run in RUNS if run.name == "kill")
+    steps = Record.load(RunDir(run)).history.by_step()
+    plain = {step: dict(by_rank) for step, by_rank in steps.items()}
+    last = max(plain)
+    assert list(plain) == list(range(1, last + 1))
+    assert dict(StepTable.of(plain)) == plain
+    assert dict(steps.up_to(7).without({2})) == {step: plain[step] for step in (1, 3, 4, 5, 6, 7)}
+    assert last + 1 not in steps
+    assert steps.get(last + 1) is None

@@ -18,7 +18,7 @@ class Listed(NamedTuple):
 
 GROUPS: Mapping[str, Mapping[str, Listed]] = {
     "Inject faults": {
-        "init": Listed("init", "Write a first scenario for your job, and show what is seen of it."),
+        "init": Listed("init", "Write a first scenario for your job, and show what was seen of it."),
         "run": Listed("run", "Run scenarios against live jobs and judge them."),
         "plan": Listed("run", "Show what a run would do, and change nothing."),
         "validate": Listed("look", "Check scenario files without looking at the machine."),
@@ -44,7 +44,7 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
         "doctor": Listed("look", "Show what this machine can do, what is missing, and how to get it."),
         "list": Listed("look", "List ready scenarios, faults, assertions and other parts."),
         "schema": Listed("look", "Print the JSON Schema of scenario files, for editors."),
-        "status": Listed("care", "Show your runs that are alive or left something behind."),
+        "status": Listed("care", "Show your runs that are alive or that left something behind."),
         "halt": Listed("care", "End all your runs in order, with rollback."),
         "recover": Listed("care", "Undo what killed runs left behind, also after a reboot."),
         "prune": Listed("care", "Remove finished run directories by age and size."),

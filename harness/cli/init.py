@@ -39,12 +39,13 @@ _STEP, _TIMEOUT_S = 18, 600.0  # used unless the look at the job shows better va
 )
 @click.option("--no-look", is_flag=True, help="Do not run the job.")
 def init(output: Path, no_look: bool, given: Sequence[str] = ()) -> None:
-    """Write a first scenario for your job, and show what torchaos sees of it. COMMAND starts your job, such as
-    `torchaos init -- torchrun train.py`. Its script is read, and then it is run once without a fault. No file is ever
-    overwritten."""
+    """Write a first scenario for your job, and show what was seen of it.
+
+    COMMAND starts your job, such as `torchaos init -- torchrun train.py`. Its script is read, and then it is run once
+    without a fault. No file is ever overwritten."""
     draft = draft_of(given or EXAMPLE, Path.cwd())
     if given and draft.script and not draft.script.path.is_file():
-        raise UsageError(f"{draft.script.path}: there is no such file; mend the command, or change the folder")
+        raise UsageError(f"{draft.script.path}: there is no such file; correct the command, or change the folder")
     draft.cwd = os.path.relpath(Path.cwd(), output.parent)
     text = scenario_text(draft, _STEP, _TIMEOUT_S, {})
     _write_new(output, text)
@@ -88,7 +89,10 @@ def _look(output: Path, draft: Draft, text: str) -> ExitCode:
         interrupted.ends(look)
         record = look(Path(scratch))
     if look.problem:
-        _tell("failed", [look.problem, "mend the job first: no scenario says anything of a job that fails by itself"])
+        _tell(
+            "failed",
+            [look.problem, "correct the job first: a scenario proves nothing about a job that fails without a fault"],
+        )
     if record is None:
         return ExitCode.INCONCLUSIVE
     blind: dict[str, str] = {}

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 from click.testing import CliRunner

@@ -21,7 +21,7 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
         "init": Listed("init", "Write a first scenario for your job, and show what was seen of it."),
         "run": Listed("run", "Run scenarios against live jobs and judge them."),
         "plan": Listed("run", "Show what a run would do, and change nothing."),
-        "validate": Listed("look", "Check files without looking at the machine."),
+        "validate": Listed("look", "Check scenario files without looking at the machine."),
         "gameday": Listed("gameday", "Inject faults for hours, at the rates of a real cluster."),
         "shrink": Listed("shrink", "Find the smallest set of a game day's faults that still fails."),
         "exec": Listed("exec", "Record one node's part of a job that a scheduler starts."),
@@ -47,6 +47,7 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
         "status": Listed("care", "Show your runs that are alive or that left something behind."),
         "halt": Listed("care", "End all your runs in order, with rollback."),
         "recover": Listed("care", "Undo what killed runs left behind, also after a reboot."),
+        "node": Listed("node", "Reach the agent of this node: the pipe that launchers start."),
         "prune": Listed("care", "Remove finished run directories by age and size."),
     },
 }

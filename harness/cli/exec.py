@@ -15,7 +15,7 @@ from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.launchers.node_exec import NodeExec, is_made, node_index
+from torchaos.harness.running.nodes.node_exec import NodeExec, is_made, node_index, node_of
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 
@@ -24,18 +24,23 @@ from torchaos.harness.scenario import load
 @click.option("--run", "folder", type=PATH, required=True, help="The run directory, in a folder that all nodes share.")
 @click.option("--scenario", type=PATH, help="On node 0: the scenario for a run directory that does not exist yet.")
 @click.option("--node", type=click.IntRange(0), help="This node's number; by default the scheduler's.")
+@click.option("--served", type=click.IntRange(0), help="Be the node's agent; the number of the submission.")
+@click.option("--hosts", default="", help="The names of all nodes, with commas between them.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def exec_(folder: Path, scenario: Path | None, node: int | None, command: Sequence[str]) -> None:
+def exec_(
+    folder: Path, scenario: Path | None, node: int | None, served: int | None, hosts: str, command: Sequence[str]
+) -> None:  # fmt: skip
     """Record one node's part of a job that a scheduler starts.
 
     COMMAND is what the node runs, such as `srun torchaos exec --run DIR -- torchrun ...`; all nodes share DIR.
     Afterwards `torchaos judge DIR` judges the run.
     """
-    index = node_index(os.environ) if node is None else node
+    names = hosts.split(",") if hosts else []
+    index = node if node is not None else node_of(names, os.environ) if names else node_index(os.environ)
     run = RunDir(folder.absolute())
     if index == 0 and scenario is not None and not is_made(run):
         make(run, scenario)
-    code = NodeExec(run, index, command)()
+    code = NodeExec(run, index, command, served, names)()
     sys.exit(128 - code if code < 0 else code)
 
 

@@ -19,13 +19,13 @@ from torchaos.harness.contracts.findings import (
     passed,
 )
 from torchaos.harness.contracts.formats import CheckpointFormat
-from torchaos.harness.contracts.jobs import JobSpec, Launcher, LiveNode, Node, RankProcess
+from torchaos.harness.contracts.jobs import FarLauncher, JobSpec, Launcher, LiveNode, Node, RankProcess
 from torchaos.harness.contracts.sites import NodeSite, Site
 from torchaos.harness.contracts.watching import Condition, Emit, Probe, Watched
 
 __all__ = [
-    "Assertion", "ChaosError", "CheckpointFormat", "Condition", "Emit", "Evidence", "Finding", "First", "Handle",
-    "Harm", "Hits", "Injector", "Irreversible", "JobSpec", "Launcher", "LiveNode", "Need", "Node", "NodeSite",
+    "Assertion", "ChaosError", "CheckpointFormat", "Condition", "Emit", "Evidence", "FarLauncher", "Finding", "First",
+    "Handle", "Harm", "Hits", "Injector", "Irreversible", "JobSpec", "Launcher", "LiveNode", "Need", "Node", "NodeSite",
     "Outcome", "Probe", "RankProcess", "Site", "Target", "UsageError", "Watched", "What", "Where", "failed",
     "inconclusive", "passed",
 ]  # fmt: skip

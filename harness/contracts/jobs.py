@@ -27,6 +27,8 @@ class JobSpec:
     replicas: int = 1  # how many commands run at the same time, each with its own torchrun
     replica_ranks: int = 0  # ranks of each replica, if there are several replicas
     busy_nodes: int = 0  # how many nodes start at once; the others start when all ranks are up; 0: all at once
+    hosts: tuple[str, ...] = ()  # the names of the machines that are the nodes, if the scenario gives them
+    timeout_s: float = 0.0  # the job is ended after this time
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Launcher(Protocol):
     cannot: ClassVar[Mapping[str, str]] = {}  # by injector, or by what it hits: what to write instead
     replicas: ClassVar[bool] = False  # it can start the replicas of job.replicas, each with its own torchrun
     sets_rendezvous: ClassVar[bool] = False  # the environment of its nodes has the rendezvous address for torchrun
+    on_nodes: ClassVar[bool] = False  # its nodes are other machines, each with an agent of ours; see `FarLauncher`
 
     @staticmethod
     def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
@@ -113,3 +116,13 @@ class Launcher(Protocol):
         """The things that `create` will make, so that their undo is on disk before they are made."""
 
     def create(self, spec: JobSpec) -> Sequence[Node]: ...
+
+
+class FarLauncher(Launcher, Protocol):
+    """A launcher whose nodes are other machines. What it needs to do there is done by `torchaos exec`, which wraps the
+    command on each node; `argv` of a node puts a small helper beside it."""
+
+    def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
+        """The commands that start the job, to be run here: they end with it, with an exit code other than 0 if a node's
+        command failed. On each node they run `wrapper`, to which the launcher adds --node or --hosts, and then the
+        command of the spec."""

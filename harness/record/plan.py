@@ -69,6 +69,7 @@ class PlannedJob:
     replicas: int = 1  # each has its own torchrun, an equal share of the ranks, and counts as a node
     container: Mapping[str, Any] = field(default_factory=dict)  # if nodes are containers: their settings
     busy_nodes: int = 0  # how many nodes have ranks at first (the others are spare); 0: all
+    hosts: tuple[str, ...] = ()  # the machines that are the nodes, if the scenario names them
 
     @property
     def per_node(self) -> int:

@@ -53,7 +53,7 @@ _GROUPS = {
     ),
     "launchers": _Group(
         "launcher", contracts.Launcher, ("name",), ("resources", "create"),
-        contracts.Launcher, ("needs", "cannot", "needs_of", "replicas", "sets_rendezvous"),
+        contracts.Launcher, ("needs", "cannot", "needs_of", "replicas", "sets_rendezvous", "on_nodes"),
     ),
     "formats": _Group(
         "checkpoint format", contracts.CheckpointFormat, ("name", "suffixes"), ("is_folder", "read_file", "read_folder")

@@ -245,6 +245,12 @@ CHECKS: dict[str, _Check] = {
         "pip install 'torchaos[docker]', and start an engine: apt-get install docker.io; DOCKER_HOST=unix://... names "
         "another socket than the usual one",
     ),
+    "slurm": _Check(
+        "nodes of a Slurm cluster",
+        _program("srun", "salloc", "squeue", "scancel", "scontrol"),
+        "run it where Slurm's programs are on the PATH, as on a login node",
+    ),
+    "ssh": _Check("nodes that are reached by ssh", _program("ssh"), "apt-get install openssh-client"),
     "freezer": _Check("ranks that no signal ends", _freezer, "needs the cgroup freezer of version 1"),
     "nvtx": _Check("stalling NCCL calls", _nvtx, "needs a C compiler: apt-get install gcc"),
     "nccl_net": _Check("NCCL's connections, by a plug-in", _nccl_net, "needs a C compiler: apt-get install gcc"),
@@ -265,5 +271,3 @@ CHECKS: dict[str, _Check] = {
     ),
     "root": _Check("faults in networks, mounts and cgroups", _root, "run as root, or leave such scenarios out"),
 }
-
-NEEDED = ("pidfd", "proc", "agent", "torchrun")  # by every scenario that starts its job

@@ -90,6 +90,10 @@ class Job(Strict):
         None
     )
     nodes: Annotated[Count | None, Field(description="The number of nodes, if the command does not show it.")] = None
+    hosts: Annotated[
+        list[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$")]],
+        Field(description="For launcher: ssh: the names of the machines, by which all of them reach the first."),
+    ] = Field(default_factory=list)  # fmt: skip
     replicas: Annotated[
         Count, Field(description="How many times the command is started side by side, as for torchft's replica groups.")
     ] = 1

@@ -22,6 +22,7 @@ from torchaos.harness.undo.file import File
 from torchaos.harness.undo.mount import Mount
 from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc, QueueRule
 from torchaos.harness.undo.proxy import Toxic
+from torchaos.harness.undo.slurm import SlurmWork
 from torchaos.harness.undo.touches import Touches
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ _ALL: tuple[type[Handle], ...] = (
     DockerImage,
     Container,
     Toxic,
+    SlurmWork,
 )
 REGISTRY: Mapping[str, type[Handle]] = {cls.kind: cls for cls in _ALL}
 

@@ -25,8 +25,8 @@ from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.launchers import node_exec
-from torchaos.harness.running.launchers.node_exec import NodeExec, node_index
+from torchaos.harness.running.nodes import node_exec
+from torchaos.harness.running.nodes.node_exec import NodeExec, node_index
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 

@@ -16,6 +16,7 @@ from typing import Any
 import docker_engine
 import netspace
 import pytest
+import slurm_programs
 import toxiproxied
 from waiting import wait_until
 
@@ -38,6 +39,8 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Iterator
         yield from docker_engine.in_engine(request.param, request.getfixturevalue("docker_engine"))
     elif request.param == "toxic":
         yield from toxiproxied.on_a_proxy(tmp_path)
+    elif request.param == "slurm_work":
+        yield from slurm_programs.on_a_cluster(tmp_path)
     else:
         yield _case(request, tmp_path, spawn)
 

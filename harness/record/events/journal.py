@@ -12,7 +12,7 @@ from torchaos.harness.contracts import ChaosError
 from torchaos.harness.record.events.clocks import Clocks
 from torchaos.harness.record.events.gaps import Gaps
 from torchaos.harness.record.events.merged import Merged
-from torchaos.harness.record.events.nodes import with_unique_pids
+from torchaos.harness.record.events.nodes import nodes_of, with_unique_pids
 from torchaos.harness.record.events.outer_pids import OuterPids
 from torchaos.harness.record.events.payloads import of_later_version, read
 from torchaos.harness.record.secrecy import mask
@@ -69,12 +69,16 @@ class Journal:
 
     POLL_S = 0.005
 
-    def __init__(self, folder: Path, source: str = "harness", follow: str = "*.jsonl") -> None:
+    def __init__(
+        self, folder: Path, source: str = "harness", follow: str = "*.jsonl", node: int | None = None
+    ) -> None:  # fmt: skip
         """`source`: the name of this writer. `follow`: a pattern for the files that are followed. It is set for the
-        journal of a single node."""
-        self._folder, self._pattern = folder, follow
+        journal of a single node. `node`: of these, only new files of that node are followed."""
+        self._folder, self._pattern, self._node = folder, follow, node
         self._own = EventFile(folder / f"{source}.jsonl", source)
         self._offsets: dict[Path, int] = {folder / f"{source}.jsonl": -1}
+        if node is not None:
+            self._offsets |= dict.fromkeys(folder.glob(follow), -1)
         self._events: list[Event] = []
         self._pids = OuterPids()
         self._lock = threading.RLock()
@@ -109,6 +113,21 @@ class Journal:
         """The events so far, in order of arrival."""
         with self._lock:
             return list(self._events)
+
+    @property
+    def count(self) -> int:
+        """The number of events so far."""
+        return len(self._events)
+
+    def since(self, number: int) -> list[Event]:
+        """The events from that number on, in order of arrival."""
+        with self._lock:
+            return self._events[number:]
+
+    def take(self, events: list[Event]) -> None:
+        """Adds events that another process has recorded: they are seen here, and not written again."""
+        with self._lock:
+            self._add(events)
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         """Calls `listener` with each later event, in the thread that saw the event. The listener must be fast."""
@@ -147,6 +166,9 @@ class Journal:
                     found.append(read(line))
                 except (ValueError, RecursionError):
                     continue
+            if offset == 0 and found and self._node not in (None, nodes_of(found[:1]).get(found[0].source)):
+                self._offsets[path] = -1  # the first event says of which node a file is
+                continue
             with self._lock:
                 self._add(found)
 

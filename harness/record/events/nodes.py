@@ -15,7 +15,7 @@ from torchaos.harness.agent.wire import Event, Kind
 _BITS = 22
 _OF_NODE = re.compile(r"node(\d+)(?=[-.]|$)")
 _WRAPPER = re.compile(r"node\d+(\.\d+)?")  # the source of a wrapper; a second launch on its node has a number
-_PIDS = ("pid", "inner_pid")
+_PIDS = ("pid", "inner_pid", "pids")
 
 
 class NodePid(int):
@@ -53,9 +53,16 @@ def with_unique_pids(events: Sequence[Event]) -> list[Event]:
     if not any(event.kind is Kind.NODE_STARTED and _WRAPPER.fullmatch(event.source) for event in events):
         return list(events)
     nodes = nodes_of(events)
-    return [_unique(event, nodes.get(event.source, 0)) for event in events]
+    return [on_node(event, nodes.get(event.source, 0)) for event in events]
 
 
-def _unique(event: Event, node: int) -> Event:
-    pids = {key: NodePid.of(node, pid) for key in _PIDS if node and isinstance(pid := event.data.get(key), int)}
+def on_node(event: Event, node: int) -> Event:
+    """The event of that node, with pids that are unique in the job. Pure."""
+    pids = {key: _unique(node, event.data[key]) for key in _PIDS if node and key in event.data}
     return replace(event, data={**event.data, **pids}) if pids else event
+
+
+def _unique(node: int, given: object) -> object:
+    if isinstance(given, list):
+        return [_unique(node, one) for one in given]
+    return NodePid.of(node, given) if isinstance(given, int) else given

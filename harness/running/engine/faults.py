@@ -22,7 +22,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, Handle, Irreversible, RankProcess
 from torchaos.harness.mechanics.site import OutsideSite, Victim
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.record.plan import PlannedFault
+from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.running.conditions.due import after_is_due
 from torchaos.harness.running.engine.arming import Slots
 from torchaos.harness.running.engine.permits import Permits
@@ -51,6 +51,19 @@ class Context:
     permits: Permits | None = None
     steady: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
+    due: Callable[[After], bool] | None = None  # whether a trigger from outside is due; None: the journal shows it
+
+    def due_by_events(self, trigger: After) -> Callable[[], bool]:
+        """Says when it is called whether the trigger is due. In a long run that is costly, and looked at less often."""
+        throttle = Throttle()
+
+        def due() -> bool:
+            if not throttle.due():
+                return False
+            with throttle:
+                return after_is_due(trigger, self.journal.snapshot(), time.monotonic())
+
+        return due
 
     def wait_until(self, found: Callable[[], bool], every_s: float = FAR_S) -> bool:
         """Waits until `found()` is true; False if the run ended first."""
@@ -270,15 +283,7 @@ class FaultLife:
         trigger = self.fault.trigger
         if isinstance(trigger, Moment):
             return True
-        throttle = Throttle()
-
-        def due() -> bool:
-            if not throttle.due():
-                return False
-            with throttle:
-                return after_is_due(trigger, self._on.journal.snapshot(), time.monotonic())
-
-        return self._on.wait_until(due)
+        return self._on.wait_until(partial(self._on.due, trigger) if self._on.due else self._on.due_by_events(trigger))
 
     def _armed(self, targets: Sequence[int]) -> None:
         self._emit(Kind.ARMED, {"fault": self.fault.id, "targets": list(targets)})

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 
+from torchaos.harness import registry
 from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.checkpoints import inventory
@@ -26,11 +27,13 @@ from torchaos.harness.record.plan import ENDED_BEFORE, Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.arming import Slots
 from torchaos.harness.running.engine.bases import BaseWriter
+from torchaos.harness.running.engine.far_life import FarLife, far_slots
 from torchaos.harness.running.engine.faults import Context, FaultLife
 from torchaos.harness.running.engine.guards import Guards
 from torchaos.harness.running.engine.permits import Permits
 from torchaos.harness.running.engine.watches import Watches
 from torchaos.harness.running.launchers import job_for
+from torchaos.harness.running.launchers.far_job import FarJob
 from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.healer import Healed
@@ -62,8 +65,7 @@ class Run:
         self._reproduce, self._watcher, self._notes = list(reproduce), watcher, notes
         self._stopped: dict[str, object] | None = None
         self._hurried = False
-        self.grace_s = STOP_GRACE_S  # for which the job may end by itself, once it is asked to; 0: it is killed
-        self._lives: list[FaultLife] = []
+        self._lives: list[FaultLife | FarLife] = []
         self._disk: OwnDisk | None = None  # the disk of the checkpoints, once it is mounted
         self._unverified: dict[str, str] = {}  # why an undo is not verified, by owner; a later success removes it
 
@@ -97,7 +99,9 @@ class Run:
             raise ChaosError(f"{self.folder.root}: {self.journal.failed}; nothing is judged")
 
     def _prepare(self, stack: ExitStack) -> None:
-        self.journal = Journal(self.folder.events)
+        far = self.plan.job.attach_pid is None and registry.find("launchers", self.plan.launcher).on_nodes
+        # The agents of other machines send their events: files on a shared disk may show them late.
+        self.journal = Journal(self.folder.events, follow="harness*.jsonl" if far else "*.jsonl")
         stack.callback(self.journal.close)
         if self._watcher:
             stack.enter_context(self._watcher(self.journal, self.plan))
@@ -105,7 +109,7 @@ class Run:
             self.journal.emit(Kind.NOTE, {"text": text})
         self._stage("prepare")
         plan = self.plan
-        slots = [Slots.make(fault, self.folder) for fault in plan.faults]
+        slots = [] if far else [Slots.make(fault, self.folder) for fault in plan.faults]
         orders = tuple(order for slot in slots for order in slot.orders())
         root = self._checkpoints()
         AgentPlan(self.run_id, str(self.folder.events), plan.hooks, orders, str(root) if root else None).write(
@@ -126,7 +130,12 @@ class Run:
             plan, self.run_id, [self.folder.root, *([root] if root else [])], self._job.members, self._world_size
         )
         self._context = Context(self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits)
-        self._lives = [FaultLife(fault, slot, self._context) for fault, slot in zip(plan.faults, slots, strict=True)]
+        if isinstance(self._job, FarJob):
+            slots = [far_slots(fault, self._job) for fault in plan.faults]
+            self._lives = [FarLife(fault, self._job, self._context) for fault in plan.faults]
+        else:
+            pairs = zip(plan.faults, slots, strict=True)
+            self._lives = [FaultLife(fault, slot, self._context) for fault, slot in pairs]
         self._bases = BaseWriter(slots)
 
     def _launch(self) -> None:
@@ -161,7 +170,7 @@ class Run:
             if not self._context.steady.is_set() and self._watches.steady(events, now):
                 self._context.steady.set()
             broken = self._watches.broken(events, now)
-            if trouble := self.journal.failed or self._guards.trouble():
+            if trouble := self.journal.failed or self._guards.trouble() or self._job.trouble:
                 self.stop(trouble)
             elif broken:
                 self.stop(broken[0], interrupted=not broken[1])
@@ -202,7 +211,7 @@ class Run:
 
     def _stop_job(self) -> None:
         self._stage("stop job")
-        self._job.stop(self.grace_s, self._is_hurried)
+        self._job.stop(STOP_GRACE_S, self._is_hurried)
         for owner in ("job", "launcher"):
             self._take_back(owner, partial(self._reaper.heal, owner))
 

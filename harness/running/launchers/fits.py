@@ -18,7 +18,8 @@ def misfit(injector: Any, launcher: str) -> str | None:
     """Why the injector can't be used with the launcher of that name, and what to write instead. None if it can be
     used."""
     found = registry.find("launchers", launcher)
-    if instead := found.cannot.get(injector.name) or found.cannot.get(injector.hits):
+    keys = (injector.name, injector.hits, *injector.needs)
+    if instead := next((found.cannot[key] for key in keys if key in found.cannot), None):
         return f"{injector.name} can't be done under launcher: {launcher}: {instead}"
     for name, (needs, instead) in _MADE.items():
         if name in injector.needs and name not in found.needs:

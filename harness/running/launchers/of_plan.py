@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from torchaos.harness import registry
-from torchaos.harness.contracts import Handle, JobSpec, Launcher
+from torchaos.harness.contracts import FarLauncher, Handle, JobSpec, Launcher
 from torchaos.harness.machine.native import nccl_net_environment, nvtx_environment
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.attach import Attached
+from torchaos.harness.running.launchers.far_job import FarJob
 from torchaos.harness.running.launchers.fronted import Fronted
 from torchaos.harness.running.launchers.job import Job
 from torchaos.harness.running.launchers.job_env import job_env
@@ -57,7 +59,13 @@ def job_for(
         return JobSpec(
             argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission, job.nodes,
             own_env, checkpoints, job.container, job.replicas, job.world_size // job.replicas,
-            job.busy_nodes,
+            job.busy_nodes, job.hosts, job.timeout_s,
+        )  # fmt: skip
+
+    if launcher.on_nodes:
+        return FarJob(
+            spec_for, cast(FarLauncher, launcher), journal, folder.root, faults=plan.faults,
+            resubmit_times=job.resubmit_times, resubmit_delay_s=job.resubmit_delay_s, guard=guard,
         )  # fmt: skip
 
     return Job(

@@ -30,6 +30,11 @@ class RunningJob(ABC):
         """Whether the last submission has ended. Some of its processes may still be alive until `stop`."""
         return self._done.is_set()
 
+    @property
+    def trouble(self) -> str:
+        """Why the run can't go on, as a clause; empty if nothing is wrong."""
+        return ""
+
     def wait(self, timeout_s: float | None = None) -> int | None:
         """The exit code of the last submission (negative: the number of a signal). None while it runs, or if only the
         job's parent process can know it."""

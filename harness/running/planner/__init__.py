@@ -17,6 +17,7 @@ from torchaos.harness.record.plan import Plan, PlannedFault, stream
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.engine.permits import beyond
 from torchaos.harness.running.launchers.fits import needs_of
+from torchaos.harness.running.planner.far import check_far
 from torchaos.harness.running.planner.faults import check_consent, link_recoveries, planned_fault
 from torchaos.harness.running.planner.job import check_replicas, planned_job
 from torchaos.harness.running.planner.named import condition, named, with_facts_of
@@ -67,13 +68,16 @@ def make_plan(
     hooks = {"steps"} | {hook for need in collect for hook in _HOOKS_OF_NEED[need]}
     hooks |= {hook for fault in faults for hook in _hooks_of(fault)}
     needs = {"pidfd", "proc"} | {name for fault in faults for name in registry.find("injectors", fault.inject).needs}
+    far = attach is None and registry.find("launchers", scenario.launcher).on_nodes
+    if far:
+        check_far(scenario.launcher, job, faults, collect, file)
     try:
         needs |= needs_of(scenario.launcher, job.command, {**os.environ, **job.env})
     except UsageError as error:
         raise UsageError(f"{file}: job: {error}") from error
     needs |= {"mount"} if job.checkpoints_size else set()
     needs |= {"pynvml"} if any(word.endswith("/health_agent.py") for word in job.command) else set()
-    _check_machine(needs, file)
+    _check_machine(registry.find("launchers", scenario.launcher).needs if far else needs, file)
     limits = scenario.limits
     plan = Plan(
         scenario=scenario.scenario,

@@ -51,7 +51,7 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
     per_node, nodes = world_of(command, env)
     if job.world_size is None and _is_of_this_machine(job):
         per_node = per_node or _counted(command, env)
-    nodes = job.nodes or nodes or 1
+    nodes = job.nodes or len(job.hosts) or nodes or 1
     world = job.world_size or (per_node * nodes * job.replicas if per_node else None)
     if world is None:
         problem = "how many ranks the job has can't be read from job.command"
@@ -75,6 +75,7 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
         replicas=job.replicas,
         container=_container(job, here, values),
         busy_nodes=_busy_nodes(most_nodes(command, env), nodes, world, per_node),
+        hosts=tuple(job.hosts),
     )
 
 

@@ -87,7 +87,7 @@ def _row(one: Kept, home: Path) -> dict[str, Any]:
     return {
         "scenario": result.scenario, "seed": result.seed, "started": result.started, "commit": one.commit,
         "verdict": result.verdict.value, "reason": "" if result.verdict is Verdict.PASSED else result.reason,
-        "caught_up": one.caught_up_s, "bound_s": bounds.get("catch_up"), "bound_steps": bounds.get("lost_steps"),
+        "caught_up": one.caught_up_s, "bounds": bounds,
         "lost_steps": one.lost_steps, "recovered": bool(result.recoveries),
         "link": os.path.relpath(report, home) if report.is_file() else "",
     }  # fmt: skip

@@ -1,0 +1,47 @@
+"""torchaos node: the way to the agent of a node."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import click
+
+from torchaos.harness.cli.options import cli
+from torchaos.harness.running.nodes.join import WAIT_S, join
+from torchaos.harness.running.nodes.place import place_of, socket_of
+from torchaos.harness.undo import recovery
+
+NO_AGENT = 6  # exit code: nobody listens
+
+
+@cli.command("node")
+@click.option("--join", "joined", metavar="RUN", help="Be the pipe between standard input and output and the agent.")
+@click.option("--wait", "wait_s", type=float, default=WAIT_S, help="Seconds for which the agent is waited for.")
+@click.option("--recover", "recovered", metavar="RUN", help="Undo what a dead agent left on this node.")
+def node(joined: str | None, wait_s: float, recovered: str | None) -> None:
+    """Reach the agent of this node: the pipe that launchers start.
+
+    RUN is the name of the node's part of a run. Standard input and output carry lines of JSON.
+    """
+    if joined:
+        sys.exit(0 if join(socket_of(joined), wait_s) else NO_AGENT)
+    if recovered:
+        sys.exit(_recover(recovered))
+    raise click.UsageError("write --join RUN or --recover RUN")
+
+
+def _recover(mark: str) -> int:
+    """0: everything of it on this node is undone; else it isn't, and standard output says why."""
+    folder = place_of(mark).root
+    if not folder.exists():
+        return 0
+    recovery.await_reapers(lambda: recovery.find([folder])[0], WAIT_S)
+    runs, bad = recovery.find([folder])
+    done = [*bad, *(recovery.recover(run) for run in runs)]
+    wrong = [recovery.why(one) for one in done if not one.clean]
+    if wrong and (folder / "undo" / "undo.jsonl").exists():  # without a log nothing was ever guarded
+        click.echo("; ".join(wrong))
+        return 4
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0

@@ -1,0 +1,237 @@
+"""A job whose nodes are other machines. The agents of the nodes see its processes and carry out its faults; here, the
+commands that started it are followed, and what the agents report is put together."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Mapping
+
+from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
+from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec, Node, RankProcess
+from torchaos.harness.machine import proc
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import PlannedFault
+from torchaos.harness.running.launchers.command import Command
+from torchaos.harness.running.launchers.far_faults import FarFaults
+from torchaos.harness.running.launchers.line import Handler, Line
+from torchaos.harness.running.launchers.running_job import RunningJob
+from torchaos.harness.running.launchers.words import mark_of
+from torchaos.harness.watching.probes.ranks import RankWatch
+
+TORCHAOS = (sys.executable, "-m", "torchaos.harness")
+_BYE_S = 20.0  # seconds for which the agents' last words are waited for
+_RECOVER_S = 60.0
+_LOOK_S = 0.05
+_TELL_ATTEMPT = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
+
+
+class FarJob(RunningJob):
+    """`spec_for(n)` returns submission n, from 0. `faults`: of the plan. The methods may be called from any thread."""
+
+    def __init__(
+        self, spec_for: Callable[[int], JobSpec], launcher: FarLauncher, journal: Journal, run_dir: Path, *,
+        faults: Sequence[PlannedFault] = (), resubmit_times: int = 0, resubmit_delay_s: float = 0.0,
+        guard: Callable[[Sequence[Handle], int], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._spec_for, self._launcher, self._journal, self._run_dir = spec_for, launcher, journal, run_dir
+        self.faults = FarFaults({fault.id: fault for fault in faults}, lambda: self._lines, self.ranks)
+        self._times, self._delay_s, self._guard = resubmit_times, resubmit_delay_s, guard
+        self._run_id = spec_for(0).env[ENV_RUN_ID]
+        super().__init__(RankWatch(journal, self._run_id))  # never started: no rank is on this machine
+        self._ranks: dict[int, RankProcess] = {}
+        self._lines: list[Line] = []
+        self._nodes: Sequence[Node] = ()
+        self._commands: list[Command] = []
+        self._submission = 0
+        self._trouble = ""
+        self._ending, self._lock = threading.Event(), threading.RLock()
+        journal.listen(self._note)
+
+    @property
+    def trouble(self) -> str:
+        return self._trouble
+
+    def start(self) -> None:
+        try:
+            self._submit()
+        except ChaosError:
+            self._done.set()
+            raise
+        self._thread.start()
+
+    def ranks(self) -> dict[int, RankProcess]:
+        with self._lock:
+            return dict(self._ranks)
+
+    def agents(self, nodes: Sequence[int] = ()) -> list[Any]:
+        raise ChaosError("the processes of other machines are known to their agents alone")
+
+    def members(self) -> dict[int, int]:
+        """The processes on this machine: the commands that started the job, and what they started."""
+        return proc.family(self._run_id)
+
+    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
+        self._ending.set()
+        started = self._thread.ident is not None
+        if started and not self._done.is_set():
+            for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, grace_s)):
+                for line in self._lines:
+                    line.tell("signal", number=int(number))
+                end_s = time.monotonic() + wait_s
+                while time.monotonic() < end_s and not hurried() and not self._done.wait(_LOOK_S):
+                    pass
+        for line in self._lines:
+            line.close()
+        with self.faults.mending:
+            left = proc.end(self.members)
+        if started and not left:
+            self._thread.join()
+        self._done.set()
+        return left
+
+    def _line(self, node: int) -> Line:
+        return next(line for line in self._lines if line.node == node)
+
+    def _submit(self) -> None:
+        spec = self._spec_for(self._submission)
+        if resources := self._launcher.resources(spec):
+            if self._guard is None:
+                raise ChaosError(f"the launcher {self._launcher.name} makes things that nobody would remove")
+            self._guard(resources, self._submission)  # on disk before anything is made
+        self._nodes = list(self._launcher.create(spec))
+        wrapper = [*TORCHAOS, "exec", "--run", str(self._run_dir), "--served", str(self._submission)]
+        commands = self._launcher.commands(spec, self._nodes, wrapper)
+        self._commands = [
+            Command(argv, spec.cwd, spec.env, spec.log.with_name(f"launch-{self._submission}.{number}.log"), _ignore)
+            for number, argv in enumerate(commands)
+        ]
+        on = Handler(self._up, self._journal.take, self._lost, self._lapsed)
+        self._lines = [
+            Line(node.index, node.argv([*TORCHAOS, "node", "--join", self._mark(node.index)]), on)
+            for node in self._nodes
+        ]
+        data = {"submission": self._submission, "pid": self._commands[0].pid, "node": 0}
+        self._journal.emit(Kind.JOB_STARTED, data, attempt=self._next_attempt())
+        for line in self._lines:
+            line.start()
+
+    def _mark(self, node: int) -> str:
+        return mark_of(self._run_id, node, self._submission)
+
+    def _live(self) -> None:
+        while True:
+            codes = [command.wait() for command in self._commands]
+            at_s = time.monotonic()
+            self._await_last_words()
+            self._exit_code = self._code(codes)
+            data = {"submission": self._submission, "pid": self._commands[0].pid, "exit_code": self._exit_code}
+            self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
+            again = self._exit_code != 0 and self._submission < self._times
+            if not again or self._ending.wait(self._delay_s) or not self._submit_again():
+                break
+        self._done.set()
+
+    def _submit_again(self) -> bool:
+        self._submission += 1
+        try:
+            self._submit()
+        except ChaosError as error:
+            self._journal.emit(Kind.NOTE, {"text": f"the job could not be submitted again: {error}"})
+            return False
+        return True
+
+    def _await_last_words(self) -> None:
+        end = time.monotonic() + _BYE_S
+        for line in self._lines:
+            while not line.left.wait(_LOOK_S) and time.monotonic() < end:
+                pass
+        for line in [line for line in self._lines if not line.left.is_set()]:
+            line.left.set()
+            self._lost(line.node, "its agent ended without a word")
+
+    def _code(self, codes: Sequence[int]) -> int:
+        """The first exit code that is not 0, of the nodes that were in the job to the end; a node that the others
+        continued without does not count. If the agents did not say, the launcher's own commands do."""
+        events = self._journal.snapshot()
+        ups = [event for event in events if event.kind is Kind.RANK_UP]
+        last = max((event.attempt or 0 for event in ups), default=0)
+        nodes = {event.data["node"] for event in ups if event.attempt == last}
+        exits = {
+            event.data["node"]: event.data["exit_code"] for event in events
+            if event.kind is Kind.NODE_EXITED and event.data["submission"] == self._submission
+        }  # fmt: skip
+        if not nodes or nodes - exits.keys():
+            return next((code for code in codes if code != 0), 0)
+        return next((exits[node] for node in sorted(nodes) if exits[node] != 0), 0)
+
+    def _up(self, node: int, hello: Mapping[str, Any]) -> None:
+        """An agent is there, maybe again: it is told what it must know."""
+        if hello["lapsed"]:
+            self._lapsed(node, str(hello["lapsed"]))
+        if hello["trouble"] and self.faults.planned:
+            self._give_up(f"on node {node} nothing can be injected: {hello['trouble']}")
+        if hello["missing"] and self.faults.planned:
+            self._give_up(f"node {node} lacks {', '.join(hello['missing'])}; see torchaos doctor there")
+        self.faults.tell_all(self._line(node))
+
+    def _lapsed(self, node: int, why: str) -> None:
+        self._give_up(f"the agent of node {node} took everything back by itself: {why}")
+
+    def _lost(self, node: int, why: str) -> None:
+        """What a dead agent left is undone by its reaper, or else now, by another process on its node."""
+        if self._ending.is_set():
+            return
+        with self.faults.mending:
+            self._give_up(f"node {node} was lost: {why}")
+            self._mend(node)
+
+    def _mend(self, node: int) -> None:
+        reach = next(one for one in self._nodes if one.index == node)
+        argv = reach.argv([*TORCHAOS, "node", "--recover", self._mark(node)])
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RECOVER_S, check=False
+            )  # fmt: skip
+            wrong = "" if done.returncode == 0 else (done.stdout + done.stderr).strip()[-300:] or "nobody can say"
+        except (OSError, subprocess.TimeoutExpired) as error:
+            wrong = str(error)
+        said = f"node {node} after the loss of its agent: {wrong or 'what it held is undone'}"
+        with suppress(ChaosError):
+            self._journal.emit(Kind.NOTE, {"text": said})
+            for fault in self.faults.begun_on(node):
+                data = {"fault": fault, "verified": not wrong, "reason": wrong and said}
+                self._journal.emit(Kind.ROLLED_BACK, data)
+
+    def _give_up(self, why: str) -> None:
+        self._trouble = self._trouble or why
+
+    def _note(self, event: Event) -> None:
+        """Called by the journal for each event, of all nodes."""
+        if event.kind is Kind.RANK_UP and event.rank is not None:
+            data, one = event.data, event.attempt or 0
+            with self._lock:
+                self._ranks[event.rank] = RankProcess(
+                    event.rank, data["local_rank"] or 0, data["node"] or 0, data["pid"], data["start_ticks"] or 0, one,
+                    data["world_size"] or 0,
+                )  # fmt: skip
+        elif event.kind is Kind.RANK_EXITED and event.rank is not None:
+            with self._lock:
+                if (rank := self._ranks.get(event.rank)) and rank.pid == event.data["pid"]:
+                    del self._ranks[event.rank]
+        else:
+            self.faults.note(event)
+
+    def _next_attempt(self) -> int:
+        seen = [event.attempt for event in self._journal.snapshot() if event.kind in _TELL_ATTEMPT]
+        return max((attempt for attempt in seen if attempt is not None), default=-1) + 1
+
+
+def _ignore(text: str, mono_s: float) -> None:
+    """The agents read the output of their nodes, and report what it says."""

@@ -1,0 +1,171 @@
+"""The controller's end of the pipe to the agent of one node."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchaos.harness.agent.wire import Event
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.record.events.nodes import on_node
+from torchaos.harness.record.events.payloads import read
+from torchaos.harness.running.launchers.words import BEAT_S, VERSION
+
+_EXCHANGES = 8  # of clocks, at the beginning
+_CLOCK_S = 60.0  # seconds after which the clocks are measured anew: they drift by some ms in that time
+_AGAIN_S = 0.3
+_ANSWER_S = 60.0
+
+
+class NoAnswer(ChaosError):
+    """The agent of a node does not answer."""
+
+
+@dataclass
+class Handler:
+    """What a line reports, each time in a thread of the line's own."""
+
+    up: Callable[[int, Mapping[str, Any]], None]  # the agent of this node is there, again maybe, with its hello
+    take: Callable[[list[Event]], None]  # events of the node, with the times of our clock and pids unique in the job
+    lost: Callable[[int, str], None]  # the agent has ended without a word, or can't be reached any more
+    lapsed: Callable[[int, str], None]  # the agent has taken everything back by itself
+
+
+@dataclass
+class Line:
+    """Starts `argv`, the pipe to the agent of `node`, and again when it breaks, for `patience_s` seconds."""
+
+    node: int
+    argv: Sequence[str]
+    on: Handler
+    patience_s: float = 120.0
+    left: threading.Event = field(default_factory=threading.Event)  # the agent has said its last word, or is lost
+    _process: subprocess.Popen[bytes] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _waiting: dict[int, Future[Any]] = field(default_factory=dict)
+    _asked: int = 0
+    _heard: int = 0  # events
+    _since_s: float = 0.0  # when the agent was last there
+    _clock: list[tuple[float, float]] = field(default_factory=list)  # bound of the error and offset, in seconds
+    _offset_s: float = 0.0
+    _measured_s: float = 0.0
+    _hello: Mapping[str, Any] | None = None  # until the clocks are measured
+
+    def start(self) -> None:
+        self._since_s = time.monotonic()
+        for work in (self._live, self._beat):
+            threading.Thread(target=work, name=f"node {self.node}", daemon=True).start()
+
+    def tell(self, do: str, **words: Any) -> None:
+        """Says something that has no answer. It is lost if the pipe is broken."""
+        with self._lock, suppress(OSError, ValueError):
+            if self._process and self._process.stdin:
+                self._process.stdin.write(json.dumps({"do": do, **words}).encode() + b"\n")
+                self._process.stdin.flush()
+
+    def ask(self, do: str, timeout_s: float = _ANSWER_S, **words: Any) -> Any:
+        """The agent's answer. Raises NoAnswer."""
+        answer: Future[Any] = Future()
+        with self._lock:
+            self._asked += 1
+            number = self._asked
+            self._waiting[number] = answer
+        self.tell(do, id=number, **words)
+        end = time.monotonic() + timeout_s
+        while not self.left.is_set() and time.monotonic() < end:
+            with suppress(FutureTimeout):
+                return answer.result(0.1)
+        raise NoAnswer(f"the agent of node {self.node} does not answer")
+
+    def close(self) -> None:
+        """Hangs up. The agent is told to take everything back, if it is still there."""
+        self._closed.set()
+        self.tell("leave")
+        self.left.set()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _live(self) -> None:
+        while not self._closed.is_set():
+            why = self._talk()
+            self._hang_up()
+            if self.left.is_set() or self._closed.is_set():
+                return
+            if why or time.monotonic() - self._since_s > self.patience_s:
+                self.left.set()
+                self.on.lost(self.node, why or f"it could not be reached for {self.patience_s:g} s")
+                return
+            self._closed.wait(_AGAIN_S)
+
+    def _talk(self) -> str:
+        """One life of the pipe. Returns why there is no sense in another, or an empty text."""
+        try:
+            process = self._process = subprocess.Popen(
+                self.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return f"{self.argv[0]}: {error.strerror}"
+        assert process.stdout is not None
+        self.tell("hello", version=VERSION)
+        for line in process.stdout:
+            with suppress(ValueError, KeyError, TypeError):
+                said = json.loads(line)
+                if "error" in said:
+                    return str(said["error"])
+                self._take(said)
+        # The pipe's own exit code: 6, nobody listens, although an agent was there.
+        return "its agent has died" if process.wait() == 6 and self._measured_s else ""
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        self._since_s = time.monotonic()
+        if "hello" in said:
+            self._clock.clear()
+            for _ in range(_EXCHANGES):
+                self.tell("beat", sent_s=time.monotonic())
+            self._hello = said["hello"]
+        elif "beat" in said:
+            self._note_clock(float(said["beat"]), float(said["mono_s"]), time.monotonic())
+        elif "event" in said:
+            event = read(said["event"])
+            self._heard = int(said["n"]) + 1
+            self.on.take([on_node(replace(event, mono_s=event.mono_s + self._offset_s), self.node)])
+        elif "re" in said:
+            answer = self._waiting.pop(said["re"], None)
+            if answer is not None:
+                answer.set_result(said["ok"])
+        elif "lapsed" in said:
+            self.on.lapsed(self.node, said["lapsed"])
+        elif "bye" in said:
+            self.left.set()
+
+    def _note_clock(self, sent_s: float, mono_s: float, heard_s: float) -> None:
+        """One exchange, as NTP's (RFC 5905, section 8): half of the round trip is the bound of the error."""
+        self._clock.append(((heard_s - sent_s) / 2, (sent_s + heard_s) / 2 - mono_s))
+        if len(self._clock) < _EXCHANGES or (self._hello is None and heard_s - self._measured_s < _CLOCK_S):
+            return
+        error_s, self._offset_s = min(self._clock)
+        self._clock, self._measured_s = [], heard_s
+        self.tell("clock", offset_s=self._offset_s, error_s=error_s)
+        if self._hello is not None:
+            hello, self._hello = self._hello, None
+            self.on.up(self.node, hello)
+            self.tell("follow", since=self._heard)
+
+    def _beat(self) -> None:
+        while not self.left.wait(BEAT_S) and not self._closed.is_set():
+            self.tell("beat", sent_s=time.monotonic())

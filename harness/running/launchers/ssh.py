@@ -1,0 +1,59 @@
+"""Bare machines, reached by ssh with the keys and the configuration that the user has. The run directory must be on a
+file system that all of them share, and torchaos must be installed at the same path."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torchaos.harness.agent.wire import ENV_RUN_ID
+from torchaos.harness.contracts import FarLauncher, Handle, JobSpec, Node, UsageError
+from torchaos.harness.undo.handles import JobProcesses
+
+_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-T")
+
+
+@dataclass(frozen=True)
+class SshNode:
+    index: int
+    host: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    link: ClassVar[None] = None
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        return ["ssh", *_OPTIONS, self.host, shlex.join(command)]
+
+    def host_pid(self, pid: int) -> int | None:
+        return None
+
+
+class Ssh(FarLauncher):
+    """`job.hosts` names the machines. The first keeps the rendezvous, so all must reach it by that name."""
+
+    name: ClassVar[str] = "ssh"
+    needs: ClassVar[frozenset[str]] = frozenset({"ssh"})
+    sets_rendezvous: ClassVar[bool] = True
+    on_nodes: ClassVar[bool] = True
+    cannot: ClassVar[Mapping[str, str]] = {
+        "links": "the network of another machine is not touched; write launcher: netns",
+        "docker": "the nodes are no containers; write launcher: docker",
+        "endpoints": "the nodes do not reach a proxy of the harness's; write launcher: local or netns",
+        "node.reboot": "the command on a node is started only once; write node.freeze or node.kill",
+    }
+
+    def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        return (JobProcesses(spec.env[ENV_RUN_ID]),)  # the clients on this machine
+
+    def create(self, spec: JobSpec) -> Sequence[SshNode]:
+        """Raises UsageError if the hosts are not named."""
+        if len(spec.hosts) != spec.nodes:
+            raise UsageError(f"launcher: ssh needs {spec.nodes} names in job.hosts, one for each node")
+        return [SshNode(index, host) for index, host in enumerate(sorted(spec.hosts))]
+
+    def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
+        hosts = ",".join(node.host for node in nodes if isinstance(node, SshNode))
+        env = [f"{name}={value}" for name, value in spec.own_env.items()]
+        there = ["env", "-C", str(spec.cwd), *env, *wrapper, "--hosts", hosts]
+        return [node.argv([*there, "--node", str(node.index), "--", *spec.argv]) for node in nodes]

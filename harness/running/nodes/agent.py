@@ -1,0 +1,147 @@
+"""The agent of a node: what the controller's words do here, and what happens when no word comes any more."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.machine import proc
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.running.launchers.words import LEASE_S, VERSION
+from torchaos.harness.running.nodes.faults import NodeFaults
+from torchaos.harness.running.nodes.server import Server, Talk
+
+_LOOK_S = 0.1
+_LAST_S = 10.0  # seconds for which the end waits until the controller has heard everything
+
+
+class Agent:
+    """Serves one controller at a time, the latest. `faults`: None if the node's reaper could not be started, which
+    `trouble` explains. `missing`: what the plan needs and this machine lacks. `signal`: sends a signal to the node's
+    command. Raises OSError if the socket can't be made."""
+
+    def __init__(
+        self, path: Path, node: int, journal: Journal, faults: NodeFaults | None, signal: Callable[[int], None], *,
+        missing: Sequence[str] = (), trouble: str = "", lease_s: float = LEASE_S,
+    ) -> None:  # fmt: skip
+        self._node, self._journal, self._faults, self._signal = node, journal, faults, signal
+        self._missing, self._trouble, self._lease_s = list(missing), trouble, lease_s
+        self._heard_s: float | None = None  # when the controller last said something; None: it never has
+        self._lapsed = ""
+        self._leaving, self._over = threading.Event(), threading.Event()
+        self._news = threading.Condition()
+        self._sent = 0  # events that the present connection was given
+        self._talk: Talk | None = None
+        journal.listen(lambda event: self._tell_news())
+        self._server = Server(path, self._converse)
+        self._thread = threading.Thread(target=self._keep_lease, name="lease", daemon=True)
+        self._thread.start()
+
+    def take_back(self) -> None:
+        """Everything is taken back soon. May be called from a signal handler."""
+        self._leaving.set()
+
+    def settle(self) -> bool:
+        """The command has ended: takes everything back. Returns whether nothing is left to undo."""
+        return self._faults is None or self._faults.close()
+
+    def close(self) -> None:
+        """Lets the controller hear what it has not heard yet."""
+        self._over.set()
+        self._thread.join()
+        end = time.monotonic() + _LAST_S
+        with self._news:
+            while time.monotonic() < end and self._talk and self._talk.open and self._sent < self._journal.count:
+                self._news.wait(_LOOK_S)
+        if self._talk is not None:
+            self._talk.say(bye={})
+        self._server.close()
+
+    def _keep_lease(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            if self._leaving.is_set():
+                self._lapse("the scheduler ends the job")
+                return
+            heard = self._heard_s
+            if heard is not None and time.monotonic() - heard > self._lease_s:
+                self._lapse(f"the controller said nothing for {self._lease_s:g} s")
+                return
+
+    def _lapse(self, why: str) -> None:
+        self._lapsed = why
+        if self._faults is not None:
+            self._faults.end()
+            self._faults.heal()
+        self._journal.emit(Kind.NOTE, {"text": f"node {self._node}: {why}: everything was taken back here"})
+        if self._talk is not None:
+            self._talk.say(lapsed=why)
+
+    def _converse(self, talk: Talk) -> None:
+        words = talk.words()
+        hello = next(words, {})
+        if hello.get("do") != "hello" or hello.get("version") != VERSION:
+            talk.say(error=f"this agent speaks version {VERSION}; use the same version of torchaos on all nodes")
+            return
+        self._talk, self._heard_s = talk, time.monotonic()
+        talk.say(hello=self._about())
+        for said in words:
+            self._heard_s = time.monotonic()
+            with suppress(KeyError, TypeError, ValueError, StopIteration):
+                self._obey(talk, said)
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "version": VERSION, "node": self._node, "host": proc.host(), "boot": proc.boot_id(), "pid": os.getpid(),
+            "missing": self._missing, "trouble": self._trouble, "lapsed": self._lapsed, "mono_s": time.monotonic(),
+        }  # fmt: skip
+
+    def _obey(self, talk: Talk, said: Mapping[str, Any]) -> None:
+        do, faults = said["do"], self._faults
+        if do == "beat":
+            talk.say(beat=said["sent_s"], mono_s=time.monotonic())
+        elif do == "clock":
+            data = {"node": self._node, "offset_s": float(said["offset_s"]), "error_s": float(said["error_s"])}
+            self._journal.emit(Kind.CLOCK, data)
+        elif do == "follow":
+            threading.Thread(target=self._forward, args=(talk, int(said["since"])), name="events", daemon=True).start()
+        elif do == "signal":
+            self._signal(int(said["number"]))
+        elif do == "leave":
+            self.take_back()
+        elif do == "start" and faults:
+            faults.start(said["fault"], said["ranks"])
+        elif do == "page" and faults:
+            faults.write(said["fault"], int(said["rank"]), int(said["word"]), int(said["value"]))
+        elif do in ("end", "heal"):  # may take some seconds
+            threading.Thread(target=self._answer, args=(talk, said), name=do, daemon=True).start()
+
+    def _answer(self, talk: Talk, said: Mapping[str, Any]) -> None:
+        left: list[str] = []
+        if self._faults is not None:
+            if said["do"] == "end":
+                left = self._faults.end()
+            else:
+                self._faults.heal(said["fault"])
+        talk.say(re=said["id"], ok=left)
+
+    def _forward(self, talk: Talk, since: int) -> None:
+        """Sends the events from number `since` on, until the connection ends."""
+        while talk.open and talk is self._talk:
+            for event in self._journal.since(since):
+                talk.say(event=event.to_line().decode(), n=since)
+                since += 1
+            with self._news:
+                self._sent = since
+                self._news.notify_all()
+                if since >= self._journal.count:
+                    self._news.wait(_LOOK_S)
+
+    def _tell_news(self) -> None:
+        with self._news:
+            self._news.notify_all()

@@ -1,0 +1,108 @@
+"""The faults of a plan, as far as they hit this node. The same code as in a run on one machine guides them here: the
+undo log, the reaper and the control pages are this node's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import Target
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.engine.arming import Slots
+from torchaos.harness.running.engine.faults import Context, FaultLife
+from torchaos.harness.running.engine.permits import Permits
+from torchaos.harness.running.nodes.part import NodePart
+from torchaos.harness.undo.client import Reaper, UndoError
+from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.undo.healer import Healed
+
+SPARE_S = 60.0  # the node's reaper ends its part of the job by itself this much after the job's time-out
+JOIN_S = 10.0
+
+
+class NodeFaults:
+    """`shared`: the run directory; `place`: this node's own folder. Raises UndoError if the reaper can't be started:
+    then nothing may be injected here. Thread-safe."""
+
+    def __init__(
+        self, plan: Plan, shared: RunDir, place: RunDir, mark: str, node: int, part: NodePart, journal: Journal
+    ) -> None:  # fmt: skip
+        self._plan, self._node, self._journal, self._place = plan, node, journal, place
+        self._slots = {fault.id: Slots.make(fault, place) for fault in plan.faults}
+        self._lives: dict[str, FaultLife] = {}
+        self._lock = threading.Lock()
+        job = plan.job
+        parts = (word.replace("{run}", str(shared.job)) for word in (job.cwd, job.checkpoints or ""))
+        self._checkpoints = Path(*parts) if job.checkpoints else None
+        self._reaper = Reaper.start(place.root, mark)
+        limit_s = job.timeout_s + SPARE_S
+        self._reaper.guard("job", [JobProcesses(mark)], owner="job", limit_s=limit_s)
+        folders = [place.root, shared.root, *([self._checkpoints] if self._checkpoints else [])]
+        permits = Permits(plan, mark, folders, part.members, lambda: _world_size(part))
+        self._context = Context(
+            journal, part, self._reaper, limit_s, place.undo, self._checkpoints, permits, due=lambda trigger: True
+        )
+        self._context.steady.set()  # the controller says when a fault begins
+
+    def write_plan(self, shared: AgentPlan) -> Path:
+        """Writes the plan of this node's ranks: that of all nodes, with the orders of this node's control pages."""
+        orders = tuple(order for slot in self._slots.values() for order in slot.orders())
+        replace(shared, orders=orders).write(self._place.agent_plan)
+        return self._place.agent_plan
+
+    def start(self, fault: str, ranks: Sequence[int]) -> None:
+        """The life of the fault begins here, if it has not. `ranks`: of its target, those that it may hit here."""
+        planned = next(one for one in self._plan.faults if one.id == fault)
+        with self._lock:
+            if fault in self._lives or self._context.ended.is_set():
+                return
+            target = Target(tuple(ranks), tuple(node for node in planned.target.nodes if node == self._node))
+            life = self._lives[fault] = FaultLife(
+                replace(planned, target=target), self._slots[fault], self._context
+            )  # fmt: skip
+            life.start()
+
+    def write(self, fault: str, rank: int, word: int, value: int) -> None:
+        """Writes a word of a control page. A rank of another node may have fired already: then none fires here."""
+        page = self._slots[fault].pages.get(rank)
+        if page is not None and (word != ControlPage.FIRED or page.read(word) < value):
+            page.write(word, value)
+
+    def end(self) -> list[str]:
+        """No fault begins any more, and held ranks go on. Returns the faults that are still being applied."""
+        self._context.ended.set()
+        with self._lock:
+            lives = list(self._lives.items())
+        return [name for name, life in lives if not life.join(JOIN_S)]
+
+    def heal(self, fault: str | None = None) -> None:
+        """Takes a fault back, or (None) all, the last first. The journal says how that went."""
+        with self._lock:
+            lives = [life for name, life in reversed(self._lives.items()) if fault in (None, name)]
+        for life in lives:
+            life.roll_back()
+
+    def close(self) -> bool:
+        """Takes everything back, and ends what is left of this node's part of the job. Returns whether all of it is
+        verified."""
+        self.end()
+        self.heal()
+        try:
+            healed = self._reaper.close()
+        except UndoError as error:
+            healed = [Healed("all", {}, False, str(error))]
+        for one in healed:
+            data = {"record": one.record, "handle": one.handle, "verified": one.verified, "reason": one.reason}
+            self._journal.emit(Kind.HEALED, data)
+        return all(one.verified for one in healed)
+
+
+def _world_size(part: NodePart) -> int | None:
+    return next((rank.world_size for rank in part.ranks().values()), None)

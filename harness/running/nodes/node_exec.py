@@ -1,0 +1,232 @@
+"""Wraps the launch of one node under any scheduler. It does on the node what the harness does for nodes that it starts
+itself.
+
+The nodes share only the run directory. No port is opened, and no node waits for another, except that all wait for node
+0 to make the run directory. For a launcher of `torchaos run`, the wrapper is also the agent of its node: it lives and
+ends with the node's part of the job, so it shares the fate of the processes that its faults hit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import ENV_NODE, ENV_PLAN, ENV_RUN_ID, Event, Kind
+from torchaos.harness.contracts import JobSpec, UsageError
+from torchaos.harness.record.events.clocks import Clock
+from torchaos.harness.record.events.journal import Journal, read_events
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.launchers.command import Command
+from torchaos.harness.running.launchers.elastic_env import elastic_env
+from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.running.launchers.local import LocalNode
+from torchaos.harness.running.launchers.node_run import start
+from torchaos.harness.running.launchers.words import mark_of
+from torchaos.harness.running.nodes.agent import Agent
+from torchaos.harness.running.nodes.faults import NodeFaults
+from torchaos.harness.running.nodes.part import NodePart
+from torchaos.harness.running.nodes.place import make_place, socket_of
+from torchaos.harness.running.nodes.relay import Relay
+from torchaos.harness.undo.client import UndoError
+from torchaos.harness.watching.probes.job_log import JobLog
+from torchaos.harness.watching.probes.ranks import RankWatch
+
+PLAN_S = 120.0  # seconds for which the other nodes wait for the run directory, which node 0 makes
+# The variables in which schedulers and launchers give the number of this node: Slurm, torchrun, Kubernetes' indexed
+# jobs, Open MPI, PBS.
+NODE_VARIABLES = (
+    ENV_NODE, "SLURM_NODEID", "PET_NODE_RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_NODE_RANK",
+    "PBS_NODENUM",
+)  # fmt: skip
+_DRAIN_S = 5.0
+_END_S = 30.0  # seconds; torchrun gives its ranks the same time
+
+
+def node_index(environ: Mapping[str, str]) -> int:
+    """The number of this node. Raises UsageError if no variable or option gives it."""
+    for name in NODE_VARIABLES:
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    raise UsageError(
+        f"the number of this node is not known: write --node, or set one of {', '.join(NODE_VARIABLES[1:])}"
+    )
+
+
+class NodeExec:
+    """Runs the command on node `node`, and writes the node's part of the record into the run directory. A call returns
+    the command's exit code (negative: the number of a signal). `served`: the number of the submission, if a launcher of
+    torchaos starts the wrapper as the agent of its node; `hosts`: the names of all nodes then, in order. Raises
+    UsageError."""
+
+    def __init__(
+        self, folder: RunDir, node: int, command: Sequence[str], served: int | None = None, hosts: Sequence[str] = ()
+    ) -> None:  # fmt: skip
+        self._folder, self._node = folder, node
+        self._plan = _await_plan(folder)
+        mark = self._plan.run_id if served is None else mark_of(self._plan.run_id, node, served)
+        self._submission = _submissions(folder, node)
+        source = f"node{node}" + (f".{self._submission}" if self._submission else "")
+        if served is None:
+            self._journal = Journal(folder.events, source, follow=f"node{node}-*.jsonl")
+        else:  # the agent of a node sees what its ranks write, too
+            self._journal = Journal(folder.events, source, node=node)
+        base = _base(folder, self._submission)
+        env = {**job_env(os.environ, run_id=mark, agent_plan=folder.agent_plan), ENV_NODE: str(node)}
+        argv = tuple(word.replace("{run}", str(folder.job)) for word in command)
+        log = folder.logs / f"job-{self._submission}.log"
+        spec = JobSpec(argv, Path.cwd(), env, log, self._submission, max(1, len(hosts)))
+        if hosts:
+            job = replace(spec, env={**env, ENV_RUN_ID: self._plan.run_id})  # all nodes meet under one name
+            env.update(elastic_env(node, job, hosts[0], hosts[node]))
+        self._spec, self._base = spec, base
+        self._log = JobLog(self._journal, None)
+        self._log.by_round = True
+        self._watch = RankWatch(self._journal, mark)
+        self._clock = Clock(folder.root / "clock", node, self._journal.emit)
+        self._mark, self._served = mark, served is not None
+
+    def __call__(self) -> int:
+        self._journal.listen(self._note_round)
+        self._watch.start()
+        try:
+            with Relay() as relay:
+                return self._serve(relay) if self._served else self._measure(relay)
+        finally:
+            self._watch.stop()
+            self._journal.close()
+
+    def _measure(self, relay: Relay) -> int:
+        """Runs the command, while the nodes measure their clocks by themselves."""
+        self._clock.start()
+        try:
+            return self._run(relay)
+        finally:
+            self._clock.stop()
+
+    def _serve(self, relay: Relay) -> int:
+        """Runs the command, while the controller measures the clocks and lets faults begin."""
+        place = make_place(self._mark)
+        part = NodePart(self._watch, self._node, self._mark)
+        plan, faults, trouble = Plan.read(self._folder.plan), None, ""
+        try:
+            faults = NodeFaults(plan, self._folder, place, self._mark, self._node, part, self._journal)
+            self._spec = replace(self._spec, env={**self._spec.env, ENV_PLAN: str(faults.write_plan(self._plan))})
+        except UndoError as error:  # the job runs, and the controller ends the run
+            trouble = str(error)
+        missing = [name for name in plan.needs if not capabilities.check(name).present]
+        agent = Agent(
+            socket_of(self._mark), self._node, self._journal, faults, relay.send, missing=missing, trouble=trouble
+        )
+        relay.on_signal = agent.take_back
+        try:
+            return self._run(relay)
+        finally:
+            clean = agent.settle()
+            self._watch.stop()
+            agent.close()
+            if clean:
+                shutil.rmtree(place.root, ignore_errors=True)
+
+    def _run(self, relay: Relay) -> int:
+        command = start(LocalNode(self._node), self._spec, self._base, self._log, self._line).command
+        relay.to(command.pidfd)
+        try:
+            return self._follow(command)
+        except BaseException:
+            _end(command, relay)
+            raise
+
+    def _follow(self, command: Command) -> int:
+        self._watch.add_root(command.pid)
+        about = {"submission": self._submission, "node": self._node, "pid": command.pid}
+        kinds = [(Kind.NODE_STARTED, Kind.NODE_EXITED)]
+        if self._node == 0 and not self._served:  # the one that keeps the rendezvous
+            kinds.append((Kind.JOB_STARTED, Kind.JOB_EXITED))
+        for started, _ in kinds:
+            self._journal.emit(started, about, attempt=self._base)
+        code = command.wait()
+        at_s = time.monotonic()
+        command.drain(_DRAIN_S)
+        for _, exited in kinds:
+            self._journal.emit(exited, {**about, "exit_code": code}, mono_s=at_s)
+        return code
+
+    def _line(self, text: str, mono_s: float) -> None:
+        """Handles a line of output: reads it, and prints it to the output that a scheduler records."""
+        self._log.line(text, mono_s)
+        if self._served:
+            return
+        with suppress(OSError, ValueError):
+            print(text, flush=True)
+
+    def _note_round(self, event: Event) -> None:
+        if event.kind is Kind.ELASTIC_RENDEZVOUS and "round" in event.data:
+            self._log.in_round(event.data["round"])
+
+
+def node_of(hosts: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The number of this node among `hosts`. Raises UsageError if it is none of them."""
+    for name in (environ.get("SLURMD_NODENAME", ""), os.uname().nodename, os.uname().nodename.partition(".")[0]):
+        if name in hosts:
+            return hosts.index(name)
+    raise UsageError(f"{os.uname().nodename} is none of the nodes {', '.join(hosts)}")
+
+
+def _await_plan(folder: RunDir) -> AgentPlan:
+    end = time.monotonic() + PLAN_S
+    while not is_made(folder):
+        if time.monotonic() > end:
+            raise UsageError(f"{folder.root}: there is no run directory; start node 0 with --scenario, which makes it")
+        time.sleep(0.1)
+    return AgentPlan.read(str(folder.agent_plan))
+
+
+def is_made(folder: RunDir) -> bool:
+    """Whether the run directory is complete. The agent's plan is written last. Raises UsageError if the directory, or
+    the path to the plan, belongs to another user or is a link, because in a shared folder other users could then choose
+    what the ranks read."""
+    for path in (folder.root, folder.agent_plan.parent, folder.agent_plan):
+        try:
+            folder.own(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
+
+
+def _submissions(folder: RunDir, node: int) -> int:
+    """How often this node was started before."""
+    return len([*folder.events.glob(f"node{node}.jsonl"), *folder.events.glob(f"node{node}.*.jsonl")])
+
+
+def _base(folder: RunDir, submission: int) -> int:
+    """The number of attempts that earlier submissions used. The first node that calls this writes the number, so that
+    all nodes use the same."""
+    file = folder.root / "clock" / f"base-{submission}"
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    seen = [event.attempt for event in read_events(folder.events) if event.attempt is not None] if submission else []
+    partial = file.with_name(f".{file.name}.{os.getpid()}.{os.uname().nodename}")
+    partial.write_text(str(max(seen, default=-1) + 1))
+    with suppress(FileExistsError):
+        os.link(partial, file)
+    partial.unlink()
+    return int(file.read_text())
+
+
+def _end(command: Command, relay: Relay) -> None:
+    """Ends the command with SIGTERM, then with SIGKILL, because the wrapper can't continue and no other process waits
+    for the command."""
+    relay.send(signal.SIGTERM)
+    late = threading.Timer(_END_S, relay.send, (signal.SIGKILL,))
+    late.start()
+    command.wait()
+    late.cancel()
+    late.join()

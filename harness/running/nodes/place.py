@@ -1,0 +1,34 @@
+"""The folder on the node that only this node uses: control pages, the agent's plan, the undo log, and the socket.
+
+It is never on a shared file system, because such file systems promise no coherence for a memory-mapped file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.undo.open_runs import private
+
+_LONGEST = 60  # characters of a mark: the path of a socket has at most 107
+
+
+def place_of(mark: str) -> RunDir:
+    return RunDir(Path(tempfile.gettempdir()) / f"torchaos-{os.geteuid()}" / mark[-_LONGEST:].lstrip("."))
+
+
+def socket_of(mark: str) -> Path:
+    return place_of(mark).root / "socket"
+
+
+def make_place(mark: str) -> RunDir:
+    """Makes the folder with mode 0700. Raises UsageError if it can't be made, or if others can write to it."""
+    place = place_of(mark)
+    try:
+        for folder in (place.root.parent, place.root, place.agent_plan.parent, place.pages, place.undo):
+            private(folder)
+    except OSError as error:
+        raise UsageError(f"{place.root}: the folder of this node can't be made: {error}") from error
+    return place

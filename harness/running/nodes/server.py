@@ -1,0 +1,93 @@
+"""A socket in the node's own folder, for processes of the same user on the same node."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_SEND_S = 10.0  # seconds after which a pipe that takes nothing is given up
+_LONGEST = 1 << 20  # bytes of a line
+
+
+class Talk:
+    """One connection. `say` may be called from any thread, and does nothing when nobody listens any more."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._lock = sock, threading.Lock()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_SEND_S), 0))
+        self.open = True
+
+    def say(self, **words: Any) -> None:
+        try:
+            with self._lock:
+                self._sock.sendall(json.dumps(words, separators=(",", ":")).encode() + b"\n")
+        except OSError:
+            self.close()
+
+    def words(self) -> Iterator[Mapping[str, Any]]:
+        """What the other end says, until it is gone or says something that is no JSON object."""
+        with suppress(OSError, ValueError), self._sock.makefile("rb") as lines:
+            while line := lines.readline(_LONGEST):
+                said = json.loads(line)
+                if not isinstance(said, dict):
+                    return
+                yield said
+
+    def close(self) -> None:
+        self.open = False
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+
+class Server:
+    """Calls `converse` with each connection, in a thread of its own; the latest connection ends those before it. Raises
+    OSError if the socket can't be made."""
+
+    def __init__(self, path: Path, converse: Callable[[Talk], None]) -> None:
+        self._path, self._converse = path, converse
+        self._talk: Talk | None = None
+        self._sock = socket.socket(socket.AF_UNIX)
+        with suppress(FileNotFoundError):
+            path.unlink()  # of an agent that was killed
+        self._sock.bind(str(path))
+        os.chmod(path, 0o700)
+        self._sock.listen(4)
+        threading.Thread(target=self._accept, name="server", daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._path.unlink()
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        if self._talk is not None:
+            self._talk.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it was closed
+            while True:
+                sock, _ = self._sock.accept()
+                if _user_of(sock) not in (os.geteuid(), 0):
+                    sock.close()
+                    continue
+                if self._talk is not None:
+                    self._talk.close()
+                self._talk = Talk(sock)
+                threading.Thread(target=self._serve, args=(sock, self._talk), name="talk", daemon=True).start()
+
+    def _serve(self, sock: socket.socket, talk: Talk) -> None:
+        with sock:
+            self._converse(talk)
+            talk.close()
+
+
+def _user_of(sock: socket.socket) -> int:
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])

@@ -1,0 +1,33 @@
+"""Checks what a launcher whose nodes are other machines can't do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from torchaos.harness import registry
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.contracts import Need, UsageError
+from torchaos.harness.record.plan import PlannedFault, PlannedJob
+
+_NOT_SEEN = {
+    Need.HANGS: "an assertion asks for the culprits of a hang, which are looked for on one machine only",
+    Need.LEFTOVERS: "an assertion asks for what the job left behind, which is looked for on one machine only",
+}
+
+
+def check_far(
+    launcher: str, job: PlannedJob, faults: Sequence[PlannedFault], collect: Collection[Need], file: Path
+) -> None:  # fmt: skip
+    """Raises UsageError if the scenario wants something that this version does on one machine only. What faults need of
+    a node is checked on the node itself."""
+    wrong = next((why for need, why in _NOT_SEEN.items() if need in collect), None)
+    if job.checkpoints_size:
+        wrong = "job.checkpoints.size makes a disk on this machine"
+    for fault in faults:
+        nodes = fault.target.nodes or {rank // job.per_node for rank in fault.target.ranks}
+        outside = fault.where == "node" and registry.find("injectors", fault.inject).hits != "files"
+        if outside and isinstance(fault.trigger, Moment) and len(nodes) > 1:
+            wrong = f"fault {fault.id} hits several nodes at the moment of one rank; write a fault for each node"
+    if wrong:
+        raise UsageError(f"{file}: launcher: {launcher}: {wrong}; leave it out, or write launcher: local or netns")

@@ -1,0 +1,133 @@
+"""Runs of a stand-in job on two nodes that are reached by a stand-in for ssh, which starts the command on this machine.
+The wrapper, the agent, the pipe, the reaper and the faults are the real parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dying.families import BARE_PYTHON, STAND_IN
+from waiting import wait_until
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.machine import proc
+from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.result import Result
+from torchaos.harness.record.rundir import RunDir
+
+_SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do case $1 in -o) shift 2 ;; *) shift ;; esac; done
+shift
+exec sh -c "$*"
+"""
+
+
+@dataclass
+class Nodes:
+    """Two nodes, a and b. `started`: the controllers of runs."""
+
+    folder: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def tag(self) -> str:
+        return str(self.folder)
+
+    @property
+    def env(self) -> dict[str, str]:
+        homes = {name: str(self.folder / "home") for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")}
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        return {**os.environ, **homes, "PATH": path, "TMPDIR": str(self.folder / "tmp"), "FAR_TAG": self.tag}
+
+    def run(self, *faults: Mapping[str, Any], steps: int = 60, **more: Any) -> subprocess.Popen[str]:
+        """Starts `torchaos run`."""
+        command = f"{BARE_PYTHON} {STAND_IN}/torchrun --nproc-per-node 1 --max-restarts 1 "
+        job = {
+            "command": f"{command} {STAND_IN}/train.py {steps} --save {{run}}/checkpoints", "hosts": ["a", "b"],
+            "world_size": 2, "timeout": "100s", "checkpoints": {"path": "{run}/checkpoints"},
+        }  # fmt: skip
+        scenario = {
+            "scenario": "far", "launcher": "ssh", "job": job, "faults": list(faults),
+            "assert": [{"completed": {"steps": steps}}], "twin": "none", **more,
+        }  # fmt: skip
+        file = self.folder / "far.yaml"
+        file.write_text(json.dumps(scenario))
+        argv = [sys.executable, "-m", "torchaos.harness", "run", str(file), "--out", str(self.folder / "out")]
+        process = subprocess.Popen(
+            argv, env=self.env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def torchaos(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "torchaos.harness", *arguments]
+        return subprocess.run(argv, env=self.env, capture_output=True, text=True, check=False, timeout=100)
+
+    @property
+    def record(self) -> RunDir:
+        (folder,) = wait_until(lambda: list((self.folder / "out").glob("far-*")))
+        return RunDir(folder)
+
+    def events(self, *kinds: Kind) -> list[Event]:
+        return [event for event in read_events(self.record.events) if event.kind in kinds]
+
+    def seen(self, kind: Kind, fits: Callable[[Event], object] = lambda event: True) -> Event:
+        """The first such event, as soon as it is there."""
+        found = wait_until(lambda: [event for event in self.events(kind) if fits(event)])
+        return found[0]  # type: ignore[no-any-return]
+
+    def result(self) -> Result:
+        return Result.from_json(json.loads(self.record.result.read_text()))
+
+    def processes(self) -> dict[int, str]:
+        """Everything that came of the runs: command lines by pid."""
+        mine = f"FAR_TAG={self.tag}".encode()
+        found = {}
+        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+            line, environ = proc.image(pid) or (b"", b"")
+            if mine in environ.split(b"\0") and proc.is_alive(pid, proc.ticks_of(pid)):
+                found[pid] = line.replace(b"\0", b" ").decode(errors="replace")
+        return found
+
+    def pid(self, *words: str) -> int:
+        """The process whose command line has all these words."""
+        (found,) = [pid for pid, line in self.processes().items() if all(word in line for word in words)]
+        return found
+
+    def agent(self, node: int) -> int:
+        """The wrapper of a node, and not the shell around it."""
+        words = (f"--node {node} ", "exec --run")
+        return next(
+            pid for pid, line in self.processes().items()
+            if all(word in line for word in words) and not line.startswith(("sh ", "ssh ", "env "))
+        )  # fmt: skip
+
+    def reaper(self, node: int) -> int:
+        return self.pid("undo.reaper", f".node{node}")
+
+
+@pytest.fixture
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    folder = tmp_path_factory.mktemp("far", numbered=True)
+    for name in ("bin", "tmp", "home"):
+        (folder / name).mkdir(mode=0o700)
+    ssh = folder / "bin" / "ssh"
+    ssh.write_text(_SSH)
+    ssh.chmod(0o755)
+    one = Nodes(folder)
+    yield one
+    for pid in one.processes():
+        os.kill(pid, signal.SIGKILL)
+    for process in one.started:
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

@@ -1,0 +1,38 @@
+"""Stand-ins for the programs of Slurm that the handle of Slurm's work uses: the work is lines of a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness.undo.slurm import SlurmWork
+
+_SQUEUE = """#!/bin/sh
+case " $* " in *" --jobs 99 "*) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;; esac
+cat {work} 2>/dev/null || true
+"""
+_SCANCEL = """#!/bin/sh
+for id; do case $id in -*) ;; *) sed -i "/^$id|/d" {work} ;; esac; done
+"""
+
+
+def install(folder: Path) -> Path:
+    """Puts the programs into `folder`, and returns the file with the work, in lines such as 7.1|name."""
+    work = folder / "work"
+    for name, text in (("squeue", _SQUEUE), ("scancel", _SCANCEL)):
+        (folder / name).write_text(text.format(work=work))
+        (folder / name).chmod(0o755)
+    return work
+
+
+def on_a_cluster(folder: Path) -> Iterator[tuple[SlurmWork, Any]]:
+    """A case of the contract of handles: a step of ours in an allocation in which another's step runs, too."""
+    work = install(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        yield SlurmWork("run-1", "7"), lambda: work.write_text("7.0|theirs\n7.1|run-1\n")
+        assert not work.exists() or "7.0|theirs\n" in work.read_text()

@@ -80,7 +80,7 @@ class CollectiveHook:
             def handed_over() -> Any:
                 """Starts the collective. Its stamp begins here, after the faults, so that the delay of a fault is not
                 part of the stamp."""
-                number = stamping.begin(call) if stamping is not None else None
+                number = stamping.begin(call, not counts) if stamping is not None else None
                 result = through()
                 if stamping is not None and number is not None:
                     stamping.returned(number, call, result)

@@ -48,14 +48,15 @@ class Stamping:
         self.begin, self.returned, self.waited = careful(self._begin), careful(self._returned), careful(self._waited)
         self._look = careful(self._check_open)
 
-    def _begin(self, call: Call) -> int:
+    def _begin(self, call: Call, background: bool = False) -> int:
         self._agent.saw("stamps")
         self._check_open()
         name = call.group_name
         group = self.stamps.known(name)
         if group is None:
             group = self.stamps.group(name, _ranks(call))
-        return self.stamps.begin(call.op, group, call.bytes, self._agent.steps_over)
+        thread = threading.get_native_id() if background else 0
+        return self.stamps.begin(call.op, group, call.bytes, self._agent.steps_over, thread)
 
     def _returned(self, number: int, call: Call, result: Any) -> None:
         self.stamps.returned(number)

@@ -10,7 +10,8 @@ rank's file is `RUN_DIR/agent/stamps/rank<R>-a<attempt>-p<pid>.stamps`:
 
 Words are native signed 64 bits, each stored by one instruction. Times are nanoseconds of the node's CLOCK_MONOTONIC; 0:
 not yet. `number` counts the collectives of the rank from 1. It is set to 0 first and written last, so that a reader
-sees a whole entry or none. The ring holds the last SLOTS collectives.
+sees a whole entry or none. The ring holds the last SLOTS collectives. `group and op`: the lowest 8 bits are the
+index of the operation, the next 8 that of the group, the rest the thread if it is one in the background.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Stamp:
     start_mono_s: float  # when the rank handed it to torch
     returned_mono_s: float | None  # when torch returned (an asynchronous collective is then in progress)
     end_mono_s: float | None  # when it was seen to be over (at most 0.1 s late); None: in progress
+    thread: int = 0  # the kernel's number of a thread in the background; 0: training itself
 
     @property
     def open(self) -> bool:
@@ -98,13 +100,14 @@ class Stamps:
             self._map[at : at + len(text)] = text
         return code
 
-    def begin(self, op: str, group: int, size: int, step: int) -> int:
-        """A collective of `size` bytes begins. Returns its number, which `returned` and `ended` take."""
+    def begin(self, op: str, group: int, size: int, step: int, thread: int = 0) -> int:
+        """A collective of `size` bytes begins; `thread` as in a Stamp. Returns its number, which `returned` and `ended`
+        take."""
         number, words = next(self._numbers), self._words
         at = _place(number)
         words[at] = 0
         words[at + _SEQ] = next(self._seqs[group])
-        words[at + _OP] = group << 8 | _CODES.get(op, 0)
+        words[at + _OP] = thread << 16 | group << 8 | _CODES.get(op, 0)
         words[at + _BYTES] = size
         words[at + _STEP] = step
         words[at + _RETURNED] = words[at + _ENDED] = 0
@@ -144,11 +147,11 @@ def read_stamps(path: str | Path) -> list[Stamp]:
         at = _RING + slot * _WORDS * 8
         number, seq, op, size, begun, returned, ended, step = struct.unpack_from("8q", raw, at)
         whole = raw[at : at + 8] == again[at : at + 8]  # unchanged while it was read
-        if whole and number > 0 and _place(number) * 8 == at and 0 <= op >> 8 < GROUPS:
-            name, ranks = groups[op >> 8]
+        if whole and number > 0 and _place(number) * 8 == at and op >> 8 & 0xFF < GROUPS:
+            name, ranks = groups[op >> 8 & 0xFF]
             kind = OPS[op & 0xFF] if op & 0xFF < len(OPS) else OPS[0]
             times = (begun / 1e9, returned / 1e9 or None, ended / 1e9 or None)
-            found.append(Stamp(rank, attempt, pid, number, seq, kind, name, ranks, size, step, *times))
+            found.append(Stamp(rank, attempt, pid, number, seq, kind, name, ranks, size, step, *times, op >> 16))
     return sorted(found, key=lambda stamp: stamp.number)
 
 

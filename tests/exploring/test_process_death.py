@@ -147,9 +147,10 @@ def test_a_file_is_overwritten_in_place(blobs: Blobs) -> None:
     disk.rank(0).save("last", b"two")
     recording = disk.recording()
     states = list(process_death.states(recording))
-    assert [[blobs.read(c) for c in s.tree.files.values()] for s in states] == [[], [b""], [b"one"], [b""], [b"two"]]
+    assert [[blobs.read(c) for c in s.tree.files.values()] for s in states] == [[], [b""], [b"one"], [b"two"]]
     assert recording.kept_as_made == frozenset()
-    assert [state.linked for state in states] == [frozenset()] * 5
+    assert [state.linked for state in states] == [frozenset()] * 4
+    assert [state.moments for state in states] == [((0, 1),), ((1, 2), (5, 6)), ((2, 5),), ((6, 8),)]
 
 
 def test_ranks_that_differ_are_kept_apart(blobs: Blobs) -> None:

@@ -149,10 +149,15 @@ def play(operations: Sequence[Operation], blobs: Blobs, folder: Path) -> None:
         os.close(handle)
 
 
-def contents(folder: Path) -> dict[str, bytes | None]:
-    """The bytes of each file in a folder; None for a folder."""
-    paths = (path for path in sorted(folder.rglob("*")))
-    return {path.relative_to(folder).as_posix(): None if path.is_dir() else path.read_bytes() for path in paths}
+def contents(folder: Path) -> dict[str, bytes | str | None]:
+    """The bytes of each file in a folder, what each link says, and None for a folder."""
+    return {path.relative_to(folder).as_posix(): _content(path) for path in sorted(folder.rglob("*"))}
+
+
+def _content(path: Path) -> bytes | str | None:
+    if path.is_symlink():
+        return os.readlink(path)
+    return None if path.is_dir() else path.read_bytes()
 
 
 def table(blobs: Blobs, ranks: int, leader: Sequence[str] = ("marker",)) -> Recording:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torchaos.harness.exploring.operations import Kind, Operation, Recording
 from torchaos.harness.exploring.states.cuts import Cuts
 from torchaos.harness.exploring.states.persistence import Persistence, Unsure, unsure
-from torchaos.harness.exploring.states.state import State
+from torchaos.harness.exploring.states.state import State, joined
 from torchaos.harness.exploring.states.world import Effect, World, changed
 from torchaos.harness.exploring.tree import Content, Tree
 
@@ -60,11 +60,7 @@ def of_cuts(cuts: Cuts, persistence: Persistence) -> Iterator[State]:
     for effects, times, losses in _moments(cuts):
         for tree, lost in left(world, effects, persistence):
             known = found.setdefault(tree.digest, _Found(tree, effects, lost, []))
-            for since, until in times:
-                if known.moments and known.moments[-1][1] >= since:
-                    known.moments[-1] = (known.moments[-1][0], until)
-                else:
-                    known.moments.append((since, until))
+            known.moments += times
             if not losses:
                 break
     for digest, each in found.items():
@@ -72,7 +68,7 @@ def of_cuts(cuts: Cuts, persistence: Persistence) -> Iterator[State]:
         yield State(
             f"power-loss-{persistence.value}-{digest[:12]}", f"power loss, {persistence.value}",
             max(steps, default=None), each.tree, each.effects[-1].operation if each.effects else None,
-            len(each.effects), recording.blobs, recording.kept_as_made, tuple(each.moments), each.lost,
+            len(each.effects), recording.blobs, recording.kept_as_made, joined(each.moments), each.lost,
         )  # fmt: skip
 
 

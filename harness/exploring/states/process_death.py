@@ -8,10 +8,11 @@ is killed may be done in part, in whole pages.)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torchaos.harness.exploring.operations import Recording
 from torchaos.harness.exploring.states.cuts import Cuts
-from torchaos.harness.exploring.states.state import State
+from torchaos.harness.exploring.states.state import State, joined
 
 MODEL = "process death"
 
@@ -24,13 +25,17 @@ def states(recording: Recording, symmetry: bool = True, seed: int = 0) -> Iterat
 
 def of_cuts(cuts: Cuts) -> Iterator[State]:
     """The same of moments that are there already."""
-    recording = cuts.recording
+    recording, found = cuts.recording, dict[str, State]()
     for moment in cuts.classes:
         cut, halves = cuts.cut(moment.stands)
         done = [op for op in recording.operations if cuts.world.has(cut, op) or op.number in halves]
         steps = [operation.step for operation in done if operation.step is not None]
         tree = cuts.tree(moment)
-        yield State(
+        state = State(
             f"process-death-{tree.digest[:12]}", MODEL, max(steps, default=None), tree, done[-1] if done else None,
             len(done), recording.blobs, recording.kept_as_made, tuple(moment.seen),
         )  # fmt: skip
+        known = found.setdefault(tree.digest, state)
+        if known is not state:  # the same files again, as after a file that was there and is removed
+            found[tree.digest] = replace(known, moments=joined([*known.moments, *state.moments]))
+    yield from found.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,3 +35,14 @@ class State:
     def write_to(self, folder: Path) -> None:
         """Makes the files in `folder`, which must be empty or missing. Raises OSError."""
         self.blobs.make_tree(self.tree, folder, self.linked)
+
+
+def joined(times: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The times in order, without those that touch or overlap."""
+    found: list[tuple[float, float]] = []
+    for since, until in sorted(times):
+        if found and since <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], until))
+        else:
+            found.append((since, until))
+    return tuple(found)

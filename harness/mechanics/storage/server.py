@@ -198,7 +198,11 @@ def _below(path: str) -> str:
 
 def main(folder: str, source: str, switch: str, log: str) -> int:
     rules = Rules.from_json(sys.stdin.read())
-    served = Served(folder, Spoiler(rules, Path(switch), Path(log)), Mount(folder, source))
+    return serve(Served(folder, Spoiler(rules, Path(switch), Path(log)), Mount(folder, source)), folder, source)
+
+
+def serve(served: Served, folder: str, source: str) -> int:
+    """Serves the folder until it is unmounted. Returns an exit code."""
     options = {"allow_other": True} if os.geteuid() == 0 else {}
     try:
         mfusepy.FUSE(

@@ -1,0 +1,191 @@
+"""Serves the checkpoint folder over itself by FUSE, and writes down what each process does to it:
+
+    python -m torchaos.harness.exploring.serving FOLDER SOURCE SWITCH HOME
+
+HOME gets `operations` (a line for each, as it ends), `collectives` and `blobs/`. The server is that of the storage
+faults, without a fault. So it sees every write, whatever library makes it and in whatever language; writes to a mapped
+file (mmap) when the kernel hands them on, which is later than the job made them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mfusepy
+
+from torchaos.harness.exploring.blobs import Blobs
+from torchaos.harness.exploring.operations import Kind
+from torchaos.harness.exploring.writers import Writers
+from torchaos.harness.mechanics.storage.rules import Rules
+from torchaos.harness.mechanics.storage.server import Served, Spoiler, serve
+from torchaos.harness.undo.mount import Mount
+
+_HIDDEN = ".fuse_hidden"  # what libfuse renames a file to that is removed while it is open
+
+
+class Recording(Served):
+    """The served folder. A change and its line are one, so the order of lines is the order of changes; only a sync may
+    take its time, and says which changes it covers."""
+
+    def __init__(self, folder: str, spoil: Spoiler, mount: Mount, home: Path) -> None:
+        super().__init__(folder, spoil, mount)
+        self._blobs, self._writers = Blobs(home / "blobs"), Writers(home / "collectives", home / "plans")
+        self._lines = os.open(home / "operations", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._lock = threading.Lock()
+        self._number, self._files = itertools.count(), itertools.count(1)
+        self._next = 0
+        self._by_inode: dict[int, int] = {}
+        self._by_handle: dict[int, tuple[int, int]] = {}  # of handles for writing: the file, and who opened it
+
+    def open(self, path: str, flags: int) -> int:
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC)
+        if not writes:
+            return super().open(path, flags)
+        with self._lock:
+            began = time.monotonic()
+            handle = super().open(path, flags)
+            self._opened(handle, new=False)
+            self._note(Kind.OPEN, path, began, handle)
+            if flags & os.O_TRUNC:
+                self._note(Kind.TRUNCATE, path, began, handle, size=0)
+            return handle
+
+    def create(self, path: str, mode: int, fi: Any = None) -> int:
+        with self._lock:
+            began = time.monotonic()
+            there = self._inode(path) is not None
+            handle = super().create(path, mode, fi)
+            self._opened(handle, new=not there)
+            self._note(Kind.OPEN if there else Kind.CREATE, path, began, handle)
+            if there:
+                self._note(Kind.TRUNCATE, path, began, handle, size=0)
+            return handle
+
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+        with self._lock:
+            began = time.monotonic()
+            done = super().write(path, data, offset, fh)
+            blob = self._blobs.add(data[:done])
+            self._note(Kind.WRITE, path, began, fh, offset=offset, size=done, blob=blob)
+            return done
+
+    def truncate(self, path: str, length: int, fh: int | None = None) -> int:
+        with self._lock:
+            began = time.monotonic()
+            inode = None if fh else self._inode(path)
+            done = super().truncate(path, length, fh)
+            self._note(Kind.TRUNCATE, path, began, fh, file=self._by_inode.get(inode or 0), size=length)
+            return done
+
+    def fsync(self, path: str, datasync: int, fh: int) -> int:
+        covers, began = self._next, time.monotonic()
+        done = super().fsync(path, datasync, fh)
+        with self._lock:
+            self._note(Kind.FDATASYNC if datasync else Kind.FSYNC, path, began, fh, covers=covers)
+        return done
+
+    def fsyncdir(self, path: str, datasync: int, fh: int) -> int:
+        covers, began = self._next, time.monotonic()
+        done = super().fsyncdir(path, datasync, fh)
+        with self._lock:
+            self._note(Kind.FSYNC_FOLDER, path, began, covers=covers)
+        return done
+
+    def flush(self, path: str, fh: int) -> int:
+        """Comes at each close(2), also of a copy of the handle."""
+        with self._lock:
+            if fh in self._by_handle:
+                self._note(Kind.CLOSE, path, time.monotonic(), fh)
+        return super().flush(path, fh)
+
+    def release(self, path: str, fh: int) -> int:
+        with self._lock:
+            self._by_handle.pop(fh, None)
+        return super().release(path, fh)
+
+    def mkdir(self, path: str, mode: int) -> int:
+        return self._change(Kind.MKDIR, path, None, lambda: super(Recording, self).mkdir(path, mode))
+
+    def rmdir(self, path: str) -> int:
+        return self._change(Kind.RMDIR, path, None, lambda: super(Recording, self).rmdir(path))
+
+    def unlink(self, path: str) -> int:
+        hidden = _name(path).startswith(_HIDDEN)  # it was noted when it was hidden
+        return self._change(None if hidden else Kind.UNLINK, path, None, lambda: super(Recording, self).unlink(path))
+
+    def rename(self, old: str, new: str) -> int:
+        hides = _name(new).startswith(_HIDDEN)
+        kind = Kind.UNLINK if hides else Kind.RENAME
+        return self._change(kind, old, None if hides else new, lambda: super(Recording, self).rename(old, new))
+
+    def link(self, target: str, source: str) -> int:
+        return self._change(Kind.LINK, source, target, lambda: super(Recording, self).link(target, source))
+
+    def symlink(self, target: str, source: str) -> int:
+        return self._change(Kind.SYMLINK, target, source, lambda: super(Recording, self).symlink(target, source))
+
+    def _change(self, kind: Kind | None, path: str, to: str | None, work: Callable[[], int]) -> int:
+        with self._lock:
+            began = time.monotonic()
+            done = work()
+            if kind is not None:
+                self._note(kind, path, began, to=to if kind is Kind.SYMLINK or to is None else _name_of(to))
+            return done
+
+    def _opened(self, handle: int, new: bool) -> None:
+        inode = os.fstat(handle).st_ino
+        if new or inode not in self._by_inode:  # an inode may be used again for a new file
+            self._by_inode[inode] = next(self._files)
+        self._by_handle[handle] = (self._by_inode[inode], mfusepy.fuse_get_context()[2])
+
+    def _inode(self, path: str) -> int | None:
+        try:
+            return os.stat(_name_of(path) or ".", dir_fd=self._root, follow_symlinks=False).st_ino
+        except OSError:
+            return None
+
+    def _note(
+        self, kind: Kind, path: str, began: float, handle: int | None = None, *, file: int | None = None,
+        **more: object,
+    ) -> None:  # fmt: skip
+        """Must be called with the lock."""
+        tid = mfusepy.fuse_get_context()[2]
+        known, opener = self._by_handle.get(handle or 0, (file, tid))
+        writer = self._writers.of(tid or opener)  # the kernel writes a mapped file back in nobody's name
+        number = self._next
+        self._next += 1
+        fields = {
+            "number": number, "kind": kind.value, "path": _name_of(path), "rank": writer.rank, "pid": writer.pid,
+            "tid": tid, "file": known, "begun_s": began, "ended_s": time.monotonic(), **more,
+        }  # fmt: skip
+        line = {name: value for name, value in fields.items() if value is not None}
+        os.write(self._lines, json.dumps(line).encode() + b"\n")
+
+    def destroy(self, path: str) -> None:
+        """Is called when the folder is unmounted."""
+        self._writers.close()
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _name_of(path: str) -> str:
+    return path.lstrip("/")
+
+
+def main(folder: str, source: str, switch: str, home: str) -> int:
+    nothing = Spoiler(Rules((), ()), Path(switch), Path(home, "spoilt"))
+    return serve(Recording(folder, nothing, Mount(folder, source), Path(home)), folder, source)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

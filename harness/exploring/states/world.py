@@ -95,6 +95,15 @@ class World:
         structure = (effect for effect in self._structure if self.has(cut, effect.operation))
         return self.made(structure, lambda node: self._content_at(node, cut, half))
 
+    def tree_of(self, effects: Sequence[Effect]) -> Tree:
+        """The tree after these effects."""
+        changes: dict[int, list[Effect]] = {}
+        for effect in effects:
+            if effect.data and effect.node is not None:
+                changes.setdefault(effect.node, []).append(effect)
+        structure = [effect for effect in effects if effect.entries]
+        return self.made(structure, lambda node: self.content_after(node, changes.get(node, [])))
+
     def has(self, cut: Cut, operation: Operation) -> bool:
         """Whether the operation is one of the first of its rank."""
         return self.index[operation.number] < cut.get(operation.rank, 0)

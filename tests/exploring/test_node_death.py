@@ -1,0 +1,55 @@
+"""Death of one node: its ranks stop, and the others go on until they need them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from saves import Disk, table
+
+from torchaos.harness.exploring.blobs import Blobs
+from torchaos.harness.exploring.states import node_death, process_death
+
+NODES = {0: 0, 1: 1}
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> Blobs:
+    return Blobs(tmp_path / "blobs")
+
+
+def test_survivors_go_on_until_they_need_the_dead(blobs: Blobs) -> None:
+    """When a node dies, the other still finishes its shard, and waits in the barrier before the marker. All that it
+    leaves, the death of all processes can leave too."""
+    recording = table(blobs, 2)
+    found = list(node_death.states(recording, NODES))
+    sizes = [{path: content.size for path, content in state.tree.files.items()} for state in found]
+    assert {"shard-1": 30} in sizes  # rank 0 died before it did anything
+    assert {"shard-0": 30} in sizes
+    assert not any("marker" in " ".join(each) and len(each) < 3 for each in sizes)
+    everything = {state.digest for state in process_death.states(recording, symmetry=False)}
+    whole = {state.digest for state in found if not any(c.size in (10, 20) for c in state.tree.files.values())}
+    assert whole <= everything
+
+
+def test_they_go_on_for_a_limited_time(blobs: Blobs) -> None:
+    """Survivors are ended when they have gone on for as long as the launcher takes to notice."""
+    disk = Disk(blobs)
+    disk.rank(0).mkdir("0")
+    for number in range(5):
+        disk.rank(1).mkdir(f"1-{number}")
+    ahead = [
+        max((len(state.tree.folders - {"0"}) for state in node_death.states(disk.recording(), NODES, seconds)
+             if "0" not in state.tree.folders), default=0)
+        for seconds in (0.5, 3.0, 100.0)
+    ]  # fmt: skip
+    assert ahead == [0, 2, 5]
+
+
+def test_a_node_with_a_disk_of_its_own_takes_its_files_along(blobs: Blobs) -> None:
+    """With local checkpoints nothing that a rank of the dead node wrote is left, and what is missing is named."""
+    recording = table(blobs, 2)
+    found = list(node_death.states(recording, NODES, local=True))
+    assert all(len({path for path in state.tree.files if path.startswith("shard")}) < 2 for state in found)
+    last = max(found, key=lambda state: state.operations)
+    assert {operation.rank for operation in last.lost} in ({0}, {1})

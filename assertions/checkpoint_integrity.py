@@ -72,14 +72,14 @@ class CheckpointIntegrity(Assertion):
             return inconclusive(f"not all checkpoints could be read: {unread}")
         if not ours:
             return _none(run, twins)
-        closed = next((one for one in ours if one.closed), None)
+        closed = next((checkpoint for checkpoint in ours if checkpoint.closed), None)
         if closed:
             return inconclusive(f"{closed.at} was not read: {closed.closed}")
         held = Held(run)
         broken = _broken(ours) or _claimed(run, ours) or _too_old(run, ours) or held.finding
         if broken:
             return broken
-        torn = [one for one in ours if not one.good]
+        torn = [checkpoint for checkpoint in ours if not checkpoint.good]
         listed = [checkpoints_of(twin) for twin in twins]
         theirs = [found for found in listed if found]
         well = f"{len(ours) - len(torn)} checkpoints are complete and loadable, the newest is {_newest(ours).at}"
@@ -97,7 +97,7 @@ def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -
     """Finds an attempt that resumed wrongly while a checkpoint was damaged. Attempts whose steps were undone later are
     left out, because they do no harm."""
     met = meetings(run)
-    back = [one for one in met if counts(run, one.attempt.number)]
+    back = [meeting for meeting in met if counts(run, meeting.attempt.number)]
     for one in back:
         harmful = one.did is Did.LOADED and one.damage.contents
         if harmful and not _was_mended(one.damage, one.attempt, twins, ours):
@@ -115,8 +115,8 @@ def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -
                 "needlessly",
                 lost=one.lost, fault=one.damage.fault,
             )  # fmt: skip
-    ended = [one for one in met if one.did is Did.ENDED]
-    if ended and not any(one.attempt.number > ended[0].attempt.number for one in back):
+    ended = [meeting for meeting in met if meeting.did is Did.ENDED]
+    if ended and not any(meeting.attempt.number > ended[0].attempt.number for meeting in back):
         one, vain = ended[-1], len({each.attempt.number for each in ended})
         other = f"; {posixpath.basename(one.best[0])} (step {one.best[1]}) was whole" if one.best else ""
         return failed(
@@ -124,7 +124,7 @@ def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -
             f"{'attempt' if vain == 1 else 'attempts'} ended without a step{other}",
             fault=one.damage.fault,
         )  # fmt: skip
-    unknown = next((one for one in back if one.did is Did.UNKNOWN), None)
+    unknown = next((meeting for meeting in back if meeting.did is Did.UNKNOWN), None)
     if unknown:
         return inconclusive(f"nothing shows from which checkpoint attempt {unknown.attempt.number} resumed")
     return None
@@ -133,7 +133,7 @@ def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -
 def _was_mended(damage: Damage, attempt: Attempt, twins: Sequence[Record], ours: Sequence[Checkpoint]) -> bool:
     """Whether all tensors that were saved since the attempt began equal the twin's bit for bit, also the damaged
     tensor. A job that keeps two copies may read a damaged file and then use the other copy."""
-    since = [one for one in ours if one.good and (one.saved_s or 0.0) > attempt.started_s]
+    since = [checkpoint for checkpoint in ours if checkpoint.good and (checkpoint.saved_s or 0.0) > attempt.started_s]
     theirs = [found for twin in twins[:1] if (found := checkpoints_of(twin))]
     both = pairs(since, theirs[0]) if theirs else []
     part = str(damage.event.data.get("part"))
@@ -161,22 +161,30 @@ def _of_step(damage: Damage) -> str:
 
 
 def _broken(ours: Sequence[Checkpoint]) -> Finding | None:
-    whole = [one for one in ours if one.good]
-    for one in ours:
-        if one.complete and not one.loadable:
-            return failed(f"{one.at} is marked as complete but does not load: {one.problem}", checkpoint=one.path)
-        if one.complete and one.problem and one.raced:
+    whole = [checkpoint for checkpoint in ours if checkpoint.good]
+    for checkpoint in ours:
+        if checkpoint.complete and not checkpoint.loadable:
             return failed(
-                f"{one.at} loads, but differs from what was in memory when it was saved: {one.problem}",
-                checkpoint=one.path,
+                f"{checkpoint.at} is marked as complete but does not load: {checkpoint.problem}",
+                checkpoint=checkpoint.path,
             )
-        if one.complete and one.problem:
-            return failed(f"{one.at} loads, but is damaged: {one.problem}", checkpoint=one.path)
-    for one in ours:
-        newer = [other for other in whole if one.step is None or (other.step is not None and other.step >= one.step)]
-        if not one.complete and not newer:
+        if checkpoint.complete and checkpoint.problem and checkpoint.raced:
             return failed(
-                f"the newest checkpoint, {one.at}, is torn: {one.problem or 'not complete'}", checkpoint=one.path
+                f"{checkpoint.at} loads, but differs from what was in memory when it was saved: {checkpoint.problem}",
+                checkpoint=checkpoint.path,
+            )
+        if checkpoint.complete and checkpoint.problem:
+            return failed(f"{checkpoint.at} loads, but is damaged: {checkpoint.problem}", checkpoint=checkpoint.path)
+    for checkpoint in ours:
+        newer = [
+            other
+            for other in whole
+            if checkpoint.step is None or (other.step is not None and other.step >= checkpoint.step)
+        ]
+        if not checkpoint.complete and not newer:
+            return failed(
+                f"the newest checkpoint, {checkpoint.at}, is torn: {checkpoint.problem or 'not complete'}",
+                checkpoint=checkpoint.path,
             )
     return None
 
@@ -219,7 +227,9 @@ def _as_in_the_twin(
         return failed(f"the newest checkpoint is of step {newest}, the twin's of step {due}", newest=newest, twin=due)
     both = pairs(ours, theirs[0])
     alike = [(one, other) for one, other in both if not of_another_world(run, twins[0], one.step)]
-    made = compare(alike, theirs, run.history, tolerance, ignore, min((one.at_s for one in landings(run)), default=0.0))
+    made = compare(
+        alike, theirs, run.history, tolerance, ignore, min((landing.at_s for landing in landings(run)), default=0.0)
+    )
     strange = unexcused(run, twins, ours, theirs)
     found = in_order([*made.clashes, *([] if vary else strange)])
     if found:
@@ -277,4 +287,4 @@ def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: 
 
 
 def _newest(ours: Sequence[Checkpoint]) -> Checkpoint:
-    return next((one for one in reversed(ours) if one.good), ours[-1])
+    return next((checkpoint for checkpoint in reversed(ours) if checkpoint.good), ours[-1])

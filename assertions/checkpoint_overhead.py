@@ -24,7 +24,7 @@ class CheckpointOverhead(Assertion):
     writing_share: float | None = None
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        bounds = {one.name: bound for one in fields(self) if (bound := getattr(self, one.name)) is not None}
+        bounds = {item.name: bound for item in fields(self) if (bound := getattr(self, item.name)) is not None}
         return replace(self._judge(run, bounds), bound=bounds)
 
     def _judge(self, run: Record, bounds: dict[str, float]) -> Finding:

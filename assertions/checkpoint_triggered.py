@@ -33,7 +33,7 @@ class CheckpointTriggered(Assertion):
     needs = frozenset({Need.STEPS, Need.CHECKPOINTS, Need.TWIN})
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        hit = next((one for one in landings(run) if self._is_sign(run, one)), None)
+        hit = next((landing for landing in landings(run) if self._is_sign(run, landing)), None)
         if hit is None:
             return inconclusive("the GPU's fault was never reported, so no checkpoint was due")
         death_s = _death(run, hit)
@@ -68,7 +68,7 @@ class CheckpointTriggered(Assertion):
     def _is_sign(self, run: Record, hit: Landing) -> bool:
         if self.sign is not None:
             return hit.fault == self.sign
-        return any(one.id == hit.fault and registry.family_of(one.inject) == "gpu" for one in run.plan.faults)
+        return any(fault.id == hit.fault and registry.family_of(fault.inject) == "gpu" for fault in run.plan.faults)
 
 
 def _death(run: Record, hit: Landing) -> float | None:

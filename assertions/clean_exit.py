@@ -78,7 +78,7 @@ def _processes(processes: Sequence[Mapping[str, Any]], gpu: Sequence[Mapping[str
     if not processes:
         return []
     first = processes[0]
-    ports = sorted({port for one in processes for port in one["ports"]})
+    ports = sorted({port for process in processes for port in process["ports"]})
     listening = f", listening on port {', '.join(map(str, ports))}" if ports else ""
     used = sum(int(one["bytes"]) for one in gpu)
     holding = f", holding {used / 2**20:.0f} MiB of GPU memory" if used else ""

@@ -48,8 +48,8 @@ class CulpritIdentified(Assertion):
             return inconclusive("this run was made without our observers; run the scenario again")
         blamed = {stall: _named(run, stall) for stall in stalls}
         needed_s = _needed_s(run, stalls[0].since_s)
-        short = [one for one in stalls if blamed[one] is None and one.until_s - one.since_s < needed_s]
-        pairs = [(one.ranks, blamed[one]) for one in stalls if one not in short]
+        short = [stall for stall in stalls if blamed[stall] is None and stall.until_s - stall.since_s < needed_s]
+        pairs = [(stall.ranks, blamed[stall]) for stall in stalls if stall not in short]
         found = self._score(pairs, "our diagnosis") if pairs else None
         if found and (not short or found.outcome is Outcome.FAILED):
             return found

@@ -61,16 +61,18 @@ class HangDetected(Assertion):
         who, after = max((self._first_of(one) for one in found), key=lambda first: first[1] or 0.0)
         return passed(f"{who} noticed {after:.2f} s after the fault", **measured)
 
-    def _first_of(self, one: dict[str, Any]) -> tuple[str, float | None]:
+    def _first_of(self, entry: dict[str, Any]) -> tuple[str, float | None]:
         """Who noticed first, out of those that `by` accepts, and after how many seconds. None: nobody noticed."""
         if self.by == "job":
-            return "the job's own time-out", one["job"]
+            return "the job's own time-out", entry["job"]
         return (
-            ("our observers", one["observers"]) if self.by == "observers" else (one["who"] or "anybody", one["after"])
+            ("our observers", entry["observers"])
+            if self.by == "observers"
+            else (entry["who"] or "anybody", entry["after"])
         )
 
-    def _problem(self, stall: Stall, one: dict[str, Any]) -> Finding | None:
-        who, after = self._first_of(one)
+    def _problem(self, stall: Stall, entry: dict[str, Any]) -> Finding | None:
+        who, after = self._first_of(entry)
         lasted = stall.until_s - stall.since_s
         if after is None:
             if stall.died and self.by != "observers" and self.pattern is None:
@@ -83,13 +85,13 @@ class HangDetected(Assertion):
                     f"{stall.fault} lasted only {lasted:.2f} s, less than the time that {who} may take; make "
                     "the fault longer"
                 )
-            others = f" (only {one['who']} did)" if one["who"] else ""
+            others = f" (only {entry['who']} did)" if entry["who"] else ""
             return failed(f"{stall.fault} was not noticed by {who} in the {lasted:.2f} s that it lasted{others}")
         if self.within is not None and after > self.within:
             return failed(
                 f"{stall.fault} was noticed by {who} after {after:.2f} s, {after - self.within:.2f} s too late"
             )
-        bound, suspected = self.suspected_within, one["suspected"]
+        bound, suspected = self.suspected_within, entry["suspected"]
         if bound is not None and suspected is None:
             return failed(f"{stall.fault}: our observers suspected nothing")
         if bound is not None and suspected > bound:

@@ -45,7 +45,7 @@ class HealthReaction(Assertion):
     needs = frozenset({Need.STEPS, Need.CHECKPOINTS})
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        hits = [one for one in landings(run) if _is_health(run, one)]
+        hits = [landing for landing in landings(run) if _is_health(run, landing)]
         if not hits:
             return inconclusive("no fault in a GPU's health landed, so there was nothing to react to")
         hit = hits[0]
@@ -83,7 +83,7 @@ class HealthReaction(Assertion):
 
 
 def _is_health(run: Record, hit: Landing) -> bool:
-    return any(one.id == hit.fault and registry.family_of(one.inject) == "gpu" for one in run.plan.faults)
+    return any(fault.id == hit.fault and registry.family_of(fault.inject) == "gpu" for fault in run.plan.faults)
 
 
 def _noticed(run: Record, hit: Landing) -> float | None:

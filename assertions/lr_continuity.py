@@ -163,11 +163,15 @@ def _beyond(
 ) -> Iterator[Differing]:
     """The differences that exist from every twin. Their values are those from the first twin."""
     others = [
-        {(one.step, one.rank, one.group) for one in _differences(ours, twin, allowed, factor)} for twin in twins[1:]
+        {
+            (difference.step, difference.rank, difference.group)
+            for difference in _differences(ours, twin, allowed, factor)
+        }
+        for twin in twins[1:]
     ]
-    for one in _differences(ours, twins[0], allowed, factor):
-        if all((one.step, one.rank, one.group) in other for other in others):
-            yield one
+    for difference in _differences(ours, twins[0], allowed, factor):
+        if all((difference.step, difference.rank, difference.group) in other for other in others):
+            yield difference
 
 
 def _differences(ours: Steps, theirs: Steps, allowed: Tolerance, factor: float) -> Iterator[Differing]:
@@ -200,7 +204,7 @@ def _story(history: History, ours: Steps, theirs: Steps, first: Differing, attem
     own = [step for step in sorted(ours) if _in(ours[step], first.rank, attempt)]
     later = [step for step in own if step >= first.step]
     change = next((count for count, step in enumerate(later) if mine[step] != first.ours), None)
-    if change is None and _near(mine.get(first.step - 1), first.ours) and len({twins.get(one) for one in later}) == 1:
+    if change is None and _near(mine.get(first.step - 1), first.ours) and len({twins.get(step) for step in later}) == 1:
         return (
             f"There the twin's rate changed, and the job's did not, {resumed}: most likely the schedule, or what it "
             "follows, was not restored."

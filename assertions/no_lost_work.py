@@ -39,7 +39,7 @@ class NoLostWork(Assertion):
                 return not_restarted(run, "so no step was lost")
             return _not_resumed(run)
         finding = self._worst(run, found)
-        lost = [one.reached - one.attempt.base for one in found if one.attempt.base is not None]
+        lost = [resume.reached - resume.attempt.base for resume in found if resume.attempt.base is not None]
         measured = {"resumes": len(found), "lost_steps": max(lost, default=None)}
         bound = {} if self.steps is None else {"steps": self.steps}
         return replace(finding, measured={**measured, **finding.measured}, bound=bound)
@@ -50,58 +50,58 @@ class NoLostWork(Assertion):
         parts = records_of(run)
         if blind := why_no_steps(parts):
             return blind
-        back = [(number, one) for number, part in enumerate(parts) for one in resumes(part)]
+        back = [(number, resume) for number, part in enumerate(parts) for resume in resumes(part)]
         if not back or not all(_went_on(parts, number, one) for number, one in back):
             return each(self, run, twins)
         return min((_beside(parts, *one) for one in back), key=lambda one: one.outcome is Outcome.PASSED)
 
     def _worst(self, run: Record, found: Sequence[Resume]) -> Finding:
-        said = [self._of(run, one) for one in found]
+        said = [self._of(run, resume) for resume in found]
         by_outcome = sorted(said, key=lambda one: ("failed", "inconclusive", "passed").index(one.outcome.value))
         return by_outcome[0]
 
-    def _of(self, run: Record, one: Resume) -> Finding:
-        attempt, base = one.attempt, one.attempt.base
+    def _of(self, run: Record, resume: Resume) -> Finding:
+        attempt, base = resume.attempt, resume.attempt.base
         if base is None:
             return inconclusive(why_unplaced(run, (attempt.number,)))
-        lost = max(0, one.reached - base)
+        lost = max(0, resume.reached - base)
         begun = "started from scratch" if base == 0 and attempt.loaded is None else f"went on from step {base}"
-        if one.best and base < one.best.step:
+        if resume.best and base < resume.best.step:
             return failed(
-                f"attempt {attempt.number} {begun}, although the checkpoint of step {one.best.step} "
-                f"({name_of(one.best.path)}) was already complete: {one.best.step - base} steps were lost "
-                f"needlessly. {_cause(one, base)}",
-                base=base, newest=one.best.step, needless=one.best.step - base,
+                f"attempt {attempt.number} {begun}, although the checkpoint of step {resume.best.step} "
+                f"({name_of(resume.best.path)}) was already complete: {resume.best.step - base} steps were lost "
+                f"needlessly. {_cause(resume, base)}",
+                base=base, newest=resume.best.step, needless=resume.best.step - base,
             )  # fmt: skip
         if other := apart(attempt):
             return _of_several(begun, attempt.number, other)
         if self.steps is not None and lost > self.steps:
             return failed(f"attempt {attempt.number} {begun}: {lost} steps were lost, and {self.steps} are allowed")
-        if one.newer and base < one.newer.step:
-            lacks = f"({name_of(one.newer.path)}) lacks {', '.join(one.newer.lacks)}, which most checkpoints have"
-            doubt = lacks if one.newer.lacks else "had just been written"
+        if resume.newer and base < resume.newer.step:
+            lacks = f"({name_of(resume.newer.path)}) lacks {', '.join(resume.newer.lacks)}, which most checkpoints have"
+            doubt = lacks if resume.newer.lacks else "had just been written"
             return inconclusive(
-                f"attempt {attempt.number} {begun}; the checkpoint of step {one.newer.step} {doubt}, and nothing shows "
-                "whether the job had finished with it"
+                f"attempt {attempt.number} {begun}; the checkpoint of step {resume.newer.step} {doubt}, and nothing "
+                "shows whether the job had finished with it"
             )
-        if one.best is None and base == 0 and _all_were_seen(run):
+        if resume.best is None and base == 0 and _all_were_seen(run):
             return passed(
                 f"no checkpoint was complete when attempt {attempt.number} was started: it had to begin from scratch",
                 base=0,
             )  # fmt: skip
-        if one.best is None:
+        if resume.best is None:
             return inconclusive(
                 f"attempt {attempt.number} {begun}, and no checkpoint was seen to be complete before it{_unseen(run)}"
             )
-        if newer := _newer_unseen(run, base, one.reached):
+        if newer := _newer_unseen(run, base, resume.reached):
             return inconclusive(
                 f"attempt {attempt.number} {begun}; {newer.at} lies there at the end, and its save was not seen: "
                 "nothing shows whether it was there when the attempt began"
             )
         return passed(
             f"every resume continued from the newest complete checkpoint; the last resume from step {base}, after "
-            f"{one.reached} steps had been done",
-            base=base, newest=one.best.step,
+            f"{resume.reached} steps had been done",
+            base=base, newest=resume.best.step,
         )  # fmt: skip
 
 
@@ -124,10 +124,10 @@ def _newer_unseen(run: Record, base: int, reached: int) -> Checkpoint | None:
     points, root = points_of(run), root_of(run)
     return next(
         (
-            one
-            for one in checkpoints_of(run) or []
-            if one.saved_s is None and one.good and base < (one.step or 0) <= reached
-            if points.kinds and points.has(posixpath.join(root, one.path))
+            checkpoint
+            for checkpoint in checkpoints_of(run) or []
+            if checkpoint.saved_s is None and checkpoint.good and base < (checkpoint.step or 0) <= reached
+            if points.kinds and points.has(posixpath.join(root, checkpoint.path))
         ),
         None,
     )
@@ -135,7 +135,7 @@ def _newer_unseen(run: Record, base: int, reached: int) -> Checkpoint | None:
 
 def _unseen(run: Record) -> str:
     """A clause about checkpoints that exist at the end although no save of them was seen; empty if there are none."""
-    alone = [one.path for one in checkpoints_of(run) or [] if one.saved_s is None]
+    alone = [checkpoint.path for checkpoint in checkpoints_of(run) or [] if checkpoint.saved_s is None]
     return (
         f": nothing shows when {alone[0]} was saved. A save is seen if torch.save, torch.distributed.checkpoint or "
         "safetensors writes the file, and not if the job writes bytes that were saved to a buffer"
@@ -155,15 +155,15 @@ def _not_resumed(run: Record) -> Finding:
     first = int(run.history.executions.attempt.min())
     if first == run.history.attempts[0].number:
         return inconclusive("the job was restarted and made no further step: there is no resume to judge")
-    base = next((one.base for one in run.history.attempts if one.number == first), None)
+    base = next((attempt.base for attempt in run.history.attempts if attempt.number == first), None)
     if base is None:
         return inconclusive(why_unplaced(run, (first,)))
     return passed(f"no step had been done when attempt {first} began, so none was lost", resumes=0, base=base)
 
 
-def _cause(one: Resume, base: int) -> str:
-    loaded = one.attempt.loaded
-    other = f" Moreover {one.attempt.conflicts[0]}." if one.attempt.conflicts else ""
+def _cause(resume: Resume, base: int) -> str:
+    loaded = resume.attempt.loaded
+    other = f" Moreover {resume.attempt.conflicts[0]}." if resume.attempt.conflicts else ""
     if loaded is not None:
         return f"It loaded {name_of(loaded)}: most likely it chose the wrong checkpoint as the newest.{other}"
     if base == 0:
@@ -186,15 +186,15 @@ def _went_on(parts: Sequence[Record], number: int, one: Resume) -> bool:
     return any((other, attempt, True) in made for other, attempt, before in made if other != number and not before)
 
 
-def _beside(parts: Sequence[Record], number: int, one: Resume) -> Finding:
+def _beside(parts: Sequence[Record], number: int, resume: Resume) -> Finding:
     """Whether the replica continued from the step that all other replicas had reached when it was started again."""
-    base, at_s = one.attempt.base or 0, one.attempt.started_s
+    base, at_s = resume.attempt.base or 0, resume.attempt.started_s
     done = [part.history.highest_step(before_s=at_s) or 0 for part in parts]
     lost = max(0, max(done) - base)
     if lost:
         return failed(
-            f"attempt {one.attempt.number} of replica {number} went on from step {base}, although another replica had "
-            f"done {max(done)} and went on: {lost} were lost",
+            f"attempt {resume.attempt.number} of replica {number} went on from step {base}, although another replica "
+            f"had done {max(done)} and went on: {lost} were lost",
             resumes=1, lost_steps=lost,
         )  # fmt: skip
     return passed(

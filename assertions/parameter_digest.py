@@ -78,7 +78,7 @@ class ParameterDigest(Assertion):
 
 def _across(parts: Sequence[Record]) -> Finding:
     """Whether ranks of the same number have equal parameters in all replicas that made a step."""
-    steps = [one.history.by_step() for one in parts]
+    steps = [record.history.by_step() for record in parts]
     compared = 0
     for step in sorted(set().union(*steps)):
         of_rank: dict[int, dict[int, Execution]] = {}
@@ -202,7 +202,7 @@ class _Digests:
 def _differ(by_rank: Mapping[int, Execution]) -> bool | None:
     """Whether the ranks hold different parameters; None if that is not known."""
     sums = [one.parameters for one in by_rank.values()]
-    if len(sums) < 2 or not all(one is not None and is_whole(one) for one in sums):
+    if len(sums) < 2 or not all(sum_ is not None and is_whole(sum_) for sum_ in sums):
         return None
     return len(set(sums)) > 1
 

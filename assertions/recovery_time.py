@@ -74,8 +74,8 @@ class RecoveryTime(Assertion):
         if not run.history.executions:
             return inconclusive(f"no step was seen, so nothing shows when the job went on: {why_unseen(run, 'steps')}")
         invalid = invalid_time(run, found)
-        worst = {name: _worst([one.parts[part] for one in found]) for name, (part, _) in _PARTS.items()}
-        lost = _worst([one.lost_steps for one in found])
+        worst = {name: _worst([recovery.parts[part] for recovery in found]) for name, (part, _) in _PARTS.items()}
+        lost = _worst([recovery.lost_steps for recovery in found])
         measured = {**worst, "lost_steps": lost, "invalid_time": invalid, "interruptions": len(found)}
         problem = self._problem(run, twins, found, invalid)
         if problem:
@@ -85,22 +85,29 @@ class RecoveryTime(Assertion):
     def _problem(
         self, run: Record, twins: Sequence[Record], found: Sequence[Recovery], invalid: float | None
     ) -> Finding | None:
-        for one in found:
-            if one.parts["caught_up"] is None:
-                return _never(run, twins, one)
+        for recovery in found:
+            if recovery.parts["caught_up"] is None:
+                return _never(run, twins, recovery)
         unseen = None
-        for one in found:
+        for recovery in found:
             for name, (part, meaning) in _PARTS.items():
-                bound, took = getattr(self, name), one.parts[part]
+                bound, took = getattr(self, name), recovery.parts[part]
                 if bound is not None and took is None:
-                    unseen = unseen or inconclusive(f"{one.fault}: nothing shows when {meaning}")
+                    unseen = unseen or inconclusive(f"{recovery.fault}: nothing shows when {meaning}")
                 elif bound is not None and took is not None and took > bound:
-                    return failed(f"{one.fault}: {took:.2f} s until {meaning}, {took - bound:.2f} s more than allowed")
-            if self.lost_steps is not None and one.lost_steps is None:
-                unseen = unseen or inconclusive(f"{one.fault}: nothing shows where the job resumed")
-            elif self.lost_steps is not None and one.lost_steps is not None and one.lost_steps > self.lost_steps:
+                    return failed(
+                        f"{recovery.fault}: {took:.2f} s until {meaning}, {took - bound:.2f} s more than allowed"
+                    )
+            if self.lost_steps is not None and recovery.lost_steps is None:
+                unseen = unseen or inconclusive(f"{recovery.fault}: nothing shows where the job resumed")
+            elif (
+                self.lost_steps is not None
+                and recovery.lost_steps is not None
+                and recovery.lost_steps > self.lost_steps
+            ):
                 return failed(
-                    f"{one.fault}: {_steps(one.lost_steps)} had to be done again, {self.lost_steps} are allowed"
+                    f"{recovery.fault}: {_steps(recovery.lost_steps)} had to be done again, "
+                    f"{self.lost_steps} are allowed"
                 )
         if self.invalid_time is not None and invalid is not None and invalid > self.invalid_time:
             return failed(
@@ -116,22 +123,24 @@ class RecoveryTime(Assertion):
 
 def invalid_time(run: Record, found: Sequence[Recovery]) -> float | None:
     """Interruptions × recovery + total checkpoint write time, in seconds; None if a recovery never ended."""
-    recovered = [one.parts["caught_up"] for one in found]
+    recovered = [recovery.parts["caught_up"] for recovery in found]
     if None in recovered:
         return None
     return sum(took or 0.0 for took in recovered) + sum(standstill(run.history).blocked.values())
 
 
-def _never(run: Record, twins: Sequence[Record], one: Recovery) -> Finding:
+def _never(run: Record, twins: Sequence[Record], recovery: Recovery) -> Finding:
     if run.ended_on_purpose:
-        return inconclusive(f"{one.fault}: the run was ended on purpose before the job had caught up; see its `until`")
+        return inconclusive(
+            f"{recovery.fault}: the run was ended on purpose before the job had caught up; see its `until`"
+        )
     if run.history.unplaced:
-        return inconclusive(f"{one.fault}: {why_unplaced(run, run.history.unplaced)}")
-    if why := why_moot(run, one.fault, twins):
-        return inconclusive(f"{one.fault}: {why}")
-    back = "it came back, and it " if one.parts["first_step"] is not None else "it did not come back: it "
+        return inconclusive(f"{recovery.fault}: {why_unplaced(run, run.history.unplaced)}")
+    if why := why_moot(run, recovery.fault, twins):
+        return inconclusive(f"{recovery.fault}: {why}")
+    back = "it came back, and it " if recovery.parts["first_step"] is not None else "it did not come back: it "
     return failed(
-        f"{one.fault}: the job never caught up: {back}{never_in_words(run, one.fault, twins)}",
+        f"{recovery.fault}: the job never caught up: {back}{never_in_words(run, recovery.fault, twins)}",
         First(What.ENDING, run.history.highest_step() or 0),
     )
 

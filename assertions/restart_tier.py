@@ -59,9 +59,9 @@ class RestartTier(Assertion):
             return inconclusive(f"no step was seen, so nothing shows when the job went on: {why_unseen(run, 'steps')}")
         if run.history.unplaced:
             return inconclusive(why_unplaced(run, run.history.unplaced))
-        tiers = [tier_of(run, one, twins) for one in landed]
+        tiers = [tier_of(run, landing, twins) for landing in landed]
         measured = {"tier": max((tier for tier in tiers if tier), key=TIERS.index, default=None)}
-        for fault in dict.fromkeys(one.fault for one in landed):
+        for fault in dict.fromkeys(landing.fault for landing in landed):
             measured[fault] = _worst([tier for one, tier in zip(landed, tiers, strict=True) if one.fault == fault])
         for one, tier in zip(landed, tiers, strict=True):
             if tier is None and (why := why_moot(run, one.fault, twins)):
@@ -97,7 +97,7 @@ def tier_of(run: Record, landing: Landing, twins: Sequence[Record] = ()) -> Tier
     if back.attempt == landing.attempt:
         return "none"
     history = run.history
-    lives = [one for one in history.attempts if landing.attempt <= one.number <= back.attempt]
+    lives = [attempt for attempt in history.attempts if landing.attempt <= attempt.number <= back.attempt]
     steps = [_between(run, old, new) for old, new in pairwise(lives)]
     return max(steps, key=TIERS.index, default="none")
 

@@ -83,7 +83,7 @@ class Restarts(Assertion):
             return failed(f"{_words(found)}; {most} allowed")
         if len(found) < self.min:
             return failed(f"{_words(found)}; at least {self.min} expected")
-        others = [one for one in found if self.who and one.who != self.who]
+        others = [restart for restart in found if self.who and restart.who != self.who]
         if others:
             return failed(
                 f"attempt {others[0].attempt} was started by {others[0].who}, not by {self.who}: {others[0].why}"
@@ -142,5 +142,7 @@ def _words(found: Sequence[Restart]) -> str:
     if not found:
         return "the job was not restarted"
     times = "once" if len(found) == 1 else f"{len(found)} times"
-    by = " and ".join(sorted({"torchelastic" if one.who == "torchelastic" else "resubmission" for one in found}))
+    by = " and ".join(
+        sorted({"torchelastic" if restart.who == "torchelastic" else "resubmission" for restart in found})
+    )
     return f"the job was restarted {times}, by {by}: {found[0].why}"

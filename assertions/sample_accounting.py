@@ -263,7 +263,9 @@ def _alone(run: Record, history: History) -> Finding:
         if odd:
             step = min(odd)
             ours = {step: own[step]}
-            earlier = StepTable(every.joined([one.executions for one in first]).last_of("global_step", "rank"))
+            earlier = StepTable(
+                every.joined([step_table.executions for step_table in first]).last_of("global_step", "rank")
+            )
             story = _story(history, ours, earlier, step, reader(ours, earlier), other="the first execution")
             return failed(story, First(What.SAMPLES, step), step=step)
         first.append(own.without(redone))
@@ -292,7 +294,7 @@ def _replayed(run: Record, history: History) -> Finding | None:
     repeated = {step for step, own in indices.items() if own and all(first_use[index] < step for index in own)}
     if any(step <= done_before for step in repeated):
         return None
-    resumed = {one.base + 1 for one in history.attempts if one.number and one.base is not None}
+    resumed = {attempt.base + 1 for attempt in history.attempts if attempt.number and attempt.base is not None}
     for step in sorted(resumed & repeated):
         own = indices[step]
         if sum(first > step for first in first_use.values()) >= len(own):

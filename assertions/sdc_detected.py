@@ -41,7 +41,7 @@ class SdcDetected(Assertion):
         early = [step for step in bad if step.over_s < since_s]
         if early:
             return inconclusive(f"the state was not as in the twin after step {early[0].number}, before any fault")
-        seen = [one for one in sightings(run, since_s) if self.by == "anybody" or one.who == "job"]
+        seen = [sighting for sighting in sightings(run, since_s) if self.by == "anybody" or sighting.who == "job"]
         own = [step for step in bad if step.attempt == hits[0].attempt]
         saved = _saved_bad(run, twins, own)
         measured = _measured(run, since_s, bad, seen, saved)
@@ -104,8 +104,8 @@ def _steps_until(run: Record, first: Sighting, since_s: float) -> int:
 
 def _corruptions(run: Record) -> list[Landing]:
     """The landings of faults that corrupt numbers; all landings if no fault is known to do so."""
-    hits, planned = landings(run), {one.id: one.inject for one in run.plan.faults}
-    return [one for one in hits if registry.family_of(planned.get(one.fault, "")) == "numeric"] or hits
+    hits, planned = landings(run), {fault.id: fault.inject for fault in run.plan.faults}
+    return [hit for hit in hits if registry.family_of(planned.get(hit.fault, "")) == "numeric"] or hits
 
 
 def _saved_bad(run: Record, twins: Sequence[Record], own: list[Step]) -> str | None:
@@ -127,8 +127,8 @@ def _clash(run: Record, twins: Sequence[Record]) -> Clash | None:
     ours, theirs = checkpoints_of(run), checkpoints_of(twins[0]) if twins else None
     if ours is None or theirs is None:
         return None
-    varying = {one.name for other in twins[1:] for one in clashes(checkpoints_of(other) or [], theirs)}
-    return next((one for one in clashes(ours, theirs, varying) if one.kind == "tensor"), None)
+    varying = {clash.name for other in twins[1:] for clash in clashes(checkpoints_of(other) or [], theirs)}
+    return next((clash for clash in clashes(ours, theirs, varying) if clash.kind == "tensor"), None)
 
 
 def _unseen(run: Record, twins: Sequence[Record]) -> str | None:
@@ -145,5 +145,5 @@ def _measured(run: Record, since_s: float, bad: list[Step], seen: list[Sighting]
     first = seen[0] if seen else None
     return {
         "found_by": first.who if first else None, "after_steps": _steps_until(run, first, since_s) if first else None,
-        "bad_steps": len(bad), "bad_checkpoint": saved, "seen_by": [one.who for one in seen],
+        "bad_steps": len(bad), "bad_checkpoint": saved, "seen_by": [sighting.who for sighting in seen],
     }  # fmt: skip

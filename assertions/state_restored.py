@@ -61,13 +61,14 @@ class StateRestored(Assertion):
 def _nothing_was_saved(run: Record) -> bool:
     """Whether the last restart came before the first checkpoint, in a job whose saves can be seen."""
     ends = [save.ended_s for save in run.history.saves if save.ended_s is not None]
-    return bool(ends) and min(ends) > max(one.started_s for one in run.history.attempts)
+    return bool(ends) and min(ends) > max(attempt.started_s for attempt in run.history.attempts)
 
 
-def _lost(one: Carried) -> Finding:
-    what = " and the ".join(one.lost)
+def _lost(carried: Carried) -> Finding:
+    state = " and the ".join(carried.lost)
     return failed(
-        f"the {what} with which attempt {one.attempt.number} began are not those that attempt {one.saver.number} had "
-        f"after step {one.step}: they were not restored exactly, over {one.in_words}",
-        First(What.PARAMETERS, one.step), step=one.step, lost=len(one.lost),
+        f"the {state} with which attempt {carried.attempt.number} began are not those that attempt "
+        f"{carried.saver.number} had after step {carried.step}: they were not restored exactly, "
+        f"over {carried.in_words}",
+        First(What.PARAMETERS, carried.step), step=carried.step, lost=len(carried.lost),
     )  # fmt: skip

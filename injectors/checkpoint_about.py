@@ -25,8 +25,8 @@ class Tracker(CheckpointFault):
 
     name = "checkpoint.tracker"
 
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [spots.tracker(one, others, self.how)]
+    def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        return [spots.tracker(checkpoint, others, self.how)]
 
 
 @dataclass(frozen=True)
@@ -39,5 +39,5 @@ class Permissions(CheckpointFault):
 
     name = "checkpoint.permissions"
 
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [edits.Mode(spots.shard(one, draw), 0)]
+    def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        return [edits.Mode(spots.shard(checkpoint, draw), 0)]

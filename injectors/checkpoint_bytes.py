@@ -25,8 +25,8 @@ class FlipBits(CheckpointFault):
 
     name = "checkpoint.flip_bits"
 
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return spots.flips(spots.stretch(one, self.place, draw), self.bits, draw)
+    def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        return spots.flips(spots.stretch(checkpoint, self.place, draw), self.bits, draw)
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class ZeroBlock(CheckpointFault):
 
     name = "checkpoint.zero_block"
 
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [spots.zeros(spots.shard(one, draw), self.bytes, draw)]
+    def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        return [spots.zeros(spots.shard(checkpoint, draw), self.bytes, draw)]
 
 
 @dataclass(frozen=True)
@@ -55,5 +55,5 @@ class Nan(CheckpointFault):
 
     name = "checkpoint.nan"
 
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return spots.nan(one, self.fix_crc, draw)
+    def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        return spots.nan(checkpoint, self.fix_crc, draw)

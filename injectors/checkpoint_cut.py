@@ -25,8 +25,8 @@ class Truncate(CheckpointFault):
 
     name = "checkpoint.truncate"
 
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [spots.cut(spots.shard(one, draw), self.keep, draw)]
+    def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        return [spots.cut(spots.shard(checkpoint, draw), self.keep, draw)]
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class TornWrite(CheckpointFault):
 
     name = "checkpoint.torn_write"
 
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [spots.torn(spots.shard(one, draw), draw)]
+    def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        return [spots.torn(spots.shard(checkpoint, draw), draw)]
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Delete(CheckpointFault):
 
     name = "checkpoint.delete"
 
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+    def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
         find = spots.shard if self.what == "shard" else spots.metadata
-        return [edits.Remove(find(one, draw))]
+        return [edits.Remove(find(checkpoint, draw))]
 
 
 @dataclass(frozen=True)
@@ -68,5 +68,5 @@ class Partial(CheckpointFault):
 
     name = "checkpoint.partial"
 
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return spots.partial(one, draw)
+    def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        return spots.partial(checkpoint, draw)

@@ -21,8 +21,8 @@ class StaleShard(CheckpointFault):
 
     name = "checkpoint.stale_shard"
 
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [spots.stale(one, others, draw)]
+    def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        return [spots.stale(checkpoint, others, draw)]
 
 
 @dataclass(frozen=True)
@@ -34,5 +34,5 @@ class ForeignShard(CheckpointFault):
 
     name = "checkpoint.foreign_shard"
 
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [spots.foreign(one, draw)]
+    def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        return [spots.foreign(checkpoint, draw)]

@@ -105,18 +105,18 @@ def prune(out: Path, older_than: str | None, beyond: str | None, dry_run: bool) 
 
 def tell(done: Iterable[Recovered]) -> None:
     """Prints a line for each run and for each handle that was undone."""
-    for one in done:
-        click.echo(f"{one.run_dir or one.run_id}: {one.problem or ('undone' if one.clean else 'INCOMPLETE')}")
-        for each in one.healed:
+    for run in done:
+        click.echo(f"{run.run_dir or run.run_id}: {run.problem or ('undone' if run.clean else 'INCOMPLETE')}")
+        for each in run.healed:
             said = "verified" if each.verified else f"NOT verified: {each.reason}"
             click.echo(f"  {each.record}: {in_words(each.handle)}: {said}")
-        if one.note:
-            click.echo(f"  {one.note}")
+        if run.note:
+            click.echo(f"  {run.note}")
 
 
 def _tell(done: Sequence[Recovered]) -> ExitCode:
     tell(done)
-    return ExitCode.PASSED if all(one.clean for one in done) else ExitCode.ROLLBACK
+    return ExitCode.PASSED if all(run.clean for run in done) else ExitCode.ROLLBACK
 
 
 def _status(run: RunView) -> str:

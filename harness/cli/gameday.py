@@ -115,7 +115,7 @@ def _run(
     code, why = verdict_of(cases)
     told = {
         "name": plan.name, "seed": plan.seed, "started": started, "commit": commit, "verdict": code.name.lower(),
-        "why": why, "score": asdict(score), "rounds": [one.to_json() for one in rounds],
+        "why": why, "score": asdict(score), "rounds": [game_round.to_json() for game_round in rounds],
     }  # fmt: skip
     write_atomically(folder / "score.json", json.dumps(told, indent=1) + "\n", private=True)
     _write_pages(plan, folder, rounds, score, cases)
@@ -161,10 +161,10 @@ def _tables() -> str:
     for name, table in presets().tables.items():
         lines += [f"## {name}", "", table.source, *([table.says] if table.says else []), ""]
         lines += ["| cause | count | GPU time | injector |", "|---|---|---|---|"]
-        for one in table.causes:
-            stand_ins = presets().stand_ins.get(one.stands or "", [])
+        for cause in table.causes:
+            stand_ins = presets().stand_ins.get(cause.stands or "", [])
             words = " or ".join(risk.inject for risk in stand_ins) or "nothing"
-            lines.append(f"| {one.cause} | {_figure(one.count)} | {_figure(one.gpu_time)} | {words} |")
+            lines.append(f"| {cause.cause} | {_figure(cause.count)} | {_figure(cause.gpu_time)} | {words} |")
         lines.append("")
     return "\n".join(lines)
 

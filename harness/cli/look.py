@@ -97,12 +97,14 @@ def list_(kinds: Sequence[str]) -> None:
 def doctor() -> None:
     """Show what this machine can do, what is missing, and how to get it."""
     findings = [capabilities.check(name) for name in capabilities.CHECKS]
-    for one in findings:
+    for finding in findings:
         click.echo(
-            f"{'ok     ' if one.present else 'missing'}  {one.name:<10} {one.detail}"
-            + ("" if one.present else f" -> {one.remedy}")
+            f"{'ok     ' if finding.present else 'missing'}  {finding.name:<10} {finding.detail}"
+            + ("" if finding.present else f" -> {finding.remedy}")
         )
-    sys.exit(ExitCode.PASSED if all(one.present for one in findings if one.name != "root") else ExitCode.USAGE)
+    sys.exit(
+        ExitCode.PASSED if all(finding.present for finding in findings if finding.name != "root") else ExitCode.USAGE
+    )
 
 
 @cli.command()

@@ -118,8 +118,8 @@ def history(
             raise UsageError(f"{page}: the page can't be written: {error.strerror}") from error
         click.echo(page)
     elif as_json:
-        told = [{**one.result.to_json(), "commit": one.commit} for one in runs]
-        click.echo(json.dumps([*told, *({**one.raw, "folder": one.folder} for one in days)]))
+        told = [{**run.result.to_json(), "commit": run.commit} for run in runs]
+        click.echo(json.dumps([*told, *({**day.raw, "folder": day.folder} for day in days)]))
     else:
         compared.history(_last(runs, last), Console())
         compared.nights(days[-last:], Console())
@@ -165,5 +165,5 @@ def _side(text: str, kept: Path, out: Path) -> tuple[list[Kept], list[Night]]:
 
 
 def _last(runs: Sequence[Kept], most: int) -> list[Kept]:
-    names = dict.fromkeys(one.result.scenario for one in runs)
+    names = dict.fromkeys(kept.result.scenario for kept in runs)
     return [one for name in names for one in [kept for kept in runs if kept.result.scenario == name][-most:]]

@@ -109,12 +109,12 @@ def run(
     job = _other_job(job_file, given, attach)
     asked = partial(ask_of, times=repeat, at_least=at_least, rate=rate, confidence=confidence)
     runs = _apart([one for file in files for one in _planned(file, overrides, seed, asked, attach, out, consent, job)])
-    pending = [placeholder_result(one.plan, one.folder.root) for one in runs]
-    series = Series([(one.source, one.plan, one.ask, one.folder.root) for one in runs])
+    pending = [placeholder_result(run.plan, run.folder.root) for run in runs]
+    series = Series([(run.source, run.plan, run.ask, run.folder.root) for run in runs])
     # until a scenario is judged, it counts as an error, so that a gate stays closed
     write_reports(pending, junit_file, json_file, series.judged([]))
     with suppress(*GONE):
-        show.warnings(dict.fromkeys(text for one in runs for text in one.warnings), console)
+        show.warnings(dict.fromkeys(text for run in runs for text in run.warnings), console)
     results: list[Result] = []
     with signals() as interrupted, _at_work(runs):
         care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
@@ -138,7 +138,7 @@ def run(
 def _at_work(runs: Sequence[Planned]) -> Iterator[None]:
     with ExitStack() as stack:
         try:
-            stack.enter_context(at_work([one.plan.scenario for one in runs]))
+            stack.enter_context(at_work([planned.plan.scenario for planned in runs]))
         except OSError as error:
             raise UsageError(f"the state directory can't be used: {error}; set XDG_STATE_HOME to another") from error
         yield
@@ -198,17 +198,21 @@ def _apart(runs: Sequence[Planned]) -> list[Planned]:
     """Gives each scenario its own folder, even if two files describe the same scenario with the same seed."""
     seen = Counter[Path]()
     found = []
-    for one in runs:
-        seen[one.folder.root] += 1
-        again = f"-{number}" if (number := seen[one.folder.root]) > 1 else ""
-        found.append(replace(one, folder=RunDir(one.folder.root.with_name(one.folder.root.name + again))))
+    for planned in runs:
+        seen[planned.folder.root] += 1
+        again = f"-{number}" if (number := seen[planned.folder.root]) > 1 else ""
+        found.append(replace(planned, folder=RunDir(planned.folder.root.with_name(planned.folder.root.name + again))))
     return found
 
 
-def _run_one(one: Planned, console: Console, interrupted: Interrupt) -> Result:
-    again = [*mask_words(["torchaos", "run", ready.shown(one.source), "--seed", str(one.plan.seed), *one.options])]
+def _run_one(planned: Planned, console: Console, interrupted: Interrupt) -> Result:
+    again = [
+        *mask_words(
+            ["torchaos", "run", ready.shown(planned.source), "--seed", str(planned.plan.seed), *planned.options]
+        )
+    ]
     watcher = partial(Live, console=console)
-    scenario_run = ScenarioRun(one.plan, one.folder, one.text, again, watcher)
+    scenario_run = ScenarioRun(planned.plan, planned.folder, planned.text, again, watcher)
     interrupted.ends(scenario_run)
     try:
         result = _result_of(scenario_run)
@@ -217,10 +221,10 @@ def _run_one(one: Planned, console: Console, interrupted: Interrupt) -> Result:
             console.print(Text.assemble(("error: ", "bold red"), mask(str(error))), soft_wrap=True)
         code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.INTERNAL
         code = ExitCode.ROLLBACK if isinstance(error, LeftBehind) else code
-        return error_result(one.plan, one.folder, ChaosError(mask(str(error))), code)
-    problems = keep(result, one.folder, scenario_run.records)
+        return error_result(planned.plan, planned.folder, ChaosError(mask(str(error))), code)
+    problems = keep(result, planned.folder, scenario_run.records)
     with suppress(*GONE):
-        show.show(result, console, one.folder.report if one.folder.report.is_file() else None)
+        show.show(result, console, planned.folder.report if planned.folder.report.is_file() else None)
         for problem in problems:
             console.print(Text(f" note: {mask(problem)}", "yellow"), soft_wrap=True)
     return result

@@ -40,7 +40,7 @@ def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None
     files, where = locate(path)
     try:
         results = [verify_one(files, one, manifests) for one in _chosen(files, where, every)]
-        trackers = [one for one in formats.trackers(files, where) if one.target is None]
+        trackers = [tracker for tracker in formats.trackers(files, where) if tracker.target is None]
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}; give a checkpoint, or a folder of them") from error
     finally:
@@ -49,10 +49,10 @@ def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None
         raise UsageError(
             f"{path}: there is no checkpoint in it; see docs/checkpoints.md for the formats that are known"
         )
-    lost = [f"{one.path}: it names {one.text[:80]!r}, which is not there" for one in trackers]
-    code = worst([*(one.code for one in results), *([ExitCode.FAILED] if lost else [])])
+    lost = [f"{tracker.path}: it names {tracker.text[:80]!r}, which is not there" for tracker in trackers]
+    code = worst([*(result.code for result in results), *([ExitCode.FAILED] if lost else [])])
     if as_json:
-        click.echo(json.dumps({"checkpoints": [_as_json(one) for one in results], "trackers": lost}, indent=1))
+        click.echo(json.dumps({"checkpoints": [_as_json(result) for result in results], "trackers": lost}, indent=1))
     else:
         for one in results:
             _show(one)
@@ -76,31 +76,32 @@ def _outline(files: Files, path: str) -> Checkpoint:
     return Checkpoint(path, "", step) if step is not None else formats.read(files, path)
 
 
-def _show(one: Verified) -> None:
-    layout = one.layout
+def _show(verified: Verified) -> None:
+    layout = verified.layout
     step = f", step {layout.step}" if layout.step is not None else ""
-    click.echo(f"{_WORDS[one.code]}: {layout.path} ({layout.format}{step}, {len(layout.tensors)} tensors)")
-    for problem in one.problems[:_SHOWN]:
+    click.echo(f"{_WORDS[verified.code]}: {layout.path} ({layout.format}{step}, {len(layout.tensors)} tensors)")
+    for problem in verified.problems[:_SHOWN]:
         click.echo(f"  {problem.kind.value}: {problem.text}")
-    if len(one.problems) > _SHOWN:
-        click.echo(f"  and {len(one.problems) - _SHOWN} more, see --json")
-    for text in one.unseen:
+    if len(verified.problems) > _SHOWN:
+        click.echo(f"  and {len(verified.problems) - _SHOWN} more, see --json")
+    for text in verified.unseen:
         click.echo(f"  unseen: {text}; verify with the --manifest that a run of torchaos leaves")
     if layout.missing:
         click.echo(f"  not found in it: {', '.join(layout.missing)}")
-    if not one.manifest and one.code is ExitCode.PASSED:
+    if not verified.manifest and verified.code is ExitCode.PASSED:
         click.echo("  checked by its CRCs; without a manifest, a part of another save can't be found")
 
 
-def _as_json(one: Verified) -> dict[str, Any]:
-    layout = one.layout
+def _as_json(verified: Verified) -> dict[str, Any]:
+    layout = verified.layout
     return {
-        "path": layout.path, "verdict": _WORDS[one.code], "format": layout.format, "step": layout.step,
-        "tensors": len(layout.tensors), "bytes": layout.size, "manifest": one.manifest, "missing": layout.missing,
-        "opaque": layout.opaque, "unseen": one.unseen, "problems": [_problem(problem) for problem in one.problems],
+        "path": layout.path, "verdict": _WORDS[verified.code], "format": layout.format, "step": layout.step,
+        "tensors": len(layout.tensors), "bytes": layout.size, "manifest": verified.manifest, "missing": layout.missing,
+        "opaque": layout.opaque, "unseen": verified.unseen,
+        "problems": [_problem(problem) for problem in verified.problems],
     }  # fmt: skip
 
 
-def _problem(one: Problem) -> dict[str, Any]:
-    known = {name: value for name, value in asdict(one).items() if value is not None}
-    return {**known, "kind": Trouble(one.kind).value}
+def _problem(problem: Problem) -> dict[str, Any]:
+    known = {name: value for name, value in asdict(problem).items() if value is not None}
+    return {**known, "kind": Trouble(problem.kind).value}

@@ -35,7 +35,7 @@ class Clock:
 
     @property
     def wall_s(self) -> float:
-        return float(sum(getattr(self, one.name) for one in fields(self)))
+        return float(sum(getattr(self, item.name) for item in fields(self)))
 
     @property
     def ettr(self) -> float | None:
@@ -46,7 +46,7 @@ class Clock:
         return (self.wall_s - self.down_s - self.lost_s) / self.wall_s if self.wall_s else None
 
     def __add__(self, other: Clock) -> Clock:
-        return Clock(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+        return Clock(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
 
 
 @dataclass(frozen=True)

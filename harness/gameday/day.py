@@ -51,7 +51,8 @@ class Day:
 
     def to_json(self) -> dict[str, Any]:
         rounds = [
-            {**asdict(one), "faults": [{**asdict(f), "risk": _risk(f.risk)} for f in one.faults]} for one in self.rounds
+            {**asdict(game_round), "faults": [{**asdict(f), "risk": _risk(f.risk)} for f in game_round.faults]}
+            for game_round in self.rounds
         ]
         return {**asdict(replace(self, rounds=())), "rounds": rounds}
 
@@ -90,10 +91,10 @@ class DayRun:
         with self._locked() as lock:
             done, elapsed_s = self._earlier()
             why = ""
-            for one in self._plan.rounds[len(done) :]:
-                mine = self._in_time(one, elapsed_s)
+            for game_round in self._plan.rounds[len(done) :]:
+                mine = self._in_time(game_round, elapsed_s)
                 why = self._child.stopped or self._given_up(done)
-                if why or (one.faults and not mine.faults):
+                if why or (game_round.faults and not mine.faults):
                     break
                 begun = time.monotonic()
                 score = self._run(mine, lock)
@@ -140,8 +141,8 @@ class DayRun:
     def _earlier(self) -> tuple[list[RoundScore], float]:
         """The scores of rounds that an earlier process has done, and the time that they took in seconds."""
         done, elapsed_s = list[RoundScore](), 0.0
-        for one in self._plan.rounds:
-            path = self._home(one.number) / "score.json"
+        for game_round in self._plan.rounds:
+            path = self._home(game_round.number) / "score.json"
             if not path.exists():
                 break
             try:

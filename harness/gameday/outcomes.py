@@ -49,8 +49,8 @@ def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
     """One outcome for each fault of the plan. A failed assertion is attributed to the last fault from which the job had
     to recover, because the job had recovered from all faults before it."""
     recoveries: dict[str, Recovery] = {}
-    for one in result.recoveries:  # the worst outcome of a fault that landed several times
-        recoveries[one.fault] = max(recoveries.get(one.fault, one), one, key=_badness)
+    for recovery in result.recoveries:  # the worst outcome of a fault that landed several times
+        recoveries[recovery.fault] = max(recoveries.get(recovery.fault, recovery), recovery, key=_badness)
     found = [_of(fault, recoveries.get(fault.id)) for fault in result.faults]
     for case, harm in _wrong(result):
         at = next((n for n in reversed(range(len(found))) if found[n].outcome is not Outcome.UNPROVED), None)
@@ -62,9 +62,9 @@ def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
     return found
 
 
-def _badness(one: Recovery) -> tuple[bool, float, float]:
-    caught_up = one.parts.get("caught_up")
-    return caught_up is None, float(one.lost_steps or 0), caught_up or 0.0
+def _badness(recovery: Recovery) -> tuple[bool, float, float]:
+    caught_up = recovery.parts.get("caught_up")
+    return caught_up is None, float(recovery.lost_steps or 0), caught_up or 0.0
 
 
 def _of(fault: FaultResult, recovery: Recovery | None) -> FaultOutcome:
@@ -91,20 +91,24 @@ def _harm(name: str) -> Harm:
     return Harm(declared) if declared in list(Harm) else Harm.OTHER
 
 
-def _with(one: FaultOutcome, outcome: Outcome, reason: str) -> FaultOutcome:
-    return FaultOutcome(one.id, one.inject, outcome, reason, one.parts, one.lost_steps)
+def _with(fault_outcome: FaultOutcome, outcome: Outcome, reason: str) -> FaultOutcome:
+    return FaultOutcome(
+        fault_outcome.id, fault_outcome.inject, outcome, reason, fault_outcome.parts, fault_outcome.lost_steps
+    )
 
 
 def _slower(run: Record) -> str:
     """Says that after the last recovery the job was clearly slower, or smaller, than before the first fault; else
     empty."""
-    attempts = [one for one in run.history.attempts if one.first_step is not None]
+    attempts = [attempt for attempt in run.history.attempts if attempt.first_step is not None]
     if attempts and attempts[-1].world_size < attempts[0].world_size:
         return f"the job went on with {attempts[-1].world_size} of {attempts[0].world_size} ranks"
     hits = [event.mono_s for event in run.beside_steps if event.kind.value == "fault.applying"]
     steps = steps_of(run.history)
-    before = [one for one in steps if hits and one.at_s < min(hits)]
-    after = [one for one in steps if one.attempt == steps[-1].attempt and hits and one.at_s > max(hits)][-2 * _FEW :]
+    before = [step for step in steps if hits and step.at_s < min(hits)]
+    after = [step for step in steps if step.attempt == steps[-1].attempt and hits and step.at_s > max(hits)][
+        -2 * _FEW :
+    ]
     if len(before) <= _FEW or len(after) <= _FEW:
         return ""
     was, now = usual_s(before), usual_s(after)

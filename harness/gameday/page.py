@@ -35,14 +35,14 @@ def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cas
         "score": score_rows(score), "bounds": bound_rows(cases), "clock": _shares(score.clock), "strip": _strip(found),
         "kinds": sorted(score.kinds.items()), "seen": [one.value for one in Outcome if score.outcomes.get(one.value)],
         "parts": {part.replace("_", " "): spread for part, spread in score.parts.items() if spread},
-        "lost": score.lost_steps, "rounds": [_round(day, one, folder) for one in rounds], "faults": found,
+        "lost": score.lost_steps, "rounds": [_round(day, scored, folder) for scored in rounds], "faults": found,
         "planned": (len(day.rounds), faults_of(day.rounds)), "without": day.without,
     })  # fmt: skip
 
 
 def _shares(clock: Clock) -> list[dict[str, Any]]:
     """The parts of the wall-clock time, each with its start in the bar, in percent."""
-    assert {one.name for one in fields(Clock)} == {f"{part}_s" for part in _PARTS}
+    assert {item.name for item in fields(Clock)} == {f"{part}_s" for part in _PARTS}
     left, found = 0.0, []
     for part in _PARTS:
         seconds: float = getattr(clock, f"{part}_s")
@@ -54,10 +54,10 @@ def _shares(clock: Clock) -> list[dict[str, Any]]:
 
 def _faults(day: Day, rounds: Sequence[RoundScore]) -> Iterator[dict[str, Any]]:
     drawn: Mapping[str, tuple[int, Drawn]] = {
-        fault.id: (one.number, fault) for one in day.rounds for fault in one.faults
+        fault.id: (game_round.number, fault) for game_round in day.rounds for fault in game_round.faults
     }
-    for one in rounds:
-        for fault in one.faults:
+    for scored in rounds:
+        for fault in scored.faults:
             if fault.id in drawn:
                 yield _fault(*drawn[fault.id], fault)
 
@@ -74,23 +74,25 @@ def _fault(number: int, drawn: Drawn, came: FaultOutcome) -> dict[str, Any]:
 def _strip(faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A lane for each kind of fault, with a mark at the planned time of each fault. A fault never lands earlier than
     planned."""
-    lanes = {inject: row for row, inject in enumerate(sorted({one["inject"] for one in faults}))}
-    end_s = max((one["at_s"] for one in faults), default=0.0) or 1.0
+    lanes = {inject: row for row, inject in enumerate(sorted({fault["inject"] for fault in faults}))}
+    end_s = max((fault["at_s"] for fault in faults), default=0.0) or 1.0
     marks = [
         {
-            "x": round(_WIDTH * one["at_s"] / end_s, 1), "y": lanes[one["inject"]] * _LANE + _LANE / 2,
-            "mark": one["mark"], "words": f"{one['id']} at {one['at']}: {one['outcome']}. {one['reason']}",
+            "x": round(_WIDTH * fault["at_s"] / end_s, 1), "y": lanes[fault["inject"]] * _LANE + _LANE / 2,
+            "mark": fault["mark"], "words": f"{fault['id']} at {fault['at']}: {fault['outcome']}. {fault['reason']}",
         }
-        for one in faults
+        for fault in faults
     ]  # fmt: skip
     return {"lanes": lanes, "lane": _LANE, "width": _WIDTH, "marks": marks, "end": seconds_in_words(end_s)}
 
 
-def _round(day: Day, one: RoundScore, folder: Path) -> dict[str, Any]:
-    report = RunDir(Path(one.run_dir)).report
+def _round(day: Day, scored: RoundScore, folder: Path) -> dict[str, Any]:
+    report = RunDir(Path(scored.run_dir)).report
     return {
-        "number": one.number, "verdict": one.verdict, "reason": "" if one.verdict == "passed" else one.reason,
-        "clock": _shares(one.clock), "ettr": one.clock.ettr, "wall": seconds_in_words(one.clock.wall_s),
-        "faults": len(one.faults), "link": os.path.relpath(report, folder) if one.run_dir and report.is_file() else "",
-        "again": again_in_words(day, str(folder), one.number),
+        "number": scored.number, "verdict": scored.verdict,
+        "reason": "" if scored.verdict == "passed" else scored.reason,
+        "clock": _shares(scored.clock), "ettr": scored.clock.ettr, "wall": seconds_in_words(scored.clock.wall_s),
+        "faults": len(scored.faults),
+        "link": os.path.relpath(report, folder) if scored.run_dir and report.is_file() else "",
+        "again": again_in_words(day, str(folder), scored.number),
     }  # fmt: skip

@@ -66,16 +66,16 @@ def mix_of(day: GameDay) -> Mix:
         hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known.tables)}"
         raise UsageError(f"there is no preset {day.preset.name!r}; {hint}")
     risks, without = list(day.faults), list[tuple[str, float, str]]()
-    for one in table.causes:
-        weight = one.count if day.preset.by == "count" else one.gpu_time
+    for cause in table.causes:
+        weight = cause.count if day.preset.by == "count" else cause.gpu_time
         if weight is None:
             continue
-        stand_in, why = _first_possible(known.stand_ins.get(one.stands or "", []), day)
+        stand_in, why = _first_possible(known.stand_ins.get(cause.stands or "", []), day)
         if stand_in is None:
-            without.append((one.cause, weight, why))
+            without.append((cause.cause, weight, why))
         else:
-            risks.append(stand_in.model_copy(update={"weight": weight, "cause": one.cause}))
-    if not any(one.count if day.preset.by == "count" else one.gpu_time for one in table.causes):
+            risks.append(stand_in.model_copy(update={"weight": weight, "cause": cause.cause}))
+    if not any(cause.count if day.preset.by == "count" else cause.gpu_time for cause in table.causes):
         raise UsageError(
             f"the preset {day.preset.name} has no weights by {day.preset.by}; write the other value of `by`"
         )

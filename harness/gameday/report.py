@@ -32,12 +32,12 @@ def page(day: Day, folder: str, rounds: Sequence[RoundScore], score: Score, case
 
 def drawn(day: Day) -> str:
     rows = [
-        f"| {fault.id} | {one.number} | {seconds_in_words(fault.at_s)} | {fault.risk.inject} | {fault.risk.cause} |"
-        for one in day.rounds
-        for fault in one.faults
+        f"| {fault.id} | {each.number} | {seconds_in_words(fault.at_s)} | {fault.risk.inject} | {fault.risk.cause} |"
+        for each in day.rounds
+        for fault in each.faults
     ]
     head = ["| fault | round | at | injector | stands for |", "|---|---|---|---|---|"]
-    many = sum(len(one.faults) for one in day.rounds)
+    many = sum(len(each.faults) for each in day.rounds)
     return "\n".join([f"# {day.name}: {many} faults in {len(day.rounds)} rounds", "", *head, *rows, *_without(day), ""])
 
 
@@ -120,17 +120,17 @@ def again_in_words(day: Day, folder: str, number: int) -> str:
 def _to_look_at(day: Day, rounds: Sequence[RoundScore], folder: str) -> list[str]:
     """A line for each fault without a simple recovery, with its rounds."""
     lines = []
-    for one in rounds:
-        bad = [fault for fault in one.faults if fault.outcome is not Outcome.RECOVERED]
-        lines += [f"- round {one.number}, {fault.id}: **{fault.outcome.value}**: {fault.reason}" for fault in bad]
-        if bad or one.verdict != "passed":
-            again = again_in_words(day, folder, one.number)
-            lines.append(f"  - round {one.number} is {one.verdict} ({one.reason}); again: `{again}`")
+    for scored in rounds:
+        bad = [fault for fault in scored.faults if fault.outcome is not Outcome.RECOVERED]
+        lines += [f"- round {scored.number}, {fault.id}: **{fault.outcome.value}**: {fault.reason}" for fault in bad]
+        if bad or scored.verdict != "passed":
+            again = again_in_words(day, folder, scored.number)
+            lines.append(f"  - round {scored.number} is {scored.verdict} ({scored.reason}); again: `{again}`")
     return ["", "## To look at", "", *lines] if lines else []
 
 
 def _end(day: Day, folder: str, rounds: Sequence[RoundScore]) -> list[str]:
-    many, begun = faults_of(day.rounds), sum(len(one.faults) for one in rounds)
+    many, begun = faults_of(day.rounds), sum(len(scored.faults) for scored in rounds)
     late = (
         f" {many - begun} of {many} faults were not started: they could not have ended in time." if begun < many else ""
     )

@@ -50,7 +50,9 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
         if case.kind == "assertion" and case.verdict is Verdict.FAILED
     )
     saves = _saves(run)
-    world = next((one.world_size for one in run.history.attempts if one.world_size), run.plan.job.world_size)
+    world = next(
+        (attempt.world_size for attempt in run.history.attempts if attempt.world_size), run.plan.job.world_size
+    )
     return RoundScore(
         number, result.verdict.value, result.reason, int(result.exit_code), result.run_dir, world, clock_of(run),
         tuple(outcomes_of(run, result)), tuple(blocked for _, _, blocked in saves),
@@ -110,12 +112,12 @@ class Score:
 
 
 def total(rounds: Sequence[RoundScore]) -> Score:
-    faults = [fault for one in rounds for fault in one.faults]
-    clock = sum((one.clock for one in rounds), Clock())
+    faults = [fault for scored in rounds for fault in scored.faults]
+    clock = sum((scored.clock for scored in rounds), Clock())
     interruptions = [fault for fault in faults if fault.lost_steps is not None and fault.parts.get("first_step")]
     parts = {part: Spread.of([at for one in faults if (at := one.parts.get(part)) is not None]) for part in PARTS}
-    saves = Spread.of([blocked for one in rounds for blocked in one.saves_s])
-    intervals = [interval for one in rounds for interval in one.intervals_s]
+    saves = Spread.of([blocked for scored in rounds for blocked in scored.saves_s])
+    intervals = [interval for scored in rounds for interval in scored.intervals_s]
     mtbf = clock.wall_s / len(interruptions) if interruptions else None
     interval, write = median(intervals) if intervals else None, saves.mean if saves else None
     back = Spread.of([fault.parts["first_step"] or 0.0 for fault in interruptions])
@@ -131,25 +133,25 @@ def total(rounds: Sequence[RoundScore]) -> Score:
         lost_unknown=sum(one.lost_steps is None and one.parts.get("first_step") is not None for one in faults),
         lost_steps=Spread.of([fault.lost_steps for fault in interruptions if fault.lost_steps is not None]),
         checkpoint_s=saves,
-        gpu_hours_lost=sum((one.clock.wall_s - one.clock.productive_s) * one.world_size for one in rounds) / 3600,
+        gpu_hours_lost=sum((each.clock.wall_s - each.clock.productive_s) * each.world_size for each in rounds) / 3600,
         mtbf_s=mtbf,
         interval_s=interval,
         best_interval_s=best_interval_s(write, mtbf),
         expected_ettr=expected_ettr(mtbf, back.mean if back else None, interval, write),
         invalid_s=sum(at for one in faults if (at := one.parts.get("caught_up")) is not None) + clock.checkpoint_s,
-        problems=tuple(f"round {one.number}: {text}" for one in rounds for text in one.failed),
-        unjudged=tuple(f"round {one.number}: {one.reason}" for one in rounds if _proves_nothing(one, rounds)),
+        problems=tuple(f"round {scored.number}: {text}" for scored in rounds for text in scored.failed),
+        unjudged=tuple(f"round {each.number}: {each.reason}" for each in rounds if _proves_nothing(each, rounds)),
     )  # fmt: skip
 
 
-def _proves_nothing(one: RoundScore, rounds: Sequence[RoundScore]) -> bool:
+def _proves_nothing(scored: RoundScore, rounds: Sequence[RoundScore]) -> bool:
     """Whether the rounds prove nothing. In a round in which no fault restarted the job, no step was done twice, so
     there is nothing to compare. That is no lack of evidence if another round has such steps."""
-    if one.verdict not in ("inconclusive", "error"):
+    if scored.verdict not in ("inconclusive", "error"):
         return False
     told = {name for other in rounds for name in other.passed}
-    by_assertions = one.verdict == "inconclusive" and one.decided_by in one.untold
-    return not by_assertions or one.restarted or not told.issuperset(one.untold)
+    by_assertions = scored.verdict == "inconclusive" and scored.decided_by in scored.untold
+    return not by_assertions or scored.restarted or not told.issuperset(scored.untold)
 
 
 def best_interval_s(write_s: float | None, mtbf_s: float | None) -> float | None:

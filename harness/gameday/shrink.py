@@ -103,7 +103,7 @@ def with_faults(scenario: dict[str, Any], faults: Sequence[dict[str, Any]]) -> d
     whens = {name_of(fault): fault["when"] for fault in scenario["faults"]}
     kept = {name_of(fault) for fault in faults}
     found = copy.deepcopy(scenario)
-    found["faults"] = [{**copy.deepcopy(one), "when": _when(one["when"], kept, whens)} for one in faults]
+    found["faults"] = [{**copy.deepcopy(fault), "when": _when(fault["when"], kept, whens)} for fault in faults]
     return found
 
 

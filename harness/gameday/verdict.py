@@ -69,8 +69,8 @@ def _faults(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_shor
 
 
 def _rollback(rounds: Sequence[RoundScore]) -> Case:
-    left = [one.number for one in rounds if one.exit_code == ExitCode.ROLLBACK]
-    unjudged = [one.number for one in rounds if one.exit_code not in JUDGED]
+    left = [scored.number for scored in rounds if scored.exit_code == ExitCode.ROLLBACK]
+    unjudged = [scored.number for scored in rounds if scored.exit_code not in JUDGED]
     if left:
         verdict, why = Verdict.ERROR, f"something could not be undone in round {left[0]}; see `torchaos recover`"
     elif unjudged:

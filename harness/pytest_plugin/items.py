@@ -116,7 +116,7 @@ class CaseItem(pytest.Item):
     def _case(self, run: Run) -> Mapping[str, Any] | None:
         if self._kind == "repetitions" and run.result and run.cases[0]["kind"] != "repetitions":  # a single one
             return {"kind": self._kind, "verdict": run.verdict, "reason": run.reason, "measured": {}, "bound": {}}
-        own = [one for one in run.cases if one["kind"] == self._kind]
+        own = [case for case in run.cases if case["kind"] == self._kind]
         return own[self._place] if self._place < len(own) else None
 
 
@@ -129,7 +129,9 @@ def _properties(run: Run, case: Mapping[str, Any] | None) -> Iterator[tuple[str,
             yield f"measured.{name}", value
     yield from ((f"bound.{name}", value) for name, value in case["bound"].items())
     if case["kind"] == "faults":
-        for one in run.recoveries:
-            yield from ((f"recovery.{one.fault}.{part}", at) for part, at in one.parts.items() if at is not None)
+        for recovery in run.recoveries:
+            yield from (
+                (f"recovery.{recovery.fault}.{part}", at) for part, at in recovery.parts.items() if at is not None
+            )
     yield "torchaos.run_dir", str(run.result["run_dir"])
     yield "torchaos.seed", run.result["seed"]

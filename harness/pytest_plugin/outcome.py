@@ -89,7 +89,7 @@ class Run:
     def case(self, name: str) -> Mapping[str, Any]:
         """The case of an assertion, of `faults`, or of `rollback`. Raises LookupError if there is none with that
         name."""
-        found = next((one for one in self.cases if one["name"] == name), None)
+        found = next((case for case in self.cases if case["name"] == name), None)
         if found is None:
             raise LookupError(f"{name}: this run has {', '.join(one['name'] for one in self.cases)}")
         return found
@@ -98,7 +98,7 @@ class Run:
     def recoveries(self) -> Sequence[Recovered]:
         """The recoveries, one for each fault that landed, in order of time."""
         found = self.result.get("recoveries", ())
-        return tuple(Recovered(one["fault"], one["parts"], one["lost_steps"]) for one in found)
+        return tuple(Recovered(recovery["fault"], recovery["parts"], recovery["lost_steps"]) for recovery in found)
 
     @property
     def recovery(self) -> Recovered:
@@ -138,9 +138,11 @@ class Run:
         if not self.result:
             return f"nothing was run: {self.reason}"
         if self.exit_code == _ROLLBACK or self.result["exit_code"] == _ROLLBACK:
-            undone = [one["reason"] for one in self.cases if one["kind"] == "rollback" and one["verdict"] != "passed"]
+            undone = [
+                case["reason"] for case in self.cases if case["kind"] == "rollback" and case["verdict"] != "passed"
+            ]
             return f"the rollback is incomplete: {undone[0] if undone else self.reason}"
-        own = [one["name"] for one in self.cases if one["kind"] == "assertion" and one["verdict"] != "passed"]
+        own = [case["name"] for case in self.cases if case["kind"] == "assertion" and case["verdict"] != "passed"]
         if self.verdict == "passed" or self.result.get("decided_by") in own:
             return ""
         return "" if self.verdict == "failed" else self.reason

@@ -131,7 +131,9 @@ def _scenario(name: str, request: pytest.FixtureRequest) -> Path:
 def _properties(run: Run) -> list[tuple[str, object]]:
     if not run.result:
         return []
-    parts = [(f"recovery.{one.fault}.{part}", at) for one in run.recoveries for part, at in one.parts.items()]
+    parts = [
+        (f"recovery.{recovery.fault}.{part}", at) for recovery in run.recoveries for part, at in recovery.parts.items()
+    ]
     return [("torchaos.run_dir", str(run.folder)), *((name, at) for name, at in parts if at is not None)]
 
 
@@ -162,7 +164,7 @@ def _repeated(results: Sequence[dict[str, Any]], told: dict[str, Any]) -> dict[s
     }  # fmt: skip
     rollbacks = [one for result in results for one in result["cases"] if one["kind"] == "rollback"]
     undone = sorted(rollbacks, key=lambda one: one["verdict"] == "passed")[:1]
-    shown = next((one for one in results if one["verdict"] != "passed"), results[0])
+    shown = next((result for result in results if result["verdict"] != "passed"), results[0])
     same = {name: told[name] for name in ("verdict", "reason", "exit_code")}
     return {**shown, **same, "cases": [case, *undone]}
 

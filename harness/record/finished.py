@@ -24,7 +24,7 @@ def results_in(path: Path) -> list[Result]:
     raw = _json(path)
     if not isinstance(raw, dict) or not isinstance(raw.get("results"), list):
         raise UsageError("there are no results in it")
-    return [Result.from_json(one) for one in raw["results"]]
+    return [Result.from_json(result) for result in raw["results"]]
 
 
 def commit_in(folder: RunDir) -> str:

@@ -154,7 +154,7 @@ class Result:
 
 
 def _decided_by(raw: Mapping[str, Any]) -> str:
-    names = (one["name"] for one in raw["cases"] if one["verdict"] == raw["verdict"] != "passed")
+    names = (case["name"] for case in raw["cases"] if case["verdict"] == raw["verdict"] != "passed")
     return next((name for name in names if raw["reason"].startswith(f"{name}: ")), "")
 
 

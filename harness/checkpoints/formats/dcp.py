@@ -183,7 +183,9 @@ class _Items:
             return Shard(offsets, sizes, Extent(path, offset, length))
         found = records(self._files, path, offset, length)
         if not without_crcs(found):
-            self._into.checksums += [Checksum(one.extent, one.crc, name) for one in found.values() if one.extent.length]
+            self._into.checksums += [
+                Checksum(record.extent, record.crc, name) for record in found.values() if record.extent.length
+            ]
         if "data.pkl" not in found:
             raise torn(f"its part at {offsets} has no data.pkl")
         where = found["data.pkl"].extent

@@ -77,7 +77,7 @@ def _parts_of(files: Files, path: str, into: Checkpoint) -> list[tuple[TensorEnt
 def _info(described: dict[str, Any]) -> dict[str, Any]:
     try:
         places = json.loads(described["__metadata__"][_INFO])
-        if not all(isinstance(one["saved_offsets"], list) for one in places.values()):
+        if not all(isinstance(load["saved_offsets"], list) for load in places.values()):
             raise ValueError("no offsets")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Unreadable(f"its metadata does not give the places of its parts: {str(error)[:60]}") from error

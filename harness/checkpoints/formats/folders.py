@@ -97,7 +97,7 @@ def note_missing(into: Checkpoint, prefix: str, wanted: Sequence[str], have: set
     """Adds a problem for each file in `wanted` that the folder lacks."""
     for name in wanted:
         text = f"{prefix}{name}: missing"
-        if name not in have and all(one.text != text for one in into.problems):
+        if name not in have and all(problem.text != text for problem in into.problems):
             into.problems.append(Problem(Trouble.TORN, text))
 
 

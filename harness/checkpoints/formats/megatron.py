@@ -48,7 +48,7 @@ def _check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
             int(value) for name, value in into.values.items()
             if name.startswith(model) and name.endswith(":args.tensor_model_parallel_size") and value.isdecimal()
         ]  # fmt: skip
-        count = max([*(int(one["tensor"]) + 1 for one in ranks), *(min(size, _MOST) for size in sizes)])
-        have = {int(one["tensor"]) for one in ranks}
+        count = max([*(int(match["tensor"]) + 1 for match in ranks), *(min(size, _MOST) for size in sizes)])
+        have = {int(match["tensor"]) for match in ranks}
         missing = [f"mp_rank_{rank:02}" for rank in range(count) if rank not in have]
     into.problems += [Problem(Trouble.TORN, f"{prefix}{name}: missing") for name in missing]

@@ -44,10 +44,12 @@ def read_zip(
     found = records(files, path, offset, length)
     what = what or path.rpartition("/")[2]
     if not without_crcs(found):
-        into.checksums += [Checksum(one.extent, one.crc, what) for one in found.values() if one.extent.length]
-    for one in found.values():
-        if one.problem:
-            into.problems.append(Problem(Trouble.UNREADABLE, f"{what}: {one.problem}", path))
+        into.checksums += [
+            Checksum(record.extent, record.crc, what) for record in found.values() if record.extent.length
+        ]
+    for record in found.values():
+        if record.problem:
+            into.problems.append(Problem(Trouble.UNREADABLE, f"{what}: {record.problem}", path))
     if "data.pkl" not in found:
         raise torn("it has no data.pkl")
     where = found["data.pkl"].extent

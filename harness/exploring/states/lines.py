@@ -129,11 +129,11 @@ def _keys(effects: list[Effect]) -> tuple[list[tuple[object, ...]], dict[int, ob
     return keys, halves
 
 
-def alike(one: Line, other: Line, all_: tuple[Line, ...]) -> bool:
+def alike(line: Line, other: Line, all_: tuple[Line, ...]) -> bool:
     """Whether the two ranks can change places: they do the same to files of their own, and wait for the same."""
-    if one.rank is None or other.rank is None or len(one.stands) != len(other.stands):
+    if line.rank is None or other.rank is None or len(line.stands) != len(other.stands):
         return False
-    swap: dict[int | None, int | None] = {one.rank: other.rank, other.rank: one.rank}
+    swap: dict[int | None, int | None] = {line.rank: other.rank, other.rank: line.rank}
     by_rank = {line.rank: line for line in all_}
 
     def swapped(needs: Mapping[int | None, int]) -> dict[int | None, int]:
@@ -142,10 +142,10 @@ def alike(one: Line, other: Line, all_: tuple[Line, ...]) -> bool:
     def plain(needs: Mapping[int | None, int]) -> dict[int | None, int]:
         return {rank: by_rank[rank].first(least) for rank, least in needs.items()}
 
-    for mine, theirs, my_way, their_way in zip(one.stands, other.stands, one.shape, other.shape, strict=True):
+    for mine, theirs, my_way, their_way in zip(line.stands, other.stands, line.shape, other.shape, strict=True):
         if mine.files != theirs.files or swapped(mine.needs) != plain(theirs.needs):
             return False
-        if not _same_way(my_way, one.rank, their_way, other.rank):
+        if not _same_way(my_way, line.rank, their_way, other.rank):
             return False
     rest = (line for line in all_ if line.rank not in swap)
     return all(swapped(stand.needs) == plain(stand.needs) for line in rest for stand in line.stands)

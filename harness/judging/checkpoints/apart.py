@@ -38,7 +38,7 @@ def apart(part: Segment) -> Apart | None:
 
 def _of(record: Witness, base: int, witnesses: tuple[Witness, ...]) -> Apart | None:
     """None if the counters of all these ranks say that they got the state of the others."""
-    counters = {rank: one for one in witnesses if one.name == OPTIMIZER for rank in one.ranks}
+    counters = {rank: witness for witness in witnesses if witness.name == OPTIMIZER for rank in witness.ranks}
     behind = [rank for rank in record.ranks if rank in counters and set(record.fits) & set(counters[rank].fits)]
     sure = tuple(rank for rank in behind if base not in counters[rank].fits)
     ranks = sure or tuple(rank for rank in record.ranks if rank not in counters)

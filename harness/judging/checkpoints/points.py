@@ -72,7 +72,7 @@ def are_copies(run: Record, path: str, other: str) -> bool:
 
 def _loaded(history: History) -> Iterable[str]:
     """The paths that attempts loaded, or tried to load, before their first step."""
-    first = {one.number: history.executions.of_attempt(one.number).first_s() for one in history.attempts}
+    first = {attempt.number: history.executions.of_attempt(attempt.number).first_s() for attempt in history.attempts}
     return (load.path for load in history.loads if load.mono_s <= (first.get(load.attempt) or float("inf")))
 
 

@@ -34,9 +34,9 @@ def unexcused(
     checkpoints that were saved on another number of ranks; those of the steps from which an attempt resumed, because a
     save of such a step may have been interrupted and is not repeated; and checkpoints whose save failed, for example
     without free space, if the job continued."""
-    found = {one.path: one for one in strays(ours, theirs[0])}
+    found = {stray.path: stray for stray in strays(ours, theirs[0])}
     for other in theirs[1:]:
-        same = {one.path: one.theirs for one in strays(ours, other)}
+        same = {stray.path: stray.theirs for stray in strays(ours, other)}
         found = {path: one for path, one in found.items() if same.get(path) == one.theirs}
     bases = {attempt.base for attempt in run.history.attempts[1:]}
     return [
@@ -51,13 +51,13 @@ def unexcused(
 def _could_not_be_saved(run: Record, clash: Clash) -> bool:
     path = posixpath.join(root_of(run), clash.path)
     made = {one.attempt for one in run.history.by_step().get(clash.step or 0, {}).values()}
-    saves = [one for one in run.history.saves if one.attempt in made and is_below(final_path(one.path), path)]
-    return any(not one.ok for one in saves)
+    saves = [save for save in run.history.saves if save.attempt in made and is_below(final_path(save.path), path)]
+    return any(not save.ok for save in saves)
 
 
 def _was_resumed_from(run: Record, clash: Clash) -> bool:
     path = posixpath.join(root_of(run), clash.path)
-    return any(is_below(one.loaded, path) for one in run.history.attempts if one.loaded)
+    return any(is_below(attempt.loaded, path) for attempt in run.history.attempts if attempt.loaded)
 
 
 def is_aside(run: Record, clash: Clash) -> bool:

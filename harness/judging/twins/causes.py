@@ -51,7 +51,10 @@ def likeliest_cause(run: Record, history: History, ours: Steps, theirs: Steps, f
     part = _part_of(history, next(iter(ours[first.step].values())))
     if part is None or part.base is None:
         return Cause("The step from which that attempt continued is not known, and so the cause is not known either.")
-    base, later = part.base, any(one.number == part.number and one.after < part.after for one in history.segments)
+    base, later = (
+        part.base,
+        any(segment.number == part.number and segment.after < part.after for segment in history.segments),
+    )
     if base == 0 and part is history.segments[0]:
         return Cause(_without_a_restart(sum(step < first.step for step in ours.keys() & theirs.keys())))
     since = [step for step in sorted(ours.keys() & theirs.keys()) if base < step <= first.step]

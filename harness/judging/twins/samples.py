@@ -16,16 +16,16 @@ Samples = Counter[Hashable]  # how often each was consumed; a sample is an index
 Read = Callable[[Execution], tuple[Hashable, ...]]
 
 
-def _digests(one: Execution) -> tuple[Hashable, ...]:
-    return tuple(sample for sample in one.samples if sample is not None)
+def _digests(execution: Execution) -> tuple[Hashable, ...]:
+    return tuple(sample for sample in execution.samples if sample is not None)
 
 
-def _indices(one: Execution) -> tuple[Hashable, ...]:
-    return one.indices
+def _indices(execution: Execution) -> tuple[Hashable, ...]:
+    return execution.indices
 
 
-def _by_index(one: Execution) -> tuple[Hashable, ...]:
-    return one.indices or _digests(one)
+def _by_index(execution: Execution) -> tuple[Hashable, ...]:
+    return execution.indices or _digests(execution)
 
 
 def reader(*histories: Steps) -> Read:

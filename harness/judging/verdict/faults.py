@@ -107,7 +107,7 @@ def _evidence(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tupl
 def faults_case(faults: Sequence[FaultResult], never_reached: Set[str]) -> Case:
     """The case of all faults. If the job did not recover from an earlier fault, a fault that never came because of that
     does not make the case inconclusive."""
-    bad = [one for one in faults if one.verdict is not Verdict.PASSED]
+    bad = [fault_result for fault_result in faults if fault_result.verdict is not Verdict.PASSED]
     if any(one.verdict is Verdict.FAILED for one in bad):
         bad = [one for one in bad if one.id not in never_reached]
     bad.sort(key=lambda one: one.verdict is not Verdict.INCONCLUSIVE)
@@ -126,10 +126,10 @@ def _applied_in_words(hits: Sequence[Event]) -> str:
     parts = [
         f"step {hit.data['global_step']}" if hit.data["global_step"] is not None else "",
         str(hit.data["phase"] or "").replace("_", " "),
-        ", ".join(f"pid {one.data['pid']}" for one in hits if one.data["pid"] is not None),
+        ", ".join(f"pid {event.data['pid']}" for event in hits if event.data["pid"] is not None),
         f"attempt {hit.attempt}" if hit.attempt is not None else "",
     ]
-    nodes = [str(one.data["node"]) for one in hits if one.data.get("node") is not None]
+    nodes = [str(event.data["node"]) for event in hits if event.data.get("node") is not None]
     return ", ".join(part for part in parts if part) or (f"node {', '.join(nodes)}" if nodes else "once")
 
 

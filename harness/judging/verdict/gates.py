@@ -96,7 +96,7 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
     if not run.history.executions:
         return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
     code, reached = own_exit_code(run), run.history.highest_step() or 0
-    behind = {one.fault for one in recoveries(run, twins) if one.parts["caught_up"] is None}
+    behind = {recovery.fault for recovery in recoveries(run, twins) if recovery.parts["caught_up"] is None}
     if fault.id not in behind:
         if code not in (None, 0):
             return Verdict.FAILED, f"the job got past the fault, and then ended with exit code {code} in step {reached}"

@@ -23,7 +23,7 @@ def because(run: Record) -> str:
     failure of the libraries below it. Otherwise empty."""
     if any(event.data.get("interrupted", True) for event in run.of_kind(Kind.STOPPED)):
         return ""  # it might still have come back
-    if run.exit_code == 0 and all(one.parts["caught_up"] is not None for one in recoveries(run)):
+    if run.exit_code == 0 and all(recovery.parts["caught_up"] is not None for recovery in recoveries(run)):
         return ""
     hit = {event.attempt for event in run.of_kind(Kind.APPLYING)}
     died = [
@@ -67,6 +67,9 @@ def _aside(run: Record) -> Iterator[str]:
         yield _abort(one, one in aside)
 
 
-def _abort(one: TeardownAbort, aside: bool) -> str:
+def _abort(abort: TeardownAbort, aside: bool) -> str:
     done = "set aside and counted" if aside else "not set aside, since no whole checkpoint of that step was seen"
-    return f"rank {one.rank} aborted at interpreter exit in attempt {one.attempt}, after step {one.last_step}: {done}"
+    return (
+        f"rank {abort.rank} aborted at interpreter exit in attempt {abort.attempt}, after "
+        f"step {abort.last_step}: {done}"
+    )

@@ -58,7 +58,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     mixed = next(filter(None, map(ranks_repeat, (run, *twins))), None)
     findings = [inconclusive(mixed) if mixed else _finding(assertion, run, twins) for assertion in assertions]
     cases = [_case(named, finding) for named, finding in zip(run.plan.asserts, findings, strict=True)]
-    late = {fault.id for one in parts for fault in one.plan.faults if never_reached(one, fault)}
+    late = {fault.id for replica in parts for fault in replica.plan.faults if never_reached(replica, fault)}
     landed = [faults_case(faults, late)] if faults else []
     cases = [*landed, *linked(cases, findings, landed)]
     if split := next(filter(None, map(split_brain, parts)), None):
@@ -68,8 +68,8 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     if verdict is not Verdict.PASSED:
         died = died_by_itself(run)
         if why := died or (reason if run.stopped and not any(run.of_kind(Kind.JOB_STARTED)) else ""):
-            shown = decided_by or next((one.name for one in cases), "")
-            cases = [replace(one, reason=f"{why}; {one.reason}") if one.name == shown else one for one in cases]
+            shown = decided_by or next((case.name for case in cases), "")
+            cases = [replace(case, reason=f"{why}; {case.reason}") if case.name == shown else case for case in cases]
         reason = (died or reason + last_error(run)) + because(run)
     elif rollback.verdict is not Verdict.PASSED:
         verdict, reason, decided_by = Verdict.ERROR, f"rollback: {rollback.reason}", rollback.name
@@ -87,8 +87,10 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         faults=faults,
         recoveries=tuple(found for one, own in zip(parts, of_twins, strict=True) for found in _recoveries(one, own)),
         cases=(*cases, rollback),
-        steps=max((one.history.last_step for one in parts if one.history.last_step is not None), default=None),
-        attempts=max(len(one.history.attempts) for one in parts),
+        steps=max(
+            (replica.history.last_step for replica in parts if replica.history.last_step is not None), default=None
+        ),
+        attempts=max(len(replica.history.attempts) for replica in parts),
         twin=_about_twins(run.plan, twins),
         reproduce=shlex.join(map(str, _environment(run).get("reproduce") or ())),
         versions={k: str(_environment(run).get(k, "")) for k in ("torchaos", "torch", "python")},
@@ -164,7 +166,10 @@ def _overall(
     early = stopped and not stopped.get("enough", False)
     if stopped and early and (stopped.get("interrupted", True) or not by_verdict[Verdict.FAILED]):
         return Verdict.INCONCLUSIVE, f"the run was ended early: {stopped['reason']}", ""
-    for journal, damaged in (("the journal", run.damaged), *(("the journal of a twin", one.damaged) for one in twins)):
+    for journal, damaged in (
+        ("the journal", run.damaged),
+        *(("the journal of a twin", record.damaged) for record in twins),
+    ):
         if damaged:
             many = f"{len(damaged)} of its lines can't be read, such as {damaged[0]}"
             return Verdict.INCONCLUSIVE, f"{journal} is damaged: {many}", ""

@@ -51,12 +51,12 @@ def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
     base = preferred if preferred in fits else next(iter(fits)) if len(fits) == 1 else None
     if base is None:
         return None, ()
-    return base, tuple(_disagrees(one, base) for one in witnesses if base not in one.fits)
+    return base, tuple(_disagrees(witness, base) for witness in witnesses if base not in witness.fits)
 
 
 def of_this_run(file: Sequence[Witness], others: Sequence[Witness]) -> bool:
     """Whether the job's own counters agree with a file of unknown origin."""
-    return any(_agree(one, other) for one in file for other in others)
+    return any(_agree(witness, other) for witness in file for other in others)
 
 
 def goes_on_from(base: int | None, witnesses: Sequence[Witness], straight_on: int | None) -> bool:
@@ -65,44 +65,46 @@ def goes_on_from(base: int | None, witnesses: Sequence[Witness], straight_on: in
     is true, the record of the save decides."""
     if base is None or base == straight_on:
         return False
-    running = [one for one in witnesses if one.name in _RUNNING]
+    running = [witness for witness in witnesses if witness.name in _RUNNING]
     if not running:
-        return any(one.name == RECORD and base in one.fits for one in witnesses)
-    return any(base in one.fits and straight_on not in one.fits for one in running)
+        return any(witness.name == RECORD and base in witness.fits for witness in witnesses)
+    return any(base in witness.fits and straight_on not in witness.fits for witness in running)
 
 
 def is_done_again_from(base: int | None, witnesses: Sequence[Witness], straight_on: int | None) -> bool:
     """Whether the job executes the steps after `base` again, although it loaded no checkpoint. The samples decide,
     because the counters of a new optimizer also start again. A job that goes back to its start has only warmed up; in
     the first attempt such steps count, as they do for triggers."""
-    trained = [one for one in witnesses if one.name in (SAMPLES, LOSSES)]
+    trained = [witness for witness in witnesses if witness.name in (SAMPLES, LOSSES)]
     return base not in (None, 0, straight_on) and bool(trained) and all(
-        base in one.fits and straight_on not in one.fits for one in trained
+        base in witness.fits and straight_on not in witness.fits for witness in trained
     )  # fmt: skip
 
 
 def _less_a_lone_record(witnesses: Sequence[Witness]) -> Sequence[Witness]:
-    record = next((one for one in witnesses if one.name == RECORD), None)
-    others = [one for one in witnesses if one.name != RECORD]
-    file = [one for one in others if one.name in _FILE]
-    running = [one for one in others if one.name in _RUNNING]
-    if record is None or any(_agree(record, one) for one in file):
+    record = next((witness for witness in witnesses if witness.name == RECORD), None)
+    others = [witness for witness in witnesses if witness.name != RECORD]
+    file = [witness for witness in others if witness.name in _FILE]
+    running = [witness for witness in others if witness.name in _RUNNING]
+    if record is None or any(_agree(record, witness) for witness in file):
         return witnesses
-    in_file = {base for one in file for base in one.fits}
-    against = [one for one in running if in_file & set(one.fits)]
+    in_file = {base for witness in file for base in witness.fits}
+    against = [witness for witness in running if in_file & set(witness.fits)]
     return (
-        others if against and all(in_file & set(one.fits) or not _agree(record, one) for one in running) else witnesses
+        others
+        if against and all(in_file & set(witness.fits) or not _agree(record, witness) for witness in running)
+        else witnesses
     )
 
 
-def _agree(one: Witness, other: Witness) -> bool:
-    return bool(set(one.fits) & set(other.fits))
+def _agree(witness: Witness, other: Witness) -> bool:
+    return bool(set(witness.fits) & set(other.fits))
 
 
-def _disagrees(one: Witness, base: int) -> str:
-    said = " or ".join(str(fit) for fit in one.fits[:3])
-    where = f" on rank {in_words(one.ranks)}" if one.ranks else ""
-    return f"{one.name}{where} says {said} steps were done, not {base}: {one.rests_on}"
+def _disagrees(witness: Witness, base: int) -> str:
+    said = " or ".join(str(fit) for fit in witness.fits[:3])
+    where = f" on rank {in_words(witness.ranks)}" if witness.ranks else ""
+    return f"{witness.name}{where} says {said} steps were done, not {base}: {witness.rests_on}"
 
 
 def in_words(ranks: Iterable[int]) -> str:

@@ -63,11 +63,11 @@ class History:
         return cls(_from_log(found, logged), Executions.of(logged), (), (), "log" if logged else "none")
 
     def attempt(self, number: int) -> Attempt | None:
-        return next((one for one in self.attempts if one.number == number), None)
+        return next((attempt for attempt in self.attempts if attempt.number == number), None)
 
     def attempt_at(self, mono_s: float) -> Attempt | None:
         """The last attempt that had started by that time. None if there is none."""
-        return next((one for one in reversed(self.attempts) if one.started_s <= mono_s), None)
+        return next((attempt for attempt in reversed(self.attempts) if attempt.started_s <= mono_s), None)
 
     @cached_property
     def unplaced(self) -> tuple[int, ...]:
@@ -100,24 +100,28 @@ class History:
         if it saved a checkpoint, because then it had steps that were not seen. False also if it ended successfully with
         an older checkpoint than the newest, which may have been loaded for an evaluation."""
         saved = any(save.attempt == part.number for save in self.saves)
-        if saved or part.base is None or not any(one.name == RECORD for one in part.witnesses):
+        if saved or part.base is None or not any(witness.name == RECORD for witness in part.witnesses):
             return False
         attempt = self.attempt(part.number)
         ended_well = attempt is not None and set(attempt.exit_codes.values()) == {0}
-        had = [one.global_step or 0 for one in self.saves if one.ok and one.attempt < part.number]
+        had = [save.global_step or 0 for save in self.saves if save.ok and save.attempt < part.number]
         return not ended_well or part.base >= max(had, default=0)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments of all attempts, in order."""
         return tuple(
-            part for one in self.attempts for part in one.segments or (Segment(one.number, 0, one.started_s, one.base),)
+            part
+            for attempt in self.attempts
+            for part in attempt.segments or (Segment(attempt.number, 0, attempt.started_s, attempt.base),)
         )
 
     def put_back(self, attempt: int, since_s: float, until_s: float = math.inf) -> list[Segment]:
         """The segments that an attempt began in that time because it loaded a checkpoint again."""
         return [
-            one for one in self.segments if one.number == attempt and one.after and since_s < one.started_s <= until_s
+            segment
+            for segment in self.segments
+            if segment.number == attempt and segment.after and since_s < segment.started_s <= until_s
         ]
 
     def redone(self) -> list[tuple[Execution, Execution]]:
@@ -149,7 +153,11 @@ class History:
         life = self.attempt_at(mono_s) if attempt is None else self.attempt(attempt)
         if life is None or life.base is None:
             return None
-        part = [one for one in self.segments if one.number == life.number and self._seen_from_s(one) <= mono_s][-1:]
+        part = [
+            segment
+            for segment in self.segments
+            if segment.number == life.number and self._seen_from_s(segment) <= mono_s
+        ][-1:]
         base, after = (part[0].base, part[0].after) if part else (life.base, 0)
         own = self.of_segment(life.number, after)
         own = own.at((own.mono_s <= mono_s) & ((own.rank == rank) if rank is not None else True))
@@ -216,8 +224,8 @@ def _with_first_steps(whole: Merged) -> list[Event]:
 
 def _by_attempt(found: Iterable[Save]) -> dict[int, list[Save]]:
     sorted_out: dict[int, list[Save]] = defaultdict(list)
-    for one in found:
-        sorted_out[one.attempt].append(one)
+    for save in found:
+        sorted_out[save.attempt].append(save)
     return sorted_out
 
 
@@ -232,7 +240,7 @@ def _from_log(found: list[Attempt], logged: list[Execution]) -> tuple[Attempt, .
     interval = log_interval(logged)
     placed = []
     for attempt in found:
-        steps = [one.local_step for one in logged if one.attempt == attempt.number]
+        steps = [execution.local_step for execution in logged if execution.attempt == attempt.number]
         if not steps:
             placed.append(attempt)
             continue

@@ -32,7 +32,7 @@ def from_log(events: Sequence[Event], attempts: Sequence[tuple[int, float]]) -> 
 def log_interval(executions: Iterable[Execution]) -> int:
     """The usual number of steps between two log lines."""
     by_attempt: dict[int, set[int]] = defaultdict(set)
-    for one in executions:
-        by_attempt[one.attempt].add(one.local_step)
+    for execution in executions:
+        by_attempt[execution.attempt].add(execution.local_step)
     gaps = Counter(b - a for steps in by_attempt.values() for a, b in pairwise(sorted(steps)))
     return gaps.most_common(1)[0][0] if gaps else 1

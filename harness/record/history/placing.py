@@ -124,7 +124,9 @@ class Placing:
         return [self._placed_save(save, segments) for save in self.saves.get(attempt, ())] if segments else []
 
     def _placed_save(self, save: Save, segments: Sequence[Segment]) -> Save:
-        own = [one for one in segments if (one.after, one.started_s) < (save.local_step, save.begun_s)] or segments[:1]
+        own = [
+            segment for segment in segments if (segment.after, segment.started_s) < (save.local_step, save.begun_s)
+        ] or segments[:1]
         step, told = own[-1].global_step(save.local_step), number_in_name(save.path)
         if save.in_thread and step is not None and told is not None and 0 < told <= step and self._counts_steps(save):
             step = told

@@ -74,7 +74,7 @@ def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Map
     if pairs and all(_counts_on(*pair) for pair in pairs):
         return False
     counted = any(one.opt_step is not None for one in after.values())
-    return counted or any(number_in_contents(one.numbers) or number_in_name(one.path) is not None for one in loads)
+    return counted or any(number_in_contents(load.numbers) or number_in_name(load.path) is not None for load in loads)
 
 
 def goings_back(steps: BySteps) -> Iterator[int]:

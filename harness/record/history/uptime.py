@@ -36,7 +36,7 @@ def new_steps(history: History) -> list[float]:
     if not history.attempts:
         return []
     newest = history.attempts[-1]
-    reached = max((one.last_step or 0 for one in history.attempts[:-1]), default=0)
+    reached = max((attempt.last_step or 0 for attempt in history.attempts[:-1]), default=0)
     own = history.executions.of_attempt(newest.number)
     new = (own.global_step == UNPLACED) | (own.global_step > reached)
     found: list[float] = np.sort(own.mono_s[new]).tolist()

@@ -182,8 +182,8 @@ class _Known:
     """The global steps after which a counter stood at each value."""
 
     def __init__(self, known: Sequence[Executions], column: str) -> None:
-        self._values = np.concatenate([np.zeros(0), *(one.column(column) for one in known)])
-        self._steps = np.concatenate([np.zeros(0, np.int64), *(one.global_step for one in known)])
+        self._values = np.concatenate([np.zeros(0), *(executions.column(column) for executions in known)])
+        self._steps = np.concatenate([np.zeros(0, np.int64), *(executions.global_step for executions in known)])
         seen = ~np.isnan(self._values)
         self._values, self._steps = self._values[seen], self._steps[seen]
         self._found: dict[float, set[int]] = {}
@@ -264,8 +264,8 @@ def _of_samples(scene: Scene) -> list[Witness]:
     return _grouped(names.SAMPLES, {-1: (fits, "taken over all ranks of a step")}) if fits else []
 
 
-def _seen_samples(one: Execution) -> Hashable:
-    return one.samples if one.samples_seen else None
+def _seen_samples(execution: Execution) -> Hashable:
+    return execution.samples if execution.samples_seen else None
 
 
 def _of_content(
@@ -302,7 +302,7 @@ def _around(steps: Iterable[int], firsts: Iterable[int]) -> list[int]:
 def _steps_with(known: Sequence[Executions], samples_sum: np.uint64) -> list[int]:
     """The global steps in which the last executions of all ranks together had these samples."""
     step, rank, sums = (
-        np.concatenate([np.zeros(0, kind), *(one.column(name) for one in known)])
+        np.concatenate([np.zeros(0, kind), *(executions.column(name) for executions in known)])
         for name, kind in (("global_step", np.int64), ("rank", np.int64), ("samples_sum", np.uint64))
     )
     order = np.lexsort((rank, step))
@@ -318,13 +318,13 @@ def _steps_with(known: Sequence[Executions], samples_sum: np.uint64) -> list[int
 def _union_by_step(executions: Iterable[Execution], step_of: Callable[[Execution], int]) -> dict[int, Hashable]:
     """By step: the samples of all ranks together. Only steps whose samples were all seen."""
     parts: dict[int, list[Hashable]] = defaultdict(list)
-    for one in executions:
-        parts[step_of(one)].append(_seen_samples(one))
+    for execution in executions:
+        parts[step_of(execution)].append(_seen_samples(execution))
     return {step: _union(found) for step, found in parts.items() if None not in found}
 
 
-def _global(one: Execution) -> int:
-    return one.global_step or 0
+def _global(execution: Execution) -> int:
+    return execution.global_step or 0
 
 
 def _of_log(scene: Scene) -> list[Witness]:

@@ -230,12 +230,12 @@ _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
 
 
 def _whole(read: Callable[[Execution], int]) -> Callable[[Sequence[Execution]], Array]:
-    return lambda steps: np.array([read(one) for one in steps], np.int64)
+    return lambda steps: np.array([read(step) for step in steps], np.int64)
 
 
 def _real(read: Callable[[Execution], float | None]) -> Callable[[Sequence[Execution]], Array]:
     def column(steps: Sequence[Execution]) -> Array:
-        return np.array([_float(read(one)) for one in steps])
+        return np.array([_float(read(execution)) for execution in steps])
 
     return column
 
@@ -249,7 +249,7 @@ def _float(value: float | None) -> float:
 
 def _rows(read: Callable[[Execution], Sequence[float | None]]) -> Callable[[Sequence[Execution]], Array]:
     def column(steps: Sequence[Execution]) -> Array:
-        rows = [read(one) for one in steps]
+        rows = [read(execution) for execution in steps]
         found = np.full((len(rows), max(map(len, rows), default=0)), ABSENT)
         for place, row in enumerate(rows):
             for number, value in enumerate(row):
@@ -268,10 +268,10 @@ _OF_LOOSE: Mapping[str, Callable[[Sequence[Execution]], Array]] = {
     "sched_step": _real(lambda one: one.sched_step),
     "losses": _rows(lambda one: one.losses),
     "lr": _rows(lambda one: one.lr),
-    "samples": lambda steps: samples.of_rows([one.samples for one in steps])[0],
-    "samples_sum": lambda steps: samples.of_rows([one.samples for one in steps])[1],
-    "indices": lambda steps: samples.of_rows([one.indices for one in steps])[0],
-    "indices_sum": lambda steps: samples.of_rows([one.indices for one in steps])[1],
+    "samples": lambda steps: samples.of_rows([step.samples for step in steps])[0],
+    "samples_sum": lambda steps: samples.of_rows([step.samples for step in steps])[1],
+    "indices": lambda steps: samples.of_rows([step.indices for step in steps])[0],
+    "indices_sum": lambda steps: samples.of_rows([step.indices for step in steps])[1],
     "in_samples": _whole(lambda one: len(one.samples)),
     "in_seen": _whole(lambda one: sum(sample is not None for sample in one.samples)),
     "in_indices": _whole(lambda one: len(one.indices)),

@@ -59,10 +59,10 @@ def of_payload(rank: int, attempt: int, step: int, mono_s: float, data: Mapping[
     )  # fmt: skip
 
 
-def with_values(one: Execution, values: Mapping[str, Any]) -> Execution:
+def with_values(execution: Execution, values: Mapping[str, Any]) -> Execution:
     """Like dataclasses.replace, but ten times faster."""
     found = object.__new__(Execution)
-    found.__dict__.update(one.__dict__, **values)
+    found.__dict__.update(execution.__dict__, **values)
     return found
 
 

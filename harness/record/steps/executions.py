@@ -29,8 +29,10 @@ class Executions(Sequence[Execution]):
     @classmethod
     def of(cls, steps: Sequence[Execution]) -> Self:
         """These steps, in this order."""
-        known = np.array([UNPLACED if one.global_step is None else one.global_step for one in steps], np.int64)
-        segment = np.array([one.segment for one in steps], np.int64)
+        known = np.array(
+            [UNPLACED if execution.global_step is None else execution.global_step for execution in steps], np.int64
+        )
+        segment = np.array([execution.segment for execution in steps], np.int64)
         return cls(Columns.of_executions(steps), np.arange(len(steps)), known, segment)
 
     @classmethod

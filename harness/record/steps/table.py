@@ -38,7 +38,7 @@ class StepTable(Mapping[int, Mapping[int, Execution]]):
         place = int(np.searchsorted(self.numbers, step))
         if place == len(self.numbers) or self.numbers[place] != step:
             raise KeyError(step)
-        return {one.rank: one for one in self.executions[self._starts[place] : self._ends[place]]}
+        return {execution.rank: execution for execution in self.executions[self._starts[place] : self._ends[place]]}
 
     def __contains__(self, step: object) -> bool:
         return step in self._known

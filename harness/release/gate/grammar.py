@@ -72,4 +72,4 @@ class Gate(Strict):
         return self.max_age if own is None else own
 
     def waivers_in(self, environment: str) -> list[Waiver]:
-        return [one for one in self.waivers if one.environments is None or environment in one.environments]
+        return [waiver for waiver in self.waivers if waiver.environments is None or environment in waiver.environments]

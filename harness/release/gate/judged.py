@@ -74,13 +74,13 @@ def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
     more = len(results) - ask.times
     ask = replace(ask, times=len(results), at_least=None if ask.at_least is None else ask.at_least + more)
     return judge_repeats(wanted.name, wanted.scenario.description, results, ask, "done",
-                         run_dirs=[one.run_dir for one in results])  # fmt: skip
+                         run_dirs=[result.run_dir for result in results])  # fmt: skip
 
 
 def _codes(results: Sequence[Result], together: Repeats | None) -> list[ExitCode]:
     """The exit codes. A run that can't be judged is not a failed repetition: it closes the gate by itself."""
-    alone = [one for one in results if together is None or one.verdict is Verdict.ERROR]
-    return [*([ExitCode(together.exit_code)] if together else []), *(ExitCode(one.exit_code) for one in alone)]
+    alone = [result for result in results if together is None or result.verdict is Verdict.ERROR]
+    return [*([ExitCode(together.exit_code)] if together else []), *(ExitCode(result.exit_code) for result in alone)]
 
 
 def _without_run(wanted: Wanted, why: str) -> Result:

@@ -140,7 +140,7 @@ def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[
 def why_not(run: Found, terms: Terms) -> str:
     """Why the run does not count, as a clause that follows `the run`. Empty if it counts."""
     if run.options is not None and sorted(run.options) != sorted(terms.set):
-        options = " ".join(shlex.quote(one) for one in run.options) or "nothing"
+        options = " ".join(shlex.quote(option) for option in run.options) or "nothing"
         return f"was run with other options than the gate's `set` ({options})"
     if terms.commit and run.commit and not _at(run.commit, terms.commit):
         return f"was made at commit {run.commit}, not {terms.commit}"

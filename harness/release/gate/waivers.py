@@ -23,13 +23,13 @@ class Waived:
 def apply(waiver: Waiver | None, variants: Sequence[Case]) -> Waived:
     """Applies a waiver to the verdicts of one case: the stored verdict, and the verdicts under each set of bounds. The
     worst counts. The waiver must cover every verdict that is not passed."""
-    red = [one for one in variants if one.verdict is not Verdict.PASSED]
+    red = [case for case in variants if case.verdict is not Verdict.PASSED]
     if not red:
         return Waived(variants[-1], Verdict.PASSED)
     worst = min(red, key=lambda one: _SEVERITY.index(one.verdict))
     if waiver is None:
         return Waived(worst, worst.verdict)
-    bare = [one for one in red if one.verdict.value not in waiver.covers]
+    bare = [case for case in red if case.verdict.value not in waiver.covers]
     if bare:
         worst = min(bare, key=lambda one: _SEVERITY.index(one.verdict))
         told = f"{worst.reason} (waiver {waiver.ticket} covers only what {' or '.join(waiver.covers)})"
@@ -48,7 +48,7 @@ def state(waiver: Waiver, said: Sequence[Verdict], today: date) -> Case:
             Verdict.FAILED,
             f"it expired on {waiver.expires}; fix the failure, or renew the waiver with a reason ({about})",
         )
-    if said and all(one is Verdict.PASSED for one in said):
+    if said and all(verdict is Verdict.PASSED for verdict in said):
         return _case(name, Verdict.FAILED, f"{waiver.assertion} passes: remove the waiver ({about})")
     left = (waiver.expires - today).days
     holds = "today is its last day" if left == 0 else f"{left} {'day is' if left == 1 else 'days are'} left"
@@ -65,7 +65,9 @@ def expired(waiver: Waiver, today: date) -> bool:
 
 def in_force(waivers: Sequence[Waiver], scenario: str, today: date) -> Mapping[str, Waiver]:
     """The waivers that are valid today, by assertion."""
-    return {one.assertion: one for one in waivers if one.scenario == scenario and not expired(one, today)}
+    return {
+        waiver.assertion: waiver for waiver in waivers if waiver.scenario == scenario and not expired(waiver, today)
+    }
 
 
 _SEVERITY = (Verdict.ERROR, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)

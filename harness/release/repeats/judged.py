@@ -65,15 +65,16 @@ def judge_repeats(
 ) -> Repeats:  # fmt: skip
     """Judges the repetitions of a scenario. `results`: those of the repetitions that ended, in order. `alike`: whether
     the plans differ only in the seed."""
-    rate = Rate.of("scenario", [one.verdict for one in results], ask.confidence)
+    rate = Rate.of("scenario", [result.verdict for result in results], ask.confidence)
     verdict, code, reason = _verdict(results, ask, state, rate)
-    names = list(dict.fromkeys(case.name for one in results for case in one.cases))
+    names = list(dict.fromkeys(case.name for result in results for case in result.cases))
     of_case = {
-        name: [_verdict_of(one, case) for one in results for case in one.cases if case.name == name] for name in names
+        name: [_verdict_of(result, case) for result in results for case in result.cases if case.name == name]
+        for name in names
     }
-    telling = [one for one in results if one.verdict in (Verdict.PASSED, Verdict.FAILED)]
+    telling = [result for result in results if result.verdict in (Verdict.PASSED, Verdict.FAILED)]
     return Repeats(
-        scenario, description, ask.in_words, ask.times, tuple(one.seed for one in results), verdict, code, reason,
+        scenario, description, ask.in_words, ask.times, tuple(result.seed for result in results), verdict, code, reason,
         ask.confidence, rate, tuple(Rate.of(name, of_case[name], ask.confidence) for name in names),
         distributions(telling), tuple(_notes(rate, alike)), ask.of_rate, tuple(run_dirs),
     )  # fmt: skip
@@ -87,10 +88,10 @@ def _verdict_of(result: Result, case: Case) -> Verdict:
 
 def _verdict(results: Sequence[Result], ask: Ask, state: State, rate: Rate) -> tuple[Verdict, ExitCode, str]:
     told = f"{rate.passed} of {len(results)} passed{_rest(rate)}"
-    errors = [one for one in results if one.exit_code in _ERRORS]
+    errors = [result for result in results if result.exit_code in _ERRORS]
     if errors:
-        code = worst([ExitCode(one.exit_code) for one in errors])
-        first = next(one for one in errors if one.exit_code == code)
+        code = worst([ExitCode(result.exit_code) for result in errors])
+        first = next(result for result in errors if result.exit_code == code)
         return Verdict.ERROR, code, f"{told}; with seed {first.seed}: {first.reason}"
     if state == "running":
         return Verdict.ERROR, ExitCode.INTERNAL, f"not finished: {len(results)} of {ask.times} done, {told}"

@@ -35,7 +35,7 @@ def happened(run: Record) -> list[Moment]:
     with_steps = (
         moments if run.plan.job.replicas > 1 else _with_steps(run, moments)
     )  # each replica has its own, side by side
-    lines = [Moment(one.at_s - began, one.text) for one in with_steps]
+    lines = [Moment(step.at_s - began, step.text) for step in with_steps]
     if len(lines) > _MOST:
         left_out = len(lines) - _MOST
         gap = Moment(lines[_MOST // 2].at_s, f"({left_out} lines are left out here)")
@@ -56,8 +56,8 @@ def _of_history(run: Record) -> Iterator[Moment]:
     parts = records_of(run)
     for number, part in enumerate(parts):
         who = f"replica {number}: " if len(parts) > 1 else ""
-        for one in (*_attempts(part), *_saves(part)):
-            yield Moment(one.at_s, f"{who}{one.text}")
+        for attempt in (*_attempts(part), *_saves(part)):
+            yield Moment(attempt.at_s, f"{who}{attempt.text}")
 
 
 def _is_empty(event: Event, for_good: set[str]) -> bool:
@@ -144,14 +144,16 @@ def _once_each(executions: Executions) -> list[Execution]:
 def _finished(steps: Sequence[Execution]) -> Iterator[Moment]:
     if not steps:
         return
-    numbers = sorted({one.global_step if one.global_step is not None else one.local_step for one in steps})
-    unknown = " of the attempt, not placed" if any(one.global_step is None for one in steps) else ""
+    numbers = sorted(
+        {execution.global_step if execution.global_step is not None else execution.local_step for execution in steps}
+    )
+    unknown = " of the attempt, not placed" if any(execution.global_step is None for execution in steps) else ""
     subject = f"step {numbers[0]} is" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]} are"
     yield Moment(steps[-1].mono_s, f"{subject} done{unknown}{_losses(steps)}")
 
 
 def _losses(steps: Sequence[Execution]) -> str:
-    seen = [one.losses[-1] for one in steps if one.loss_seen]
+    seen = [execution.losses[-1] for execution in steps if execution.loss_seen]
     texts = [f"{loss:.4g}" for loss in seen if loss is not None]
     if not texts:
         return ""

@@ -132,7 +132,7 @@ def _planned(plan: Plan) -> Iterator[str]:
         yield "No fault."
     for when, conditions in (("No fault before", plan.steady_state), ("It would end early on", plan.stop)):
         if conditions:
-            named = [" ".join((one.name, given("conditions", one))).strip() for one in conditions]
+            named = [" ".join((condition.name, given("conditions", condition))).strip() for condition in conditions]
             yield f"{when}: {'; '.join(named)}"
     if plan.asserts:
         against = ", against a fault-free twin" if plan.twin else ""
@@ -161,16 +161,16 @@ def _seen(result: Result) -> Iterator[str]:
     yield from map(_recovered, result.recoveries)
 
 
-def _recovered(one: Recovery) -> str:
-    seen = [f"{_PARTS.get(part, name_in_words(part))} after {seconds_in_words(at)}" for part, at in one.parts.items()
-            if at is not None]  # fmt: skip
-    if one.parts.get("caught_up") is None:
+def _recovered(recovery: Recovery) -> str:
+    seen = [f"{_PARTS.get(part, name_in_words(part))} after {seconds_in_words(at)}"
+            for part, at in recovery.parts.items() if at is not None]  # fmt: skip
+    if recovery.parts.get("caught_up") is None:
         until = f"; {'; '.join(seen)}" if seen else ""
-        return f"From {one.fault} the job never recovered{until}"
-    lost = "an unknown number of" if one.lost_steps is None else one.lost_steps or "no"
+        return f"From {recovery.fault} the job never recovered{until}"
+    lost = "an unknown number of" if recovery.lost_steps is None else recovery.lost_steps or "no"
     again = f"{lost} {'step was' if lost == 1 else 'steps were'} done again"
-    how = "went on without a restart" if went_on(one.parts) else "came back"
-    return f"From {one.fault} the job {how}, {again}; {'; '.join((*seen, *one.advice))}"
+    how = "went on without a restart" if went_on(recovery.parts) else "came back"
+    return f"From {recovery.fault} the job {how}, {again}; {'; '.join((*seen, *recovery.advice))}"
 
 
 def _why(result: Result) -> Iterator[str]:

@@ -128,7 +128,10 @@ def _report(result: Result, case: Case) -> str:
             f"rollback {fault.rollback}; {fault.verdict.value}: {fault.reason}"
             for fault in result.faults
         ]
-        lines += [f"recovery from {one.fault}, seconds: {pairs_in_words(one.parts)}" for one in result.recoveries]
+        lines += [
+            f"recovery from {recovery.fault}, seconds: {pairs_in_words(recovery.parts)}"
+            for recovery in result.recoveries
+        ]
     lines += [f"seed: {result.seed}", f"files: {result.run_dir}"]
     lines += [f"again: {mask(result.reproduce)}"] if result.reproduce else []
     return printable(mask("\n".join(lines))).replace(_ATTACHMENT, _ATTACHMENT[1:])

@@ -45,7 +45,11 @@ def _table(results: Sequence[Result]) -> Iterator[str]:
     yield "| | scenario | seed | recovery | steps done again | samples skipped / repeated |"
     yield "|---|---|---|---|---|---|"
     for result in results:
-        cells = [f"{one.value} ({one.bound})" if one.bound else one.value for one in gauges(result)] or ["", "", ""]
+        cells = [f"{gauge.value} ({gauge.bound})" if gauge.bound else gauge.value for gauge in gauges(result)] or [
+            "",
+            "",
+            "",
+        ]
         sign = f"{_SIGNS[result.verdict]} {result.verdict.value}"
         yield f"| {' | '.join([sign, _safe(result.scenario), str(result.seed), *map(_safe, cells)])} |"
 
@@ -63,8 +67,9 @@ def _run(result: Result, happened: Sequence[str]) -> Iterator[str]:
         yield ""
         yield "| | measured | bound | |"
         yield "|---|---|---|---|"
-        for one in found:
-            yield f"| {' | '.join([_safe(one.name), _safe(one.value), _safe(one.bound), _STATES.get(one.state, '')])} |"
+        for gauge in found:
+            cells = [_safe(gauge.name), _safe(gauge.value), _safe(gauge.bound), _STATES.get(gauge.state, "")]
+            yield f"| {' | '.join(cells)} |"
     yield ""
     yield from _cases(result.cases)
     for advice in (text for recovery in result.recoveries for text in recovery.advice):

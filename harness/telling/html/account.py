@@ -29,15 +29,15 @@ def samples_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
         return {}
     attempts = [
         {
-            "number": one.number, "base": one.base, "first": one.first_step, "last": one.last_step,
-            "loaded": os.path.basename(one.loaded) if one.loaded else None,
-            "samples": int(history.executions.of_attempt(one.number).column("in_samples").sum()),
+            "number": attempt.number, "base": attempt.base, "first": attempt.first_step, "last": attempt.last_step,
+            "loaded": os.path.basename(attempt.loaded) if attempt.loaded else None,
+            "samples": int(history.executions.of_attempt(attempt.number).column("in_samples").sum()),
         }
-        for one in history.attempts
+        for attempt in history.attempts
     ]  # fmt: skip
     found: dict[str, Any] = {
         "attempts": attempts, "counted": _many(mine.executions), "steps": len(mine),
-        "executed": sum(one["samples"] for one in attempts), "twin": None, "differ": 0, "rows": [],
+        "executed": sum(attempt["samples"] for attempt in attempts), "twin": None, "differ": 0, "rows": [],
     }  # fmt: skip
     if other:
         differ = _differ(mine, other)
@@ -160,5 +160,5 @@ def _loads(run: Record, name: str, since_s: float = -math.inf, until_s: float = 
         plain = os.path.splitext(path)[0]  # ckpt.tmp may have become ckpt.pt
         return path == name or path.endswith("/" + name) or f"/{name}/" in path or plain.endswith("/" + name)
 
-    loads = (one for one in run.history.loads if since_s <= one.mono_s < until_s)
+    loads = (load for load in run.history.loads if since_s <= load.mono_s < until_s)
     return sorted({load.attempt for load in loads if load.ok and fits(load.path)})

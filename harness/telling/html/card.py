@@ -58,17 +58,17 @@ def _title(result: Result) -> Iterator[str]:
     yield _text(_MARGIN + width + 12, 37, clean(result.scenario)[:60], 18, _INK, bold=True)
 
 
-def _gauge(one: Gauge, number: int, y: float) -> Iterator[str]:
+def _gauge(gauge: Gauge, number: int, y: float) -> Iterator[str]:
     width = (_WIDTH - 2 * _MARGIN - 24) / 3
     x = _MARGIN + number * (width + 12)
     yield f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="70" rx="6" fill="#fff" stroke="{_GRID}"/>'
-    yield _text(x + 10, y + 18, one.name, 12, _DIM)
-    yield _text(x + 10, y + 42, one.value, 20, _STATES[one.state], bold=True)
-    yield _text(x + width - 10, y + 42, one.bound, 12, _DIM, anchor="end")
-    if one.share is not None:
+    yield _text(x + 10, y + 18, gauge.name, 12, _DIM)
+    yield _text(x + 10, y + 42, gauge.value, 20, _STATES[gauge.state], bold=True)
+    yield _text(x + width - 10, y + 42, gauge.bound, 12, _DIM, anchor="end")
+    if gauge.share is not None:
         yield f'<rect x="{x + 10:.1f}" y="{y + 54}" width="{width - 20:.1f}" height="6" fill="{_GRID}"/>'
-        long = (width - 20) * max(one.share, 0.01 if one.share else 0.0)
-        yield f'<rect x="{x + 10:.1f}" y="{y + 54}" width="{long:.1f}" height="6" fill="{_STATES[one.state]}"/>'
+        long = (width - 20) * max(gauge.share, 0.01 if gauge.share else 0.0)
+        yield f'<rect x="{x + 10:.1f}" y="{y + 54}" width="{long:.1f}" height="6" fill="{_STATES[gauge.state]}"/>'
 
 
 def _chart(curves: Mapping[str, Any], top: float) -> Iterator[str]:

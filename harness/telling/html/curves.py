@@ -37,7 +37,7 @@ def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
     columns = {name: [values.get(step) for step in steps] for name, values in of_steps.items()}
     columns["apart"] = [_apart(a, b) for a, b in zip(columns["loss"], columns["twin_loss"], strict=True)]
     first = next(differences(ours, theirs, 0.0, 0.0), None)
-    resumes = [one.base for one in history.attempts if one.number and one.base is not None]
+    resumes = [attempt.base for attempt in history.attempts if attempt.number and attempt.base is not None]
     hit = _hit(run)
     shown = _shown(steps, columns, [*resumes, *(step for step, _ in hit), *([first.step] if first else [])])
     return {

@@ -36,7 +36,7 @@ def logs_of(folder: RunDir, run: Record) -> list[dict[str, Any]]:
                 last_place = place
         pieces.append(_piece("the end", lines, len(lines), TAIL, 0))
         about = f"{len(lines)} lines" if whole else f"its last {_MOST_BYTES >> 20} MiB"
-        found.append({"name": path.name, "about": about, "pieces": [one for one in pieces if one["text"]]})
+        found.append({"name": path.name, "about": about, "pieces": [piece for piece in pieces if piece["text"]]})
     return found
 
 

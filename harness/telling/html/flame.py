@@ -33,9 +33,9 @@ def flame_of(parts: Mapping[str, float | None]) -> Flame | None:
         return None
     names = {part: name for name, own in STRETCHES.items() for part in own}
     small = []
-    for one in seen:
-        place = _place(one.begin_s, one.took_s, whole_s)
-        small.append(Block(spent_in_words(one.part), _class(names.get(one.part, "")), one.took_s, *place))
+    for span in seen:
+        place = _place(span.begin_s, span.took_s, whole_s)
+        small.append(Block(spent_in_words(span.part), _class(names.get(span.part, "")), span.took_s, *place))
     large: list[Block] = []
     for name, own in STRETCHES.items():
         inside = [span for span in seen if span.part in own]

@@ -36,16 +36,16 @@ def text(runs: Sequence[Kept], home: Path, days: Sequence[Night] = ()) -> str:
     for night in days:
         nights[night.name].append(_night(night))
     trends = _trends(nights, "time in which training went on, %") + trends
-    counts = Counter(one.result.verdict for one in runs)
+    counts = Counter(kept.result.verdict for kept in runs)
     left_out = []
     if len(trends) > MOST_TRENDS:
         left_out.append(f"the trends of {MOST_TRENDS} of {len(trends)} scenarios are drawn")
     if len(runs) > MOST_ROWS:
         left_out.append(f"the last {MOST_ROWS} of {len(runs)} runs are listed")
     return render("index.html", {"trends": trends[:MOST_TRENDS]}, {
-        "rows": [_row(one, home) for one in reversed(runs[-MOST_ROWS:])],
+        "rows": [_row(kept, home) for kept in reversed(runs[-MOST_ROWS:])],
         "count": len(runs), "told": ", ".join(f"{counts[one]} {one.value}" for one in Verdict if counts[one]),
-        "trends": [one["scenario"] for one in trends[:MOST_TRENDS]], "left_out": left_out,
+        "trends": [trend["scenario"] for trend in trends[:MOST_TRENDS]], "left_out": left_out,
         "days": [_day(one) for one in reversed(days[-MOST_ROWS:])],
     })  # fmt: skip
 
@@ -58,36 +58,37 @@ def _trends(points: Mapping[str, list[dict[str, Any]]], label: str) -> list[dict
     ]
 
 
-def _point(one: Kept) -> dict[str, Any]:
+def _point(kept: Kept) -> dict[str, Any]:
     return {
-        "commit": one.commit[:10], "started": one.result.started, "verdict": one.result.verdict.value,
-        "value": one.caught_up_s,
+        "commit": kept.commit[:10], "started": kept.result.started, "verdict": kept.result.verdict.value,
+        "value": kept.caught_up_s,
     }  # fmt: skip
 
 
-def _night(one: Night) -> dict[str, Any]:
+def _night(night: Night) -> dict[str, Any]:
     return {
-        "commit": one.commit[:10], "started": one.started, "verdict": one.verdict,
-        "value": None if one.ettr is None else round(100 * one.ettr, 2),
+        "commit": night.commit[:10], "started": night.started, "verdict": night.verdict,
+        "value": None if night.ettr is None else round(100 * night.ettr, 2),
     }  # fmt: skip
 
 
-def _day(one: Night) -> dict[str, Any]:
+def _day(night: Night) -> dict[str, Any]:
     return {
-        "name": one.name, "seed": one.seed, "started": one.started, "commit": one.commit, "verdict": one.verdict,
-        "why": "" if one.verdict == "passed" else one.why, "ettr": one.ettr,
-        "caught_up": fmean(one.caught_up_s) if one.caught_up_s else None, "lost_steps": sum(one.lost_steps),
-        "outcomes": ", ".join(f"{many} {outcome}" for outcome, many in one.outcomes.items()),
+        "name": night.name, "seed": night.seed, "started": night.started, "commit": night.commit,
+        "verdict": night.verdict,
+        "why": "" if night.verdict == "passed" else night.why, "ettr": night.ettr,
+        "caught_up": fmean(night.caught_up_s) if night.caught_up_s else None, "lost_steps": sum(night.lost_steps),
+        "outcomes": ", ".join(f"{many} {outcome}" for outcome, many in night.outcomes.items()),
     }  # fmt: skip
 
 
-def _row(one: Kept, home: Path) -> dict[str, Any]:
-    result, report = one.result, RunDir(Path(one.result.run_dir)).report
+def _row(kept: Kept, home: Path) -> dict[str, Any]:
+    result, report = kept.result, RunDir(Path(kept.result.run_dir)).report
     bounds = next((case.bound for case in result.cases if case.name == "recovery_time"), {})
     return {
-        "scenario": result.scenario, "seed": result.seed, "started": result.started, "commit": one.commit,
+        "scenario": result.scenario, "seed": result.seed, "started": result.started, "commit": kept.commit,
         "verdict": result.verdict.value, "reason": "" if result.verdict is Verdict.PASSED else result.reason,
-        "caught_up": one.caught_up_s, "bounds": bounds,
-        "lost_steps": one.lost_steps, "recovered": bool(result.recoveries),
+        "caught_up": kept.caught_up_s, "bounds": bounds,
+        "lost_steps": kept.lost_steps, "recovered": bool(result.recoveries),
         "link": os.path.relpath(report, home) if report.is_file() else "",
     }  # fmt: skip

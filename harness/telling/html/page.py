@@ -63,7 +63,7 @@ def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | 
         "result": result.to_json(), "happened": happened(run, result), "cause": root_cause(result),
         "gauges": gauges(result),
         "cases": [_case({**asdict(case), "reason": case.reason}) for case in failures_first(result.cases)],
-        "recoveries": [_recovery(one) for one in result.recoveries],
+        "recoveries": [_recovery(recovery) for recovery in result.recoveries],
         "landed": len(landings(run)), "has_steps": bool(curves["steps"]), "curves": curves,
         "samples": samples_of(run, twins), "checkpoints": checkpoints_of(run),
         "logs": logs_of(folder, run), "hangs": hangs_of(run), "dumps": dumps_of(folder),

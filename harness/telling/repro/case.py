@@ -70,7 +70,7 @@ def _kill(run: Record, fault: PlannedFault, patterns: Sequence[str]) -> dict[str
     as_signals = injector_of(fault).signals(fault.duration_s)
     if as_signals is None:
         raise UsageError(f"fault {fault.id}: {fault.inject} is no fault that `kill` can cause: {_ONLY}")
-    when, landed = fault.trigger, [one for one in landings(run) if one.fault == fault.id]
+    when, landed = fault.trigger, [landing for landing in landings(run) if landing.fault == fault.id]
     if not landed:
         raise UsageError(f"fault {fault.id}: it never landed, so there is nothing to show")
     if fault.times > 1 or (isinstance(when, Moment) and when.attempt is not None):
@@ -112,7 +112,7 @@ def _logged_step(run: Record, landing: Landing) -> int | None:
 def _checkpoint_path(run: Record, landing: Landing) -> str | None:
     """The path, below `{run}`, of the checkpoint from which the job resumed after the fault. None if it is not
     known."""
-    after = [one for one in run.history.attempts if one.number > landing.attempt and one.loaded]
+    after = [attempt for attempt in run.history.attempts if attempt.number > landing.attempt and attempt.loaded]
     home = _home(run)
     if not after or home is None:
         return None
@@ -135,12 +135,18 @@ def _signs(run: Record, twins: Sequence[Record], result: Result) -> list[str]:
     found = ["end"] if short or run.exit_code != 0 else []
     ours = until(history.by_step(), due)
     theirs = twins[0].history.by_step() if twins else {}
-    if any(one.what == "loss" for one in differences(ours, theirs, 0.0)) or (not twins and _differs_when_redone(run)):
+    if any(difference.what == "loss" for difference in differences(ours, theirs, 0.0)) or (
+        not twins and _differs_when_redone(run)
+    ):
         found.append("losses")
     if twins and clashes(checkpoints_of(run) or [], checkpoints_of(twins[0]) or [], _noisy(twins)):
         found.append("checkpoint")
     bound = _bound(result)
-    late = [one for one in result.recoveries if bound is not None and (one.parts.get("caught_up") or bound + 1) > bound]
+    late = [
+        recovery
+        for recovery in result.recoveries
+        if bound is not None and (recovery.parts.get("caught_up") or bound + 1) > bound
+    ]
     return [*found, "time"] if late else found
 
 
@@ -157,4 +163,4 @@ def _bound(result: Result) -> float | None:
     """The shortest time in seconds that an assertion allows until the job gets further than before. None if there is no
     bound."""
     bounds = [case.bound.get("catch_up") for case in result.cases]
-    return min((float(one) for one in bounds if isinstance(one, (int, float))), default=None)
+    return min((float(bound) for bound in bounds if isinstance(bound, (int, float))), default=None)

@@ -22,22 +22,22 @@ _NAME, _WHAT, _VALUE = 28, 17, 18  # columns
 def history(runs: Sequence[Kept], console: Console) -> None:
     """Prints a line per run, by scenario, in order of time."""
     pen = Pen(console)
-    for name in dict.fromkeys(one.result.scenario for one in runs):
+    for name in dict.fromkeys(kept.result.scenario for kept in runs):
         pen.heading(name)
         head = [("", 1), ("started", 19), ("commit", 13), ("seed", 5), ("caught up", 10), ("again", 5)]
         pen.row([(Text(title, "dim"), width) for title, width in head], Text("verdict", "dim"))
-        for one in (kept for kept in runs if kept.result.scenario == name):
-            result, lost = one.result, one.lost_steps
+        for kept in (kept for kept in runs if kept.result.scenario == name):
+            result, lost = kept.result, kept.lost_steps
             caught = (
                 ""
                 if not result.recoveries
                 else "never"
-                if one.caught_up_s is None
-                else seconds_in_words(one.caught_up_s)
+                if kept.caught_up_s is None
+                else seconds_in_words(kept.caught_up_s)
             )
             why = "" if result.verdict is Verdict.PASSED else f": {result.reason}"
             cells = [
-                (pen.mark(result.verdict), 1), (pen.text(result.started[:19]), 19), (pen.text(one.commit[:12]), 13),
+                (pen.mark(result.verdict), 1), (pen.text(result.started[:19]), 19), (pen.text(kept.commit[:12]), 13),
                 (pen.text(result.seed), 5), (pen.text(caught), 10), (pen.text("" if lost is None else lost), 5),
             ]  # fmt: skip
             pen.row(cells, pen.text(f"{result.verdict.value}{why}", "" if not why else COLOURS[result.verdict]))
@@ -47,19 +47,19 @@ def history(runs: Sequence[Kept], console: Console) -> None:
 def nights(days: Sequence[Night], console: Console) -> None:
     """Prints a line per game day, by name, in order of time."""
     pen = Pen(console)
-    for name in dict.fromkeys(one.name for one in days):
+    for name in dict.fromkeys(night.name for night in days):
         pen.heading(name)
         head = [("started", 19), ("commit", 13), ("seed", 5), ("ETTR", 7), ("caught up", 10), ("faults", 6)]
         pen.row([(Text(title, "dim"), width) for title, width in head], Text("verdict", "dim"))
-        for one in (day for day in days if day.name == name):
-            caught = seconds_in_words(fmean(one.caught_up_s)) if one.caught_up_s else ""
+        for day in (day for day in days if day.name == name):
+            caught = seconds_in_words(fmean(day.caught_up_s)) if day.caught_up_s else ""
             cells = [
-                (pen.text(one.started[:19]), 19), (pen.text(one.commit[:12]), 13), (pen.text(one.seed), 5),
-                (pen.text("" if one.ettr is None else f"{one.ettr:.1%}"), 7), (pen.text(caught), 10),
-                (pen.text(sum(one.outcomes.values())), 6),
+                (pen.text(day.started[:19]), 19), (pen.text(day.commit[:12]), 13), (pen.text(day.seed), 5),
+                (pen.text("" if day.ettr is None else f"{day.ettr:.1%}"), 7), (pen.text(caught), 10),
+                (pen.text(sum(day.outcomes.values())), 6),
             ]  # fmt: skip
-            why = "" if one.verdict == "passed" else f": {one.why}"
-            pen.row(cells, pen.text(f"{one.verdict}{why}", "red" if why else ""))
+            why = "" if day.verdict == "passed" else f": {day.why}"
+            pen.row(cells, pen.text(f"{day.verdict}{why}", "red" if why else ""))
     if days:
         pen.gap()
 

@@ -162,13 +162,13 @@ def _named(named: tuple[Named, ...]) -> str:
     return "; ".join(f"{one.name} {given('conditions', one)}".strip() for one in named)
 
 
-def given(group: str, one: Named) -> str:
+def given(group: str, named: Named) -> str:
     """The parameters in words. Durations have a unit."""
     try:
-        seconds = registry.seconds_of(registry.find(group, one.name))
+        seconds = registry.seconds_of(registry.find(group, named.name))
     except UsageError:  # a plan from a machine that has other plug-ins
         seconds = frozenset()
-    return pairs_in_words(one.params, seconds)
+    return pairs_in_words(named.params, seconds)
 
 
 def _times(number: int) -> str:

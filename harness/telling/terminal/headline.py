@@ -47,7 +47,7 @@ def failures_first(cases: Sequence[Case]) -> list[Case]:
 def happened(run: Record, result: Result) -> list[str]:
     """A sentence for each of the first recoveries, and for each fault that never landed."""
     found = [_sentence(run, landing, one) for landing, one in zip(landings(run), result.recoveries, strict=False)]
-    found += [f"{one.inject} at {one.target} never landed." for one in result.faults if one.applied is None]
+    found += [f"{fault.inject} at {fault.target} never landed." for fault in result.faults if fault.applied is None]
     if not found:
         how = "No step was seen." if result.steps is None else f"The job made {_steps(result.steps)}."
         return [f"No fault was planned. {how}" if not result.faults else f"No fault landed. {how}"]
@@ -97,9 +97,9 @@ def _when(run: Record, landing: Landing) -> str:
     return f" after step {before}" if before is not None else ""
 
 
-def _came_back(run: Record, landing: Landing, one: Recovery) -> str:
-    at, again = one.parts.get("caught_up"), _again(one)
-    if went_on(one.parts):
+def _came_back(run: Record, landing: Landing, recovery: Recovery) -> str:
+    at, again = recovery.parts.get("caught_up"), _again(recovery)
+    if went_on(recovery.parts):
         return f" The job went on without a restart after {_seconds(at)}{again}."
     after = [attempt for attempt in run.history.attempts if attempt.number > landing.attempt]
     back = next((attempt for attempt in after if attempt.first_step is not None), None)
@@ -113,12 +113,16 @@ def _came_back(run: Record, landing: Landing, one: Recovery) -> str:
     return f"{came}. It was past its highest step {_seconds(at)} after the fault."
 
 
-def _again(one: Recovery) -> str:
-    return "" if one.lost_steps is None else f", {_steps(one.lost_steps) if one.lost_steps else 'no step'} done again"
+def _again(recovery: Recovery) -> str:
+    return (
+        ""
+        if recovery.lost_steps is None
+        else f", {_steps(recovery.lost_steps) if recovery.lost_steps else 'no step'} done again"
+    )
 
 
 def _recovery(recoveries: Sequence[Recovery], bound: float | None) -> Gauge:
-    times = [one.parts.get("caught_up") for one in recoveries]
+    times = [recovery.parts.get("caught_up") for recovery in recoveries]
     known = [at for at in times if at is not None]
     if len(known) < len(times):
         return Gauge("recovery", "never", "" if bound is None else f"{_seconds(bound)} allowed", "failed", None)
@@ -126,7 +130,7 @@ def _recovery(recoveries: Sequence[Recovery], bound: float | None) -> Gauge:
 
 
 def _lost_steps(recoveries: Sequence[Recovery], bound: float | None) -> Gauge:
-    lost = [one.lost_steps for one in recoveries]
+    lost = [recovery.lost_steps for recovery in recoveries]
     if None in lost:
         return Gauge("steps done again", "not known", "", "unknown", None)
     return _against("steps done again", max(one or 0 for one in lost), bound, lambda value: f"{value:g}")

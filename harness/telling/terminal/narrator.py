@@ -161,6 +161,6 @@ def _exit(code: object) -> str:
     if code is None:
         return "no exit code was seen"
     if isinstance(code, int) and code < 0:
-        known = {one.value: one.name for one in signal.Signals}
+        known = {Signal.value: Signal.name for Signal in signal.Signals}
         return f"killed by {known.get(-code, f'signal {-code}')}"
     return f"exit code {code}"

@@ -29,7 +29,7 @@ def show(repeats: Repeats, console: Console) -> None:
         pen.row([], pen.text(note, "yellow"), indent=1)
     if repeats.seeds:
         _rates(pen, repeats)
-        _figures(pen, [one for one in repeats.figures if one.count and not _is_dull(one)])
+        _figures(pen, [figure for figure in repeats.figures if figure.count and not _is_dull(figure)])
     pen.gap()
 
 
@@ -44,9 +44,12 @@ def _rates(pen: Pen, repeats: Repeats) -> None:
 def _figures(pen: Pen, figures: list[Distribution]) -> None:
     pen.heading("Figures", "over the repetitions that passed or failed")
     _head(pen, ["min", "median", "p90", "max"], "not seen")
-    for one in figures:
-        cells = [_number(value, one.seconds) for value in (one.min, one.median, one.p90, one.max)]
-        _line(pen, name_in_words(one.name), cells, f"in {one.unseen}" if one.unseen else "")
+    for distribution in figures:
+        cells = [
+            _number(value, distribution.seconds)
+            for value in (distribution.min, distribution.median, distribution.p90, distribution.max)
+        ]
+        _line(pen, name_in_words(distribution.name), cells, f"in {distribution.unseen}" if distribution.unseen else "")
 
 
 def _head(pen: Pen, titles: list[str], last: str) -> None:
@@ -58,9 +61,9 @@ def _line(pen: Pen, name: str, cells: list[str], last: str, style: str = "") -> 
             pen.text(last, style), indent=3)  # fmt: skip
 
 
-def _is_dull(one: Distribution) -> bool:
+def _is_dull(distribution: Distribution) -> bool:
     """Whether an assertion's number was the same in each repetition, such as the number of checkpoints."""
-    return ": " in one.name and one.min == one.max
+    return ": " in distribution.name and distribution.min == distribution.max
 
 
 def _number(value: float | None, seconds: bool) -> str:

@@ -46,7 +46,7 @@ class Row:
 def compare(before: Sequence[Kept], after: Sequence[Kept], tolerance: float = TOLERANCE) -> list[Row]:
     """A row for each scenario and measure, ordered by name. `tolerance`: relative, for times."""
     rows: list[Row] = []
-    for name in sorted({one.result.scenario for one in (*before, *after)}):
+    for name in sorted({kept.result.scenario for kept in (*before, *after)}):
         old, new = ([one for one in side if one.result.scenario == name] for side in (before, after))
         if not new:
             rows.append(Row(name, "runs", str(len(old)), "0", Change.UNCLEAR, "there is no later run of it"))
@@ -78,14 +78,14 @@ def _verdicts(name: str, old: Sequence[Kept], new: Sequence[Kept]) -> Row:
     change, why = Change.SAME, ""
     if Verdict.ERROR in after and Verdict.ERROR not in before:
         change = Change.WORSE
-        why = next(one.result.reason for one in new if one.result.verdict is Verdict.ERROR)
+        why = next(kept.result.reason for kept in new if kept.result.verdict is Verdict.ERROR)
     elif not set(_TELLING) & set(after):
         change, why = Change.UNCLEAR, f"no later run proves anything: {new[0].result.reason}"
     elif not set(_TELLING) & set(before):
         change, why = Change.UNCLEAR, f"no earlier run proves anything: {old[0].result.reason}"
     elif Verdict.FAILED in after and Verdict.FAILED not in before:
         change = Change.WORSE
-        why = next(one.result.reason for one in new if one.result.verdict is Verdict.FAILED)
+        why = next(kept.result.reason for kept in new if kept.result.verdict is Verdict.FAILED)
     elif Verdict.FAILED in before and Verdict.FAILED not in after:
         change = Change.BETTER
     elif Verdict.FAILED in before:
@@ -143,7 +143,7 @@ def p_greater(small: Sequence[float], large: Sequence[float]) -> float:
     seen, count = sum(ranks[: len(large)]), len(large)
     if math.comb(len(every), count) <= _EXACT:
         sums = [sum(some) for some in combinations(ranks, count)]
-        return sum(one >= seen - 1e-9 for one in sums) / len(sums)
+        return sum(sum_ >= seen - 1e-9 for sum_ in sums) / len(sums)
     mean = count * (len(every) - 1) / 2
     spread = math.sqrt(count * len(small) * (len(every) + 1) / 12)
     return 0.5 * math.erfc((seen - mean) / spread / math.sqrt(2))
@@ -151,7 +151,7 @@ def p_greater(small: Sequence[float], large: Sequence[float]) -> float:
 
 def _grown(old: Sequence[Kept], new: Sequence[Kept]) -> str:
     """The part of the recovery that changed most, in words."""
-    parts = dict.fromkeys(part for run in old for one in run.result.recoveries for part in one.parts)
+    parts = dict.fromkeys(part for run in old for recovery in run.result.recoveries for part in recovery.parts)
     found: list[tuple[float, str]] = []
     for part in parts.keys() - {"caught_up"}:
         early, late = ([at for one in side if (at := one.part_s(part)) is not None] for side in (old, new))

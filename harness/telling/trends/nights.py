@@ -56,14 +56,14 @@ class Night:
         """The night from the contents of score.json. Raises KeyError, ValueError, TypeError or AttributeError if it is
         no score."""
         about = {key: str(raw[key]) for key in ("name", "started", "commit", "verdict")}
-        shares = [_share(one["clock"]) for one in raw["rounds"]]
-        faults = [fault for one in raw["rounds"] for fault in one["faults"]]
+        shares = [_share(game_round["clock"]) for game_round in raw["rounds"]]
+        faults = [fault for game_round in raw["rounds"] for fault in game_round["faults"]]
         return cls(
             folder, **about, seed=int(raw["seed"]), why="; ".join(raw["why"]), ettr=_share(raw["score"]["clock"]),
             idle=tuple(1 - share for share in shares if share is not None),
-            caught_up_s=tuple(float(at) for one in faults if (at := one["parts"].get("caught_up")) is not None),
-            lost_steps=tuple(float(one["lost_steps"]) for one in faults if one["lost_steps"] is not None),
-            outcomes=Counter(one["outcome"] for one in faults), raw=raw,
+            caught_up_s=tuple(float(at) for fault in faults if (at := fault["parts"].get("caught_up")) is not None),
+            lost_steps=tuple(float(fault["lost_steps"]) for fault in faults if fault["lost_steps"] is not None),
+            outcomes=Counter(fault["outcome"] for fault in faults), raw=raw,
         )  # fmt: skip
 
 
@@ -75,7 +75,8 @@ def _share(clock: Mapping[str, float]) -> float | None:
 def add(path: Path, nights: Sequence[Night]) -> None:
     """Adds nights to the history at `path`. A night that is already there is replaced. Raises UsageError."""
     rows = (
-        (one.folder, one.name, one.seed, one.started, one.commit, one.verdict, json.dumps(one.raw)) for one in nights
+        (night.folder, night.name, night.seed, night.started, night.commit, night.verdict, json.dumps(night.raw))
+        for night in nights
     )
     database.add(path, "nights", rows)
 
@@ -102,7 +103,7 @@ def found_in(out: Path) -> list[Night]:
 def compare_nights(before: Sequence[Night], after: Sequence[Night], tolerance: float = TOLERANCE) -> list[Row]:
     """A row for each game day and measure, ordered by name. `tolerance`: relative, for times."""
     rows: list[Row] = []
-    for name in sorted({one.name for one in (*before, *after)}):
+    for name in sorted({night.name for night in (*before, *after)}):
         old, new = ([one for one in side if one.name == name] for side in (before, after))
         if not new:
             rows.append(Row(name, "nights", str(len(old)), "0", Change.UNCLEAR, "there is no later night of it"))
@@ -132,10 +133,10 @@ def _night(name: str, old: Sequence[Night], new: Sequence[Night], tolerance: flo
 
 def _verdict(name: str, old: Sequence[Night], new: Sequence[Night]) -> Row:
     before, after = ({one.verdict for one in side} for side in (old, new))
-    bad = [one for one in new if one.verdict in after - before - {"passed"}]
+    bad = [night for night in new if night.verdict in after - before - {"passed"}]
     change, why = Change.SAME, ""
     if bad:
-        worst = next((one for one in bad if one.verdict != "inconclusive"), bad[0])
+        worst = next((night for night in bad if night.verdict != "inconclusive"), bad[0])
         change, why = Change.UNCLEAR if worst.verdict == "inconclusive" else Change.WORSE, worst.why
     elif after == {"passed"} != before:
         change = Change.BETTER
@@ -143,7 +144,7 @@ def _verdict(name: str, old: Sequence[Night], new: Sequence[Night]) -> Row:
 
 
 def _counted(nights: Sequence[Night]) -> str:
-    return ", ".join(f"{many} {verdict}" for verdict, many in Counter(one.verdict for one in nights).items())
+    return ", ".join(f"{many} {verdict}" for verdict, many in Counter(night.verdict for night in nights).items())
 
 
 def _middle(values: Sequence[float], unit: str) -> str:

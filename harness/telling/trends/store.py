@@ -28,18 +28,20 @@ class Kept:
     @property
     def caught_up_s(self) -> float | None:
         """The seconds until the slowest recovery had caught up. None if a recovery never did, or if there was none."""
-        times = [one.parts.get("caught_up") for one in self.result.recoveries]
-        return None if None in times else max((one for one in times if one is not None), default=None)
+        times = [recovery.parts.get("caught_up") for recovery in self.result.recoveries]
+        return None if None in times else max((time for time in times if time is not None), default=None)
 
     @property
     def lost_steps(self) -> int | None:
         """The lost steps of all recoveries together. None if a number is not known."""
-        lost = [one.lost_steps for one in self.result.recoveries]
+        lost = [recovery.lost_steps for recovery in self.result.recoveries]
         return None if None in lost or not lost else sum(one for one in lost if one is not None)
 
     def part_s(self, part: str) -> float | None:
         """The longest time in seconds from a fault until this part of the recovery was over. None if not seen."""
-        return max((at for one in self.result.recoveries if (at := one.parts.get(part)) is not None), default=None)
+        return max(
+            (at for recovery in self.result.recoveries if (at := recovery.parts.get(part)) is not None), default=None
+        )
 
 
 def add(path: Path, runs: Sequence[Kept]) -> None:
@@ -91,7 +93,7 @@ def in_file(path: Path) -> list[Kept]:
         results = results_in(path)
     except (OSError, UsageError) as error:
         raise UsageError(f"{path}: not a file of results, as `torchaos run --json` writes: {error}") from error
-    return [Kept(one, commit_in(RunDir(Path(one.run_dir)))) for one in results]
+    return [Kept(result, commit_in(RunDir(Path(result.run_dir)))) for result in results]
 
 
 def _read(commit: str, raw: str) -> Iterator[Kept]:

@@ -49,8 +49,8 @@ def page(symbols: list[Symbol]) -> str:
     for line in _lines("consumers.tsv"):
         consumer, name = line.split("\t")
         callers.setdefault(name, set()).add(consumer)
-    by_name = {one.name: one for one in symbols}
-    counts = {served: sum(one.served == served for one in symbols) for served in SERVED}
+    by_name = {symbol.name: symbol for symbol in symbols}
+    counts = {served: sum(symbol.served == served for symbol in symbols) for served in SERVED}
     rows = []
     for name in sorted(callers):
         marks = " | ".join("x" if one in callers[name] else "" for one in CONSUMERS)
@@ -72,7 +72,7 @@ def page(symbols: list[Symbol]) -> str:
 
 def add(source: Path, symbols: list[Symbol]) -> list[Symbol]:
     """The table with the functions of another source added. A library is read with nm(1)."""
-    known = {one.name for one in symbols}
+    known = {symbol.name for symbol in symbols}
     if source.suffix == ".h":
         found = {
             name: "device" if "nvmlDevice_t " in first else "other"
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> None:
         for source in arguments[1:]:
             symbols = add(Path(source), symbols)
         head = [line for line in (HERE / "symbols.tsv").read_text().splitlines() if line.startswith("#")]
-        rows = ["\t".join((one.name, one.takes, one.served)) for one in symbols]
+        rows = ["\t".join((symbol.name, symbol.takes, symbol.served)) for symbol in symbols]
         (HERE / "symbols.tsv").write_text("\n".join([*head, *rows]) + "\n")
     (HERE / "symbols.inc").write_text(include(symbols))
     PAGE.write_text(page(symbols))

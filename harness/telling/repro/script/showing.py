@@ -37,7 +37,7 @@ class Control:
                 raise CantTell("the control, without any kill, did not end well")
         summaries = [summary_of(run) for run in runs]
         self.losses, self.summary = runs[0].losses, summaries[0]
-        self.noisy = {name for name in self.summary for one in summaries if one.get(name) != self.summary[name]}
+        self.noisy = {name for name in self.summary for summary in summaries if summary.get(name) != self.summary[name]}
 
 
 def signs_of(run: Run, control: Control) -> dict[str, str]:

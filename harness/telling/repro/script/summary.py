@@ -46,7 +46,7 @@ def load(path: str) -> Any:
 
 def parts(top: str) -> Iterator[str]:
     """Yields the folders of torch.distributed.checkpoint, and all files outside of them."""
-    walked = [(top, [os.path.basename(top)])] if os.path.isfile(top) else [(one[0], one[2]) for one in os.walk(top)]
+    walked = [(top, [os.path.basename(top)])] if os.path.isfile(top) else [(node[0], node[2]) for node in os.walk(top)]
     sharded = [folder for folder, names in walked if ".metadata" in names]
     yield from sharded
     for folder, names in walked:
@@ -55,7 +55,7 @@ def parts(top: str) -> Iterator[str]:
 
 
 def newest(top: str) -> float:
-    times = [os.lstat(os.path.join(one[0], name)).st_mtime for one in os.walk(top) for name in one[2]]
+    times = [os.lstat(os.path.join(node[0], name)).st_mtime for node in os.walk(top) for name in node[2]]
     return max(times, default=os.lstat(top).st_mtime)
 
 

@@ -175,6 +175,19 @@ def test_the_timeline_tells_what_happened(run: RunDir) -> None:
     assert not timeline.left_out
 
 
+def test_what_was_not_recorded_is_not_called_equal(run: RunDir) -> None:
+    """Without losses and learning rates, the page says that nothing is compared."""
+
+    def forget(event: dict[str, Any]) -> None:
+        if event["kind"] in ("step", "loss"):
+            event["data"] |= {"losses": None} | ({"lr": None} if event["kind"] == "step" else {})
+
+    change_events(run, "rank", forget)
+    words = page_of(run).text
+    assert "Nothing is compared: no loss and no learning rate was recorded" in words
+    assert "No difference from the twin" not in words
+
+
 def test_the_curves_show_where_the_twin_was_left(run: RunDir) -> None:
     """The first step whose loss is another than the twin's, its two values, and no difference before it."""
     change_events(run, "rank1-a1", lose(9))

@@ -48,11 +48,18 @@ def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
             "step": first.step, "rank": first.rank, "what": first.what, "run": _in_words(first.ours),
             "twin": _in_words(first.theirs), "relative": _short(first.relative),
         },
-        "compared": len(ours.keys() & theirs.keys()),
+        "twin": bool(theirs), "compared": _compared(columns),
         "left_out": f"{len(shown)} of {len(steps)} steps are drawn: in each group of steps, the lowest and "
         "the highest loss"
         if len(shown) < len(steps) else "",
     }  # fmt: skip
+
+
+def _compared(columns: Mapping[str, Sequence[float | None]]) -> int:
+    """The number of steps of which both sides have the loss or the learning rate."""
+    pairs = (("loss", "twin_loss"), ("lr", "twin_lr"))
+    both = (zip(columns[ours], columns[theirs], strict=True) for ours, theirs in pairs)
+    return sum(any(None not in pair for pair in step) for step in zip(*both, strict=True))
 
 
 def _hit(run: Record) -> list[tuple[int, str]]:

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from torchaos.harness.cli.interrupt import signals
-from torchaos.harness.cli.options import CONSENT, JUNIT, PATH, SEED, SET, cli
+from torchaos.harness.cli.options import CONSENT, JUNIT, PATH, SEED, SET, WEBHOOK, cli
+from torchaos.harness.cli.results import notify
 from torchaos.harness.cli.run import GONE, write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday import page, report
@@ -44,6 +45,7 @@ from torchaos.harness.telling.trends.nights import Night
 @SET
 @CONSENT
 @JUNIT
+@WEBHOOK
 @click.option("--plan", "only_plan", is_flag=True, help="Print what was drawn, and do nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="With --plan: as JSON.")
 @click.option("--resume", type=PATH, metavar="DIR", help="Continue a game day that was interrupted.")
@@ -54,6 +56,7 @@ from torchaos.harness.telling.trends.nights import Night
 def gameday(
     file: Path | None, out: Path, seed: int | None, overrides: Sequence[str], consent: Sequence[str],
     junit_file: Path | None, only_plan: bool, as_json: bool, resume: Path | None, keep: bool, list_presets: bool,
+    webhook: str | None,
 ) -> None:  # fmt: skip
     """Inject faults for hours, at the rates of a real cluster."""
     console = Console()
@@ -79,7 +82,7 @@ def gameday(
     if resume is None:
         assert file is not None
         _create(folder, file, plan)
-    sys.exit(_run(day, plan, folder, keep, junit_file, console))
+    sys.exit(_run(day, plan, folder, keep, junit_file, console, webhook))
 
 
 def _drawn(day: GameDay, file: Path, seed: int, overrides: Sequence[str], consent: Sequence[str]) -> Day:
@@ -102,7 +105,8 @@ def _create(folder: Path, file: Path, plan: Day) -> None:
 
 
 def _run(
-    day: GameDay, plan: Day, folder: Path, keep: bool, junit_file: Path | None, console: Console
+    day: GameDay, plan: Day, folder: Path, keep: bool, junit_file: Path | None, console: Console,
+    webhook: str | None,
 ) -> ExitCode:  # fmt: skip
     with signals() as interrupted:
         run = DayRun(day, plan, folder, keep, _tell)
@@ -124,6 +128,7 @@ def _run(
         console.print(Markdown(report.page(plan, str(folder), rounds, score, cases)))
     again = ["torchaos", "gameday", "--resume", str(folder), *(["--junit", str(junit_file)] if junit_file else [])]
     _tell(f"Files: {folder}" + (f"; to continue: {shlex.join(again)}" if cut_short else ""))
+    notify(webhook, "game day", plan.name, code.verdict, why, str(folder))
     return code
 
 

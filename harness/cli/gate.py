@@ -13,10 +13,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from torchaos.harness.cli.options import CONSENT, JSON, JUNIT, PATH, RUNS, cli
+from torchaos.harness.cli.options import CONSENT, JSON, JUNIT, PATH, RUNS, WEBHOOK, cli
+from torchaos.harness.cli.results import notify
 from torchaos.harness.cli.run import run as run_scenarios
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.secrecy import mask_words
 from torchaos.harness.registry import suggest
 from torchaos.harness.release.gate.grammar import Gate
@@ -40,10 +42,11 @@ from torchaos.harness.telling.terminal import gate as report
 @CONSENT
 @JUNIT
 @JSON
+@WEBHOOK
 @click.pass_context
 def gate(
     context: click.Context, file: Path, runs: Sequence[Path], environment: str | None, commit: str | None,
-    run_missing: bool, consent: Sequence[str], junit_file: Path | None, json_file: Path | None,
+    run_missing: bool, consent: Sequence[str], junit_file: Path | None, json_file: Path | None, webhook: str | None,
 ) -> None:  # fmt: skip
     """Decide on a release: judge runs by a gate's bounds and waivers.
 
@@ -81,6 +84,8 @@ def gate(
                 context.invoke(run_scenarios, files=files, out=folders[0], overrides=setting.set, consent=consent)
     found = judged()
     report.show(found, Console())
+    bad = [f"{one.scenario}: {one.reason}" for one in found.results if one.verdict is not Verdict.PASSED]
+    notify(webhook, "gate", f"{found.gate} ({where})", found.exit_code.verdict, bad)
     sys.exit(found.exit_code)
 
 

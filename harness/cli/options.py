@@ -95,6 +95,10 @@ ATTACH = click.option("--attach", type=int, metavar="PID", help="Use the torchru
 JUNIT = click.option("--junit", "junit_file", type=PATH, callback=_begin_anew, help="Write JUnit XML here.")
 JSON = click.option("--json", "json_file", type=PATH, help="Write all results as JSON here.")
 SUMMARY = click.option("--summary", type=PATH, help="Write short Markdown here, for a pull request or a CI step.")
+WEBHOOK = click.option(
+    "--webhook", metavar="URL", envvar="TORCHAOS_WEBHOOK", show_envvar=True,
+    help="Send the verdict there at the end, as JSON.",
+)  # fmt: skip
 CONSENT = click.option(
     "--consent", multiple=True, metavar="WHAT", help="Allow what may hurt the host; the scenario must allow it too."
 )

@@ -17,10 +17,12 @@ from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.judging.verdict.verdict import judge, records_of
 from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.record import Record
-from torchaos.harness.record.result import ExitCode, Result
+from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling import html
+from torchaos.harness.telling.files import prometheus as metrics
 from torchaos.harness.telling.files import summary as markdown
+from torchaos.harness.telling.files import webhook
 from torchaos.harness.telling.html import index
 from torchaos.harness.telling.terminal import compared, headline
 from torchaos.harness.telling.trends import nights, store
@@ -80,6 +82,12 @@ def _write(to: Path, text: str, option: str, private: bool = False) -> None:
     click.echo(to)
 
 
+def notify(url: str | None, kind: str, name: str, verdict: Verdict, why: Sequence[str], folder: str = "") -> None:
+    """Sends the verdict to the server, if one is named. A server that does not answer changes no verdict."""
+    if url and (problem := webhook.post(url, kind, name, verdict, why, folder)):
+        click.echo(f"the webhook was not told: {problem}", err=True)
+
+
 def summarize(results: Sequence[Result], path: Path | None) -> None:
     """Writes the results as Markdown, if a file is named. Raises UsageError if it can't be written."""
     if path is None:
@@ -101,8 +109,10 @@ def summarize(results: Sequence[Result], path: Path | None) -> None:
 @click.option("--last", type=click.IntRange(1), default=20, show_default=True, help="The last N runs of each scenario.")
 @click.option("--json", "as_json", is_flag=True, help="Print all as JSON.")
 @click.option("--html", "page", type=PATH, help="Write a page over all runs here.")
+@click.option("--prometheus", type=PATH, help="Write metrics of the newest runs here, as Prometheus text.")
 def history(
-    scenarios: Sequence[str], out: Path, db: Path | None, last: int, as_json: bool, page: Path | None
+    scenarios: Sequence[str], out: Path, db: Path | None, last: int, as_json: bool, page: Path | None,
+    prometheus: Path | None,
 ) -> None:  # fmt: skip
     """Show the results of past runs and game days over time. SCENARIOS: their names, if not all."""
     path = db or path_of(out)
@@ -111,12 +121,15 @@ def history(
     if not runs and not days:
         which = f" of {', '.join(scenarios)}" if scenarios else ""
         raise UsageError(f"{path}: no run{which} in it yet; --out names the folder of the run directories")
-    if page:
-        try:
+    try:
+        if page:
             index.write(page.absolute(), runs, days)
-        except OSError as error:
-            raise UsageError(f"{page}: the page can't be written: {error.strerror}") from error
-        click.echo(page)
+        if prometheus:
+            metrics.write(prometheus, runs, days)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: it can't be written: {error.strerror}") from error
+    if page or prometheus:
+        click.echo("\n".join(str(path) for path in (page, prometheus) if path))
     elif as_json:
         told = [{**run.result.to_json(), "commit": run.commit} for run in runs]
         click.echo(json.dumps([*told, *({**day.raw, "folder": day.folder} for day in days)]))

@@ -271,3 +271,5 @@ CHECKS: dict[str, _Check] = {
     ),
     "root": _Check("faults in networks, mounts and cgroups", _root, "run as root, or leave such scenarios out"),
 }
+
+NEEDED = ("pidfd", "proc", "agent", "torchrun")  # by every scenario that starts its job

@@ -4,29 +4,46 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
+
 from torchaos.harness import registry
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.parameters import schema_of
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-def json_schema() -> dict[str, Any]:
-    """The schema, for editors. Parameters of assertions and conditions are in `properties`, of injectors in `$defs`."""
-    schema = Scenario.model_json_schema(by_alias=True)
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    for key, group in (("assert", "assertions"), ("steady_state", "conditions"), ("stop", "conditions")):
-        schema["properties"][key]["items"] = {
-            "anyOf": [_item_schema(name, found) for name, found in registry.all_of(group).items()]
-        }
-    schema["properties"]["launcher"]["enum"] = list(registry.names("launchers"))
+
+def json_schema(model: type[BaseModel] = Scenario) -> dict[str, Any]:
+    """The schema of scenarios, or of another type of file that is made of the same parts. For editors: parameters of
+    assertions and conditions are in `properties`, of injectors in `$defs`."""
+    schema = model.model_json_schema(by_alias=True)
+    keys, parts = schema["properties"], schema["$defs"]
+    if "Item" in parts:
+        parts["Item"] = _items_of("assertions")
+    for key, group in (("steady_state", "conditions"), ("stop", "conditions"), ("assert", "assertions")):
+        if key in keys:
+            keys[key]["items"] = _items_of(group)
+    if "launcher" in keys:
+        keys["launcher"]["enum"] = list(registry.names("launchers"))
+    if "twin" in keys:
+        keys["twin"] = {"anyOf": [{"const": "none"}, {"$ref": "#/$defs/Twin"}]}
+    for part in (parts[name] for name in ("Fault", "Risk") if name in parts):
+        _name_injectors(part)
+    return schema
+
+
+def _name_injectors(fault: dict[str, Any]) -> None:
     injectors = registry.all_of("injectors")
-    schema["$defs"]["Fault"]["properties"]["inject"]["enum"] = sorted(injectors)
-    schema["$defs"]["Fault"]["allOf"] = [
+    fault["properties"]["inject"]["enum"] = sorted(injectors)
+    fault["properties"]["target"] = {"anyOf": [{"const": "all"}, {"$ref": "#/$defs/Target"}]}
+    fault["allOf"] = [
         {"if": {"properties": {"inject": {"const": name}}}, "then": {"properties": {"with": schema_of(found)}}}
         for name, found in injectors.items()
     ]
-    schema["$defs"]["Fault"]["properties"]["target"] = {"anyOf": [{"const": "all"}, {"$ref": "#/$defs/Target"}]}
-    schema["properties"]["twin"] = {"anyOf": [{"const": "none"}, {"$ref": "#/$defs/Twin"}]}
-    return schema
+
+
+def _items_of(group: str) -> dict[str, Any]:
+    return {"anyOf": [_item_schema(name, found) for name, found in registry.all_of(group).items()]}
 
 
 def _item_schema(name: str, found: Any) -> dict[str, Any]:

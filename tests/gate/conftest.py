@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from webhooks import Server, listening
 
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.release.gate.judged import Judged, judge_gate
@@ -100,3 +101,9 @@ def failing(tmp_path: Path) -> Release:
     found.scenario("forgets-optimizer")
     found.run("forgets-optimizer")
     return found
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with listening() as found:
+        yield found

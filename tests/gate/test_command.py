@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from junitparser import Error, Failure, JUnitXml
+from webhooks import Server
 
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.record.result import ExitCode
 
 from .conftest import Release, change_json
 
@@ -152,3 +154,17 @@ def test_the_example_runs_what_is_missing(tmp_path: Path) -> None:
     done = gate(home, "gate.yaml", "torchaos-runs", "--env", "ci")
     assert done.returncode == 1
     assert "no lost work " in done.stdout
+
+
+def test_the_webhook_is_told(failing: Release, server: Server) -> None:
+    """With --webhook, the verdict and what did not pass go to the server; a server that refuses changes no verdict."""
+    code, _, _ = gate_here(failing, "runs")
+    told_code, output, _ = gate_here(failing, "runs", "--webhook", server.url)
+    assert told_code == code
+    (body,) = server.bodies
+    assert (body["kind"], body["name"], body["verdict"]) == ("gate", "release (ci)", ExitCode(code).verdict.value)
+    assert body["why"]
+    assert "torchaos gate release (ci)" in body["text"]
+    assert server.url not in output
+    server.answer = 500
+    assert gate_here(failing, "runs", "--webhook", server.url)[0] == code

@@ -65,6 +65,7 @@ class Run:
         self._reproduce, self._watcher, self._notes = list(reproduce), watcher, notes
         self._stopped: dict[str, object] | None = None
         self._hurried = False
+        self.grace_s = STOP_GRACE_S  # for which the job may end by itself, once it is asked to; 0: it is killed
         self._lives: list[FaultLife | FarLife] = []
         self._disk: OwnDisk | None = None  # the disk of the checkpoints, once it is mounted
         self._unverified: dict[str, str] = {}  # why an undo is not verified, by owner; a later success removes it
@@ -211,7 +212,7 @@ class Run:
 
     def _stop_job(self) -> None:
         self._stage("stop job")
-        self._job.stop(STOP_GRACE_S, self._is_hurried)
+        self._job.stop(self.grace_s, self._is_hurried)
         for owner in ("job", "launcher"):
             self._take_back(owner, partial(self._reaper.heal, owner))
 

@@ -88,7 +88,7 @@ def _row(kept: Kept, home: Path) -> dict[str, Any]:
     return {
         "scenario": result.scenario, "seed": result.seed, "started": result.started, "commit": kept.commit,
         "verdict": result.verdict.value, "reason": "" if result.verdict is Verdict.PASSED else result.reason,
-        "caught_up": kept.caught_up_s, "bounds": bounds,
+        "caught_up": kept.caught_up_s, "bound_s": bounds.get("catch_up"), "bound_steps": bounds.get("lost_steps"),
         "lost_steps": kept.lost_steps, "recovered": bool(result.recoveries),
         "link": os.path.relpath(report, home) if report.is_file() else "",
     }  # fmt: skip

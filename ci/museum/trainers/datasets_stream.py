@@ -1,0 +1,74 @@
+"""A stream of the package datasets, resumed by its own state in every attempt. --shape chooses what the row needs."""
+
+import sys
+
+import data_loop
+import datasets
+import torch
+
+SHAPE = sys.argv.pop(sys.argv.index("--shape") + 1)
+sys.argv.remove("--shape")
+
+
+def make(folder, rank, world):
+    """The stream itself, or torchdata's loader around it."""
+    stream = Stream(folder, rank, world)
+    return Loaded(stream) if SHAPE == "loader" else stream
+
+
+def rows():
+    yield from ({"a": number} for number in range(96 if SHAPE == "loader" else 32))
+
+
+class Stream(data_loop.Data):
+    def __init__(self, folder, rank, world):
+        del folder, rank, world
+        if SHAPE in ("generator", "loader"):
+            self.stream = datasets.IterableDataset.from_generator(rows)
+            return
+        stream = datasets.Dataset.from_dict({"a": list(range(32))}).to_iterable_dataset(num_shards=2)
+        if SHAPE == "cast":  # features that are not the files' own
+            stream = stream.cast_column("a", datasets.Value("int32"))
+        if SHAPE == "map":
+            stream = stream.map(lambda row: {"a": row["a"]}, features=datasets.Features({"a": datasets.Value("int32")}))
+        self.stream = stream
+
+    def epoch(self, number):
+        self.stream.set_epoch(number)
+        batch = []
+        for row in self.stream:
+            batch.append(int(row["a"]))
+            if len(batch) == 4:
+                yield torch.tensor(batch)
+                batch = []
+
+    def state(self):
+        return self.stream.state_dict()
+
+    def load(self, state):
+        self.stream.load_state_dict(state)
+
+
+class Loaded(data_loop.Data):
+    """One epoch of 24 batches: the second resume is in the epoch of the first."""
+
+    epochs = 1
+
+    def __init__(self, data):
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        self.data, self.loader = data, StatefulDataLoader(data.stream, batch_size=4)
+
+    def epoch(self, number):
+        self.data.stream.set_epoch(number)
+        yield from (batch["a"] for batch in self.loader)
+
+    def state(self):
+        return self.loader.state_dict()
+
+    def load(self, state):
+        self.loader.load_state_dict(state)
+
+
+if __name__ == "__main__":
+    data_loop.main(make, [5, 10])

@@ -1,0 +1,100 @@
+"""Hugging Face's Trainer, resumed from its newest checkpoint. --stop: with EarlyStoppingCallback, on an evaluation that
+gets worse from the first one on."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # old versions load generators' states with pickle
+
+import torch
+from torch import nn
+from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, count):
+        self.x = torch.randn(count, 8, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return {"x": self.x[index], "index": torch.tensor(index)}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 1)
+        self.register_buffer("batches", torch.zeros(()))
+        self.seen = []
+
+    def forward(self, x, index):
+        if not self.training:
+            return {"loss": self.batches.clone()}  # worse each time
+        self.batches += 1
+        self.seen.append(index.tolist())
+        return {"loss": self.net(x).square().mean()}
+
+
+class Died(Exception):
+    pass
+
+
+class DyingNet(Net):
+    def forward(self, x, index):
+        if len(self.seen) == 12:
+            raise Died
+        return super().forward(x, index)
+
+
+def trainer(folder, stop, net=Net):
+    set_seed(0)
+    more = {}
+    if stop:
+        more = {"eval_strategy": "steps", "eval_steps": 3, "load_best_model_at_end": True, "greater_is_better": False,
+                "metric_for_best_model": "loss", "label_names": ["index"],
+                "restore_callback_states_from_checkpoint": True}  # fmt: skip
+    args = TrainingArguments(
+        output_dir=str(folder), num_train_epochs=3, per_device_train_batch_size=4, save_steps=3 if stop else 5,
+        logging_steps=1, learning_rate=1e-2, use_cpu=True, report_to=[], disable_tqdm=True, seed=0,
+        remove_unused_columns=False, prediction_loss_only=True, **more,
+    )  # fmt: skip
+    callbacks = [EarlyStoppingCallback(early_stopping_patience=4)] if stop else []
+    return Trainer(
+        net(), args, train_dataset=Samples(32), eval_dataset=Samples(8) if stop else None, callbacks=callbacks
+    )
+
+
+def plain(folder, stop):
+    whole = trainer(folder / "whole", stop)
+    whole.train()
+    begun = trainer(folder / "resumed", stop, DyingNet)
+    try:
+        begun.train()
+    except Died:
+        pass
+    newest = get_last_checkpoint(str(folder / "resumed"))
+    resumed = trainer(folder / "resumed", stop)
+    resumed.train(resume_from_checkpoint=newest)
+    kept = begun.model.seen[: int(newest.rsplit("-", 1)[1])]
+    print(json.dumps({"whole": whole.model.seen, "resumed": kept + resumed.model.seen}))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stop", action="store_true")
+    parser.add_argument("--plain", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.plain:
+        plain(options.dir, options.stop)
+    else:
+        options.dir.mkdir(parents=True, exist_ok=True)
+        trainer(options.dir, options.stop).train(resume_from_checkpoint=get_last_checkpoint(str(options.dir)))
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,70 @@
+"""MMEngine's Runner with an iteration-based loop and its usual InfiniteSampler, resumed from its newest checkpoint."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # its checkpoints hold objects
+sys.modules["transformers"] = None  # registers an Adafactor, which torch has too by now
+
+import torch
+from mmengine.dataset import InfiniteSampler
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+STEPS = 24
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return (torch.tensor(index),)
+
+
+class Net(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.net, self.seen = nn.Linear(8, 1), []
+        self.table = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+
+    def forward(self, batch, mode="tensor"):
+        del mode
+        self.seen.append(batch.tolist())
+        return {"loss": self.net(self.table[batch]).square().mean()}
+
+
+def run(folder, stop=STEPS, launcher="none"):
+    net = Net()
+    data = Samples()
+    runner = Runner(
+        model=net, work_dir=str(folder), resume=True, launcher=launcher, randomness={"seed": 0}, log_level="ERROR",
+        env_cfg={"dist_cfg": {"backend": "gloo"}},
+        train_dataloader=DataLoader(data, batch_size=4, sampler=InfiniteSampler(data, shuffle=True, seed=0)),
+        train_cfg={"by_epoch": False, "max_iters": stop, "val_interval": 1000},
+        optim_wrapper={"type": "OptimWrapper", "optimizer": {"type": "AdamW", "lr": 1e-2}},
+        default_hooks={"checkpoint": {"type": "CheckpointHook", "by_epoch": False, "interval": 5}, "logger": None},
+        visualizer=None, default_scope="mmengine",
+    )  # fmt: skip
+    runner.train()
+    return net.seen
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plain", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.plain:
+        whole = run(options.dir / "whole")
+        print("\n" + json.dumps({"whole": whole, "resumed": run(options.dir / "r", 10) + run(options.dir / "r")}))
+    else:
+        run(options.dir, launcher="pytorch")
+        torch.distributed.destroy_process_group()

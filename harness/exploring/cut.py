@@ -1,0 +1,159 @@
+"""Cuts a resume and its twins at the same step, the last one that all ranks of the resume finished. Pure, but for the
+times of files.
+
+A resume is ended soon after the death, in the middle of whatever the job does then, such as a save. What it wrote after
+the cut is not judged, and what the twin did after it is not missed."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.judging.checkpoints.contents import checkpoints_of
+from torchaos.harness.record.history import Save
+from torchaos.harness.record.history.checkpoints import final_path
+from torchaos.harness.record.record import Record
+
+_OF_STEPS = (Kind.STEP, Kind.LOSS)
+_OF_SAVES = (Kind.SAVE_BEGIN, Kind.SAVE_END)
+_ALWAYS = (Kind.RANK_UP, Kind.RANK_EXITED, Kind.AGENT_ENDED, Kind.AGENT_FAILED, Kind.AGENT_STARTED)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a resume is cut."""
+
+    attempt: int
+    local_step: int  # of that attempt
+    mono_s: float  # when its slowest rank had finished that step
+    wall_s: float
+
+
+def cut_of(events: Iterable[Event], ranks: int) -> Cut | None:
+    """The cut of a run that was ended on purpose; None if not every rank of its newest attempt made a step."""
+    steps = [event for event in events if event.kind is Kind.STEP and event.attempt is not None]
+    newest = max((event.attempt or 0 for event in steps), default=0)
+    own = [event for event in steps if event.attempt == newest]
+    done: dict[int | None, int] = {}
+    for event in own:
+        done[event.rank] = max(done.get(event.rank, 0), event.step or 0)
+    if not newest or len(done) < ranks:
+        return None
+    last = min(done.values())
+    slowest = max((event for event in own if event.step == last), key=lambda event: event.mono_s)
+    return Cut(newest, last, slowest.mono_s, slowest.wall_s)
+
+
+def cut_together(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Record, list[Record]]:
+    """The run and its twins, cut at the same step. Unchanged if the run was not ended on purpose."""
+    cut = cut_of(run.events, ranks) if run.ended_on_purpose else None
+    if cut is None:
+        return run, list(twins)
+    before = (event for event in run.events if event.attempt != cut.attempt)
+    own = _until((event for event in run.events if event.attempt == cut.attempt), cut.local_step, cut.mono_s)
+    run = _with(run, sorted((*before, *own), key=lambda event: event.mono_s))
+    last, inventory = run.history.last_step, run.artifacts.get("inventory")
+    if last is None:
+        return run, list(twins)
+    changed = set[str]()  # checkpoints that were changed after the cut
+    if inventory:
+        entries = {str(one["path"]): one for one in inventory["checkpoints"]}
+        changed = {path for path in entries if _changed_s(Path(inventory["root"], path)) > cut.wall_s}
+        run = _with(run, run.events, [one for path, one in entries.items() if path not in changed])
+    ours = {one.path: one.step for one in checkpoints_of(run) or ()}
+    unjudged = [save for save in run.history.saves if save.attempt == cut.attempt and not _is_there(save, run, ours)]
+    # The save of the last step may not have begun.
+    until = min([last - 1, *(save.global_step - 1 for save in unjudged if save.global_step is not None)])
+    run = _with(run, list(_without(run.events, unjudged)))
+    return run, [_twin_until(twin, last, until, ours, changed) for twin in twins]
+
+
+def _twin_until(
+    twin: Record, last: int, saved: int, ours: Mapping[str, int | None], changed: Collection[str]
+) -> Record:  # fmt: skip
+    """The twin as if it had ended with the global step `last`, and had saved nothing after the step `saved` but what is
+    in `ours` (steps of checkpoints by path). `changed`: paths that are not judged at all."""
+    last_s = max((one.mono_s for one in twin.history.executions if (one.global_step or 0) <= last), default=0.0)
+    events = list(_until(twin.events, last, last_s))
+    late = [save for save in twin.history.saves if (save.global_step or 0) > saved]
+    inventory = twin.artifacts.get("inventory")
+    if not inventory:
+        return _with(twin, list(_without(events, late)))
+    kept = {
+        one.path for one in checkpoints_of(twin) or ()
+        if one.path not in changed and ((one.step or 0) <= saved or ours.get(one.path) == one.step)
+    }  # fmt: skip
+    late = [save for save in late if not any(_same(save.path, inventory, one) for one in kept & ours.keys())]
+    return _with(twin, list(_without(events, late)), [one for one in inventory["checkpoints"] if one["path"] in kept])
+
+
+def _with(record: Record, events: Sequence[Event], checkpoints: Sequence[Any] | None = None) -> Record:
+    """A new record, without what is cached of the old one."""
+    artifacts = dict(record.artifacts)
+    if checkpoints is not None:
+        artifacts["inventory"] = {**artifacts["inventory"], "checkpoints": list(checkpoints)}
+    return replace(record, events=tuple(events), artifacts=artifacts)
+
+
+def _until(events: Iterable[Event], step: int, mono_s: float) -> Iterator[Event]:
+    """The events of ranks up to a step and its time, with the ends of the saves that had begun by then, and all events
+    of others."""
+    begun: set[tuple[int | None, str]] = set()
+    for event in events:
+        if event.rank is None or event.kind in _ALWAYS:
+            yield event
+        elif event.kind in _OF_STEPS:
+            if (event.step or 0) <= step:
+                yield event
+        elif event.kind in _OF_SAVES:
+            who = (event.rank, str(event.data["path"]))
+            if event.mono_s <= mono_s or (event.kind is Kind.SAVE_END and who in begun):
+                begun.add(who)
+                yield event
+        elif event.mono_s <= mono_s:
+            yield event
+
+
+def _without(events: Iterable[Event], saves: Iterable[Save]) -> Iterator[Event]:
+    """The events without those of these saves, and of others that were begun in the same step."""
+    begun = {(save.attempt, save.local_step) for save in saves}
+    left_out: set[tuple[int | None, str]] = set()
+    for event in events:
+        who = (event.rank, str(event.data["path"])) if event.kind in _OF_SAVES else None
+        if event.kind is Kind.SAVE_BEGIN and who and (event.attempt, event.step) in begun:
+            left_out.add(who)
+        elif event.kind is Kind.SAVE_END and who in left_out:
+            left_out.discard(who)
+        else:
+            yield event
+
+
+def _is_there(save: Save, run: Record, kept: Iterable[str]) -> bool:
+    inventory = run.artifacts.get("inventory")
+    return bool(save.ok) if not inventory else any(_same(save.path, inventory, path) for path in kept)
+
+
+def _same(saved: str, inventory: Mapping[str, Any], path: str) -> bool:
+    """Whether a path that was saved is that of a checkpoint in an inventory, or of a file in it."""
+    one, other = final_path(posixpath.normpath(saved)), final_path(posixpath.join(str(inventory["root"]), path))
+    return one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
+
+
+def _changed_s(path: Path) -> float:
+    """When the file, or a file in the folder, was changed last, in seconds since the epoch; 0 if it is not there."""
+    newest = _mtime(str(path))
+    for folder, _below, names in os.walk(path):
+        newest = max([newest, *(_mtime(os.path.join(folder, name)) for name in (".", *names))])
+    return newest
+
+
+def _mtime(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0

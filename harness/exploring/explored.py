@@ -1,0 +1,119 @@
+"""All outcomes of an exploration: their classes, the share of the run in which a death would be fatal, and the result.
+Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torchaos.harness.exploring.choice import Choice
+from torchaos.harness.exploring.operations import Recording
+from torchaos.harness.exploring.outcomes import FATAL, Class, Outcome
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What was found."""
+
+    outcomes: tuple[Outcome, ...]
+    choice: Choice  # how many states there are, and how many were wanted
+    recording: Recording
+    seconds: float  # of the recorded run
+    warm: str  # how resumes were started, as a sentence without its end
+    unfinished: str = ""  # why not all wanted states were tried, as a clause
+    notes: tuple[str, ...] = ()
+
+    def of(self, kind: Class) -> list[Outcome]:
+        """The outcomes of a class, those with the fewest operations first."""
+        found = [one for one in self.outcomes if one.kind is kind]
+        return sorted(found, key=lambda one: (one.operations, one.state))
+
+    @property
+    def smallest(self) -> Outcome | None:
+        """The failing state with the fewest operations before the death, of the worst class."""
+        return next((self.of(kind)[0] for kind in Class if kind.exit_code is ExitCode.FAILED and self.of(kind)), None)
+
+    @property
+    def fatal_s(self) -> float:
+        """Seconds of the recorded run in which the death of the job would be fatal: it would not start again, hang, or
+        go on wrongly. Only deaths of processes have such times: a loss of power adds a choice to each moment."""
+        return _length(
+            moment for one in self.outcomes if one.kind in FATAL and one.model == "process death"
+            for moment in one.moments
+        )  # fmt: skip
+
+    @property
+    def tried_s(self) -> float:
+        """Seconds of the recorded run whose states were tried."""
+        return _length(moment for one in self.outcomes if one.model == "process death" for moment in one.moments)
+
+    @property
+    def fatal_share(self) -> float | None:
+        """The fatal part of the time that was tried; None if none was."""
+        return self.fatal_s / self.tried_s if self.tried_s else None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        codes = {one.kind.exit_code for one in self.outcomes}
+        if ExitCode.FAILED in codes:
+            return ExitCode.FAILED
+        complete = codes == {ExitCode.PASSED} and not self.unfinished
+        return ExitCode.PASSED if complete else ExitCode.INCONCLUSIVE
+
+
+def cases_of(found: Explored) -> list[Case]:
+    """A case for each class of outcomes that is not right, and one for those that are."""
+    counts = Counter(one.kind for one in found.outcomes)
+    right = f"{counts[Class.RIGHT]} of {len(found.outcomes)} states were resumed rightly"
+    cases = []
+    for kind in Class:
+        own = found.of(kind)
+        measured = {"states": len(own), "of": len(found.outcomes)}
+        if kind is Class.RIGHT:
+            verdict = Verdict.PASSED if own else Verdict.INCONCLUSIVE
+            cases.append(Case(kind.value, "assertion", verdict, right, measured))
+        elif own:
+            measured |= {"lost_steps": max(one.lost_steps or 0 for one in own)} if kind is Class.LOST_WORK else {}
+            cases.append(Case(kind.value, "assertion", kind.exit_code.verdict, told(own), measured))
+        else:
+            reason = f"none of {len(found.outcomes)} states"
+            cases.append(Case(kind.value, "assertion", Verdict.PASSED, reason, measured))
+    if found.unfinished:
+        cases.append(Case("exploration", "assertion", Verdict.INCONCLUSIVE, f"not finished: {found.unfinished}"))
+    return cases
+
+
+def told(own: Sequence[Outcome]) -> str:
+    """How many states there are, and the simplest of them."""
+    many = "1 state" if len(own) == 1 else f"{len(own)} states"
+    first = own[0]
+    after = f" after {first.last_operation}" if first.last_operation else ""
+    says = f"{first.assertion}: {first.reason}" if first.assertion else first.reason
+    return f"{many}, such as {first.state} ({first.model}{after}): {says}"
+
+
+def result_of(plan: Plan, found: Explored, home: str, started: str, seconds: float, left: Sequence[str]) -> Result:
+    """The result as reports show it. `left`: sentences about changes that could not be undone."""
+    cases = cases_of(found)
+    code = ExitCode.ROLLBACK if left else found.exit_code
+    bad = next((case for case in cases if case.verdict is found.exit_code.verdict), cases[-1])
+    reason = f"all {len(found.outcomes)} states were resumed rightly"
+    if left or bad.verdict is not Verdict.PASSED:
+        reason = left[0] if left else f"{bad.name}: {bad.reason}"
+    return Result(
+        plan.scenario, plan.description, plan.seed, code.verdict, code, reason, home, started, round(seconds, 3),
+        cases=tuple(cases), twin="", notes=found.notes,
+        decided_by="" if code is ExitCode.PASSED or left else bad.name,
+    )  # fmt: skip
+
+
+def _length(moments: Iterable[tuple[float, float]]) -> float:
+    """The seconds that these times cover together."""
+    total, end = 0.0, float("-inf")
+    for since, until in sorted(moments):
+        total += max(0.0, until - max(since, end))
+        end = max(end, until)
+    return total

@@ -1,0 +1,161 @@
+"""What came of a resume from one state: its outcome, from the record of the run and the verdict on it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from typing import Any, Mapping
+
+from torchaos.harness import registry
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import Harm
+from torchaos.harness.exploring.past import DEATH
+from torchaos.harness.judging.ending.unstarted import last_error
+from torchaos.harness.judging.verdict.verdict import SPLIT_BRAIN
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
+
+
+class Class(str, Enum):
+    """A class of outcomes, the worst first."""
+
+    WRONG = "silently wrong"  # it went on, and what it computes or keeps is not what it would have been
+    WONT_START = "won't start"  # it ended without getting past the step of the death
+    HANGS = "hangs"
+    LOST_WORK = "lost work"  # it went on from an older checkpoint than it had
+    UNCLEAR = "can't be told"
+    RIGHT = "resumed rightly"
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self is Class.RIGHT:
+            return ExitCode.PASSED
+        return ExitCode.INCONCLUSIVE if self is Class.UNCLEAR else ExitCode.FAILED
+
+
+FATAL = (Class.WRONG, Class.WONT_START, Class.HANGS)  # somebody has to repair something
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one state."""
+
+    state: str  # its name
+    digest: str  # of the state's files
+    model: str  # of death
+    died_at_step: int  # the highest global step before the death
+    kind: Class
+    reason: str
+    assertion: str = ""  # which one says that it is wrong, or that work was lost
+    lost_steps: int | None = None  # against the newest checkpoint that was complete; None: none, or not known
+    from_step: int | None = None  # the step that it resumed from; None: it did not, or that is not known
+    mended: bool | None = None  # whether a second start got past the death; None: there was none
+    warm: bool = False  # by ranks that were forked, and not by the job's launcher
+    seconds: float = 0.0
+    operations: int = 0  # before the death
+    last_operation: str = ""  # in words
+    moments: tuple[tuple[float, float], ...] = ()  # from and until when the death could come, seconds of the recording
+    files: tuple[tuple[str, str], ...] = ()  # each file that the story names: what is of it, in words
+    run_dir: str = ""  # what was kept of the resume
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "kind": self.kind.value}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Outcome:
+        """Raises ValueError, KeyError or TypeError if it is no outcome."""
+        pairs = {name: tuple((one[0], one[1]) for one in raw[name]) for name in ("moments", "files")}
+        return cls(**{**raw, **pairs, "kind": Class(raw["kind"])})
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The class of one resume, and what it rests on."""
+
+    kind: Class
+    reason: str
+    assertion: str = ""
+    lost_steps: int | None = None
+    from_step: int | None = None
+    mended: bool | None = None
+
+
+def seen_in(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
+    """What the record and the verdict say. `due`: the last step of the job without a death; `hung`: the resume was
+    ended because nothing happened for too long."""
+    found = _class_of(run, result, due, hung)
+    back = [one for one in run.history.attempts if one.number > _died_in(run) and one.first_step is not None]
+    return replace(found, from_step=back[-1].base if back else None)
+
+
+def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
+    past = _came_back(result) or _was_done(run, due)
+    failed_first = _first_start(run)
+    if failed_first:
+        again = any(event.data["submission"] > 0 for event in run.of_kind(Kind.JOB_STARTED))
+        return Seen(Class.WONT_START, failed_first, mended=past if again else None)
+    if hung and not past:
+        return Seen(Class.HANGS, run.stopped.data["reason"] if run.stopped else "nothing happened for too long")
+    for harm, kind in ((Harm.WRONG_RESULT, Class.WRONG), (Harm.LOST_WORK, Class.LOST_WORK)):
+        if case := next((case for case in _failed(result) if _harm(case.name) is harm and not case.follows), None):
+            return Seen(kind, case.reason, case.name, case.measured.get("needless"))
+    if not past and run.exit_code == 0:
+        return Seen(Class.WONT_START, "the job ended with exit code 0, and made no step beyond the death")
+    if not past:
+        why = run.stopped.data["reason"] if run.stopped else "it made no step beyond the death"
+        return Seen(Class.UNCLEAR, why)
+    unclear = [case for case in result.cases if case.verdict in (Verdict.INCONCLUSIVE, Verdict.ERROR)]
+    if result.verdict is Verdict.INCONCLUSIVE and not unclear:
+        return Seen(Class.UNCLEAR, result.reason)
+    if unclear and not _was_done(run, due):
+        return Seen(Class.UNCLEAR, f"{unclear[0].name}: {unclear[0].reason}")
+    return Seen(Class.RIGHT, "" if _came_back(result) else "there was nothing left to train")
+
+
+def _came_back(result: Result) -> bool:
+    """Whether the job got past the step at which it had died."""
+    own = [one for one in result.recoveries if one.fault == DEATH]
+    return bool(own) and own[-1].parts.get("caught_up") is not None
+
+
+def _was_done(run: Record, due: int | None) -> bool:
+    """Whether the last step was over when the job died, and the resume then ended well."""
+    died_s = _died_s(run)
+    reached = run.history.highest_step(before_s=died_s) or 0
+    return due is not None and reached >= due and run.exit_code == 0 and run.exited is not None
+
+
+def _first_start(run: Record) -> str:
+    """Why the first start after the death failed, as a clause; empty if it did not end with an error."""
+    ends = _ends(run)
+    if not ends or not ends[0]:
+        return ""
+    error = last_error(run).partition("the job's last error: ")[2]
+    return f"the job ended with exit code {ends[0]}" + (f": {error}" if error else "")
+
+
+def _ends(run: Record) -> list[int | None]:
+    """How the job's command ended after the death, once for each start that ended by itself."""
+    until_s = run.stopped.mono_s if run.stopped else float("inf")
+    exits = [event for event in run.of_kind(Kind.JOB_EXITED) if event.data["submission"] >= 0]
+    return [event.data["exit_code"] for event in exits if event.mono_s < until_s]
+
+
+def _died_s(run: Record) -> float:
+    return next((event.mono_s for event in run.of_fault(DEATH, Kind.APPLYING)), 0.0)
+
+
+def _died_in(run: Record) -> int:
+    hit = next(run.of_fault(DEATH, Kind.APPLYING), None)
+    return hit.attempt or 0 if hit else 0
+
+
+def _failed(result: Result) -> Sequence[Case]:
+    return [case for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.FAILED]
+
+
+def _harm(name: str) -> Harm:
+    if name == SPLIT_BRAIN:
+        return Harm.WRONG_RESULT
+    return Harm(registry.find("assertions", name).harm)

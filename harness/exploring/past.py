@@ -1,0 +1,122 @@
+"""The recorded run up to a death: the part of the journal that a resume continues.
+
+A state of the folder stands for a death of the whole job, which did not really happen. So the events up to it are those
+of the recorded run, and the death itself is made up: a kill of all ranks. The resume is then the next attempt of the
+same run, and every assertion judges the two as it judges a run with `process.kill`."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torchaos.harness import registry
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Target
+from torchaos.harness.exploring.operations import Operation
+from torchaos.harness.machine.disk import owner_only
+from torchaos.harness.record.plan import After, Plan, PlannedFault
+from torchaos.harness.record.record import Record
+
+DEATH = "death"  # the id of the made-up fault
+RECORDED = "recorded"  # the source of the recorded run's own events, where the resume has "harness"
+_FILE = "past.jsonl"
+_BEFORE_S = 0.01  # by which the death comes before the resume
+# What the harness did for the recorded run, and how that run ended, is no part of the past.
+_NOT_PAST = frozenset({
+    Kind.STAGE, Kind.NOTE, Kind.STOPPED, Kind.PROBED, Kind.GUARDED, Kind.HEALED, Kind.ROLLED_BACK, Kind.JOB_EXITED,
+    Kind.NODE_EXITED, Kind.HANG_SUSPECTED, Kind.HANG_DECLARED,
+})  # fmt: skip
+
+
+def with_death(plan: Plan) -> Plan:
+    """The plan of a resume: its only fault is the death of all ranks, which came before the job was started."""
+    kill = registry.find("injectors", "process.kill")
+    death = PlannedFault(
+        DEATH, kill.name, "rank", Target(tuple(range(plan.job.world_size))), After(), {}, "", kill.__name__
+    )
+    return replace(plan, faults=(death,), steady_state=(), stop=(), until=())
+
+
+def write(
+    events: Path, recorded: Record, died_s: float, by_rank: Mapping[int, float], now_s: float,
+    lines: Mapping[int | None, Sequence[Operation]] | None = None,
+) -> int:  # fmt: skip
+    """Writes the past into the folder of a resume's events, which must be empty, and returns the number of its events.
+
+    `died_s`: when the job died in the recorded run; `by_rank`: ranks that died earlier in it (both CLOCK_MONOTONIC);
+    `lines`: the operations of each rank. The past is moved in time, so that the death comes just before `now_s`:
+    downtime between the two is nobody's."""
+    begun = unfinished(recorded, died_s, lines or {})
+    moved_s = now_s - _BEFORE_S - died_s
+    count = Counter[str]()
+    with open(events / _FILE, "wb", opener=owner_only) as file:
+        for event in (*_until(recorded, died_s, by_rank), *_deaths(recorded, died_s)):
+            if (event.source, event.seq, event.kind) in begun:
+                continue
+            number, count[event.source] = count[event.source], count[event.source] + 1
+            at_s, wall_s = event.mono_s + moved_s, event.wall_s + moved_s
+            file.write(replace(event, seq=number, mono_s=at_s, wall_s=wall_s).to_line())
+    return sum(count.values())
+
+
+def highest_step(recorded: Record, died_s: float) -> int:
+    """The highest global step that any rank had finished when the job died."""
+    return recorded.history.highest_step(before_s=died_s) or 0
+
+
+def unfinished(
+    recorded: Record, died_s: float, lines: Mapping[int | None, Sequence[Operation]]
+) -> frozenset[tuple[str, int, Kind]]:
+    """The ends of saves with which the job had not finished when it died, although the file had been written: the rank
+    then renamed it, or did something else to the folder before its next step. Such a checkpoint was not complete by the
+    job's own rules, which only the recorded run shows."""
+    ends = [event for event in recorded.of_kind(Kind.SAVE_END) if event.mono_s < died_s]
+    renames = list(recorded.of_kind(Kind.RENAMED))
+    steps: dict[int, list[float]] = defaultdict(list)
+    for step in recorded.history.executions:
+        steps[step.rank].append(step.mono_s)
+    found = set()
+    for end in ends:
+        path, rank = str(end.data["path"]), end.rank or 0
+        moved_s = (one.mono_s for one in renames if one.mono_s >= end.mono_s and _is_of(path, one))
+        next_step_s = min((at_s for at_s in steps[rank] if at_s > end.mono_s), default=math.inf)
+        more_s = (one.begun_s for one in lines.get(rank, ()) if died_s <= one.begun_s)
+        if next(moved_s, -1.0) >= died_s or (next_step_s >= died_s and next(more_s, math.inf) < next_step_s):
+            found.add((end.source, end.seq, end.kind))
+    return frozenset(found)
+
+
+def _is_of(path: str, renamed: Event) -> bool:
+    old = str(renamed.data["path"])
+    return path == old or path.startswith(f"{old}/")
+
+
+def _until(recorded: Record, died_s: float, by_rank: Mapping[int, float]) -> Iterator[Event]:
+    for event in recorded.events:
+        end_s = died_s if event.rank is None else by_rank.get(event.rank, died_s)
+        if event.mono_s >= end_s or event.kind in _NOT_PAST:
+            continue
+        if event.kind is Kind.JOB_STARTED:  # the resume's own submissions begin with 0
+            event = replace(event, data={**event.data, "submission": -1})
+        yield replace(event, source=RECORDED) if event.source == "harness" else event
+
+
+def _deaths(recorded: Record, died_s: float) -> Iterator[Event]:
+    """All ranks that lived are killed at once, and then the job's command."""
+    made_up = Event(Kind.NOTE, RECORDED, 0, recorded.events[0].wall_s - recorded.events[0].mono_s + died_s, died_s)
+    for attempt in recorded.history.attempts:
+        for rank, process in attempt.ranks.items():
+            if process.up_s < died_s and (process.exited_s is None or process.exited_s >= died_s):
+                own = replace(made_up, rank=rank, attempt=attempt.number)
+                hit = {"fault": DEATH, "phase": None, "global_step": None, "pid": process.pid}
+                end = {"pid": process.pid, "start_ticks": process.start_ticks, "exit_code": -signal.SIGKILL}
+                yield replace(own, kind=Kind.APPLYING, data=hit)
+                yield replace(own, kind=Kind.RANK_EXITED, data=end)
+    started = next((event for event in recorded.beside_steps if event.kind is Kind.JOB_STARTED), None)
+    if started is not None:
+        data = {"submission": -1, "pid": started.data["pid"], "exit_code": -signal.SIGKILL}
+        yield replace(made_up, kind=Kind.JOB_EXITED, data=data)

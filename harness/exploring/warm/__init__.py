@@ -1,0 +1,3 @@
+"""Warm ranks: a parent process that has imported what the job imports, and that forks the ranks of each resume.
+
+`parent` runs in the job's own Python and imports nothing of torchaos. Only explorations start ranks like this."""

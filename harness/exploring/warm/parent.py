@@ -1,0 +1,163 @@
+"""Runs in the job's own Python: imports the libraries that the job imports, and forks the ranks of each resume.
+
+Standard library only, and started by its path. It reads requests from the socket whose number is its argument, one JSON
+object in a line, and answers each with one line:
+
+    {"do": "import", "names": [...]}  ->  {"threads": n, "cuda": bool, "failed": {name: error}}
+    {"do": "fork", "ranks": [{"env", "argv", "cwd", "path", "log", "imports"}]}  ->  {"pids": [...]}
+    {"do": "ends", "pids": [...]}  ->  {"codes": {pid: code}}    of those that have ended; a signal is negative
+
+In a forked rank, `serve` returns what it is to run, so that the script runs at the bottom of the stack, and the
+interpreter ends as usual."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import types
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_AGENT = "_torchaos_agent"
+
+
+def serve(sock: socket.socket) -> dict[str, Any] | None:
+    """In the parent: None, when the other end is closed. In a rank: what it is to run."""
+    lines = sock.makefile("rb")
+    for line in lines:
+        request = json.loads(line)
+        if request["do"] == "import":
+            answer = _import(request["names"])
+        elif request["do"] == "ends":
+            answer = {"codes": _ends(request["pids"])}
+        else:
+            pids = []
+            for rank in request["ranks"]:
+                pid = os.fork()
+                if not pid:
+                    lines.detach()
+                    sock.close()
+                    return dict(rank)
+                pids.append(pid)
+            answer = {"pids": pids}
+        sock.sendall(json.dumps(answer).encode() + b"\n")
+    return None
+
+
+def _import(names: list[str]) -> dict[str, Any]:
+    failed = {}
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # the rank, which needs it in another order perhaps, will see
+            failed[name] = repr(error)[:200]
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return {
+        "threads": len(os.listdir("/proc/self/task")),
+        "cuda": bool(cuda is not None and cuda.is_initialized()),
+        "failed": failed,
+    }
+
+
+def _ends(pids: list[int]) -> dict[int, int]:
+    found = {}
+    for pid in pids:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            done, status = pid, 0
+        if done:
+            found[pid] = os.waitstatus_to_exitcode(status)
+    return found
+
+
+def become(rank: dict[str, Any], parent: int) -> types.ModuleType:
+    """Makes this process look like a rank that torchrun has just started. Returns its `__main__`."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before this line
+        os._exit(1)
+    log = os.open(rank["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for fd in (1, 2):
+        os.dup2(log, fd)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(rank["env"])
+    os.chdir(rank["cwd"])
+    sys.argv, sys.path[0] = list(rank["argv"]), rank["path"]
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+    if rank.get("imports"):
+        _note_imports(rank["imports"])
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    return main
+
+
+def _note_imports(path: str) -> None:
+    """Writes the name of each module that is imported from now on into a file, one a line."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if event == "import":
+            os.write(fd, f"{args[0]}\n".encode())
+
+    sys.addaudithook(note)
+
+
+def start_agent(folder: str) -> None:
+    """Loads the agent as its sitecustomize would. It finds torch imported already, and replaces functions that other
+    modules have imported by name: they get the replacement too, as they do where the agent comes first."""
+    before = {name: dict(vars(module)) for name, module in list(sys.modules.items()) if _may_be_patched(name, module)}
+    spec = importlib.util.spec_from_file_location(
+        _AGENT, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
+    if spec is None or spec.loader is None:
+        return
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[_AGENT] = package
+    spec.loader.exec_module(package)
+    package.start()
+    new = {}  # by the id of what was replaced, which `before` keeps alive: its module, and the replacement
+    for name, was in before.items():
+        now = vars(sys.modules[name])
+        new.update({id(old): (name, now[key]) for key, old in was.items() if now.get(key, old) is not old})
+    for name, module in list(sys.modules.items()) if new else ():
+        if name.startswith(_AGENT) or not isinstance(module, types.ModuleType):
+            continue
+        for key, value in list(vars(module).items()):
+            owner, replacement = new.get(id(value), ("", None))
+            if owner and not (owner == "torch" and name.startswith("torch.")):  # which torch itself imports before
+                setattr(module, key, replacement)
+
+
+def _may_be_patched(name: str, module: Any) -> bool:
+    known = ("torch", "safetensors", "lightning", "lightning_fabric", "torchdata")
+    return isinstance(module, types.ModuleType) and name.partition(".")[0] in known
+
+
+if __name__ == "__main__":
+    _parent = os.getpid()
+    _rank = serve(socket.socket(fileno=int(sys.argv[1])))
+    if _rank is not None:
+        _main = become(_rank, _parent)
+        start_agent(_rank["agent"])
+        if _rank["module"]:
+            import runpy
+
+            runpy._run_module_as_main(_rank["module"], alter_argv=True)  # type: ignore[attr-defined]
+        else:
+            with open(_rank["argv"][0], "rb") as _file:
+                _code = compile(_file.read(), _rank["argv"][0], "exec")
+            _main.__dict__["__file__"] = _rank["argv"][0]
+            exec(_code, _main.__dict__)

@@ -1,0 +1,131 @@
+"""The page of an exploration: when a death is fatal, the operations in order with the states between them, and the
+story of the smallest state that fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.exploring.explored import Explored, told
+from torchaos.harness.exploring.operations import Operation
+from torchaos.harness.exploring.outcomes import Class, Outcome
+from torchaos.harness.exploring.reproduce import NAME as SCRIPT
+from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.record.result import Result
+from torchaos.harness.record.words import seconds_in_words
+from torchaos.harness.telling.html.page import render
+
+_STEP, _LANE = 12, 22  # units of the picture, from operation to operation and from lane to lane
+_MOST = 1500  # operations that are shown
+_WIDTH = 1000  # of the picture of the run's time
+
+
+def write(found: Explored, result: Result, path: Path) -> None:
+    """Writes the page, readable only by its owner. Raises OSError."""
+    write_atomically(path, text(found, result, path.parent), private=True)
+
+
+def text(found: Explored, result: Result, home: Path) -> str:
+    """The HTML. `home`: the directory of the exploration, from which links begin."""
+    share = found.fatal_share
+    return render("explored.html", {}, {
+        "result": result.to_json(), "found": found.warm, "there_are": found.choice.there_are,
+        "classes": [_class(found, kind) for kind in Class], "tried": len(found.outcomes),
+        "fatal": "" if share is None else f"{share:.1%}", "fatal_s": seconds_in_words(found.fatal_s),
+        "tried_s": seconds_in_words(found.tried_s), "time": _time(found), "line": _line(found),
+        "smallest": _story(found.smallest, home) if found.smallest else None,
+        "outcomes": [_row(one, home) for one in found.outcomes],
+        "notes": [*found.notes, *found.recording.unsure], "unfinished": found.unfinished,
+    })  # fmt: skip
+
+
+def _class(found: Explored, kind: Class) -> dict[str, Any]:
+    own = found.of(kind)
+    says = told(own) if own and kind is not Class.RIGHT else ""
+    return {"name": kind.value, "mark": _mark(kind), "states": len(own), "says": says}
+
+
+def _mark(kind: Class) -> str:
+    return f"x-{kind.name.lower()}"
+
+
+def _time(found: Explored) -> dict[str, Any]:
+    """The time of the recorded run, coloured by what a death of all processes would come to."""
+    began_s, whole_s = found.recording.began_s, found.seconds or 1.0
+    parts = [
+        {
+            "x": round(_WIDTH * (since - began_s) / whole_s, 2),
+            "width": round(max(0.8, _WIDTH * (until - since) / whole_s), 2),
+            "mark": _mark(one.kind), "words": f"{one.kind.value}: {one.state}, step {one.died_at_step}",
+        }
+        for one in found.outcomes if one.model == "process death"
+        for since, until in one.moments
+    ]  # fmt: skip
+    return {"width": _WIDTH, "parts": parts, "end": seconds_in_words(whole_s)}
+
+
+def _line(found: Explored) -> dict[str, Any]:
+    """The operations from left to right, a lane for each rank. Below them a lane for each model, with the states that
+    begin after the operation."""
+    shown = _shown(found)
+    place = {operation.number: number for number, operation in enumerate(shown)}
+    ranks = sorted({operation.rank for operation in shown}, key=lambda rank: (rank is None, rank))
+    models = sorted({one.model for one in found.outcomes})
+    lanes = [*("others" if rank is None else f"rank {rank}" for rank in ranks), *models]
+    operations = [
+        {
+            "x": number * _STEP, "y": ranks.index(operation.rank) * _LANE + 4, "kind": operation.kind.value,
+            "words": str(operation),
+        }
+        for number, operation in enumerate(shown)
+    ]  # fmt: skip
+    states, ends = [], {state.name: state.last_operation for state in found.choice.states}
+    height: dict[tuple[str, int], int] = {}
+    for one in sorted(found.outcomes, key=lambda one: list(Class).index(one.kind)):  # the worst on top
+        last = ends.get(one.state)
+        at = -1 if last is None else place.get(last.number)
+        if at is not None and (beside := height.setdefault((one.model, at), 0)) < 3:
+            height[one.model, at] += 1
+            y = (len(ranks) + models.index(one.model)) * _LANE + 4 + 5 * beside
+            words = f"{one.state}, step {one.died_at_step}: {one.kind.value}. {one.reason}"
+            states.append({"x": (at + 1) * _STEP - 3, "y": y, "mark": _mark(one.kind), "words": words})
+    return {
+        "lanes": lanes, "lane": _LANE, "width": (len(shown) + 1) * _STEP, "height": len(lanes) * _LANE,
+        "operations": operations, "states": states,
+        "left_out": len(found.recording.operations) - len(shown),
+    }  # fmt: skip
+
+
+def _shown(found: Explored) -> Sequence[Operation]:
+    """The operations that fit: those around the smallest failing state, or the first."""
+    operations, smallest = found.recording.operations, found.smallest
+    if len(operations) <= _MOST:
+        return operations
+    ends: Mapping[str, Operation | None] = {state.name: state.last_operation for state in found.choice.states}
+    last = ends.get(smallest.state) if smallest else None
+    at = next((place for place, one in enumerate(operations) if last and one.number == last.number), 0)
+    first = max(0, min(at - _MOST // 2, len(operations) - _MOST))
+    return operations[first : first + _MOST]
+
+
+def _story(one: Outcome, home: Path) -> dict[str, Any]:
+    script = Path(one.run_dir) / SCRIPT
+    shell = script.read_text(encoding="utf-8", errors="replace") if one.run_dir and script.is_file() else ""
+    again = {None: "", True: "A second start gets past the death.", False: "A second start fails as well."}
+    return {
+        **_row(one, home), "files": one.files, "last": one.last_operation or "none", "operations": one.operations,
+        "again": again[one.mended], "script": os.path.relpath(script, home) if shell else "", "shell": shell,
+    }  # fmt: skip
+
+
+def _row(one: Outcome, home: Path) -> dict[str, Any]:
+    report = Path(one.run_dir, "report.html") if one.run_dir else None
+    return {
+        "state": one.state, "model": one.model, "step": one.died_at_step, "kind": one.kind.value,
+        "mark": _mark(one.kind), "assertion": one.assertion, "reason": one.reason, "from_step": one.from_step,
+        "lost": one.lost_steps, "seconds": one.seconds, "how": "forked" if one.warm else "launcher",
+        "link": os.path.relpath(report, home) if report and report.is_file() else "",
+        "folder": os.path.relpath(one.run_dir, home) if one.run_dir else "",
+    }  # fmt: skip

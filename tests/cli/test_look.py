@@ -1,0 +1,68 @@
+"""What the commands that only look say: validate of each kind of file, the schemas, and doctor's exit code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from torchaos.harness.cli import cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.running import capabilities
+
+REPOSITORY = Path(__file__).parents[2]
+DAYS = sorted((REPOSITORY / "scenarios" / "gamedays").glob("*.yaml"))
+GATE = REPOSITORY / "ci" / "templates" / "release-gate" / "gate.yaml"
+
+
+@pytest.mark.parametrize("file", [*DAYS, GATE], ids=lambda path: path.stem)
+def test_game_days_and_gates_are_validated(file: Path, tmp_path: Path) -> None:
+    """Each is checked by its own grammar, and a mistake in it is told with its place."""
+    done = CliRunner().invoke(cli, ["validate", str(file)])
+    assert (done.exit_code, done.output) == (0, f"{file}: well-formed\n")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(file.read_text() + "\nno_such_key: 1\n")
+    done = CliRunner().invoke(cli, ["validate", str(bad)])
+    assert isinstance(done.exception, UsageError)
+    assert f"{bad}:{len(bad.read_text().splitlines())}:1: unknown key 'no_such_key'" in str(done.exception)
+
+
+@pytest.mark.parametrize(("kind", "files"), [("gameday", DAYS), ("gate", [GATE])])
+def test_each_kind_has_a_schema(kind: str, files: list[Path]) -> None:
+    """The files of the repository fit it, and a file with an unknown key does not."""
+    schema = json.loads(CliRunner().invoke(cli, ["schema", kind]).output)
+    assert schema["$id"].endswith(f"/{kind}.json")
+    checker = jsonschema.Draft202012Validator(schema)
+    for file in files:
+        data = json.loads(json.dumps(yaml.safe_load(file.read_text()), default=str))  # editors read dates as text
+        assert not list(checker.iter_errors(data)), file
+        assert list(checker.iter_errors({**data, "no_such_key": 1})), file
+
+
+def test_the_scenario_is_the_usual_kind() -> None:
+    """Without a kind, the schema is that of scenarios, with a name of its own."""
+    schema = json.loads(CliRunner().invoke(cli, ["schema"]).output)
+    assert list(schema)[:2] == ["$schema", "$id"]
+    assert schema["$id"].endswith("/scenario.json")
+    assert "faults" in schema["properties"]
+
+
+@pytest.mark.parametrize(("lacking", "code", "words"), [
+    ((), 0, ""), (("docker", "root"), 0, "Scenarios can run. Some need what is missing: docker, root."),
+    (("docker", "torchrun"), 3, "No scenario can run without torchrun."),
+])  # fmt: skip
+def test_only_what_every_scenario_needs_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, lacking: tuple[str, ...], code: int, words: str
+) -> None:
+    """A part that some scenarios need may be missing; torchrun may not."""
+    one = capabilities.check("proc")
+    monkeypatch.setattr(capabilities, "check", lambda name: replace(one, name=name, present=name not in lacking))
+    done = CliRunner().invoke(cli, ["doctor"])
+    assert done.exit_code == code
+    assert words in done.output
+    assert done.output.count("missing  ") == len(lacking)

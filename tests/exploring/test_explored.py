@@ -1,0 +1,160 @@
+"""The outcomes of an exploration together: exit codes, cases, the fatal share, and every form in which it is told."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from explorations import choice, explored, outcome_of, saves, unfinished
+from rich.console import Console
+
+from torchaos.harness.exploring.choice import chosen
+from torchaos.harness.exploring.explored import Explored, cases_of, result_of
+from torchaos.harness.exploring.outcomes import Class, Outcome
+from torchaos.harness.exploring.reproduce import script_of
+from torchaos.harness.exploring.story import files_of
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.result import ExitCode, Result, Verdict
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling.files import explored as files
+from torchaos.harness.telling.files import junit
+from torchaos.harness.telling.html import explored as page
+from torchaos.harness.telling.terminal import explored as terminal
+
+JOB = PlannedJob(("torchrun", "train.py", "--dir", "{run}/it's here"), "/", {"WORDS": "a b"}, 2, 1, 60.0, "{run}/saved")
+PLAN = Plan("made-up", "", 7, JOB, (), ())
+
+
+def _result(found: Explored, *left: str) -> Result:
+    return result_of(PLAN, found, "/nowhere", "2026-01-02T03:04:05+00:00", 1.0, left)
+
+
+def test_all_right(tmp_path: Path) -> None:
+    """Only if each state was resumed rightly, and all were tried, is the exit code 0."""
+    found = explored(tmp_path)
+    assert _result(found).exit_code is ExitCode.PASSED
+    assert {case.verdict for case in cases_of(found)} == {Verdict.PASSED}
+    assert _result(unfinished(found)).exit_code is ExitCode.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(kind, ExitCode.FAILED) for kind in Class if kind not in (Class.UNCLEAR, Class.RIGHT)]
+    + [(Class.UNCLEAR, ExitCode.INCONCLUSIVE)],
+)
+def test_one_state_decides(tmp_path: Path, kind: Class, code: ExitCode) -> None:
+    """One state of a class is enough for the exit code, and its case in JUnit is red."""
+    found = explored(tmp_path, at_3=kind)
+    result = _result(found)
+    assert result.exit_code is code
+    assert result.decided_by == kind.value
+    suite = ElementTree.fromstring(junit.text([result]))[0]
+    red = {case.get("name") for case in suite if case.find("failure") is not None or case.find("error") is not None}
+    assert red == {kind.value}
+
+
+def test_what_could_not_be_undone_comes_first(tmp_path: Path) -> None:
+    """A mount that is left makes the exit code 4, whatever was found."""
+    result = _result(explored(tmp_path), "the folder is still mounted")
+    assert (result.exit_code, result.reason) == (ExitCode.ROLLBACK, "the folder is still mounted")
+
+
+def test_the_fatal_share_is_of_the_time_that_was_tried(tmp_path: Path) -> None:
+    """Each operation takes a second: two states of two seconds in all, of which one is fatal, among all others."""
+    found = explored(tmp_path, at_3=Class.WONT_START, at_5=Class.LOST_WORK)
+    fatal = [one for one in found.outcomes if one.kind is Class.WONT_START]
+    assert fatal
+    assert found.fatal_s == sum(until - since for one in fatal for since, until in one.moments) > 0
+    assert found.tried_s == found.recording.ended_s
+    assert found.fatal_share == found.fatal_s / found.tried_s
+    assert explored(tmp_path / "none").fatal_share == 0
+
+
+def test_the_smallest_state_of_the_worst_class(tmp_path: Path) -> None:
+    """A state that goes on wrongly is told before one that does not start, however few operations that one has."""
+    found = explored(tmp_path, at_1=Class.WONT_START, at_5=Class.WRONG, at_6=Class.WRONG)
+    assert found.smallest
+    assert (found.smallest.kind, found.smallest.operations) == (Class.WRONG, 5)
+
+
+def test_outcomes_go_through_json(tmp_path: Path) -> None:
+    """An outcome that is read back is the same: an exploration goes on after those that it has."""
+    one = explored(tmp_path, at_3=Class.LOST_WORK).outcomes[2]
+    one = replace(one, files=(("a", "torn"),), mended=True)
+    assert Outcome.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_a_choice_covers_all_operations(tmp_path: Path) -> None:
+    """Of too many states, each operation is the last one of some state; the seed reproduces the choice."""
+    recording = saves(tmp_path, in_turn=False)
+    everything = choice(recording)
+    lasts = {state.last_operation.number if state.last_operation else -1 for state in everything.states}
+    few = chosen(recording, ["process-death"], len(lasts), 3)
+    assert {state.last_operation.number if state.last_operation else -1 for state in few.states} == lasts
+    assert few.there_are == len(everything.states) > len(few.states)
+    again = chosen(recording, ["process-death"], len(lasts), 3)
+    assert [state.name for state in again.states] == [state.name for state in few.states]
+
+
+@pytest.mark.parametrize(
+    ("operations", "last", "rng_2"),
+    [(2, "torn: 100 of 150 bytes", "missing"), (9, "empty", "missing"), (13, "complete", "empty")],
+)
+def test_the_story_names_what_is_torn(tmp_path: Path, operations: int, last: str, rng_2: str) -> None:
+    """In the middle of a save of a file, it is torn or empty, and a file that comes after it is missing."""
+    recording = saves(tmp_path)
+    state = next(state for state in choice(recording).states if state.operations == operations)
+    told = dict(files_of(state, recording))
+    assert (told["last.pt"], told["rng-2"]) == (last, rng_2)
+
+
+def test_the_page_and_the_terminal_tell_the_smallest_state(tmp_path: Path) -> None:
+    """Both have the classes, the share of time, the story and the script; text of the job is no markup."""
+    found = explored(tmp_path / "blobs", at_3=Class.WONT_START)
+    folder = tmp_path / "failing" / "state"
+    folder.mkdir(parents=True)
+    (folder / "reproduce.sh").write_text("echo <b>")
+    outcomes = [
+        replace(one, run_dir=str(folder), files=(("last.pt", "torn: 100 of 150 bytes"),), mended=False)
+        if one.kind is Class.WONT_START else one for one in found.outcomes
+    ]  # fmt: skip
+    found = replace(found, outcomes=tuple(outcomes), notes=("a note",))
+    html = page.text(found, _result(found), tmp_path)
+    assert "<script>," not in html.replace("why it is won't start &lt;script&gt;", "")
+    for text in ("torn: 100 of 150 bytes", "echo &lt;b&gt;", "sh failing/state/reproduce.sh", "A second start fails"):
+        assert text in html
+    assert html.count('class="op ') == len(found.recording.operations)
+    paper = io.StringIO()
+    terminal.show(found, _result(found), Console(file=paper, width=100))
+    for text in ("won't start", "of the run's time", "torn: 100 of 150 bytes", "reproduce.sh", "a note"):
+        assert text in paper.getvalue()
+
+
+def test_json_has_times_since_the_beginning(tmp_path: Path) -> None:
+    """Other programs get the counts, the share and each outcome, and no time of this machine's clock."""
+    found = explored(tmp_path, at_3=Class.HANGS)
+    found = replace(found, recording=replace(found.recording, began_s=100.0, ended_s=200.0))
+    raw = json.loads(json.dumps(files.to_json(found, _result(found)), allow_nan=False))
+    assert raw["classes"] == {"hangs": 1, "resumed rightly": len(found.outcomes) - 1}
+    assert raw["fatal_share"] == found.fatal_share
+    own = next(one for one in raw["outcomes"] if one["kind"] == "hangs")
+    assert own["moments"][0][0] == found.of(Class.HANGS)[0].moments[0][0] - 100.0
+
+
+def test_the_script_starts_the_job_on_the_files(tmp_path: Path) -> None:
+    """The script copies the state into a fresh folder and starts the command with its environment, without torchaos."""
+    there = tmp_path / "kept"
+    (there / "state").mkdir(parents=True)
+    (there / "state" / "last.pt").write_text("torn")
+    command = ("sh", "-c", 'echo "$WORDS" && cat "$0/last.pt"', "{run}/it's/saved")
+    job = replace(JOB, command=command, cwd=str(tmp_path), checkpoints="{run}/it's/saved")
+    now = RunDir(tmp_path / "now")
+    outcome = outcome_of(choice(saves(tmp_path)).states[0], Class.WONT_START, "it\nfails")
+    (there / "reproduce.sh").write_text(script_of(job, now, now.job / "it's" / "saved", outcome))
+    done = subprocess.run(["sh", there / "reproduce.sh"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "a b\ntorn"), done.stderr

@@ -1,0 +1,190 @@
+"""A resume as the next attempt of the recorded run: the past up to the death, the cut, and the class of the outcome."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from resumes import ENDED, ENOUGH, FAILED, LATER_S, Trainer, after_step, recorded, resumed
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.exploring import operations, past
+from torchaos.harness.exploring.cut import cut_of, cut_together
+from torchaos.harness.exploring.goal import Goal, Patience
+from torchaos.harness.exploring.operations import Operation
+from torchaos.harness.exploring.outcomes import Class, Outcome, seen_in
+from torchaos.harness.judging.landing.landings import landings
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Verdict
+
+
+def _class_of(run: Record, hung: bool = False) -> Outcome:
+    twin = recorded()
+    run, twins = cut_together(run, [twin], 2)
+    seen = seen_in(run, verdict_of(run, twins, ""), 30, hung)
+    return Outcome(
+        "state", "digest", "process death", 0, seen.kind, seen.reason, seen.assertion, seen.lost_steps,
+        seen.from_step, seen.mended,
+    )  # fmt: skip
+
+
+def test_the_past_ends_with_the_death_of_all_ranks(tmp_path: Path) -> None:
+    """The events up to the death are there, moved to just before the resume; then all ranks are killed, and the job."""
+    run = recorded()
+    past.write(tmp_path, run, after_step(run, 12), {}, LATER_S)
+    damaged: list[str] = []
+    found = Record(past.with_death(run.plan), tuple(read_events(tmp_path, damaged)), {})
+    assert not damaged
+    assert found.history.highest_step() == 12
+    assert [attempt.exit_codes for attempt in found.history.attempts] == [{0: -9, 1: -9}]
+    assert [(hit.fault, hit.ranks) for hit in landings(found)] == [(past.DEATH, frozenset({0, 1}))]
+    assert found.exit_code == -9
+    assert LATER_S - 0.1 < found.events[-1].mono_s < LATER_S
+
+
+def test_a_rank_may_die_earlier_than_the_others(tmp_path: Path) -> None:
+    """In an order of the ranks that was not seen, a rank has only the events before its own last operation."""
+    run = recorded()
+    past.write(tmp_path, run, after_step(run, 12), {1: after_step(run, 11)}, LATER_S)
+    found = Record(run.plan, tuple(read_events(tmp_path)), {})
+    steps = {(one.rank, one.global_step) for one in found.history.executions}
+    assert (0, 12) in steps
+    assert (1, 12) not in steps
+    assert (1, 11) in steps
+
+
+def test_resumed_rightly(tmp_path: Path) -> None:
+    """A job that died after step 12 and goes on from the checkpoint of step 10 as the twin does is right, although it
+    was ended before its last step."""
+    found = _class_of(resumed(tmp_path, 12, Trainer(kills=[(13, 0)]), [ENOUGH]))
+    assert (found.kind, found.from_step) == (Class.RIGHT, 10), found.reason
+
+
+def test_lost_work(tmp_path: Path) -> None:
+    """A job that goes on from step 5, although the checkpoint of step 10 was complete, lost 5 steps."""
+    found = _class_of(resumed(tmp_path, 12, Trainer(kills=[(8, 0)]), [ENOUGH]))
+    assert (found.kind, found.assertion, found.lost_steps) == (Class.LOST_WORK, "no_lost_work", 5), found.reason
+
+
+def test_silently_wrong(tmp_path: Path) -> None:
+    """A job that does not restore its sampler goes on with other samples: the assertion that says so is named."""
+    wrong = Trainer(kills=[(13, 0)], broken=frozenset({"sampler"}))
+    found = _class_of(resumed(tmp_path, 12, wrong, [ENOUGH]))
+    assert (found.kind, found.assertion) == (Class.WRONG, "sample_accounting")
+
+
+def test_nothing_was_left_to_train(tmp_path: Path) -> None:
+    """A job that died after its last step, and then ends at once with exit code 0, is right."""
+    run = recorded()
+    past.write(tmp_path, run, after_step(run, 30), {}, LATER_S)
+    start = Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60})
+    end = Event(Kind.JOB_EXITED, "harness", 1, 0, LATER_S + 1, data=ENDED[1])
+    found = _class_of(Record(past.with_death(run.plan), (*read_events(tmp_path), start, end), {}))
+    assert found.kind is Class.RIGHT, found.reason
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_it_does_not_start(tmp_path: Path, second: bool) -> None:
+    """A start that ends with an error is told with the job's own error; a second start may get past the death."""
+    run = resumed(tmp_path, 12, Trainer(kills=[(13, 0)]), [ENOUGH])
+    begun = [event for event in run.events if event.mono_s < LATER_S]
+    first = [Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S - 0.003, data={"submission": 0, "pid": 60})]
+    first += [Event(Kind.JOB_EXITED, "harness", 1, 0, LATER_S - 0.002, data=FAILED[1])]
+    rest = [event for event in run.events if event.mono_s >= LATER_S]
+    if not second:
+        again = {**FAILED[1], "submission": 1}
+        rest = [rest[0], Event(Kind.JOB_EXITED, "harness", 9, 0, LATER_S + 1, data=again)]
+    rest[0] = replace(rest[0], data={"submission": 1, "pid": 61})
+    job = replace(run.plan.job, resubmit_times=1)
+    log = () if second else ("Traceback (most recent call last):", "RuntimeError: the file is cut short")
+    run = Record(replace(run.plan, job=job), (*begun, *first, *rest), {}, log_end=log)
+    found = _class_of(run)
+    assert (found.kind, found.mended) == (Class.WONT_START, second)
+    assert "exit code 1" in found.reason
+    assert second or found.reason.endswith("RuntimeError: the file is cut short")
+
+
+def test_it_hangs(tmp_path: Path) -> None:
+    """A resume that was ended because nothing was seen of it hangs."""
+    run = recorded()
+    past.write(tmp_path, run, after_step(run, 12), {}, LATER_S)
+    start = Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60})
+    text = {"reason": "nothing was seen of its ranks for 60 s", "interrupted": False}
+    stop = Event(Kind.STOPPED, "harness", 1, 0, LATER_S + 60, data=text)
+    found = _class_of(Record(past.with_death(run.plan), (*read_events(tmp_path), start, stop), {}), hung=True)
+    assert (found.kind, found.reason) == (Class.HANGS, text["reason"])
+
+
+def test_a_job_that_ends_well_without_a_new_step_has_not_come_back(tmp_path: Path) -> None:
+    """Exit code 0 is no resume: 18 steps were still to be made."""
+    run = recorded()
+    past.write(tmp_path, run, after_step(run, 12), {}, LATER_S)
+    start = Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60})
+    end = Event(Kind.JOB_EXITED, "harness", 1, 0, LATER_S + 1, data=ENDED[1])
+    found = _class_of(Record(past.with_death(run.plan), (*read_events(tmp_path), start, end), {}))
+    assert found.kind is Class.WONT_START
+
+
+def test_what_comes_after_the_last_common_step_is_not_judged(tmp_path: Path) -> None:
+    """Rank 0 was one step ahead and in a save when the resume was ended: both are cut off, and the twin likewise."""
+    run = resumed(tmp_path, 12, Trainer(kills=[(13, 0)]), [ENOUGH], until=21)
+    late = [event for event in run.events if event.kind is Kind.STEP and event.attempt == 1 and event.step == 11]
+    ahead = tuple(event for event in run.events if event is not next(one for one in late if one.rank == 1))
+    cut = cut_of(ahead, 2)
+    assert cut is not None
+    assert cut.local_step == 10
+    ours, (twin,) = cut_together(replace(run, events=ahead), [recorded()], 2)
+    assert ours.history.last_step == twin.history.last_step == 20
+    assert {save.global_step for save in ours.history.saves} == {save.global_step for save in twin.history.saves}
+    assert {save.global_step for save in ours.history.saves} == {5, 10, 15}
+    assert verdict_of(ours, [twin], "").verdict is Verdict.PASSED
+
+
+def test_the_goal_counts_global_steps(tmp_path: Path) -> None:
+    """After a resume from step 10, a death at step 12 is passed by 3 steps in the fifth step, and not while a rank
+    saves."""
+    run = resumed(tmp_path, 12, Trainer(kills=[(13, 0)]), [], until=29)
+    goal, reached = Goal(12, 3, 2), []
+    for number in range(1, len(run.events) + 1):
+        if goal.is_reached(run.events[:number]):
+            reached.append(run.events[number - 1])
+    assert (reached[0].kind, reached[0].step, reached[0].attempt) == (Kind.STEP, 5, 1)
+    saves = [event.mono_s for event in run.events if event.kind is Kind.SAVE_BEGIN and event.attempt == 1]
+    ends = [event.mono_s for event in run.events if event.kind is Kind.SAVE_END and event.attempt == 1]
+    assert not any(saves[0] <= event.mono_s < ends[1] for event in reached)
+
+
+def test_patience_begins_anew_with_each_sign_of_life() -> None:
+    """Sixty seconds without a sign of a rank are too long; a step begins them anew, a line of the log does not."""
+    step, line = (Event(kind, "", 0, 0.0, 0.0) for kind in (Kind.STEP, Kind.LOG_STEP))
+    patience = Patience(60.0, 0.0)
+    assert not patience.is_over([], 59.0)
+    assert not patience.is_over([step], 59.5)
+    assert not patience.is_over([step, line], 119.0)
+    assert patience.is_over([step, line], 120.0)
+
+
+def test_a_save_with_which_the_job_had_not_finished_was_no_checkpoint(tmp_path: Path) -> None:
+    """A rank that writes a file and then its marker, and dies between the two, may go on from an older checkpoint: the
+    recorded run shows that the save was not over. Once the next step is made, it was."""
+    run = recorded()
+    saved_s = max(save.ended_s or 0.0 for save in run.history.saves if save.global_step == 10)
+    marker = Operation(0, operations.Kind.CREATE, "marker", 0, begun_s=saved_s + 0.004, ended_s=saved_s + 0.005)
+    later = Operation(1, operations.Kind.CREATE, "next", 0, begun_s=saved_s + 100.0, ended_s=saved_s + 101.0)
+    assert len(past.unfinished(run, saved_s + 0.004, {0: (marker, later)})) == 1  # of rank 0
+    assert not past.unfinished(run, saved_s + 0.006, {0: (marker, later)})
+
+
+def test_a_file_that_was_to_be_renamed_was_no_checkpoint(tmp_path: Path) -> None:
+    """A save under another name that is renamed only after the death had not become a checkpoint, also if training had
+    gone on meanwhile; one that was renamed before had."""
+    run = recorded()
+    end = next(event for event in run.events if event.kind is Kind.SAVE_END)
+    moved = {"path": end.data["path"], "to": "/job/checkpoints/final"}
+    renamed = replace(end, kind=Kind.RENAMED, seq=10_000, mono_s=end.mono_s + 0.5, data=moved)
+    run = replace(run, events=tuple(sorted((*run.events, renamed), key=lambda event: event.mono_s)))
+    assert (end.source, end.seq, end.kind) in past.unfinished(run, end.mono_s + 0.4, {})
+    assert (end.source, end.seq, end.kind) not in past.unfinished(run, end.mono_s + 0.6, {})

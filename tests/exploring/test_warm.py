@@ -1,0 +1,161 @@
+"""Warm ranks: a real parent process of a real Python, and the ranks that it forks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.exploring.warm.parents import Parent
+from torchaos.harness.exploring.warm.rank import RankCommand
+from torchaos.harness.machine import proc
+
+SCRIPT = """
+import atexit, os, pickle, sys
+class Mine: pass
+atexit.register(lambda: print("at exit", flush=True))
+print(__name__, sys.argv[1:], os.environ["RANK"], os.getcwd(), os.environ.get("GONE"), flush=True)
+print(pickle.loads(pickle.dumps(Mine())).__class__ is Mine, __file__ == sys.argv[0], flush=True)
+import beside
+print(beside.WORD, "decimal" in sys.modules, flush=True)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> RankCommand:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("WORD = 'beside'\n")
+    env = {"PATH": os.environ["PATH"], "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "GONE": "yes"}
+    return RankCommand(sys.executable, ("-u",), "", (str(tmp_path / "train.py"), "3", "a b"), str(tmp_path), env)
+
+
+@pytest.fixture
+def parent(rank: RankCommand, tmp_path: Path) -> Iterator[Parent]:
+    found = Parent(rank, "test-of-warm-ranks", tmp_path / "parent.log")
+    yield found
+    found.close()
+
+
+def _ends(parent: Parent, *pids: int) -> dict[int, int]:
+    """The exit codes of the ranks, when all have ended."""
+    found: dict[int, int] = {}
+    end = time.monotonic() + 60.0
+    while len(found) < len(pids):
+        assert time.monotonic() < end, f"only {found} have ended"
+        found |= parent.ends([pid for pid in pids if pid not in found])
+    return found
+
+
+def test_a_forked_rank_is_like_one_that_was_started(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
+    """The script is `__main__`, with its own arguments, environment, folder, imports, exit code and work at exit; and
+    what the parent imported is there without an import."""
+    assert parent.imports(["decimal"]) == ""
+    env = {name: value for name, value in rank.env.items() if name != "GONE"}
+    (pid,) = parent.fork([rank], [env], tmp_path / "log")
+    assert _ends(parent, pid) == {pid: 3}
+    assert (tmp_path / "log").read_text().splitlines() == [
+        f"__main__ ['3', 'a b'] 0 {tmp_path} None", "True True", "beside True", "at exit",
+    ]  # fmt: skip
+
+
+def test_a_module_is_run_as_python_does(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
+    """`-m` gives the script's own path as first argument, and the working directory as first place of imports."""
+    module = RankCommand(rank.python, (), "train", ("train", "0"), rank.cwd, rank.env)
+    (pid,) = parent.fork([module], [rank.env], tmp_path / "log")
+    assert _ends(parent, pid) == {pid: 0}, (tmp_path / "log").read_text()
+    assert "True True" in (tmp_path / "log").read_text()
+
+
+def test_an_exception_ends_a_rank_as_it_ends_a_script(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
+    """The traceback is in the log, and the exit code is 1; a killed rank has its signal."""
+    Path(rank.argv[0]).write_text("raise ValueError('torn')\n")
+    (pid,) = parent.fork([rank], [rank.env], tmp_path / "log")
+    assert _ends(parent, pid) == {pid: 1}
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "ValueError: torn"
+    Path(rank.argv[0]).write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
+    (pid,) = parent.fork([rank], [rank.env], tmp_path / "log")
+    assert _ends(parent, pid) == {pid: -9}
+
+
+def test_the_imports_of_a_rank_are_noted(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
+    """The first rank notes what it imports, so that the parent can import it for the next."""
+    (pid,) = parent.fork([rank], [rank.env], tmp_path / "log", tmp_path / "imports")
+    _ends(parent, pid)
+    assert {"atexit", "pickle", "beside"} & set((tmp_path / "imports").read_text().splitlines()) >= {"beside"}
+
+
+def test_a_thread_forbids_forks(parent: Parent, tmp_path: Path) -> None:
+    """A library that starts a thread when it is imported would lack it in a forked rank: the reason says so."""
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    parent_of = RankCommand(sys.executable, (), "", ("train.py",), str(tmp_path), {"PYTHONPATH": str(tmp_path)})
+    other = Parent(parent_of, "test-of-warm-ranks", tmp_path / "other.log")
+    try:
+        assert "1 thread" in other.imports(["threaded"])
+    finally:
+        other.close()
+
+
+def test_a_failed_import_is_left_to_the_rank(parent: Parent) -> None:
+    """An optional library that is not there, or one that ends the process, stops nobody."""
+    assert parent.imports(["no_such_module_anywhere", "antigravity_of_no_name"]) == ""
+
+
+def test_ranks_die_with_their_parent(rank: RankCommand, tmp_path: Path, spawn_until: Callable[..., None]) -> None:
+    """When the parent ends, its ranks are killed: nothing is left of an exploration that died."""
+    Path(rank.argv[0]).write_text("import time; print('up', flush=True); time.sleep(600)\n")
+    parent = Parent(rank, "test-of-warm-ranks", tmp_path / "parent.log")
+    (pid,) = parent.fork([rank], [rank.env], tmp_path / "log")
+    ticks = proc.ticks_of(pid)
+    spawn_until(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
+    parent.close()
+    spawn_until(lambda: not proc.is_alive(pid, ticks))
+
+
+def test_a_parent_that_is_gone_is_an_error(rank: RankCommand, tmp_path: Path) -> None:
+    """It is said, and nobody waits for its answer."""
+    parent = Parent(rank, "test-of-warm-ranks", tmp_path / "parent.log")
+    proc.kill({parent.pid: proc.ticks_of(parent.pid)}, time.monotonic() + 30.0)
+    with pytest.raises(ChaosError, match="parent of warm ranks"):
+        parent.imports(["decimal"])
+    parent.close()
+
+
+@pytest.fixture
+def spawn_until() -> Callable[..., None]:
+    def wait(holds: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60.0
+        while not holds():
+            assert time.monotonic() < end, "it never held"
+
+    return wait
+
+
+def test_the_command_of_a_live_rank_is_read(tmp_path: Path) -> None:
+    """Interpreter, options, script, arguments, folder and environment of a process, as torchrun started it."""
+    (tmp_path / "train.py").write_text("print('up', flush=True); input()")
+    argv = [sys.executable, "-u", "train.py", "--lr", "a b"]
+    env = {**os.environ, "RANK": "1"}
+    with subprocess.Popen(argv, cwd=tmp_path, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = RankCommand.of(process.pid)
+        process.kill()
+    assert (found.python, found.options, found.module) == (sys.executable, ("-u",), "")
+    assert (found.argv, found.cwd, found.number) == (("train.py", "--lr", "a b"), str(tmp_path), 1)
+
+
+def test_a_rank_that_is_no_python_is_refused() -> None:
+    """Such ranks can't be forked."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        with pytest.raises(ValueError, match="no Python script"):
+            RankCommand.of(process.pid)
+        process.kill()

@@ -1,0 +1,37 @@
+"""The page of many runs: what stands in a row, without a browser."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchaos.harness.record.result import Case, Result, Verdict
+from torchaos.harness.telling.html import index
+from torchaos.harness.telling.trends.store import Kept
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        ({"catch_up": 60.0, "lost_steps": 5}, "6.84 s of 60 s 5 of 5"), ({"catch_up": 60.0}, "6.84 s of 60 s 5"),
+        ({}, "6.84 s 5"), ({"felt": 1.0}, "6.84 s 5"),
+    ],
+)  # fmt: skip
+def test_a_figure_stands_beside_its_bound(
+    results: dict[str, Result], tmp_path: Path, bound: dict[str, float], words: str
+) -> None:
+    """A bound that the scenario gave is shown, one that it did not give is not; neither is needed."""
+    case = Case("recovery_time", "assertion", Verdict.PASSED, "caught up", {}, bound)
+    page = index.text([Kept(replace(results["passed"], cases=(case,)), "4f2c81a")], tmp_path)
+    row = page[page.index("<tbody>") : page.index("</tbody>")]
+    assert f"4f2c81a {words}" in " ".join(re.sub(r"<[^>]+>", " ", row).split())
+
+
+def test_a_run_without_recovery_time_has_a_row(results: dict[str, Result], tmp_path: Path) -> None:
+    """Neither the assertion nor a recovery is needed."""
+    for recoveries in ((), results["passed"].recoveries):
+        one = replace(results["passed"], cases=(), recoveries=recoveries)
+        assert "kill-rank" in index.text([Kept(one, "")], tmp_path)

@@ -1,0 +1,57 @@
+"""An exploration that never ran: two saves, the states that deaths leave, and made-up outcomes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from saves import Disk
+
+from torchaos.harness.exploring.blobs import Blobs
+from torchaos.harness.exploring.choice import Choice, chosen
+from torchaos.harness.exploring.explored import Explored
+from torchaos.harness.exploring.operations import Recording
+from torchaos.harness.exploring.outcomes import Class, Outcome
+from torchaos.harness.exploring.states.state import State
+
+
+def saves(folder: Path, in_turn: bool = True) -> Recording:
+    """Rank 0 writes a file in place, twice. Rank 1 writes a file of its own, then (`in_turn`) or meanwhile."""
+    disk = Disk(Blobs(folder / "blobs"))
+    for number in (1, 2):
+        disk.rank(0).save("last.pt", b"a" * 100 * number, b"b" * 50)
+        if in_turn:
+            disk.barrier(0, 1)
+        disk.rank(1).save(f"rng-{number}", b"c" * 10)
+        if in_turn:
+            disk.barrier(0, 1)
+    return disk.recording()
+
+
+def choice(recording: Recording) -> Choice:
+    return chosen(recording, ["process-death"], None, 0)
+
+
+def outcome_of(state: State, kind: Class = Class.RIGHT, reason: str = "") -> Outcome:
+    return Outcome(
+        state.name, state.digest, state.model, 7, kind, reason, operations=state.operations, warm=kind is Class.RIGHT,
+        seconds=0.5, last_operation=str(state.last_operation or ""), moments=state.moments,
+        lost_steps=5 if kind is Class.LOST_WORK else None,
+        assertion={Class.LOST_WORK: "no_lost_work", Class.WRONG: "loss_continuity"}.get(kind, ""),
+    )  # fmt: skip
+
+
+def explored(folder: Path, **kinds: Class) -> Explored:
+    """`kinds`: classes by the number of operations before the death, such as `at_3`; all else is right."""
+    recording = saves(folder)
+    there = choice(recording)
+    found = [
+        outcome_of(state, kind, f"why it is {kind.value} <script>") if kind else outcome_of(state)
+        for state in there.states
+        for kind in [kinds.get(f"at_{state.operations}")]
+    ]
+    return Explored(tuple(found), there, recording, recording.ended_s, "by the job's own launcher")
+
+
+def unfinished(found: Explored) -> Explored:
+    return replace(found, outcomes=found.outcomes[:1], unfinished="the 1 minutes of --minutes are over")

@@ -1,0 +1,79 @@
+"""The record of a resume, made by hand: an ideal trainer that ran once to its end, its past up to a death, and the next
+attempt."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.exploring import past
+from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.plan import Named
+from torchaos.harness.record.record import Record
+
+
+def _trainer() -> Any:
+    """The trainer of the assertions' tests, which the import mode keeps other tests from importing."""
+    path = Path(__file__).parents[1] / "assertions" / "builder.py"
+    spec = importlib.util.spec_from_file_location("torchaos_test_builder", path)
+    assert spec
+    assert spec.loader
+    module = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
+    if not hasattr(module, "Trainer"):
+        spec.loader.exec_module(module)
+    return module.Trainer
+
+
+Trainer = _trainer()
+ASSERTS = tuple(Named(name, {}) for name in ("loss_continuity", "sample_accounting", "no_lost_work"))
+LATER_S = 1000.0
+
+
+def recorded(trainer: Any = None) -> Record:
+    """The recorded run: 30 steps of 2 ranks, a save every 5, unless the trainer says otherwise."""
+    run: Record = (trainer or Trainer()).record()
+    return replace(run, plan=replace(run.plan, asserts=ASSERTS))
+
+
+def after_step(run: Record, step: int) -> float:
+    """Just after the step, and a save after it, CLOCK_MONOTONIC."""
+    nexts = [one.mono_s for one in run.history.executions if one.global_step == step + 1]
+    ends = [event.mono_s for event in run.of_kind(Kind.AGENT_ENDED)]
+    return min([*nexts, *ends]) - 0.001
+
+
+def next_attempt(of: Record, since_s: float, until: int) -> list[Event]:
+    """The last attempt of a run that really died, up to the global step `until` and a save after it, as the first of a
+    resume that began at this time."""
+    last, end_s = of.history.attempts[-1], after_step(of, until)
+    moved = since_s + 1.0 - last.started_s
+    own = [event for event in of.events if event.attempt == last.number and event.mono_s < end_s]
+    return [replace(event, attempt=1, mono_s=event.mono_s + moved, source=f"{event.source}-resume") for event in own]
+
+
+def resumed(
+    folder: Path, died_after: int, resume: Any, end: Sequence[tuple[Kind, dict[str, object]]], until: int = 20
+) -> Record:  # fmt: skip
+    """A run that was recorded to its end, died after that step, and was resumed as the last attempt of `resume` does.
+    `end`: what the harness emits then."""
+    run = recorded()
+    folder.mkdir(exist_ok=True)
+    past.write(folder, run, after_step(run, died_after), {}, LATER_S)
+    events = [
+        *read_events(folder),
+        Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60}),
+    ]
+    events += next_attempt(resume.record(), LATER_S, until)
+    for number, (kind, data) in enumerate(end, 1):
+        events.append(Event(kind, "harness", number, 0.0, events[-1].mono_s + 0.1, data=data))
+    return Record(past.with_death(run.plan), tuple(sorted(events, key=lambda event: event.mono_s)), {})
+
+
+ENOUGH = (Kind.STOPPED, {"reason": "it went on beyond the death", "interrupted": False, "enough": True})
+ENDED = (Kind.JOB_EXITED, {"submission": 0, "pid": 60, "exit_code": 0})
+FAILED = (Kind.JOB_EXITED, {"submission": 0, "pid": 60, "exit_code": 1})

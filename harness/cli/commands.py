@@ -22,6 +22,7 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
         "run": Listed("run", "Run scenarios against live jobs and judge them."),
         "plan": Listed("run", "Show what a run would do, and change nothing."),
         "validate": Listed("look", "Check files without looking at the machine."),
+        "explore": Listed("explore", "Try every moment at which the whole job can die."),
         "gameday": Listed("gameday", "Inject faults for hours, at the rates of a real cluster."),
         "shrink": Listed("shrink", "Find the smallest set of a game day's faults that still fails."),
         "exec": Listed("exec", "Record one node's part of a job that a scheduler starts."),

@@ -106,9 +106,9 @@ def run(
     yours: the COMMAND after `--`, or the job in the file of --job.
     """
     console = Console()
-    job = _other_job(job_file, given, attach)
+    job = other_job(job_file, given, attach)
     asked = partial(ask_of, times=repeat, at_least=at_least, rate=rate, confidence=confidence)
-    runs = _apart([one for file in files for one in _planned(file, overrides, seed, asked, attach, out, consent, job)])
+    runs = _apart([one for file in files for one in plans_of(file, overrides, seed, asked, attach, out, consent, job)])
     pending = [placeholder_result(run.plan, run.folder.root) for run in runs]
     series = Series([(run.source, run.plan, run.ask, run.folder.root) for run in runs])
     # until a scenario is judged, it counts as an error, so that a gate stays closed
@@ -116,7 +116,7 @@ def run(
     with suppress(*GONE):
         show.warnings(dict.fromkeys(text for run in runs for text in run.warnings), console)
     results: list[Result] = []
-    with signals() as interrupted, _at_work(runs):
+    with signals() as interrupted, working_on(runs):
         care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
         for one in runs:
             if interrupted.reason:
@@ -135,7 +135,7 @@ def run(
 
 
 @contextmanager
-def _at_work(runs: Sequence[Planned]) -> Iterator[None]:
+def working_on(runs: Sequence[Planned]) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(at_work([planned.plan.scenario for planned in runs]))
@@ -156,7 +156,7 @@ def write_reports(
         raise UsageError(f"{error.filename}: the report can't be written: {error.strerror}") from error
 
 
-def _planned(
+def plans_of(
     file: Path, overrides: Sequence[str], seed: int | None, asked: Callable[[Repeat | None], Ask],
     attach: int | None, out: Path, consent: Sequence[str], job: Source | None,
 ) -> Iterator[Planned]:  # fmt: skip
@@ -180,7 +180,7 @@ def _planned(
         yield Planned(plan, folder, file, text_of(file, job), options, ask, warnings)
 
 
-def _other_job(file: Path | None, command: Sequence[str], attach: int | None) -> Source | None:
+def other_job(file: Path | None, command: Sequence[str], attach: int | None) -> Source | None:
     """The job of the user, by its command, file or process; None if the scenario's own job is used. Raises UsageError
     if it is given twice."""
     if sum((file is not None, bool(command), attach is not None)) > 1:
@@ -255,9 +255,9 @@ def plan(
 
     FILES and COMMAND: as for `torchaos run`.
     """
-    job = _other_job(job_file, given, attach)
+    job = other_job(job_file, given, attach)
     for file in files:
-        one = next(_planned(file, overrides, seed, ask_of, attach, Path(), consent, job))
+        one = next(plans_of(file, overrides, seed, ask_of, attach, Path(), consent, job))
         if as_json:
             shown = json.loads(one.plan.masked().to_json()) | {"warnings": [*map(mask, one.warnings)]}
             click.echo(json.dumps(shown, indent=1, sort_keys=True))

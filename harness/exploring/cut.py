@@ -110,10 +110,14 @@ def _until(events: Iterable[Event], step: int, mono_s: float) -> Iterator[Event]
         elif event.kind in _OF_STEPS:
             if (event.step or 0) <= step:
                 yield event
-        elif event.kind in _OF_SAVES:
+        elif event.kind is Kind.SAVE_BEGIN:
+            if event.mono_s <= mono_s:
+                begun.add((event.rank, str(event.data["path"])))
+                yield event
+        elif event.kind is Kind.SAVE_END:
             who = (event.rank, str(event.data["path"]))
-            if event.mono_s <= mono_s or (event.kind is Kind.SAVE_END and who in begun):
-                begun.add(who)
+            if event.mono_s <= mono_s or who in begun:
+                begun.discard(who)
                 yield event
         elif event.mono_s <= mono_s:
             yield event

@@ -23,6 +23,7 @@ NOT_RUN = {
     "torchaos run": "a job for each; the tutorial's and the README's are run by test_tutorial.py and test_scenarios.py",
     "torchaos init": "reads and runs the reader's job; tests/cli has it",
     "torchaos gameday": "hours of jobs; --plan and --presets are run, a short one by tests/harness/gameday",
+    "torchaos explore": "many jobs; tests/e2e/test_explore.py runs it",
     "torchaos shrink": "many jobs; tests/harness/gameday runs it",
     "torchaos exec": "a node's job under a scheduler; tests/launchers runs it",
     "torchaos diagnose": "dumps of a hang, or a live job; tests/diagnosis has both",
@@ -39,7 +40,7 @@ NOT_RUN = {
     "LD_LIBRARY_PATH": "a health agent of the reader's own",
 }
 FEW = ("gameday --plan", "gameday --presets")  # of a command that is not run, what is
-RUN_NAME = re.compile(r"torchaos-(?:runs|days)/[\w.-]+-\d+|RUN_DIR\b|\blatest\b")
+RUN_NAME = re.compile(r"torchaos-(?:runs|days|explored)/[\w.-]+-\d+|RUN_DIR\b|\blatest\b")
 
 
 def commands(block: Block) -> Iterator[str]:

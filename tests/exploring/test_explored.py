@@ -89,16 +89,18 @@ def test_outcomes_go_through_json(tmp_path: Path) -> None:
     assert Outcome.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
-def test_a_choice_covers_all_operations(tmp_path: Path) -> None:
-    """Of too many states, each operation is the last one of some state; the seed reproduces the choice."""
-    recording = saves(tmp_path, in_turn=False)
-    everything = choice(recording)
-    lasts = {state.last_operation.number if state.last_operation else -1 for state in everything.states}
-    few = chosen(recording, ["process-death"], len(lasts), 3)
-    assert {state.last_operation.number if state.last_operation else -1 for state in few.states} == lasts
-    assert few.there_are == len(everything.states) > len(few.states)
-    again = chosen(recording, ["process-death"], len(lasts), 3)
-    assert [state.name for state in again.states] == [state.name for state in few.states]
+def test_equal_files_are_tried_once_for_each_model(tmp_path: Path) -> None:
+    """The death of processes and a loss of power may leave the same files at other moments, and mean something else."""
+    recording = saves(tmp_path)
+    models = ["process-death", "power-loss-strict"]
+    both = chosen(recording, models, None, 0)
+    tried = [(state.digest, state.model) for state in both.states]
+    assert len(set(tried)) == len(tried)
+    alone = [len(chosen(recording, [model], None, 0).states) for model in models]
+    assert len(tried) == sum(alone) > both.there_are >= max(alone)
+    few = chosen(recording, models, 4, 3)
+    assert len({state.digest for state in few.states}) == 4
+    assert [state.name for state in chosen(recording, models, 4, 3).states] == [state.name for state in few.states]
 
 
 @pytest.mark.parametrize(

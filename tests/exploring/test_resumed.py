@@ -14,6 +14,7 @@ from torchaos.harness.exploring.cut import cut_of, cut_together
 from torchaos.harness.exploring.goal import Goal, Patience
 from torchaos.harness.exploring.operations import Operation
 from torchaos.harness.exploring.outcomes import Class, Outcome, seen_in
+from torchaos.harness.exploring.warm.resumes import difference
 from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.verdict.verdict import verdict_of
 from torchaos.harness.record.events.journal import read_events
@@ -141,6 +142,22 @@ def test_what_comes_after_the_last_common_step_is_not_judged(tmp_path: Path) -> 
     assert {save.global_step for save in ours.history.saves} == {save.global_step for save in twin.history.saves}
     assert {save.global_step for save in ours.history.saves} == {5, 10, 15}
     assert verdict_of(ours, [twin], "").verdict is Verdict.PASSED
+
+
+def test_forked_ranks_must_do_the_same(tmp_path: Path) -> None:
+    """A resume equals itself, also if it was ended earlier; one that restores less, or loads nothing, differs."""
+    runs = [
+        resumed(tmp_path / str(number), 12, trainer, [], until=until)
+        for number, (trainer, until) in enumerate([
+            (Trainer(kills=[(13, 0)]), 20), (Trainer(kills=[(13, 0)]), 15),
+            (Trainer(kills=[(13, 0)], broken=frozenset({"rng"})), 20),
+            (Trainer(kills=[(13, 0)], loads_seen=False), 20),
+        ])
+    ]  # fmt: skip
+    cold = runs[0]
+    assert [difference(cold, warm) for warm in runs[:2]] == ["", ""]
+    assert difference(cold, runs[2]) == "in step 11 of rank 0, a warm resume has other losses than a cold one"
+    assert "loads" in difference(cold, runs[3])
 
 
 def test_the_goal_counts_global_steps(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def of_cuts(cuts: Cuts) -> Iterator[State]:
         tree = cuts.tree(moment)
         state = State(
             f"process-death-{tree.digest[:12]}", MODEL, max(steps, default=None), tree, done[-1] if done else None,
-            len(done), recording.blobs, recording.kept_as_made, tuple(moment.seen),
+            len(done), recording.blobs, recording.kept_as_made, tuple(moment.seen), done=cut,
         )  # fmt: skip
         known = found.setdefault(tree.digest, state)
         if known is not state:  # the same files again, as after a file that was there and is removed

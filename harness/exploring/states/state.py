@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class State:
     moments: tuple[tuple[float, float], ...] = ()  # from and until when in the recorded run a death could leave it,
     # in seconds of CLOCK_MONOTONIC; none: only in a run in which the ranks are ahead of each other in another way
     lost: tuple[Operation, ...] = ()  # by a loss of power: what came before the death, and is not (or not whole) there
+    done: Mapping[int | None, int] | None = None  # how many operations each rank had done; None: all up to the last
 
     @property
     def digest(self) -> str:

@@ -1,0 +1,146 @@
+"""`torchaos explore`: every moment at which the whole job can die."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from torchaos.harness.cli import care
+from torchaos.harness.cli.interrupt import signals
+from torchaos.harness.cli.options import (
+    JOB,
+    JSON,
+    JUNIT,
+    PATH,
+    SEED,
+    SET,
+    ScenarioFile,
+    WithCommand,
+    cli,
+)
+from torchaos.harness.cli.run import GONE, Planned, other_job, plans_of, working_on, write_reports
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.exploring.choice import MODELS
+from torchaos.harness.exploring.exploration import Exploration, Limits
+from torchaos.harness.exploring.explored import Explored, result_of
+from torchaos.harness.exploring.outcomes import Outcome
+from torchaos.harness.exploring.recorded import check
+from torchaos.harness.machine.disk import owner_only, write_atomically
+from torchaos.harness.record.result import ExitCode, Result
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.record.secrecy import mask_words
+from torchaos.harness.registry import ready
+from torchaos.harness.release.repeats.ask import ask_of
+from torchaos.harness.telling.files import explored as files
+from torchaos.harness.telling.files.placeholder import placeholder_result
+from torchaos.harness.telling.html import explored as page
+from torchaos.harness.telling.terminal import explored as show
+from torchaos.harness.undo.recovery import before_a_run
+
+OUT = Path("torchaos-explored")
+
+
+@cli.command(cls=WithCommand)
+@click.argument("file", type=ScenarioFile(), metavar="SCENARIO")
+@JOB
+@click.option("--out", type=PATH, default=OUT, help="The folder for its directory.", show_default=True)
+@click.option("--model", "models", multiple=True, type=click.Choice([*MODELS, "all"]), default=["process-death"],
+              show_default=True, help="What dies; may be given several times.")  # fmt: skip
+@click.option("--states", type=click.IntRange(1), metavar="N", help="Try at most N states, chosen by coverage.")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="End after so many minutes.")
+@click.option("--beyond", type=click.IntRange(1), default=3, show_default=True, metavar="STEPS",
+              help="Train so many steps beyond the death.")  # fmt: skip
+@click.option("--cold", is_flag=True, help="Start each resume by the job's own launcher: no forked ranks.")
+@click.option("--resume", type=PATH, metavar="DIR", help="Go on with an exploration of the same scenario.")
+@SEED
+@SET
+@JUNIT
+@JSON
+def explore(
+    file: Path, job_file: Path | None, out: Path, models: Sequence[str], states: int | None, minutes: float | None,
+    beyond: int, cold: bool, resume: Path | None, seed: int | None, overrides: Sequence[str],
+    junit_file: Path | None, json_file: Path | None, given: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Try every moment at which the whole job can die.
+
+    The job of SCENARIO runs once without faults, and every operation on its checkpoint folder is recorded. Then it is
+    resumed from each state that a death could have left there, and its assertions judge each resume. The scenario's own
+    faults are left out. COMMAND: as for `torchaos run`."""
+    console = Console()
+    one = next(plans_of(file, overrides, seed, ask_of, None, out, (), other_job(job_file, given, None)))
+    if "all" in models:
+        models = list(MODELS)
+    limits = Limits(tuple(models), states, minutes, beyond, one.plan.seed, not cold)
+    name = f"{one.plan.scenario}-s{one.plan.seed}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    home = (resume or out / name).absolute()
+    one = replace(one, folder=RunDir(home))
+    again = ["torchaos", "explore", ready.shown(file), "--seed", str(one.plan.seed), *one.options]
+    check(one.plan, RunDir(home / "now"))
+    write_reports([placeholder_result(one.plan, home)], junit_file, json_file)  # gates fail closed
+    _prepare(one, home, is_new=resume is None)
+
+    def told(outcome: Outcome, number: int, of: int) -> None:
+        with suppress(*GONE):
+            console.print(show.tell_outcome(outcome, number, of), markup=False, highlight=False, soft_wrap=True)
+
+    def tell(text: str) -> None:
+        with suppress(*GONE):
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    began_s, started = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="seconds")
+    exploration = Exploration(one.plan, home, limits, mask_words(again), tell, told)
+    with signals() as interrupted, working_on([one]):
+        care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
+        interrupted.ends(exploration)
+        try:
+            found = exploration()
+        except OSError as error:
+            raise UsageError(f"{error.filename or home}: {error.strerror or error}; choose another --out") from error
+    if found is None:
+        tell(f"Nothing was explored: {interrupted.reason}")
+        sys.exit(ExitCode.ROLLBACK if exploration.left else ExitCode.INCONCLUSIVE)
+    result = result_of(one.plan, found, str(home), started, time.monotonic() - began_s, exploration.left)
+    _write(found, result, home, junit_file, json_file)
+    with suppress(*GONE):
+        show.show(found, result, console)
+        if found.unfinished:
+            again += ["--resume", str(home)]
+            tell(f" To go on: {' '.join(mask_words(again))}")
+    sys.exit(result.exit_code)
+
+
+def _prepare(one: Planned, home: Path, is_new: bool) -> None:
+    """Makes the directory of an exploration, or checks that it is one of the same scenario."""
+    plan = home / "plan.json"
+    text = one.plan.masked().to_json() + "\n"
+    if is_new:
+        try:
+            home.mkdir(parents=True, mode=0o700)
+            one.plan.write(plan)
+            with open(home / "scenario.yaml", "wb", opener=owner_only) as file:
+                file.write(one.text)
+        except OSError as error:
+            raise UsageError(f"{home}: it can't be made: {error.strerror}; choose another --out") from error
+    elif not plan.is_file():
+        raise UsageError(f"{home}: there is no exploration in it")
+    elif plan.read_text() != text:
+        raise UsageError(f"{home}: it is an exploration of another scenario, seed or job; leave --resume out")
+
+
+def _write(found: Explored, result: Result, home: Path, junit_file: Path | None, json_file: Path | None) -> None:
+    told = files.to_json(found, result)
+    write_atomically(home / "explored.json", json.dumps(told, indent=1, allow_nan=False) + "\n", private=True)
+    page.write(found, result, home / "report.html")
+    write_reports([result], junit_file, None)
+    if json_file:
+        write_atomically(json_file, json.dumps(told, indent=1, allow_nan=False) + "\n")

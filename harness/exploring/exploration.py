@@ -1,0 +1,184 @@
+"""An exploration: one run is recorded, and the job is resumed from each state that a death could have left.
+
+out/NAME/scenario.yaml, plan.json   as in a run directory
+         recorded/                  the run directory of the recorded run
+         recording/                 its operations, and the bytes that it wrote
+         twins/N                    the runs that resumes are judged against
+         now/                       the run directory of the resume that goes on
+         outcomes.jsonl             a line for each state that was tried: an exploration goes on after it
+         failing/STATE/             the run directory of a resume that failed; in it state/ (the state's files)
+                                    and reproduce.sh
+         explored.json, report.html
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.exploring.choice import chosen
+from torchaos.harness.exploring.cold import Cold
+from torchaos.harness.exploring.explored import Explored
+from torchaos.harness.exploring.outcomes import Class, Outcome
+from torchaos.harness.exploring.recorded import Recorded
+from torchaos.harness.exploring.reproduce import NAME as SCRIPT
+from torchaos.harness.exploring.reproduce import STATE, script_of
+from torchaos.harness.exploring.states.state import State
+from torchaos.harness.exploring.story import files_of
+from torchaos.harness.exploring.trials import Trials, checkpoints_in
+from torchaos.harness.exploring.warm.resumes import Warm
+from torchaos.harness.machine.disk import owner_only, write_atomically
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.record import Record
+from torchaos.harness.running.engine.guards import check_disk
+
+KEPT = 3  # run directories of each class of outcomes
+_LEAST_PATIENCE_S, _PATIENCE = 60.0, 3.0  # seconds; times the longest silence of the recorded run
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far an exploration goes. `beyond`: steps that a resume trains after the death."""
+
+    models: tuple[str, ...]
+    states: int | None = None
+    minutes: float | None = None
+    beyond: int = 3
+    seed: int = 0
+    warm: bool = True
+
+
+class Exploration:
+    """`stop` and `hurry` may be called from a signal handler; the exploration can be continued later."""
+
+    def __init__(
+        self, plan: Plan, home: Path, limits: Limits, reproduce: Sequence[str], tell: Callable[[str], None],
+        told: Callable[[Outcome, int, int], None],
+    ) -> None:  # fmt: skip
+        """`tell`: shows a sentence; `told`: shows an outcome, which is the nth of so many."""
+        self.plan, self.home, self.limits = plan, home, limits
+        self._reproduce, self._tell, self._told = reproduce, tell, told
+        self._recorded = Recorded(plan, home, tell)
+        self._cold: Cold | None = None
+        self._warm: Warm | None = None
+        self._stopped = ""
+        self._notes: list[str] = []
+        self._began_s = time.monotonic()
+
+    @property
+    def left(self) -> list[str]:
+        """Sentences about changes that could not be undone."""
+        return [*self._recorded.left, *(self._cold.left if self._cold else ())]
+
+    def stop(self, reason: str) -> None:
+        self._stopped = reason
+        for part in (self._recorded, self._cold, self._warm):
+            if part:
+                part.stop(reason)
+
+    def hurry(self, reason: str) -> None:
+        self.stop(reason)
+        for part in (self._recorded, self._cold):
+            if part:
+                part.hurry(reason)
+
+    def __call__(self) -> Explored | None:
+        """Explores, or goes on with it. None if it was stopped before anything was recorded. Raises ChaosError if the
+        job can't be recorded or resumed, and OSError."""
+        check_disk(self.home)
+        recording = self._recorded()
+        if recording is None or self._stopped:
+            return None
+        twins = [Record.load(twin) for twin in self._recorded.twins]
+        trials = Trials(self.plan, self._recorded.now, self._recorded.run, twins, recording)
+        choice = chosen(recording, self.limits.models, self.limits.states, self.limits.seed)
+        self._tell(choice.in_words)
+        self._cold = Cold(trials, self.limits.beyond, self._patience_s(trials.recorded), self._reproduce)
+        self._warm = Warm(trials, self._cold, self.limits.beyond, self.home) if self.limits.warm else None
+        done = read_outcomes(self.home)
+        try:
+            unfinished = self._try_all(trials, choice.states, done)
+        finally:
+            if self._warm:
+                self._warm.close()
+        seconds = recording.ended_s - recording.began_s
+        warm = self._warm.in_words if self._warm else "by the job's own launcher"
+        keys = ((state.digest, state.model) for state in choice.states)
+        outcomes = tuple(done[key] for key in keys if key in done)
+        return Explored(outcomes, choice, recording, seconds, warm, unfinished, tuple(self._notes))
+
+    def _try_all(self, trials: Trials, states: Sequence[State], done: dict[tuple[str, str], Outcome]) -> str:
+        """Why not all states were tried; empty if all were."""
+        for number, state in enumerate(states, 1):
+            key = (state.digest, state.model)
+            if key in done:
+                continue
+            if self._stopped:
+                return self._stopped
+            minutes = self.limits.minutes
+            if minutes is not None and time.monotonic() - self._began_s > 60 * minutes:
+                return f"the {minutes:g} minutes of --minutes are over"
+            outcome = self._outcome_of(trials, state, done.values())
+            if outcome is None:
+                return self._stopped
+            done[key] = outcome
+            _append(self.home, outcome)
+            self._told(outcome, number, len(states))
+        return ""
+
+    def _outcome_of(self, trials: Trials, state: State, before: Iterable[Outcome]) -> Outcome | None:
+        """The outcome of one state; None if the exploration was stopped meanwhile. What forked ranks do wrong counts
+        only if a cold start does it too."""
+        assert self._cold
+        found = self._warm(state) if self._warm else None
+        if self._stopped:
+            return None
+        if found is None or (found.warm and found.kind is not Class.RIGHT):
+            suspected, (found, _run) = found, self._cold(state)
+            if suspected is not None and suspected.kind is not found.kind and not self._stopped:
+                self._notes.append(
+                    f"{state.name}: forked ranks gave '{suspected.kind.value}' ({suspected.reason}), and a cold start "
+                    f"'{found.kind.value}', which counts"
+                )
+        return None if self._stopped else self._kept(trials, state, found, before)
+
+    def _kept(self, trials: Trials, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:
+        """The outcome with what is kept of it: of the first states of each class that fails."""
+        if found.kind is Class.RIGHT or sum(one.kind is found.kind and bool(one.run_dir) for one in before) >= KEPT:
+            return found
+        to = self.home / "failing" / state.name.replace("/", "-").replace(" ", "-")
+        trials.keep(to)
+        state.write_to(to / STATE)
+        found = replace(found, run_dir=str(to), files=files_of(state, trials.recording))
+        text = script_of(self.plan.job, trials.now, checkpoints_in(self.plan, trials.now), found)
+        write_atomically(to / SCRIPT, text, private=True)
+        return found
+
+    @staticmethod
+    def _patience_s(recorded: Record) -> float:
+        """How long a resume may be silent: some times as long as the recorded run ever was."""
+        times = [event.mono_s for event in recorded.events if event.rank is not None or event.kind is Kind.JOB_STARTED]
+        longest = max((after - before for before, after in pairwise(times)), default=0.0)
+        return _LEAST_PATIENCE_S + _PATIENCE * longest
+
+
+def read_outcomes(home: Path) -> dict[tuple[str, str], Outcome]:
+    """The outcomes so far, by digest and model. A torn last line is left out."""
+    found: dict[tuple[str, str], Outcome] = {}
+    path = home / "outcomes.jsonl"
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError, KeyError, TypeError):
+            outcome = Outcome.from_json(json.loads(line))
+            found[outcome.digest, outcome.model] = outcome
+    return found
+
+
+def _append(home: Path, outcome: Outcome) -> None:
+    with open(home / "outcomes.jsonl", "ab", opener=owner_only) as file:
+        file.write(json.dumps(outcome.to_json()).encode() + b"\n")

@@ -1,0 +1,213 @@
+"""Puts states on the stage, one after the other: the run directory of a resume, and the verdict on it.
+
+All resumes, and the recorded run, have the same path: a checkpoint may hold absolute paths, such as those of a tracker,
+a link or a trainer's own state, and a resume elsewhere would read the files of another state."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torchaos.harness import registry
+from torchaos.harness.agent.manifest import FOLDER as MANIFESTS
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.checkpoints import inventory
+from torchaos.harness.contracts import Harm, Need, UsageError
+from torchaos.harness.exploring import past
+from torchaos.harness.exploring.cut import cut_together
+from torchaos.harness.exploring.operations import Recording
+from torchaos.harness.exploring.outcomes import Outcome, seen_in
+from torchaos.harness.exploring.states.state import State
+from torchaos.harness.judging.ending.teardown import final_step
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.machine.disk import owner_only, write_atomically
+from torchaos.harness.record.plan import Named, Plan
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Result
+from torchaos.harness.record.rundir import RunDir
+
+_NUMBER = re.compile(r"\d+")  # in the name of a manifest: rank, attempt, its number, pid
+_JUDGED = (Harm.WRONG_RESULT, Harm.LOST_WORK)
+
+
+def asked_of(plan: Plan) -> tuple[Named, ...]:
+    """The scenario's assertions that judge a resume. How fast it is, and how the job ends, says nothing here: the
+    launcher is started by us, and the resume is ended a few steps after the death."""
+    found = tuple(one for one in plan.asserts if registry.find("assertions", one.name).harm in _JUDGED)
+    if not found:
+        known = "loss_continuity, sample_accounting, state_restored, no_lost_work or checkpoint_integrity"
+        raise UsageError(f"{plan.scenario}: no assertion judges what a resume computes; add {known}")
+    return found
+
+
+def checkpoints_in(plan: Plan, folder: RunDir) -> Path:
+    """The job's checkpoint folder. Raises UsageError unless it is below `{run}`, since states are put there."""
+    job = plan.job
+    if not job.checkpoints:
+        raise UsageError(f"{plan.scenario}: write job.checkpoints.path, the folder to explore")
+    path = Path(*(part.replace("{run}", str(folder.job)) for part in (job.cwd, job.checkpoints)))
+    if not path.is_relative_to(folder.job) or path == folder.job:
+        raise UsageError(
+            f"{plan.scenario}: states of the checkpoint folder are made anew for each resume, and "
+            f"{job.checkpoints} may have other files; write a folder below {{run}}"
+        )
+    return path
+
+
+class Trials:
+    """The recorded run, its twins, and the folder in which the job always runs."""
+
+    def __init__(
+        self, plan: Plan, now: RunDir, recorded: RunDir, twins: Sequence[Record], recording: Recording
+    ) -> None:  # fmt: skip
+        """`now`: the folder of resumes; `recorded`: where the recorded run lies by now."""
+        self.now, self.twins, self.recording = now, twins, recording
+        self.recorded = Record.load(recorded)
+        self._last: tuple[Record, Sequence[Record], Result]  # what was judged last
+        self._manifests = saves_of(recorded.agent_plan.parent / MANIFESTS, self.recorded)
+        job = replace(plan.job, resubmit_times=1, resubmit_delay_s=0.0)  # whether a second start mends a failed one
+        self.plan = replace(plan, job=job, faults=(), steady_state=(), stop=(), until=(), asserts=asked_of(plan))
+        self.due = final_step(twins[0]) if twins else self.recorded.history.last_step
+        self._ended_s = min(
+            (event.mono_s for event in self.recorded.of_kind(Kind.AGENT_ENDED, Kind.RANK_EXITED, Kind.JOB_EXITED)),
+            default=math.inf,
+        )
+
+    def death(self, state: State) -> tuple[float, dict[int, float]]:
+        """When the job died in the recorded run (CLOCK_MONOTONIC). And, in an order of the ranks that was not seen, the
+        ranks that died earlier in it.
+
+        In an order that was seen, it is just before the operation after the state's last one, since then it is clearest
+        which checkpoints were complete."""
+        if state.moments:
+            return min(state.moments[-1][1], self._ended_s), {}
+        lines = self.recording.lines
+        last = state.last_operation.number if state.last_operation else -1
+        upto = state.done or {rank: sum(one.number <= last for one in line) for rank, line in lines.items()}
+        done = {rank: lines[rank][: upto.get(rank, 0)] for rank in lines}
+        ends = [operations[-1].ended_s for operations in done.values() if operations]
+        died_s = min(max(ends, default=self.recording.began_s), self._ended_s)
+        early = {rank: lines[rank][len(done[rank])].begun_s for rank in lines if len(done[rank]) < len(lines[rank])}
+        return died_s, {rank: at_s for rank, at_s in early.items() if rank is not None and at_s < died_s}
+
+    def died_at(self, state: State) -> int:
+        """The highest global step before the death."""
+        return past.highest_step(self.recorded, self.death(state)[0])
+
+    def stage(self, state: State) -> RunDir:
+        """The run directory for a resume from the state, with the state's files and the events before the death."""
+        shutil.rmtree(self.now.root, ignore_errors=True)
+        self.now.create()
+        died_s, by_rank = self.death(state)
+        past.write(self.now.events, self.recorded, died_s, by_rank, time.monotonic(), self.recording.lines)
+        past.with_death(self.plan).write(self.now.plan)
+        self._link_manifests(died_s)
+        state.write_to(checkpoints_in(self.plan, self.now))
+        return self.now
+
+    def judge(self, state: State, hung: bool, seconds: float, warm: bool = False) -> tuple[Outcome, Record]:
+        """The outcome of the resume that is in the folder. Raises ChaosError if it can't be read."""
+        run, twins = cut_together(Record.load(self.now), self.twins, self.plan.job.world_size)
+        if not any(_checkpoints(record) for record in (run, *twins)):  # the death came before the first one
+            run = replace(run, plan=_less_inventory(run.plan))
+        result = verdict_of(run, twins, str(self.now.root))
+        self._last = run, twins, result
+        seen = seen_in(run, result, self.due, hung)
+        last = state.last_operation
+        outcome = Outcome(
+            state.name, state.digest, state.model, self.died_at(state), seen.kind, seen.reason, seen.assertion,
+            seen.lost_steps, seen.from_step, seen.mended, warm, round(seconds, 3), state.operations,
+            str(last) if last else "", state.moments,
+        )  # fmt: skip
+        return outcome, run
+
+    def keep(self, to: Path) -> None:
+        """Moves the run directory of the last resume to where it stays, as it was judged and with its twins, so that
+        `torchaos judge`, `explain` and `report` read it as any other."""
+        shutil.rmtree(to, ignore_errors=True)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        run, twins, result = self._last
+        run.plan.write(self.now.plan)
+        write_atomically(self.now.result, json.dumps(result.to_json(), indent=1) + "\n", private=True)
+        _write(run, self.now)
+        for number, twin in enumerate(twins):
+            folder = RunDir(self.now.twins / str(number)).create()
+            twin.plan.write(folder.plan)
+            _write(twin, folder)
+        self.now.root.rename(to)
+
+    def agent_plan(self, run_id: str) -> AgentPlan:
+        """What the ranks of a resume read, as the engine writes it."""
+        root = checkpoints_in(self.plan, self.now)
+        return AgentPlan(run_id, str(self.now.events), self.plan.hooks, (), str(root))
+
+    def take_inventory(self) -> None:
+        """Reads the checkpoints after a resume, as the engine does, if an assertion wants that."""
+        if Need.INVENTORY not in self.plan.collect:
+            return
+        found = inventory.take(checkpoints_in(self.plan, self.now), self.now.root)
+        named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.now.job), "{run}")
+        told = json.dumps({**found, "checkpoints": json.loads(named)}, indent=1)
+        write_atomically(self.now.artifacts / "inventory.json", told, private=True)
+
+    def _link_manifests(self, died_s: float) -> None:
+        """Those of the saves that were over when the job died: of a later save there is nothing yet."""
+        first = self.recorded.events[0]
+        died_wall_s = first.wall_s - first.mono_s + died_s
+        folder = self.now.agent_plan.parent / MANIFESTS
+        folder.mkdir(mode=0o700)
+        for path, (written_s, saved_s) in self._manifests.items():
+            if (written_s < died_wall_s) if saved_s is None else (saved_s < died_s):
+                os.link(path, folder / path.name)
+
+
+def _checkpoints(record: Record) -> bool:
+    return bool((record.artifacts.get("inventory") or {}).get("checkpoints"))
+
+
+def _less_inventory(plan: Plan) -> Plan:
+    """The plan without the assertions that look into checkpoints."""
+    kept = (one for one in plan.asserts if Need.INVENTORY not in registry.find("assertions", one.name).needs)
+    return replace(plan, asserts=tuple(kept) or plan.asserts)
+
+
+def saves_of(folder: Path, recorded: Record) -> Mapping[Path, tuple[float, float | None]]:
+    """When each manifest was written (seconds since the epoch), and when its save ended (CLOCK_MONOTONIC). Digests are
+    added in the background, so the first may be much later. None: which save it is of is not known."""
+    written: dict[Path, float] = {}
+    groups: dict[tuple[int, str], list[Path]] = defaultdict(list)
+    for path in sorted(folder.glob("*.json"), key=lambda path: [int(number) for number in _NUMBER.findall(path.name)]):
+        raw = json.loads(path.read_text())
+        written[path] = float(raw["wall_s"])
+        groups[int(_NUMBER.findall(path.name)[0]), os.path.abspath(raw["save"])].append(path)
+    ended: dict[Path, float] = {}
+    for (rank, saved), paths in groups.items():
+        ends = [
+            event.mono_s for event in recorded.of_kind(Kind.SAVE_END)
+            if event.rank == rank and os.path.abspath(str(event.data["path"])) == saved
+        ]  # fmt: skip
+        if len(ends) == len(paths):
+            ended |= dict(zip(paths, ends, strict=True))
+    return {path: (at_s, ended.get(path)) for path, at_s in written.items()}
+
+
+def _write(record: Record, folder: RunDir) -> None:
+    """Replaces the events and the artifacts in a run directory by those of the record."""
+    for path in folder.events.glob("*.jsonl"):
+        path.unlink()
+    numbers = Counter[str]()
+    with open(folder.events / "judged.jsonl", "wb", opener=owner_only) as file:
+        for event in record.events:
+            file.write(replace(event, seq=numbers[event.source]).to_line())
+            numbers[event.source] += 1
+    for name, artifact in record.artifacts.items():
+        write_atomically(folder.artifacts / f"{name}.json", json.dumps(artifact), private=True)

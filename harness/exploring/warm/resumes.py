@@ -1,0 +1,172 @@
+"""Warm resumes: the ranks of a resume are forked, and not started by the job's launcher.
+
+One of the first states is resumed both ways, and the two must be equal, bit for bit. If they differ, or if ranks can't
+be forked, all states are resumed cold, and the report says why."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.exploring.cold import Cold
+from torchaos.harness.exploring.goal import Goal
+from torchaos.harness.exploring.outcomes import Class, Outcome
+from torchaos.harness.exploring.past import RECORDED
+from torchaos.harness.exploring.states.state import State
+from torchaos.harness.exploring.trials import Trials
+from torchaos.harness.exploring.warm.forked import Forked
+from torchaos.harness.exploring.warm.parents import Parent
+from torchaos.harness.exploring.warm.rank import RankCommand
+from torchaos.harness.record.history import Execution
+from torchaos.harness.record.record import Record
+
+_TRIES = 3  # states that are resumed cold, until one is resumed rightly, with which forked ranks can be compared
+
+
+class Warm:
+    """Warm resumes, one after the other. Called with a state, it returns its outcome, which is of a cold resume as long
+    as no state was resumed both ways; None if ranks are not forked."""
+
+    def __init__(self, trials: Trials, cold: Cold, beyond: int, home: Path) -> None:
+        self._trials, self._cold, self._beyond, self._home = trials, cold, beyond, home
+        self._run_id = f"{home.name}-warm-{secrets.token_hex(4)}"
+        self._ranks: dict[int, RankCommand] = {}
+        self._parent: Parent | None = None
+        self._off = ""  # why ranks are not forked, as a clause
+        self._checked, self._tries = False, 0
+        self._stopped = False
+        self._current: Forked | None = None
+        self.seconds: list[float] = []  # of each warm resume
+
+    @property
+    def in_words(self) -> str:
+        if self._off:
+            return f"by the job's own launcher: ranks could not be forked, because {self._off}"
+        return (
+            "by forking ranks from a process that had imported the job's libraries; one state was resumed both ways, "
+            "bit for bit the same, and whatever failed was started by the job's own launcher again"
+        )
+
+    def stop(self, reason: str) -> None:
+        self._stopped = True
+        if self._current:
+            self._current.stop()
+
+    def close(self) -> None:
+        if self._parent:
+            self._parent.close()
+            self._parent = None
+
+    def __call__(self, state: State) -> Outcome | None:
+        if not self._off and not self._checked:
+            try:
+                return self._check(state)
+            except (ChaosError, OSError, ValueError) as error:
+                self._off = str(error)
+        if self._off or self._stopped:
+            return None
+        try:
+            return self._resume(state)[0]
+        except ChaosError as error:  # the parent died, say
+            self._off = str(error)
+            self.close()
+            return None
+
+    def _check(self, state: State) -> Outcome | None:
+        """Resumes a state cold and, if that is right, warm, and compares. Returns the cold resume's outcome."""
+        commands: dict[int, RankCommand | str] = {}
+        self._cold.on_event = lambda event: _note_rank(event, commands)
+        outcome, cold = self._cold(state)
+        self._cold.on_event = lambda event: None
+        if self._stopped:
+            return None
+        if outcome.kind is not Class.RIGHT:  # another state will do
+            self._tries += 1
+            why = f"none of the first {self._tries} states was resumed rightly, so there was nothing to compare with"
+            self._off = why if self._tries == _TRIES else ""
+            return outcome
+        self._checked = True
+        if wrong := next((one for one in commands.values() if isinstance(one, str)), ""):
+            self._off = wrong
+            return outcome
+        self._ranks = {rank: one for rank, one in sorted(commands.items()) if isinstance(one, RankCommand)}
+        if len(self._ranks) != self._trials.plan.job.world_size:
+            self._off = f"{len(self._ranks)} of {self._trials.plan.job.world_size} ranks were seen"
+            return outcome
+        self._parent = Parent(self._ranks[0], self._run_id, self._home / "warm.log")
+        self._off = self._parent.imports(self._learned(state))
+        if not self._off:
+            self._off = difference(cold, self._resume(state)[1])
+        return outcome
+
+    def _learned(self, state: State) -> list[str]:
+        """The modules that a rank imports, without the job's own, in order: a rank forked before the imports notes
+        them."""
+        path = self._home / "imports"
+        with suppress(FileNotFoundError):
+            path.unlink()
+        self._resume(state, path)
+        names = dict.fromkeys(path.read_text().splitlines())
+        return [name for name in names if self._is_installed(name)]
+
+    def _is_installed(self, name: str) -> bool:
+        """Not the job's own: its modules may do anything when they are imported, such as looking at RANK."""
+        rank, top = self._ranks[0], name.partition(".")[0]
+        own = [rank.cwd, os.path.dirname(os.path.join(rank.cwd, rank.argv[0]))]
+        own += rank.env.get("PYTHONPATH", "").split(os.pathsep)
+        paths = (os.path.join(folder, top) for folder in own if folder)
+        return not name.startswith(("_torchaos", "__main__", "sitecustomize", "usercustomize")) and not any(
+            os.path.isdir(path) or os.path.exists(f"{path}.py") for path in paths
+        )
+
+    def _resume(self, state: State, imports: Path | None = None) -> tuple[Outcome, Record]:
+        """Resumes by forked ranks. Raises ChaosError if the parent is gone."""
+        assert self._parent
+        began_s = time.monotonic()
+        folder = self._trials.stage(state)
+        self._trials.agent_plan(self._run_id).write(folder.agent_plan)
+        goal = Goal(self._trials.died_at(state), self._beyond, len(self._ranks))
+        run = Forked(self._parent, list(self._ranks.values()), self._run_id, folder, goal, self._cold.patience_s)
+        self._current = run
+        if self._stopped:
+            run.stop()
+        hung = run(self._trials.take_inventory, imports)
+        outcome, record = self._trials.judge(state, hung, time.monotonic() - began_s, warm=True)
+        self.seconds.append(time.monotonic() - began_s)
+        return outcome, record
+
+
+def _note_rank(event: Event, commands: dict[int, RankCommand | str]) -> None:
+    """Reads the command of a rank while it lives. A text: why it is no use."""
+    if event.kind is Kind.RANK_UP and event.source != RECORDED and event.rank is not None:
+        try:
+            commands[event.rank] = RankCommand.of(event.data["pid"])
+        except (OSError, ValueError) as error:
+            commands[event.rank] = str(error)
+
+
+def difference(cold: Record, warm: Record) -> str:
+    """What differs between the two resumes, as a clause; empty if nothing does. Compared are the steps that both made:
+    losses, learning rates, samples, parameters, and the saves and loads."""
+    one, other = (_steps(record) for record in (cold, warm))
+    common = one.keys() & other.keys()
+    if not common:
+        return "a warm resume made none of the steps of a cold one"
+    for step, rank in sorted(common):
+        for name in ("losses", "lr", "samples", "parameters", "moments", "opt_step", "sched_step"):
+            ours, theirs = (getattr(steps[step, rank], name) for steps in (one, other))
+            if ours != theirs:
+                return f"in step {step} of rank {rank}, a warm resume has other {name} than a cold one"
+    loads, others = ({(load.path, load.rank, load.ok) for load in run.history.loads} for run in (cold, warm))
+    return "" if loads == others else "a warm resume loads other files than a cold one, or not all its loads are seen"
+
+
+def _steps(record: Record) -> dict[tuple[int, int], Execution]:
+    last = max((attempt.number for attempt in record.history.attempts), default=0)
+    own = (one for one in record.history.executions if one.attempt == last and one.global_step is not None)
+    return {(one.global_step or 0, one.rank): one for one in own}

@@ -1,0 +1,100 @@
+"""`torchaos explore` with the reference job: all states right; and with the rename taken out of its save: found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.job, pytest.mark.long, pytest.mark.timeout(3000)]
+
+JOBS = Path(str(files("torchaos.scenarios") / "jobs"))
+
+# Saves under the final name at once, and trusts the newest name when it starts.
+NO_RENAME = f"""
+import runpy, sys
+sys.path.insert(0, {str(JOBS)!r})
+import fault_tolerance
+import torch.distributed as dist
+
+def save(self, step, parts):
+    self.wait()
+    final = self.folder / f"step-{{step}}"
+    writing = fault_tolerance.async_save(dict(parts), checkpoint_id=final, process_group=self.group)
+    self.pending = self.finisher.submit(writing.result)
+
+def newest(self):
+    found = self._complete()
+    return {{"step": int(found[0].name[5:]), "world_size": dist.get_world_size()}} if found else None
+
+fault_tolerance.Checkpoints.save, fault_tolerance.Checkpoints._newest = save, newest
+runpy.run_path({str(JOBS / "gpt_ddp.py")!r}, run_name="__main__")
+"""
+
+
+def _explore(folder: Path, script: str, *options: str) -> tuple[int, dict[str, Any], str]:
+    scenario = {
+        "scenario": "explored", "seed": 7,
+        "job": {
+            "command": f"torchrun --nproc-per-node 2 {script} --steps 9 --checkpoint-every 4 "
+            "--checkpoint-dir {run}/checkpoints",
+            "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            "checkpoints": {"path": "{run}/checkpoints"}, "timeout": "10m",
+        },
+        "assert": ["checkpoint_integrity", "loss_continuity", "parameter_digest", "sample_accounting", "no_lost_work",
+                   "state_restored"],
+    }  # fmt: skip
+    file, out = folder / "scenario.yaml", folder / "out.json"
+    file.write_text(yaml.safe_dump(scenario))
+    argv = [sys.executable, "-m", "torchaos.harness", "explore", str(file), "--out", str(folder / "explored")]
+    env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
+    done = subprocess.run(
+        [*argv, "--json", str(out), "--junit", str(folder / "junit.xml"), *options], env=env, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert out.is_file(), done.stdout + done.stderr
+    return done.returncode, json.loads(out.read_text()), done.stdout + done.stderr
+
+
+def test_the_reference_job_survives_each_death(tmp_path: Path) -> None:
+    """All states that the death of all processes can leave are resumed rightly, by forked ranks that were checked
+    against a cold start; the states of a loss of power too."""
+    code, found, said = _explore(
+        tmp_path, "{jobs}/gpt_ddp.py", "--states", "16", "--model", "process-death", "--model", "power-loss-strict"
+    )
+    assert code == 0, said
+    assert found["classes"] == {"resumed rightly": 16}, said
+    assert found["fatal_share"] == 0
+    assert found["started"].startswith("by forking ranks"), said
+    assert sum(one["warm"] for one in found["outcomes"]) == 15  # the first was resumed both ways
+    assert {one["from_step"] for one in found["outcomes"]} >= {0, 4}
+    assert (Path(found["result"]["run_dir"]) / "report.html").is_file()
+
+
+def test_a_save_without_a_rename_is_found(tmp_path: Path) -> None:
+    """Without the rename, a death in the middle of a save leaves a newest folder that can't be loaded. The job does not
+    start again, a cold start shows it, and so does the script without torchaos."""
+    (tmp_path / "train.py").write_text(NO_RENAME)
+    code, found, said = _explore(tmp_path, str(tmp_path / "train.py"), "--states", "10")
+    assert code == 1, said
+    broken = [one for one in found["outcomes"] if one["kind"] == "won't start"]
+    assert broken, said
+    assert found["result"]["decided_by"] == "won't start"
+    assert not any(one["warm"] or one["mended"] for one in broken)
+    assert found["fatal_share"] > 0
+    kept = next(one for one in broken if one["run_dir"])
+    assert any(what != "complete" for _path, what in kept["files"])
+    again = subprocess.run(["sh", Path(kept["run_dir"], "reproduce.sh")], capture_output=True, text=True, check=False)
+    assert again.returncode != 0
+    assert "Error" in again.stderr + again.stdout
+    judged = subprocess.run(
+        [sys.executable, "-m", "torchaos.harness", "judge", kept["run_dir"]], capture_output=True, check=False
+    )
+    assert judged.returncode == 1

@@ -1,0 +1,113 @@
+"""What a resume gets of the recorded run besides its events: the manifests of its saves, and the time of its death."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from explorations import choice, saves
+from resumes import ENOUGH, Trainer, recorded, resumed
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.exploring.cut import cut_together
+from torchaos.harness.exploring.operations import Recording
+from torchaos.harness.exploring.trials import Trials, asked_of, checkpoints_in, saves_of
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.plan import Named
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Verdict
+from torchaos.harness.record.rundir import RunDir
+
+
+def _in_place(trainer: Any = None) -> Record:
+    """A run that saves under the same name each time."""
+    run = recorded(trainer)
+    return replace(run, events=tuple(map(_under_one_name, run.events)))
+
+
+def _under_one_name(event: Event) -> Event:
+    return replace(event, data={**event.data, "path": "/job/checkpoints/last.pt"}) if "path" in event.data else event
+
+
+def test_a_manifest_is_of_its_save_whenever_it_was_written(tmp_path: Path) -> None:
+    """Digests are added in the background, also after the next save of the same file: the manifests of a file are told
+    apart by their order, and not by the time at which they were written."""
+    run = _in_place()
+    ends = [event.mono_s for event in run.events if event.kind is Kind.SAVE_END and event.rank == 0]
+    for number in range(len(ends)):
+        raw = {"save": "/job/checkpoints/last.pt", "wall_s": 5000.0}
+        (tmp_path / f"rank0-attempt0-{number}-1000.json").write_text(json.dumps(raw))
+    found = saves_of(tmp_path, run)
+    assert [found[path][1] for path in sorted(found, key=lambda path: int(path.name.split("-")[2]))] == ends
+    (tmp_path / "rank0-attempt0-99-1000.json").write_text(json.dumps({"save": "/job/checkpoints/last.pt", "wall_s": 7}))
+    assert {saved_s for _written_s, saved_s in saves_of(tmp_path, run).values()} == {None}
+
+
+def _inventory(root: str, step: int) -> dict[str, Any]:
+    one = {
+        "path": "last.pt", "format": "torch", "step": step, "complete": True, "loadable": True, "problem": None,
+        "tensors": {"w": str(step)}, "values": {},
+    }  # fmt: skip
+    return {"root": root, "checkpoints": [one], "unread": [], "problem": None}
+
+
+def test_a_file_of_another_step_is_not_compared(tmp_path: Path) -> None:
+    """A job that overwrites one file was ended after step 17, with the file of step 15; the twin's is of step 30. The
+    twin's file is left out, and nothing is called too old or missing."""
+    run = resumed(tmp_path / "events", 12, Trainer(kills=[(13, 0)]), [ENOUGH], until=17)
+    run = replace(run, events=tuple(map(_under_one_name, run.events)), plan=_with_inventory(run))
+    (tmp_path / "last.pt").write_text("")
+    run = replace(run, artifacts={"inventory": _inventory("/job/checkpoints", 15)})
+    twin = replace(_in_place(), artifacts={"inventory": _inventory("/job/checkpoints", 30)})
+    ours, (theirs,) = cut_together(run, [twin], 2)
+    assert theirs.artifacts["inventory"]["checkpoints"] == []
+    assert [save.global_step for save in theirs.history.saves] == [5, 10, 15]
+    assert verdict_of(ours, [theirs], "").verdict is not Verdict.FAILED
+
+
+def _with_inventory(run: Record) -> Any:
+    return replace(run.plan, asserts=(*run.plan.asserts, Named("checkpoint_integrity", {})))
+
+
+def test_when_a_state_means_death(tmp_path: Path) -> None:
+    """In an order that was seen, the job dies just before the next operation. In another order, each rank dies before
+    its own next operation, and the job after the last operation of any rank."""
+    recording = saves(tmp_path, in_turn=False)
+    trials = _trials(recording)
+    for state in choice(recording).states:
+        died_s, early = trials.death(state)
+        if state.moments:
+            assert (died_s, early) == (state.moments[-1][1], {})
+            continue
+        done = {rank: line[: (state.done or {})[rank]] for rank, line in recording.lines.items()}
+        assert died_s == max(line[-1].ended_s for line in done.values() if line)
+        assert all(not line or line[-1].ended_s <= early.get(rank or 0, died_s) for rank, line in done.items())
+
+
+def _trials(recording: Recording) -> Trials:
+    found = Trials.__new__(Trials)
+    found.recording, found._ended_s = recording, recording.ended_s
+    return found
+
+
+def test_only_what_judges_results_is_asked() -> None:
+    """How fast a resume is, and how it ends, is not judged; if nothing is left, that is bad usage."""
+    run = recorded()
+    more = (*run.plan.asserts, Named("completed", {}), Named("recovery_time", {}))
+    assert asked_of(replace(run.plan, asserts=more)) == run.plan.asserts
+    with pytest.raises(UsageError, match="no assertion judges"):
+        asked_of(replace(run.plan, asserts=more[-2:]))
+
+
+def test_states_are_put_below_the_runs_own_folder_only(tmp_path: Path) -> None:
+    """A checkpoint folder of the user's is never touched."""
+    plan, now = recorded().plan, RunDir(tmp_path)
+    own = replace(plan, job=replace(plan.job, checkpoints="{run}/saved"))
+    assert checkpoints_in(own, now) == tmp_path / "job" / "saved"
+    for path in ("/job/checkpoints", "{run}", None):
+        with pytest.raises(UsageError):
+            checkpoints_in(replace(plan, job=replace(plan.job, checkpoints=path)), now)

@@ -97,7 +97,7 @@ class Grown:
                 file.add(kind, at_s, **who, step=0, path=f"/job/step-{first}.pt", format="torch", **more)
         for step in range(first + 1, last + 1):
             at_s += STEP_S
-            file.step(at_s, step - first, **self._step(rank, step))
+            file.step(at_s + rank * 1e-6, step - first, **self._step(rank, step))  # ranks are never quite equal
             if rank == 0 and step % self.every == 0:
                 for kind, more in ((Kind.SAVE_BEGIN, {}), (Kind.SAVE_END, {"ok": True, "blocked_s": 0.01})):
                     path = f"/job/step-{step}.pt"

@@ -96,7 +96,7 @@ def test_late_losses_are_in_their_rows(tmp_path: Path) -> None:
     file.emit(Kind.LOSS, {"losses": [None, 0.25]}, step=2)
     file.close()
     whole = read_journal(tmp_path)
-    steps = Executions.unplaced(whole.steps)
+    steps = whole.steps_made.once_each()
     assert [one.losses for one in steps] == [(0.5, None), (0.5, 0.25)]
     assert steps.loss_seen.tolist() == [False, True]
     assert [event.data["losses"] for event in whole if event.kind is Kind.STEP] == [[0.5, None]] * 2

@@ -11,6 +11,7 @@ from typing import overload
 from torchaos.harness.agent.wire import Event
 from torchaos.harness.record.steps.blocks import Block, in_order
 from torchaos.harness.record.steps.columns import Columns
+from torchaos.harness.record.steps.executions import Executions
 
 
 class Merged(Sequence[Event]):
@@ -27,6 +28,11 @@ class Merged(Sequence[Event]):
     @cached_property
     def steps(self) -> Columns:
         return Columns.of(self.others, self.blocks)
+
+    @cached_property
+    def steps_made(self) -> Executions:
+        """All steps, in order of attempt and time, without their places in the global count."""
+        return Executions.all_of(self.steps)
 
     def __len__(self) -> int:
         return len(self.others) + sum(map(len, self.blocks))

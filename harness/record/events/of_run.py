@@ -32,7 +32,7 @@ class RunEvents:
     @cached_property
     def steps_made(self) -> Executions:
         """All steps that agents reported, also those that the history leaves out, in order of attempt and time."""
-        return Executions.all_of(Merged.of(self.events).steps)
+        return Merged.of(self.events).steps_made
 
     def of_kind(self, *kinds: Kind) -> Iterator[Event]:
         searched = self.beside_steps if _OF_STEPS.isdisjoint(kinds) else self.events

@@ -45,7 +45,7 @@ class History:
         """The history of these events, in any order. With a twin, samples, losses and counters are also aligned with
         those of the twin."""
         whole = Merged.of(events)
-        seen = Executions.unplaced(whole.steps)
+        seen = whole.steps_made.once_each()
         ordered = _with_first_steps(whole)
         found = attempts.read(ordered)
         loads, saves = checkpoints.read_loads(ordered), checkpoints.read_saves(ordered, seen)

@@ -25,6 +25,7 @@ from torchaos.harness.record.history.segments import BySteps, Segment, by_place,
 from torchaos.harness.record.history.witnesses import Scene, hear, log_lead
 from torchaos.harness.record.steps import Executions
 
+_MOST = 2**62  # a number in a name or a file that no job counts to
 Lines = list[tuple[float, int]]  # (mono_s, step) of log lines
 
 
@@ -96,6 +97,8 @@ class Placing:
         )
         witnesses = hear(scene)
         base, conflicts = decide(witnesses)
+        if base is not None and base >= _MOST:
+            base, conflicts = None, ()
         if self.uneven and attempt is not self.found[0]:
             base, conflicts = None, ()
         whole = whole_loads(loads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from binascii import Error, a2b_base64
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
@@ -31,7 +31,8 @@ class Block:
     rank: int
     attempt: int
     phases: tuple[str, ...]
-    own: Mapping[str, Array] = field(repr=False)  # by name, as in packed._HEAD; a row for each step
+    # By name, as in packed._HEAD; a row for each step. Without "nones", all losses were seen.
+    own: dict[str, Array] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.own["seq"])
@@ -50,8 +51,9 @@ class Block:
     def payload(self, row: int) -> dict[str, Any]:
         own = self.own
         opt_step, sched_step, skipped = (int(own[name][row]) for name in ("opt_step", "sched_step", "skipped"))
-        losses, nones = own["losses"][row].tolist(), int(own["nones"][row])
-        if nones:
+        losses = own["losses"][row].tolist()
+        if "nones" in own:
+            nones = int(own["nones"][row])
             losses = [None if nones >> place & 1 else value for place, value in enumerate(losses)]
         return packed.payload(
             losses, own["lr"][row].tolist(), None if opt_step == packed.NONE else opt_step,
@@ -120,13 +122,14 @@ class _Lines:
             self._whole[same] = False
             self.left[same[fits]] = False
             if fits.any():
-                yield Block(*who, tuple(packed.PHASES[code] for code in codes), _columns(found[fits], samples, indices))
+                found = found if fits.all() else found[fits]
+                yield Block(*who, tuple(packed.PHASES[code] for code in codes), _columns(found, samples, indices))
 
     def _records(self, prefix: bytes, coded: int) -> Array | None:
         """The decoded records, a row for each line. Sets `_whole`: those whose check sum is right."""
         text = self._text[:, len(prefix) : -1].copy()
-        padded = text == ord("=")
-        text[padded] = ord("A")
+        whole = (text[:, coded:] == ord("=")).all(1)  # two places at most; elsewhere, the length will be another one
+        text[:, coded:] = ord("A")
         try:
             decoded = a2b_base64(text.tobytes())
         except Error:
@@ -139,9 +142,7 @@ class _Lines:
         records = np.frombuffer(decoded, np.uint8).reshape(len(text), stride)[:, :size]
         stored = np.ascontiguousarray(records[:, body:]).view("<u4")[:, 0]
         usual = (self._text[:, : len(prefix)] == self._text[0, : len(prefix)]).all(1) & (self._text[:, -1] == ord("\n"))
-        usual &= padded[:, :coded].sum(1) == 0
-        usual &= padded[:, coded:].all(1)
-        self._whole = usual & (stored == sums)
+        self._whole = usual & whole & (stored == sums)
         return records
 
 
@@ -177,6 +178,8 @@ def _fits(found: Array, losses: int) -> Array:
 def _columns(found: Array, samples: int, indices: int) -> dict[str, Array]:
     names = [*(_HEAD.names or ()), "losses", "lr"]
     names += ["samples"] if samples >= 0 else []
+    if not found["nones"].any():
+        names.remove("nones")
     own = {name: np.ascontiguousarray(found[name]) for name in names}
     own["took_us"] = _in_us(found["phases"])
     if indices >= 0:

@@ -22,6 +22,9 @@ Key = tuple[int, int]  # attempt, rank
 
 # In `losses` and `lr`: a loss that was never copied, and a place that a step does not have. No arithmetic makes them.
 NONE, ABSENT = np.array([0x7FF8_70C7_A050_0001, 0x7FF8_70C7_A050_0002], np.uint64).view(float)
+# The columns that are asked for again and again, and what blocks call the same values.
+_KEPT = {"rank": "", "attempt": "", "local_step": "step", "mono_s": "mono_s", "losses": "losses", "lr": "lr",
+         "samples": ""}  # fmt: skip
 _SAVING = Phase.CHECKPOINT_WRITE.value
 
 
@@ -71,10 +74,22 @@ class Columns:
 
     def __getitem__(self, name: str) -> Array:
         """A column by its name; see _OF_BLOCK. None is NaN, or -1."""
-        if name not in self._made:
-            parts = self.parts or [Loose((), (), ())]
-            self._made[name] = self._source() if name == "source" else _joined([_column(part, name) for part in parts])
-        return self._made[name]
+        if name in self._made:
+            return self._made[name]
+        parts = self.parts or [Loose((), (), ())]
+        made = self._source() if name == "source" else _joined([_column(part, name) for part in parts])
+        if name in _KEPT:
+            self._made[name] = made
+            self._share(_KEPT[name], made)
+        return made
+
+    def _share(self, own: str, made: Array) -> None:
+        """Lets the blocks use the memory of a column, if it has the values that they have."""
+        for at, part in zip(self._starts, self.parts, strict=False):
+            if isinstance(part, Block) and own in part.own and "nones" not in part.own:
+                same = made[at : at + len(part)]
+                if same.shape == part.own[own].shape and same.dtype == part.own[own].dtype:
+                    part.own[own] = same
 
     def execution(self, row: int) -> Execution:
         """The step in this row, without a global step."""
@@ -125,7 +140,7 @@ class Columns:
     def _source(self) -> Array:
         code = {name: place for place, name in enumerate(self.sources)}
         codes = [
-            np.full(len(part), code[part.source]) if isinstance(part, Block)
+            _same(len(part), code[part.source]) if isinstance(part, Block)
             else np.array([code[name] for name in part.sources], np.int64)
             for part in self.parts
         ]  # fmt: skip
@@ -141,7 +156,7 @@ def _execution(event: Event, late: Mapping[Key, Mapping[int, tuple[float | None,
 
 def _with_late(block: Block, late: Mapping[int, tuple[float | None, ...]] | None) -> Block:
     """The block with the losses that arrived late. They have a place in the step's own event."""
-    if not late or not block.own["nones"].any():
+    if not late or "nones" not in block.own:
         return block
     losses, nones = block.own["losses"].copy(), block.own["nones"].copy()
     for row in np.flatnonzero(nones).tolist():
@@ -168,6 +183,10 @@ def _joined(columns: Sequence[Array]) -> Array:
     return np.concatenate([widened(column, width) for column in columns])
 
 
+def _same(rows: int, value: int) -> Array:
+    return np.full(rows, value, np.int32 if value < 2**31 else np.int64)
+
+
 def _counter(values: Array) -> Array:
     found = values.astype(float)
     found[values == packed.NONE] = np.nan
@@ -175,8 +194,8 @@ def _counter(values: Array) -> Array:
 
 
 def _losses(block: Block) -> Array:
-    losses, nones = block.own["losses"], block.own["nones"]
-    if nones.any():
+    losses, nones = block.own["losses"], block.own.get("nones")
+    if nones is not None:
         losses = losses.copy()
         for place in range(min(losses.shape[1], 64)):
             losses[nones >> np.uint64(place) & np.uint64(1) == 1, place] = NONE
@@ -207,8 +226,8 @@ def _took(block: Block, wanted: Callable[[str], bool]) -> Array:
 
 
 _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
-    "rank": lambda block: np.full(len(block), block.rank),
-    "attempt": lambda block: np.full(len(block), block.attempt),
+    "rank": lambda block: _same(len(block), block.rank),
+    "attempt": lambda block: _same(len(block), block.attempt),
     "local_step": lambda block: block.own["step"],
     "mono_s": lambda block: block.own["mono_s"],
     "seq": lambda block: block.own["seq"],

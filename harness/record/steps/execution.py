@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_NESTED = frozenset({list, tuple})
+_NESTED, _NUMBERS = frozenset({list, tuple}), frozenset({int, float})
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def merged(first: Sequence[float | None], late: Sequence[float | None]) -> tuple
 
 
 def floats(value: Any) -> tuple[float | None, ...]:
-    return tuple(None if one is None else float(one) for one in _flat(value))
+    flat = _flat(value)
+    return tuple(None if one is None else float(one) for one in flat) if None in flat else tuple(map(float, flat))
 
 
 def _flat(value: Any) -> list[Any]:
@@ -90,7 +91,7 @@ def _flat(value: Any) -> list[Any]:
 
 def _number(value: Any) -> float | None:
     """The first number of a counter. The counter may have one number for each optimizer."""
-    if value is None or isinstance(value, float):
-        return value
+    if value is None or type(value) in _NUMBERS:
+        return value  # type: ignore[no-any-return]
     first = next((one for one in _flat(value) if isinstance(one, (int, float))), None)
     return None if first is None or isinstance(first, bool) else first

@@ -38,14 +38,14 @@ class Executions(Sequence[Execution]):
     @classmethod
     def all_of(cls, columns: Columns) -> Executions:
         """All steps of the columns, in order of attempt and time."""
-        nothing = np.full(len(columns), UNPLACED)
-        return cls(columns, _in_order(columns), nothing, np.zeros(len(columns), np.int64))
+        nothing, zero = (np.broadcast_to(np.int64(value), len(columns)) for value in (UNPLACED, 0))
+        return cls(columns, _in_order(columns), nothing, zero)
 
-    @classmethod
-    def unplaced(cls, columns: Columns) -> Executions:
-        """The same, but of two events for the same step of a rank only the later one."""
-        every = cls.all_of(columns)
-        return every._with(_once_each(columns, every._rows))
+    def once_each(self) -> Executions:
+        """All steps that have no place yet. Of two events for the same step of a rank only the later one."""
+        columns = self._columns
+        nothing = np.full(len(columns), UNPLACED)
+        return Executions(columns, _once_each(columns, self._rows), nothing, np.zeros(len(columns), np.int64))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -209,12 +209,30 @@ def _ends(*columns: Array) -> Array:
 def _in_order(columns: Columns) -> Array:
     """The rows in order of attempt, then of time, source and number."""
     mono_s, attempt = columns["mono_s"], columns["attempt"]
-    return np.lexsort((columns["seq"], columns["source"], mono_s, attempt))
+    of_each = [np.flatnonzero(attempt == number) for number in np.unique(attempt)]
+    rows = np.concatenate([np.zeros(0, np.int64), *(own[np.argsort(mono_s[own], kind="stable")] for own in of_each)])
+    if ((np.diff(mono_s[rows]) == 0) & (np.diff(attempt[rows]) == 0)).any():
+        return np.lexsort((columns["seq"], columns["source"], mono_s, attempt))
+    return rows
+
+
+def _is_unique(columns: Columns) -> bool:
+    """Whether no two rows are of one step of a rank."""
+    whole, most = np.zeros(len(columns), np.int64), 1
+    for name in ("attempt", "rank", "local_step"):
+        size = int(columns[name].max(initial=0)) + 1
+        most *= size
+        if most >= 2**62:
+            return False
+        whole = whole * size + columns[name]
+    return not (np.diff(np.sort(whole, kind="stable")) == 0).any()
 
 
 def _once_each(columns: Columns, rows: Array) -> Array:
     """These rows, without those that a later one for the same step replaces."""
     attempt = columns["attempt"]
+    if _is_unique(columns):
+        return rows
     keys = [columns[name][rows] for name in ("local_step", "rank")]
     order = np.lexsort((*keys, attempt[rows]))
     ends = _ends(attempt[rows][order], keys[1][order], keys[0][order])

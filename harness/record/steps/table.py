@@ -35,9 +35,9 @@ class StepTable(Mapping[int, Mapping[int, Execution]]):
         return cls(Executions.of(flat))
 
     def __getitem__(self, step: int) -> dict[int, Execution]:
-        place = int(np.searchsorted(self.numbers, step))
-        if place == len(self.numbers) or self.numbers[place] != step:
+        if step not in self._known:
             raise KeyError(step)
+        place = int(np.searchsorted(self.numbers, step))
         return {execution.rank: execution for execution in self.executions[self._starts[place] : self._ends[place]]}
 
     def __contains__(self, step: object) -> bool:

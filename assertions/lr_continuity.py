@@ -105,8 +105,7 @@ def _compared(history: History, twin: History, twins: Sequence[StepTable], allow
     if first and (odd := uneven(theirs)):
         return inconclusive(f"{_words(first, 'in the twin')} But {odd}: it is not known whether that is a defect.")
     if first:
-        attempt = ours[first.step][first.rank].attempt
-        story = f"{_words(first, 'in the twin')} {_story(history, ours, theirs, first, attempt)}"
+        story = f"{_words(first, 'in the twin')} {_story(history, ours, theirs, first)}"
         return failed(
             story, First(What.RATE, first.step),
             step=first.step, rank=first.rank, group=first.group, relative_difference=first.relative,
@@ -197,11 +196,12 @@ def _suspects(ours: StepTable, theirs: StepTable, allowed: Tolerance, factor: fl
     return sorted({*both.ours.numbers[both.ours.any(far)].tolist(), *both.apart.tolist()})
 
 
-def _story(history: History, ours: Steps, theirs: Steps, first: Differing, attempt: int) -> str:
-    resumed = resumed_in_words(history, attempt)
+def _story(history: History, ours: Steps, theirs: Steps, first: Differing) -> str:
+    of = ours[first.step][first.rank]
+    resumed = resumed_in_words(history, of)
     mine = {step: _rate(by_rank, first) for step, by_rank in ours.items()}
     twins = {step: _rate(by_rank, first) for step, by_rank in theirs.items()}
-    own = [step for step in sorted(ours) if _in(ours[step], first.rank, attempt)]
+    own = [step for step in sorted(ours) if _is_with(of, ours[step].get(first.rank))]
     later = [step for step in own if step >= first.step]
     change = next((count for count, step in enumerate(later) if mine[step] != first.ours), None)
     if change is None and _near(mine.get(first.step - 1), first.ours) and len({twins.get(step) for step in later}) == 1:
@@ -242,8 +242,9 @@ def _rate(by_rank: Mapping[int, Execution], first: Differing) -> float | None:
     return one.lr[first.group] if first.group < len(one.lr) else None
 
 
-def _in(by_rank: Mapping[int, Execution], rank: int, attempt: int) -> bool:
-    return rank in by_rank and by_rank[rank].attempt == attempt
+def _is_with(step: Execution, other: Execution | None) -> bool:
+    """Whether both steps are of the same attempt, without a rollback in between."""
+    return other is not None and (step.attempt, step.segment) == (other.attempt, other.segment)
 
 
 def _has_rates(steps: Executions) -> Array:

@@ -91,7 +91,7 @@ def _across(parts: Sequence[Record]) -> Finding:
                 return inconclusive(f"the parameters after step {step} were not seen on rank {rank} of each replica")
             if len(set(sums.values())) > 1:
                 base, odd = min(sums), next(number for number in sums if sums[number] != sums[min(sums)])
-                resumed = resumed_in_words(parts[odd].history, by_replica[odd].attempt)
+                resumed = resumed_in_words(parts[odd].history, by_replica[odd])
                 return failed(
                     f"replicas are no longer equal: after step {step} the parameters of rank {rank} in replica {odd} "
                     f"are not those in replica {base}, {resumed}",
@@ -144,11 +144,11 @@ class _Digests:
         base = next(one.parameters for one in by_rank.values())
         odd = [rank for rank, one in by_rank.items() if one.parameters != base]
         until_ = [step for step in sorted(self._ours) if _differ(self._ours[step])]
-        attempt = next(iter(by_rank.values())).attempt
-        resumed = resumed_in_words(self._history, attempt)
+        step = next(iter(by_rank.values()))
+        resumed, why = resumed_in_words(self._history, step), self._why_apart(first, step.attempt)
         return failed(
             f"replicas are no longer equal: after step {first} the parameters of rank {_list(odd)} are not those of "
-            f"rank {min(by_rank)}, {resumed}, and so in {len(until_)} steps in all. {self._why_apart(first, attempt)}",
+            f"rank {min(by_rank)}, {resumed}, and so in {len(until_)} steps in all. {why}",
             First(What.REPLICAS, first), step=first, rank=odd[0], steps=len(until_),
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.loss_continuity import LossContinuity
+from torchaos.assertions.lr_continuity import LrContinuity
 from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome
@@ -258,6 +259,12 @@ def test_a_rollback_in_the_process_is_a_resume(trainer: Any) -> None:
     assert finding.outcome is Outcome.FAILED
     assert "After the job went back to step 12, all other compared quantities are equal (samples, " in finding.reason
     assert "most likely the RNG state (dropout) or the model's weights was not restored" in finding.reason
+    events = [
+        replace(e, data={**e.data, "lr": [0.7 * e.data["lr"][0]]}) if e.kind is Kind.STEP and (e.step or 0) > 16 else e
+        for e in run.events
+    ]
+    rates = LrContinuity().judge(replace(run, events=tuple(events)), [twin])
+    assert "those of no other steps of the twin's after the job went back to step 12" in rates.reason
 
 
 def test_a_lost_loss_scale_is_told(trainer: Any) -> None:
@@ -299,6 +306,21 @@ def test_what_was_put_back_is_not_blamed(trainer: Any) -> None:
         reason = LossContinuity().judge(run, [trainer(state_seen=seen).record()]).reason
         assert (blamed in reason, "optimizer's moments at the start" in reason) == (True, seen), reason
         assert StateRestored().judge(run, []).outcome is (Outcome.PASSED if seen else Outcome.INCONCLUSIVE)
+
+
+def test_weights_that_the_job_changed_before_it_saved_them_are_not_blamed(trainer: Any) -> None:
+    """They are not those after the step, and were put back as they were saved. Weights that were lost are blamed."""
+
+    class Clips(trainer):  # type: ignore[misc]
+        def _save(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            state.weight *= 0.999
+            super()._save(attempt, world, state, step, local)
+
+    twin = Clips(state_seen=True).record()
+    for broken, blamed in ((frozenset(), False), (frozenset({"weights"}), True)):
+        run = _scale_loss(Clips(kills=KILL, state_seen=True, broken=broken).record(), lambda e: e.attempt == 1, 1.01)
+        reason = LossContinuity().judge(run, [twin]).reason
+        assert ("the model's weights were not restored" in reason) is blamed, reason
 
 
 def test_means_are_compared_when_the_world_changed(trainer: Any) -> None:

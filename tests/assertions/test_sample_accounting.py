@@ -287,3 +287,19 @@ def test_indices_that_count_from_another_sample(trainer: Any, all_alike: bool, o
     run, twin = packed(trainer(kills=KILL).record(), True), packed(trainer().record(), False)
     finding = SampleAccounting().judge(run, [twin])
     assert finding.outcome is outcome, finding.reason
+
+
+def test_single_samples_may_have_other_indices(trainer: Any) -> None:
+    """With a digest for each sample, the digests decide, in whatever order a batch has them: after a resume the indices
+    may count from another sample."""
+    run = trainer(kills=KILL).record()
+    events = []
+    for event in run.events:
+        if event.kind is Kind.STEP and event.attempt:
+            indices = [index - 150 for index in event.data["indices"]]
+            event = replace(
+                event, data={**event.data, "samples": event.data["samples"][::-1], "indices": indices[::-1]}
+            )
+        events.append(event)
+    finding = SampleAccounting().judge(replace(run, events=tuple(events)), [trainer().record()])
+    assert finding.outcome is Outcome.PASSED, finding.reason

@@ -11,6 +11,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.judging.proof.waits import all_waited, out_of_step, slower, took_turns
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
+from torchaos.injectors.collective_stall_nccl import StallNccl
 
 PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0), (), ())
 HIT_S = 10.05
@@ -191,3 +192,13 @@ def test_nothing_that_landed_is_no_proof() -> None:
     """Of a fault that never landed there is no evidence of any kind."""
     run = record(usual(0), rolled_back(13.05, "other"))
     assert (all_waited(run, "other"), slower(run, "other"), out_of_step(run, "other")) == (None, None, None)
+
+
+@pytest.mark.parametrize(("held", "went_on", "felt"), [(True, True, True), (False, True, False), (False, False, True)])
+def test_a_stall_of_nccl_that_held_no_call(held: bool, went_on: bool, felt: bool) -> None:
+    """The others waited, for whatever reason. A rank that went on and does not say that NCCL held its call was not
+    stalled by the fault; a rank that did not go on could say nothing."""
+    note = event(Kind.NOTE, 13.06, {"text": "ncclAllReduce was held for 3.00 s", "fault": "f", "held_s": 3.0}, 1)
+    own = steps(1, 13.1) if went_on else []
+    run = record(usual(0), usual(1), rolled_back(13.05), steps(0, 10.1, 13.1, 13.2), own, [note] if held else [])
+    assert (StallNccl(call="ncclAllReduce").felt(run, "f") is not None) is felt

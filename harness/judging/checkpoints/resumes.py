@@ -85,10 +85,13 @@ def resumes(run: Record) -> list[Resume]:
     return found
 
 
-def resumed_in_words(history: History, attempt: int) -> str:
-    """The step from which an attempt resumed, as a phrase for sentences about its differences."""
-    resumed = history.attempt(attempt)
-    earlier = (history.executions.attempt < attempt).any()
+def resumed_in_words(history: History, step: Execution) -> str:
+    """What the job went on from when it made a step, as a phrase for sentences about the step's differences."""
+    own = [part for part in history.segments if part.number == step.attempt and part.after <= step.segment]
+    if len(own) > 1 and own[-1].base is not None:
+        return f"after the job went back to step {own[-1].base}"
+    resumed = history.attempt(step.attempt)
+    earlier = (history.executions.attempt < step.attempt).any()
     if resumed is None or resumed.base is None or not earlier:
         return "without any restart before it"
     return f"after the resume from step {resumed.base}"

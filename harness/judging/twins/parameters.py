@@ -118,7 +118,7 @@ class AgainstTwins:
         rank = min(self._ours[first])
         words = (
             f"after step {first} the parameters are {far:.1g} of their norm from the nearest twin's, and those of the "
-            f"twins {spread:.1g} from each other, {resumed_in_words(self._history, self._ours[first][rank].attempt)}."
+            f"twins {spread:.1g} from each other, {resumed_in_words(self._history, self._ours[first][rank])}."
         )
         if odd := uneven(self._theirs):
             return inconclusive(f"{replicas}; {words} But {odd}: it is not known whether that is a defect.")
@@ -143,12 +143,11 @@ class AgainstTwins:
     def _other(self, replicas: str, first: int) -> Finding:
         theirs, by_rank = self._theirs, self._ours[first]
         rank = next(rank for rank in sorted(by_rank) if by_rank[rank].parameters != theirs[first][rank].parameters)
-        attempt = by_rank[rank].attempt
         since = {s.global_step for s in self._run.history.saves if s.global_step and s.global_step >= first}
         saved = sorted(step for step in since if _first(_at(self._ours, step), _at(theirs, step)) is not None)
         words = (
             f"the parameters differ from the twin's first after step {first}, on rank {rank}, "
-            f"{resumed_in_words(self._history, attempt)}{self._by(first, rank)}."
+            f"{resumed_in_words(self._history, by_rank[rank])}{self._by(first, rank)}."
         )
         measured = {"step": first, "rank": rank, "bad_checkpoints": len(saved)}
         if odd := uneven(theirs):

@@ -15,6 +15,7 @@ import pytest
 from saves import contents
 from waiting import wait_until
 
+from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.exploring.operations import Kind, Operation, Recording
 from torchaos.harness.exploring.recorder import Recorder
@@ -117,6 +118,46 @@ def test_without_stamps_only_the_seen_order_is_tried(tmp_path: Path) -> None:
     recording, _folder = _record(tmp_path)
     assert Cuts(recording).moments == len(recording.operations) + 1
     assert [sentence.split(",")[0] for sentence in recording.unsure] == ["rank 0 writes", "rank 1 writes"]
+
+
+# A rank with an agent: it writes a shard, waits for the others in a collective, and rank 0 writes a marker.
+WAITING_RANK = """
+import os, sys
+from pathlib import Path
+from torchaos.harness.agent.stamps import Stamps
+folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+stamps = Stamps(Path(os.environ["TORCHAOS_PLAN"]).parent / "stamps" / f"{rank}.stamps", rank, 0, os.getpid())
+with open(folder / f"shard-{rank}", "wb", buffering=0) as file:
+    file.write(b"x" * 100)
+number = stamps.begin("barrier", stamps.group("0", [0, 1]), 4, 1)
+print("waits", flush=True)
+sys.stdin.readline()
+stamps.returned(number)
+if rank == 0:
+    (folder / "marker").touch()
+"""
+
+
+def test_with_stamps_all_orders_are_tried_that_are_possible(tmp_path: Path) -> None:
+    """The agent's stamps say that both ranks waited for each other before the marker: shards are tried in all orders,
+    and the marker never without both of them."""
+    folder, agent = tmp_path / "checkpoints", tmp_path / "agent"
+    (agent / "stamps").mkdir(parents=True)
+    AgentPlan("run", str(agent / "events"), ("stamps",)).write(agent / "plan.json")
+    with Recorder(folder, tmp_path / "home") as recorder:
+        ranks = []
+        for rank in range(2):
+            identity = {"RANK": str(rank), "TORCHELASTIC_RUN_ID": "x", "TORCHAOS_PLAN": str(agent / "plan.json")}
+            ranks.append(subprocess.Popen(
+                [sys.executable, "-c", WAITING_RANK, str(folder)], env={**os.environ, **identity}, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            ))  # fmt: skip
+        assert [rank.stdout.readline() for rank in ranks if rank.stdout] == ["waits\n"] * 2
+        assert [rank.communicate("go\n", 60) and rank.returncode for rank in ranks] == [0, 0]
+    recording = recorder.recording
+    assert recording.unsure == ()
+    assert Cuts(recording, symmetry=False).moments == 4 * 4 + 2  # create, write, close of each; then create and close
+    assert len(Cuts(recording, symmetry=False).classes) == 3 * 3 + 1
 
 
 def test_what_was_there_before_is_the_base(tmp_path: Path) -> None:

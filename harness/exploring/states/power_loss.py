@@ -22,7 +22,7 @@ from torchaos.harness.exploring.tree import Content, Tree
 
 FEW = 64  # combinations that are all built
 UNSEEN = 100  # classes of moments
-RECENT = 16  # changes that are lost one by one; earlier ones only together
+RECENT = 8  # changes that are lost one by one; earlier ones only together
 _PAGE, _SECTOR = 4096, 512  # bytes
 
 
@@ -83,7 +83,7 @@ def left(
         gone = frozenset(effect.operation.number for effect in lost)
         kept = [effect for effect in names if effect.operation.number not in gone]
         options = {node: _left_of(world, node, done[node], may, gone, persistence) for node in may.data}
-        for chosen in _combinations(options, bool(lost)):
+        for chosen in _combinations(options, FEW // 4 if lost else FEW, 0 < len(lost) < len(may.names)):
             contents = {node: loss.content for node, loss in chosen.items()}
             tree = world.made(kept, lambda node: contents.get(node) or world.content_after(node, done.get(node, [])))  # noqa: B023
             missing = [effect.operation for effect in lost] + [op for loss in chosen.values() for op in loss.lost]
@@ -131,10 +131,10 @@ def _names_lost(may: Unsure) -> list[tuple[Effect, ...]]:
     return list(dict.fromkeys([*found, names]))
 
 
-def _combinations(options: dict[int, list[Loss]], names_lost: bool) -> Iterator[dict[int, Loss]]:
-    """Which files have lost something: all combinations if they are few. Else none, each alone in each way, all, and
-    all but each."""
-    if math.prod(len(losses) + 1 for losses in options.values()) <= (FEW // 4 if names_lost else FEW):
+def _combinations(options: dict[int, list[Loss]], few: int, only_ends: bool) -> Iterator[dict[int, Loss]]:
+    """Which files have lost something: all combinations if they are at most `few`. Else none, all, and (not for
+    `only_ends`) each alone in each way, and all but each."""
+    if math.prod(len(losses) + 1 for losses in options.values()) <= few:
         ways = [[None, *losses] for losses in options.values()]
         for way in itertools.product(*ways):
             yield {node: loss for node, loss in zip(options, way, strict=True) if loss is not None}
@@ -143,7 +143,7 @@ def _combinations(options: dict[int, list[Loss]], names_lost: bool) -> Iterator[
     worst = {node: losses[0] for node, losses in options.items() if losses}
     yield {}
     yield worst
-    for node in recent:
+    for node in () if only_ends else recent:
         for loss in options[node]:
             yield {node: loss}
         yield {other: loss for other, loss in worst.items() if other != node}

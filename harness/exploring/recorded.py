@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.exploring.operations import Recording
-from torchaos.harness.exploring.recorder import Recorder
+from torchaos.harness.exploring.recorder import HOOKS, Recorder
 from torchaos.harness.exploring.trials import asked_of, checkpoints_in
 from torchaos.harness.judging.ending.unstarted import died_by_itself
 from torchaos.harness.judging.twins.agreement import wants_more
@@ -66,8 +67,10 @@ class Recorded:
             self._tell("The job is run once, and what it does to its checkpoint folder is recorded")
             self.now.create()
             folder = checkpoints_in(self._plan, self.now)
+            plan = fault_free(self._plan)
+            plan = replace(plan, hooks=tuple(sorted({*plan.hooks, *HOOKS})))
             with Recorder(folder, self._home / "recording") as recorder:
-                self._execute(fault_free(self._plan), self.now)
+                self._execute(plan, self.now)
             self.left += recorder.left
             if self._stopped:
                 return None

@@ -32,6 +32,8 @@ from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.mount import Mount, mounts
 
+# Hooks of the agent that say when ranks wait for each other. Without them only the order that was seen is tried.
+HOOKS = ("collectives", "stamps")
 MOUNT_S = 60.0  # seconds
 _END_S = 60.0  # how long processes may keep files open after the end
 _ON = b"on\n"

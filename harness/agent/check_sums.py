@@ -71,7 +71,7 @@ def over_all(of_ranks: Sequence[str | None]) -> str | None:
 
 
 def local(tensor: Any) -> Any:
-    """This rank's part of a DTensor; any other tensor as it is."""
+    """This rank's part of a DTensor; any other tensor is returned unchanged."""
     part = getattr(tensor, "_local_tensor", None)
     return tensor if part is None else part
 

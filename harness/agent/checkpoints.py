@@ -128,8 +128,8 @@ class Transfer:
         self._later: Callable[[Callable[[bool], None]], None] | None = None
 
     def ends_later(self, when: Callable[[Callable[[bool], None]], None]) -> None:
-        """For a call that returns before its save ends, such as `async_save`. `when` is called with a function. It must
-        call this function at the end of the save, with True if the save succeeded."""
+        """Handles a call that returns before its save ends, such as `async_save`. `when` is called with a function. It
+        must call this function at the end of the save, with True if the save succeeded."""
         self._later = when
 
     def __enter__(self) -> Transfer:

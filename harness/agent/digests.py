@@ -92,8 +92,7 @@ class View:
         return _mark(self.data())
 
     def to_keep(self) -> int | bytes:
-        """The mark, or a short copy of the memory. The copy exists already, and the mark is seldom needed, so computing
-        it can wait."""
+        """The mark; or a short copy of the memory, from which the mark can be computed later if it is needed."""
         return self.mark()
 
     def is_mask(self) -> bool:
@@ -102,7 +101,7 @@ class View:
         return len(shape) == 2 and shape[0] == shape[1]
 
     def width(self) -> int:
-        """How many numbers a row has."""
+        """The number of numbers in a row."""
         return int(prod(self._leaf.shape[1:]))
 
     def feed(self, state: Any, first: int, last: int, bound: int) -> None:

@@ -44,7 +44,7 @@ class Ring:
         self._count += 1
 
     def exhausted(self) -> None:
-        """The loader has no more batches, so all that it fetched ahead has been given to the loop."""
+        """Notes that the loader has no more batches. So the loop has got all batches that were fetched ahead."""
         self._ahead = 0
 
     def fetch(self, batch: Batch) -> None:
@@ -114,7 +114,7 @@ class Ring:
 
     @property
     def handed_out(self) -> int:
-        """How many batches the loop has got so far."""
+        """The number of batches that the loop has got so far."""
         return self._count - self._ahead
 
     def pass_over(self, handed_out: int) -> None:

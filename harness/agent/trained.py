@@ -38,7 +38,7 @@ class Trained:
         self._handed_out = self._ring.handed_out
 
     def drop(self) -> None:
-        """The gradients since the last segment were thrown away, so their batches do not count."""
+        """Forgets the batches since the last segment, because their gradients were thrown away."""
         self._committed = []
         self._ring.pass_over(self._handed_out)
 

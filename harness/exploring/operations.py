@@ -16,7 +16,8 @@ _VERSION = 1
 
 
 class Kind(str, Enum):
-    """What an operation does. `path` is what it does it to; `to` is a second path."""
+    """The kind of an operation. `path`: the file or folder that it changes. `to`: the second path, for example of a
+    rename."""
 
     CREATE = "create"  # a new, empty file; also with O_EXCL
     OPEN = "open"  # a file that is there, for writing
@@ -64,7 +65,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Recording:
-    """What one run did to a folder. `blobs` has the bytes."""
+    """The operations of one run in a folder. `blobs` has the bytes that it wrote."""
 
     operations: tuple[Operation, ...]
     before: frozenset[tuple[int, int]]  # (a, b): a has ended before b can begin; besides the order within each rank
@@ -84,7 +85,8 @@ class Recording:
 
     @cached_property
     def kept_as_made(self) -> frozenset[str]:
-        """The paths of files that nobody changed after they had been closed once, as far as was seen."""
+        """The paths of files that, as far as was seen, did not change any more after they had been closed for the first
+        time."""
         paths = {path for operation in self.operations for path in (operation.path, operation.to) if path}
         return frozenset(paths - {operation.path for operation in self.operations if operation.kind is Kind.OPEN})
 
@@ -101,7 +103,7 @@ class Recording:
 
     @classmethod
     def read(cls, folder: Path) -> Recording:
-        """The recording in a folder. Raises OSError, and ValueError if it is none."""
+        """Reads the recording in a folder. Raises OSError, and ValueError if the folder holds no recording."""
         try:
             about = json.loads((folder / "recording.json").read_text())
             if about["version"] != _VERSION:

@@ -40,10 +40,10 @@ _ON = b"on\n"
 
 
 class Recorder:
-    """`with Recorder(folder, home) as recorder: run the job`, and then `recorder.recording`.
-
-    `folder`: the checkpoint folder; it is made if it is not there. `home`: where the recording's own files are put, on
-    a disk with room for all that the run writes. What is in `folder` before is kept as `recording.base`, and copied."""
+    """Records the operations of a job in its checkpoint folder: `with Recorder(folder, home) as recorder: run the job`,
+    and then read `recorder.recording`. `folder`: the checkpoint folder; it is made if it does not exist. `home`: the
+    folder for the recording's own files, on a disk with room for all bytes that the run writes. The contents that
+    `folder` had before are copied, and kept as `recording.base`."""
 
     def __init__(self, folder: Path, home: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class Recorder:
 
     @property
     def recording(self) -> Recording:
-        """What was recorded, when it is over. Raises ChaosError if it is not whole, and OSError."""
+        """The recording, after the `with` block. Raises ChaosError if it is not complete, and OSError."""
         if self._failed:
             raise ChaosError(f"{self._folder}: the recording is not whole: {self._failed}")
         operations = tuple(Operation(**{**raw, "kind": Kind(raw["kind"])}) for raw in _lines(self._home / "operations"))

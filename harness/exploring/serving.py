@@ -100,7 +100,7 @@ class Recording(Served):
         return done
 
     def flush(self, path: str, fh: int) -> int:
-        """Comes at each close(2), also of a copy of the handle."""
+        """Called at each close(2), also of a copy of the file handle."""
         with self._lock:
             if fh in self._by_handle:
                 self._note(Kind.CLOSE, path, time.monotonic(), fh)

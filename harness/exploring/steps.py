@@ -15,8 +15,8 @@ from torchaos.harness.exploring.operations import Operation
 
 
 def with_steps(operations: Sequence[Operation], events: Iterable[Event]) -> tuple[Operation, ...]:
-    """The operations with their steps, counted from 1 in each attempt, and `checkpoint_write` as the phase of those
-    during a save of their rank. An operation of a rank without events stays as it is."""
+    """The operations with their steps, counted from 1 in each attempt. Operations during a save of their rank get the
+    phase `checkpoint_write`. An operation of a rank without events is returned unchanged."""
     steps: dict[int, list[tuple[float, int]]] = {}
     saves: dict[int, list[tuple[float, int]]] = {}
     for event in events:

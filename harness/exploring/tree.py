@@ -76,7 +76,7 @@ def _outside(extent: Extent, start: int, end: int) -> list[Extent]:
 
 @dataclass(frozen=True)
 class Tree:
-    """What is in a folder. Paths are relative to it, with `/`. Two names of one file are two files here."""
+    """The contents of a folder. Paths are relative to it, with `/`. Two names of one file count as two files here."""
 
     files: Mapping[str, Content] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
@@ -92,5 +92,5 @@ class Tree:
 
     @property
     def bytes(self) -> int:
-        """The bytes that were written, without those that are zero because nobody wrote them."""
+        """The number of bytes that were written. Bytes that are zero because nobody wrote them are not counted."""
         return sum(extent.size for content in self.files.values() for extent in content.extents)

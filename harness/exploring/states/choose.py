@@ -34,8 +34,8 @@ class Chosen:
 
 
 def choose(states: Iterable[State], most: int | None = None, seed: int = 0) -> Chosen:
-    """At most `most` states with different files, the simplest first. What was seen in the recorded run is taken before
-    what only may be. The seed reproduces the choice."""
+    """At most `most` states with different files, the simplest first. States that the recorded run shows are taken
+    before states that are only possible. The seed reproduces the choice."""
     groups: dict[str, list[State]] = {}
     for state in states:
         groups.setdefault(state.digest, []).append(state)

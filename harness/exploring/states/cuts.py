@@ -41,7 +41,7 @@ class Cuts:
         self.classes = self._walk()
 
     def cut(self, stands: Stands) -> tuple[Cut, frozenset[int]]:
-        """How many operations each rank has done, and the writes of which a part was done."""
+        """The number of operations that each rank has done, and the writes that were done only in part."""
         chosen = [line.stands[index] for line, index in zip(self.lines, stands, strict=True)]
         halves = frozenset(stand.half for stand in chosen if stand.half is not None)
         return {line.rank: stand.done for line, stand in zip(self.lines, chosen, strict=True)}, halves

@@ -30,13 +30,13 @@ class Stand:
 
     @property
     def moments(self) -> int:
-        """How many moments between two operations it stands for."""
+        """The number of moments between two operations that this place stands for."""
         return 0 if self.half is not None else self.high - self.low + 1
 
 
 @dataclass(frozen=True)
 class Line:
-    """A rank and its stands in order."""
+    """A rank, and the places in its operations at which it can be when the job dies, in order."""
 
     rank: int | None
     stands: tuple[Stand, ...]
@@ -48,7 +48,7 @@ class Line:
 
 
 def lines(recording: Recording, world: World) -> tuple[Line, ...]:
-    """The stands of each rank."""
+    """The places of each rank at which it can be when the job dies."""
     before = set(recording.before)
     before |= {(need, effect.operation.number) for effect in world.effects for need in effect.needs}
     ranks = {operation.number: operation.rank for operation in recording.operations}

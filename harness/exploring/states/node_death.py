@@ -30,8 +30,8 @@ class _Left:
 def states(
     recording: Recording, nodes: Mapping[int, int], noticed_s: float = NOTICED_S, local: bool = False
 ) -> Iterator[State]:
-    """What the death of one node can leave. `nodes`: the node of each rank; `noticed_s`: seconds of the recorded run in
-    which survivors go on at most."""
+    """The states that the death of one node can leave. `nodes`: the node of each rank. `noticed_s`: the most seconds of
+    the recorded run for which the other ranks continue."""
     world = World(recording)
     found: dict[str, State] = {}
     for node in sorted(set(nodes.values())):

@@ -34,7 +34,7 @@ class Persistence(str, Enum):
 
 @dataclass(frozen=True)
 class Unsure:
-    """What may be missing after a loss of power, of the effects that came before it."""
+    """The effects that may be missing after a loss of power, out of all effects before it."""
 
     names: tuple[Effect, ...]  # changes of names (and truncations, in a journal) that may be missing
     in_order: bool  # if one of `names` is missing, all later ones are
@@ -45,13 +45,13 @@ class Unsure:
     # then so many changes of the file are
 
     def safe(self, node: int, lost: frozenset[int]) -> int:
-        """How many changes of the file are there for sure, if these of `names` are missing."""
+        """The number of changes of the file that are certainly on disk, if these of `names` are missing."""
         kept = max((e.operation.number for e in self.names if e.operation.number not in lost), default=-1)
         return max([self.data[node], *(done for number, file, done in self.bound if file == node and number <= kept)])
 
 
 def unsure(persistence: Persistence, effects: Sequence[Effect]) -> Unsure:
-    """What may be missing if the power goes after these effects."""
+    """The effects that may be missing if the power is lost after these effects."""
     if persistence is Persistence.NFS:
         return Unsure((), False, _unsynced(effects, (*SYNCS, Kind.CLOSE)), ())
     if persistence is Persistence.STRICT:

@@ -28,7 +28,7 @@ _PAGE, _SECTOR = 4096, 512  # bytes
 
 @dataclass(frozen=True)
 class Loss:
-    """What is left of a file, and which of its changes are not (or not in full) there."""
+    """The rest of a file after a loss of power, and the changes of it that are missing, wholly or in part."""
 
     content: Content
     lost: tuple[Operation, ...]

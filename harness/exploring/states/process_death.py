@@ -18,8 +18,8 @@ MODEL = "process death"
 
 
 def states(recording: Recording, symmetry: bool = True, seed: int = 0) -> Iterator[State]:
-    """What such a death can leave. `symmetry`: ranks that do the same are taken for equal. `seed`: of the choice among
-    more moments than can be looked at."""
+    """The states that the death of all processes can leave. `symmetry`: ranks that do the same operations count as
+    equal. `seed`: of the choice, if there are more moments than can be looked at."""
     return of_cuts(Cuts(recording, symmetry, seed))
 
 

@@ -13,7 +13,7 @@ from torchaos.harness.exploring.tree import Tree
 
 @dataclass(frozen=True)
 class State:
-    """A class of deaths that all leave the same files."""
+    """Deaths of the job that all leave the same files."""
 
     name: str  # the same in each exploration of one recording
     model: str  # of death: `process death`, `node death`, or `power loss` and its persistence model
@@ -39,7 +39,7 @@ class State:
 
 
 def joined(times: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The times in order, without those that touch or overlap."""
+    """The times in order. Times that touch or overlap are joined."""
     found: list[tuple[float, float]] = []
     for since, until in sorted(times):
         if found and since <= found[-1][1]:

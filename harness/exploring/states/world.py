@@ -18,7 +18,7 @@ SYNCS = (Kind.FSYNC, Kind.FDATASYNC, Kind.FSYNC_FOLDER)
 
 @dataclass(frozen=True)
 class Effect:
-    """What an operation changes. A node is a file, a folder or a symbolic link, whatever its names are."""
+    """The change that an operation makes. A node is a file, a folder or a symbolic link, whatever its names are."""
 
     operation: Operation
     node: int | None  # what it is about; None: something that was not there
@@ -105,7 +105,7 @@ class World:
         return self.made(structure, lambda node: self.content_after(node, changes.get(node, [])))
 
     def has(self, cut: Cut, operation: Operation) -> bool:
-        """Whether the operation is one of the first of its rank."""
+        """Whether the operation is one of those that its rank has done at this cut."""
         return self.index[operation.number] < cut.get(operation.rank, 0)
 
     def done(self, node: int, cut: Cut) -> list[Effect]:

@@ -23,8 +23,8 @@ class Apart:
 
 
 def apart(part: Segment) -> Apart | None:
-    """The first such ranks; if there are some that are sure, these. None: all ranks resumed from the same step, as far
-    as was seen."""
+    """The first ranks that resumed from another step; the first that surely did, if there are such ranks. None: all
+    ranks resumed from the same step, as far as was seen."""
     if part.base is None:
         return None
     found = [

@@ -85,7 +85,7 @@ class FillFault(Fault):
 
 @dataclass
 class Room:
-    """A probe that reports once that at most `left` bytes are free."""
+    """A probe that reports once, as soon as at most `left` bytes are free."""
 
     fault: str
     folder: Path

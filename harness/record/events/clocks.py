@@ -112,7 +112,7 @@ class Clocks:
         return replace(event, mono_s=event.mono_s + offsets[last][1])
 
     def aligned_block(self, block: Block) -> Block:
-        """All its steps, shifted in the same way."""
+        """The block with all its steps shifted in the same way."""
         offsets = self._of(block.source)
         if not offsets:
             return block

@@ -15,7 +15,7 @@ from torchaos.harness.record.steps.executions import Executions
 
 
 class Merged(Sequence[Event]):
-    """A step in a block becomes an event each time that it is asked for."""
+    """All events in order of time. A step in a block becomes an event each time that it is asked for."""
 
     def __init__(self, others: Iterable[Event], blocks: Sequence[Block]) -> None:
         """`others`: in order of time; `blocks`: all other events."""

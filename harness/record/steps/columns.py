@@ -41,7 +41,7 @@ class Loose:
 
 
 class Columns:
-    """The rows are in no order. The columns that nobody asks for are not made."""
+    """The steps as columns, in any order. A column is made when it is asked for first."""
 
     def __init__(self, parts: Iterable[Block | Loose]) -> None:
         self.parts = [part for part in parts if len(part)]
@@ -92,7 +92,7 @@ class Columns:
                     part.own[own] = same
 
     def execution(self, row: int) -> Execution:
-        """The step in this row, without a global step."""
+        """The step of this row, as an Execution without a global step."""
         of = int(np.searchsorted(self._starts, row, side="right")) - 1
         part, place = self.parts[of], row - int(self._starts[of])
         if isinstance(part, Loose):
@@ -308,15 +308,15 @@ def widened(values: Array, width: int) -> Array:
 
 
 def is_none(values: Array) -> Array:
-    """Where `losses` has no value."""
+    """A mask of the places at which `losses` has None."""
     return np.asarray(np.ascontiguousarray(values).view(np.uint64) == NONE.view(np.uint64))
 
 
 def lengths(values: Array) -> Array:
-    """How many places each row of `losses` or `lr` has."""
+    """The number of places of each row of `losses` or `lr`."""
     return np.asarray((~is_absent(values)).sum(1))
 
 
 def is_absent(values: Array) -> Array:
-    """Where a step has no such place."""
+    """A mask of the places that a step does not have, because its row is shorter."""
     return np.asarray(np.ascontiguousarray(values).view(np.uint64) == ABSENT.view(np.uint64))

@@ -67,7 +67,7 @@ def with_values(execution: Execution, values: Mapping[str, Any]) -> Execution:
 
 
 def merged(first: Sequence[float | None], late: Sequence[float | None]) -> tuple[float | None, ...]:
-    """The losses of a step, of which some arrived late."""
+    """The losses of a step, including losses that arrived late."""
     size = max(len(first), len(late))
     padded = [*first, *[None] * (size - len(first))], [*late, *[None] * (size - len(late))]
     return tuple(old if new is None else new for old, new in zip(*padded, strict=True))

@@ -20,7 +20,7 @@ UNPLACED = -1  # in the column "global_step"
 
 class Executions(Sequence[Execution]):
     """Rows of columns, with the place of each step in the global count. An Execution is made each time that it is asked
-    for: what looks at all steps looks at the columns."""
+    for, so code that reads all steps should read the columns."""
 
     def __init__(self, columns: Columns, rows: Array, global_step: Array, segment: Array) -> None:
         """`rows`: of the columns; `global_step` and `segment`: for all rows of the columns."""
@@ -141,7 +141,7 @@ class Executions(Sequence[Execution]):
         return self.at(self.column("source") == names.index(name)) if name in names else self[:0]
 
     def after(self, mono_s: float) -> Executions:
-        """Those that were over later."""
+        """The executions that ended after `mono_s`."""
         return self.at(self.mono_s > mono_s)
 
     @property
@@ -150,7 +150,7 @@ class Executions(Sequence[Execution]):
 
     @property
     def placed(self) -> Executions:
-        """Those whose global step is known."""
+        """The executions whose global step is known."""
         return self.at(self.global_step != UNPLACED)
 
     @property
@@ -182,7 +182,7 @@ class Executions(Sequence[Execution]):
         return self._with(np.concatenate([self._rows[:0], *(part._rows for part in parts)]))
 
     def replaced(self, new: dict[int, Execution]) -> Executions:
-        """Other steps at some places."""
+        """A copy in which the steps at some places are replaced by `new`."""
         if not new:
             return self
         places, steps = np.array(list(new)), list(new.values())

@@ -20,7 +20,8 @@ _DIGEST = 2 * ROW  # digits
 
 
 def numbers_of_bytes(rows: Array) -> Array:
-    """`rows`: the digests of the samples of each step, ROW bytes each. A column for each sample."""
+    """Turns the digests of the samples of each step (`rows`, ROW bytes for each digest) into an array with a row for
+    each step and a column for each sample."""
     padded = np.zeros((len(rows), rows.shape[1] // ROW, _WORD), np.uint8)
     padded[..., _WORD - ROW :] = rows.reshape(len(rows), -1, ROW)
     return padded.view(">u8")[..., 0].astype(np.uint64)

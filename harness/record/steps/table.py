@@ -67,18 +67,18 @@ class StepTable(Mapping[int, Mapping[int, Execution]]):
         return _ByKey(self)
 
     def any(self, values: Array) -> Array:
-        """For each step: whether a value is true for some rank."""
+        """For each step, whether the value is true for at least one rank."""
         return np.logical_or.reduceat(values, self._starts) if len(self) else np.zeros(0, bool)
 
     def most(self, values: Array) -> Array:
-        """For each step: the largest value of its ranks."""
+        """For each step, the largest value of its ranks."""
         return np.maximum.reduceat(values, self._starts) if len(self) else values[:0]
 
     def sums(self, values: Array) -> Array:
         return np.add.reduceat(values, self._starts) if len(self) else values[:0]
 
     def only(self, wanted: Array) -> StepTable:
-        """Those steps for which this is true."""
+        """The steps for which `wanted` is true."""
         return self if wanted.all() else StepTable(self.executions.at(self.of_each(wanted)), self._of)
 
     def at(self, steps: Collection[int]) -> StepTable:
@@ -142,8 +142,8 @@ class Both:
         return found
 
     def farthest(self, name: str, typical: float) -> Array:
-        """For each step: the largest relative difference of all values of all ranks. Values that were not seen are left
-        out; infinite if a rank has another number of values."""
+        """For each step, the largest relative difference over all values of all ranks. Values that were not seen are
+        left out. It is infinite if a rank has another number of values."""
         mine, twins = self._columns(name)
         far = np.where(is_none(mine) | is_none(twins), 0.0, relatives(mine, twins, typical)).max(1, initial=0.0)
         return self.ours.most(np.where(lengths(mine) == lengths(twins), far, np.inf))

@@ -44,12 +44,12 @@ class Series:
 
     def judged(self, results: Sequence[Result], ended: bool = False) -> list[Repeats]:
         """The judgement of each repeated scenario. `results`: those so far, in the order of the runs. `ended`: whether
-        no more will come."""
+        no more results will follow."""
         return [self._judged(one, one.of(results), ended) for one in self._all if one.ask.times > 1]
 
     def codes(self, results: Sequence[Result], repeats: Sequence[Repeats]) -> list[ExitCode]:
-        """The exit codes of which the worst is returned: one for each scenario that is judged by its rate, otherwise
-        one for each run."""
+        """The exit codes that count: one for each scenario that is judged by its rate, and one for each other run. The
+        caller returns the worst."""
         found, judged = [], iter(repeats)
         for one in self._all:
             together = next(judged) if one.ask.times > 1 else None

@@ -16,7 +16,8 @@ from torchaos.harness.running.launchers.line import Line, NoAnswer
 
 @dataclass
 class FarFaults:
-    """`planned`: by id. `lines` and `ranks`: return those of now. Thread-safe."""
+    """The faults that agents on other nodes apply. `planned`: by id. `lines` and `ranks`: functions that return the
+    current lines and ranks. Thread-safe."""
 
     planned: Mapping[str, PlannedFault]
     lines: Callable[[], Sequence[Line]]
@@ -40,7 +41,7 @@ class FarFaults:
             return [fault for fault, shared in self._begun.items() if node in shared]
 
     def tell_all(self, line: Line) -> None:
-        """Tells an agent that has just come, or come back, what it must know."""
+        """Sends an agent that has connected, for the first time or again, everything that it must know."""
         with self._lock:
             words, begun = list(self._words.items()), dict(self._begun)
         for (fault, rank, word), value in words:
@@ -58,7 +59,7 @@ class FarFaults:
             line.tell("page", fault=fault, rank=rank, word=word, value=value)
 
     def end(self) -> list[str]:
-        """No fault begins any more. Returns those that are still being applied."""
+        """From now on no fault begins. Returns the faults that are still being applied."""
         stuck: set[str] = set()
         for line in self.lines():
             try:

@@ -31,7 +31,7 @@ class NoAnswer(ChaosError):
 
 @dataclass
 class Handler:
-    """What a line reports, each time in a thread of the line's own."""
+    """The functions that a line calls for its messages, each call in a thread of the line."""
 
     up: Callable[[int, Mapping[str, Any]], None]  # the agent of this node is there, again maybe, with its hello
     take: Callable[[list[Event]], None]  # events of the node, with the times of our clock and pids unique in the job
@@ -66,7 +66,7 @@ class Line:
             threading.Thread(target=work, name=f"node {self.node}", daemon=True).start()
 
     def tell(self, do: str, **words: Any) -> None:
-        """Says something that has no answer. It is lost if the pipe is broken."""
+        """Sends a message that has no answer. It is lost if the pipe is broken."""
         with self._lock, suppress(OSError, ValueError):
             if self._process and self._process.stdin:
                 self._process.stdin.write(json.dumps({"do": do, **words}).encode() + b"\n")
@@ -87,7 +87,7 @@ class Line:
         raise NoAnswer(f"the agent of node {self.node} does not answer")
 
     def close(self) -> None:
-        """Hangs up. The agent is told to take everything back, if it is still there."""
+        """Closes the connection. The agent, if it is still alive, is ordered to undo everything."""
         self._closed.set()
         self.tell("leave")
         self.left.set()

@@ -44,7 +44,7 @@ class Agent:
         self._thread.start()
 
     def take_back(self) -> None:
-        """Everything is taken back soon. May be called from a signal handler."""
+        """Makes the agent undo everything soon. May be called from a signal handler."""
         self._leaving.set()
 
     def settle(self) -> bool:
@@ -52,7 +52,7 @@ class Agent:
         return self._faults is None or self._faults.close()
 
     def close(self) -> None:
-        """Lets the controller hear what it has not heard yet."""
+        """Sends the controller everything that it has not received yet."""
         self._over.set()
         self._thread.join()
         end = time.monotonic() + _LAST_S

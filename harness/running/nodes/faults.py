@@ -90,8 +90,8 @@ class NodeFaults:
             life.roll_back()
 
     def close(self) -> bool:
-        """Takes everything back, and ends what is left of this node's part of the job. Returns whether all of it is
-        verified."""
+        """Undoes everything, and ends the processes that are left of this node's part of the job. Returns whether all
+        of it is verified."""
         self.end()
         self.heal()
         try:

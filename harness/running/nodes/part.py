@@ -15,7 +15,8 @@ from torchaos.harness.watching.probes.ranks import RankWatch
 
 
 class NodePart(RunningJob):
-    """`mark`: what all processes of this part carry. The wrapper starts and ends the command, not this class."""
+    """This node's part of a job. `mark`: the mark that all its processes carry. The wrapper starts and ends the
+    command, not this class."""
 
     def __init__(self, watch: RankWatch, node: int, mark: str) -> None:
         super().__init__(watch)

@@ -32,7 +32,7 @@ class Talk:
             self.close()
 
     def words(self) -> Iterator[Mapping[str, Any]]:
-        """What the other end says, until it is gone or says something that is no JSON object."""
+        """The messages of the other end, until it closes the connection or sends something that is no JSON object."""
         with suppress(OSError, ValueError), self._sock.makefile("rb") as lines:
             while line := lines.readline(_LONGEST):
                 said = json.loads(line)
@@ -47,7 +47,7 @@ class Talk:
 
 
 class Server:
-    """Calls `converse` with each connection, in a thread of its own; the latest connection ends those before it. Raises
+    """Calls `converse` with each connection, in its own thread. A new connection ends the connections before it. Raises
     OSError if the socket can't be made."""
 
     def __init__(self, path: Path, converse: Callable[[Talk], None]) -> None:

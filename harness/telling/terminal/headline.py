@@ -39,7 +39,8 @@ def root_cause(result: Result) -> str:
 
 
 def failures_first(cases: Sequence[Case]) -> list[Case]:
-    """Failed cases first, those that follow from another behind it, then inconclusive ones, then those that passed."""
+    """The cases in another order: failed cases first, each followed by the failures that follow from it, then
+    inconclusive cases, then passed cases."""
     order = (Verdict.ERROR, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
     return sorted(cases, key=lambda case: (order.index(case.verdict), case.follows is not None))
 

@@ -31,8 +31,8 @@ _ENV_TAG = "TORCHAOS_COMMAND"  # tells the processes of one command from those o
 
 @dataclass(frozen=True)
 class DiskFree:
-    """Less than `below` bytes are free on the disk of the run directory (`of: run`) or of the job's checkpoints (`of:
-    checkpoints`)."""
+    """Less than `below` bytes are free. `of` names the disk: that of the run directory (`run`) or of the job's
+    checkpoints (`checkpoints`)."""
 
     below: Bytes
     of: Literal["run", "checkpoints"] = "run"

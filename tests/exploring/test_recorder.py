@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -333,6 +334,22 @@ with open(sys.argv[1] + "/log", "wb", buffering=0) as file:
     finally:
         writer.kill()
         writer.wait()
+
+
+def test_a_file_that_somebody_only_holds_open_is_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server does not end by itself while somebody has a file, or a copy of the mount in another namespace. It is
+    asked to end, and the recording is whole."""
+    monkeypatch.setattr("torchaos.harness.exploring.recorder._END_S", 0.5)
+    folder = tmp_path / "checkpoints"
+    with Recorder(folder, tmp_path / "home") as recorder:
+        (folder / "file").write_text("x")
+        held = os.open(folder / "file", os.O_RDONLY)
+    try:
+        assert not any(mount.target == str(folder) for mount in mounts())
+        assert {operation.path for operation in recorder.recording.operations} == {"file"}
+    finally:
+        with suppress(OSError):  # nobody serves it any more
+            os.close(held)
 
 
 def test_no_fuse_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,3 +35,9 @@ def test_a_run_without_recovery_time_has_a_row(results: dict[str, Result], tmp_p
     for recoveries in ((), results["passed"].recoveries):
         one = replace(results["passed"], cases=(), recoveries=recoveries)
         assert "kill-rank" in index.text([Kept(one, "")], tmp_path)
+
+
+def test_the_trend_has_the_bound(results: dict[str, Result], tmp_path: Path) -> None:
+    """Each run of a trend brings its bound, which is drawn beside the times."""
+    page = index.text([Kept(results["passed"], "4f2c81a"), Kept(results["passed"], "9b07e33")], tmp_path)
+    assert page.count('"bound": 60.0') == 2

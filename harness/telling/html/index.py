@@ -61,7 +61,7 @@ def _trends(points: Mapping[str, list[dict[str, Any]]], label: str) -> list[dict
 def _point(kept: Kept) -> dict[str, Any]:
     return {
         "commit": kept.commit[:10], "started": kept.result.started, "verdict": kept.result.verdict.value,
-        "value": kept.caught_up_s,
+        "value": kept.caught_up_s, "bound": _bounds(kept).get("catch_up"),
     }  # fmt: skip
 
 
@@ -82,9 +82,14 @@ def _day(night: Night) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _bounds(kept: Kept) -> Mapping[str, Any]:
+    """The bounds of the run's recovery_time; empty without that assertion."""
+    return next((case.bound for case in kept.result.cases if case.name == "recovery_time"), {})
+
+
 def _row(kept: Kept, home: Path) -> dict[str, Any]:
     result, report = kept.result, RunDir(Path(kept.result.run_dir)).report
-    bounds = next((case.bound for case in result.cases if case.name == "recovery_time"), {})
+    bounds = _bounds(kept)
     return {
         "scenario": result.scenario, "seed": result.seed, "started": result.started, "commit": kept.commit,
         "verdict": result.verdict.value, "reason": "" if result.verdict is Verdict.PASSED else result.reason,

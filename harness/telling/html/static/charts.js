@@ -289,16 +289,17 @@
   // ---- index page ------------------------------------------------------------------------------------------------
   function trend(element, one) {
     const runs = one.runs;
+    const bounds = runs.map((run) => run.bound ?? null), bounded = bounds.some((bound) => bound !== null);
     const name = (n) => runs[n] ? `${runs[n].commit || runs[n].started}: ${runs[n].verdict}` : "";
     make(element, {
       title: one.scenario, height: 200, padding: [8, 12, 0, 0],
       scales: { x: { time: false, range: (_, min, max) => [min - 0.5, max + 0.5] }, y: { range: (_, _min, max) => [0, (max || 1) * 1.1] } },
       series: [{ label: "run", value: (_, n) => n === null ? "" : name(n) }, {
         label: one.label, stroke: () => css("run"), width: 1.5, points: { show: true, size: 7 }, value: (_, v) => v === null ? "–" : String(v),
-      }],
+      }, ...(bounded ? [{ label: "bound", stroke: () => css("bad"), width: 1, dash: [4, 3], points: { show: false }, value: (_, v) => v === null ? "" : String(v) }] : [])],
       axes: [axis({ incrs: [1, 2, 5, 10, 20, 50, 100], values: (_, splits) => splits.map((n) => runs[n] ? runs[n].commit || String(n + 1) : "") }), axis({ size: 56 })],
       cursor: { drag: { x: true, y: false } },
-    }, [runs.map((_, n) => n), runs.map((run) => run.value)]);
+    }, [runs.map((_, n) => n), runs.map((run) => run.value), ...(bounded ? [bounds] : [])]);
   }
 
   function filterRows(field, rows, text = (row) => row.textContent) {

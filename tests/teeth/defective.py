@@ -86,6 +86,39 @@ def restarts_data():
     gpt.GlobalBatches.load_state_dict = lambda self, state: None
 
 
+def counts_data_from_its_own_start():
+    """Saves how many batches this attempt has trained on, and not how many there were since the beginning. The first
+    resume is right, and the second goes back."""
+    import gpt
+
+    load, state = gpt.GlobalBatches.load_state_dict, gpt.GlobalBatches.state_dict
+
+    def loads(self, saved):
+        load(self, saved)
+        self.begun = saved["position"]
+
+    def saves(self):
+        return {"position": state(self)["position"] - getattr(self, "begun", 0)}
+
+    gpt.GlobalBatches.load_state_dict, gpt.GlobalBatches.state_dict = loads, saves
+
+
+def removes_what_it_loaded():
+    """Removes its checkpoints when it has loaded the newest: until its next save there are none."""
+    import fault_tolerance
+
+    restore = fault_tolerance.Checkpoints.restore
+
+    def restores(self, parts):
+        done = restore(self, parts)
+        if fault_tolerance.dist.get_rank() == 0:
+            for folder in self._complete():
+                fault_tolerance.shutil.rmtree(folder)
+        return done
+
+    fault_tolerance.Checkpoints.restore = restores
+
+
 def trusts_the_newest():
     """Takes the newest checkpoint without looking at its digests."""
     import fault_tolerance

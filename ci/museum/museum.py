@@ -36,7 +36,7 @@ class Bug:
     faults: tuple[Mapping[str, Any], ...] = ()  # none: the last rank is killed in step 13
     still: Mapping[str, str] = field(default_factory=dict)  # other true failures of the fixed version: assertion, why
     bounds: Mapping[str, Any] = field(default_factory=dict)
-    timeout: str = "120s"
+    timeout: str = "300s"
     long: bool = False  # one of the fast rows that `make test-long` runs
 
     def packages(self, side: Side) -> list[list[str]]:

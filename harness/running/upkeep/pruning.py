@@ -23,9 +23,9 @@ class Finished:
 
 
 def finished(out: Path) -> list[Finished]:
-    """The finished run directories in the folder `out`, the oldest first. While any command is running, only
-    directories that were judged, because another run may have just begun and have nothing in its undo log yet. Raises
-    OSError if `out` can't be read."""
+    """The finished run directories in the folder `out`, the oldest first. While another command runs, directories
+    without a verdict are left out: they may belong to a run that has just begun and has nothing in its undo log yet.
+    Raises OSError if `out` can't be read."""
     busy = {Path(run.run_dir) for run in find(())[0]}
     at_work = bool(commands.living())
     found = [

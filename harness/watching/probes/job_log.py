@@ -32,8 +32,8 @@ class JobLog:
         self._elastic, self._causes = ElasticReader(self.by_round), CauseReader(self._watchdogs)
 
     def begin_again(self, attempt_base: int) -> None:
-        """A torchrun of this submission begins with this attempt number. If the number is new, it is not the
-        submission's first torchrun."""
+        """Notes that a torchrun of this submission begins with this attempt number. A new number means that it is not
+        the first torchrun of the submission; then the attempts begin again from that number."""
         if attempt_base != self._base:
             self.begin(attempt_base)
 

@@ -46,11 +46,13 @@ class SlurmWork:
         return not self._ids()
 
     def _ids(self) -> list[str]:
-        """Raises OSError if Slurm does not answer."""
+        """What is left of it. A job that is completing has ended: Slurm cleans up behind it, and a site's Epilog may
+        take minutes. Raises OSError if Slurm does not answer."""
         which = ["--steps", "--jobs", self.job] if self.job else ["--me", "--name", self.name]
-        lines = _slurm(["squeue", "--noheader", "--format=%i|%j", *which]).splitlines()
-        pairs = [line.strip().partition("|") for line in lines]
-        return [id_ for id_, _, name in pairs if name == self.name]
+        columns = "%i|%j" if self.job else "%i|%j|%T"
+        lines = _slurm(["squeue", "--noheader", f"--format={columns}", *which]).splitlines()
+        found = [(*line.strip().split("|"), "")[:3] for line in lines]
+        return [id_ for id_, name, state in found if name == self.name and state != "COMPLETING"]
 
 
 def _slurm(argv: Sequence[str]) -> str:

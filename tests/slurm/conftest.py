@@ -52,7 +52,7 @@ class Cluster:
 
     def pids(self, node: str, *words: str) -> list[int]:
         """The processes on a node whose command line has all these words, by their pids there."""
-        lines = self.as_root(node, "ps", "-eo", "pid=,stat=,args=").splitlines()
+        lines = self.as_root(node, "ps", "-ww", "-eo", "pid=,stat=,args=").splitlines()
         living = [line.split(None, 2) for line in lines]
         whole = [one for one in living if len(one) == 3 and "Z" not in one[1]]
         return [int(one[0]) for one in whole if all(word in one[2] for word in words)]

@@ -68,6 +68,7 @@ class Journal:
     Thread-safe."""
 
     POLL_S = 0.005
+    POLL_SHARED_S = 0.02  # for a folder with the files of other nodes
 
     def __init__(
         self, folder: Path, source: str = "harness", follow: str = "*.jsonl", node: int | None = None
@@ -144,7 +145,7 @@ class Journal:
                 self._own.close()
 
     def _follow(self) -> None:
-        while not self._closed.wait(self.POLL_S):
+        while not self._closed.wait(self.POLL_S if self._node is None else self.POLL_SHARED_S):
             self._poll()
 
     def _poll(self) -> None:

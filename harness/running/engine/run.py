@@ -46,6 +46,7 @@ WATCH_S = 0.1
 STOP_GRACE_S = 5.0
 LATE_S = 30.0  # seconds to wait at the end for a fault that is still being applied
 SPARE_S = 60.0  # the reaper ends the job by itself if it lives this much longer than its time-out
+QUEUE_S = 24 * 3600.0  # the time that a job may wait for machines of a cluster
 
 Watcher = Callable[[Journal, Plan], AbstractContextManager[object]]
 
@@ -118,7 +119,7 @@ class Run:
         )
         self._reaper = Reaper.start(self.folder.root, self.run_id)
         stack.callback(self._release)
-        self._limit_s = plan.job.timeout_s + SPARE_S
+        self._limit_s = plan.job.timeout_s + SPARE_S + (QUEUE_S if far else 0.0)
         self._reaper.guard("probes", [JobProcesses(self.run_id + PROBES)], owner="probes")
         self._job = job_for(plan, self.folder, self.run_id, self.journal, self._guard_resources)
         self._leftovers = Leftovers(plan, self._job.members)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from torchaos.harness import registry
 from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import ENV_NODE, ENV_PLAN, ENV_RUN_ID, Event, Kind
 from torchaos.harness.contracts import JobSpec, UsageError
@@ -122,7 +123,8 @@ class NodeExec:
             self._spec = replace(self._spec, env={**self._spec.env, ENV_PLAN: str(faults.write_plan(self._plan))})
         except UndoError as error:  # the job runs, and the controller ends the run
             trouble = str(error)
-        missing = [name for name in plan.needs if not capabilities.check(name).present]
+        needs = sorted(set(plan.needs) - registry.find("launchers", plan.launcher).needs)  # those are the controller's
+        missing = [name for name in needs if not capabilities.check(name).present]
         agent = Agent(
             socket_of(self._mark), self._node, self._journal, faults, relay.send, missing=missing, trouble=trouble
         )

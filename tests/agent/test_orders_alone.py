@@ -301,7 +301,10 @@ def test_a_base_that_nobody_tells(bench: Bench) -> None:
     )  # fmt: skip
     orders.loaded()
     bench.step(orders)
-    assert bench.missed == ["no base: a checkpoint was loaded, and nobody said with which step this attempt began"] * 2
+    assert (
+        bench.missed
+        == ["a checkpoint was loaded, and the harness did not find out with which step this attempt began"] * 2
+    )
     assert (page.read(page.STATE), round(bench.clock.now, 2)) == (4, 8.0)
 
 

@@ -73,9 +73,9 @@ def test_the_machines_own_network_is_never_touched(kind: str, spawn: Any, tmp_pa
 @pytest.mark.parametrize("name", ["filter", "torchaos", "torchaos_a; flush", ""])
 def test_what_does_not_bear_our_mark_is_refused(name: str) -> None:
     """A table or chain that can't be ours is not even a handle."""
-    with pytest.raises(ValueError, match="our mark"):
+    with pytest.raises(ValueError, match="the mark of torchaos"):
         NftTable(2, 1, "inet", name)
-    with pytest.raises(ValueError, match="our mark"):
+    with pytest.raises(ValueError, match="the mark of torchaos"):
         QueueRule(2, 1, name)
 
 

@@ -57,3 +57,15 @@ def test_a_way_to_save(name: str, model: str, tmp_path: Path) -> None:
     assert bool(wrong) == (model in protocol.breaks), (len(states), wrong)
     last = states[-1] if model == PROCESS else max(states, key=lambda s: (s.operations, -len(s.lost)))
     assert _wrong(protocol, recording, over, last) is None, "the end of the run is right"
+
+
+@pytest.mark.parametrize(("size", "torn"), [(SIZE, False), (2 << 20, True)])
+def test_a_large_file_that_is_renamed_without_a_sync(size: int, torn: bool, tmp_path: Path) -> None:
+    """ext4 keeps the bytes of a small file that is renamed onto another. It promises nothing for a large file."""
+    blobs = Blobs(tmp_path / "blobs")
+    disk = Disk(blobs, Tree({"last": Content(SIZE, (Extent(0, SIZE, blobs.add(data(1))),))}))
+    disk.rank(0).save("tmp", b"2" * size, sync=False)
+    disk.rank(0).rename("tmp", "last")
+    states = list(power_loss.states(disk.recording(), Persistence.EXT4))
+    left = {state.tree.files["last"].size for state in states}
+    assert bool(left - {SIZE, size}) == torn, left

@@ -6,8 +6,9 @@
   that an explicit fsync() on a file descriptor for the directory is also needed."
 - `ext4-ordered`: ext4 on one machine as it is mounted by default. Changes of names and truncations are in a journal and
   are kept in order: a beginning of them is there. An fsync that has something to commit commits all earlier ones, of
-  all processes. Bytes that were not synced may be missing from the end of a file, in blocks of 4096. A file that is
-  renamed onto another (or truncated, written again and closed) has its bytes before the rename is kept. Source:
+  all processes. Bytes that were not synced may be missing from the end of a file, in blocks of 4096. A file of at most
+  1 MiB that is renamed onto another (or truncated, written again and closed) has its bytes before the rename is kept.
+  The kernel begins to write a larger file too, and does not wait for it (fs/ext4/namei.c, ext4_rename). Source:
   Documentation/admin-guide/ext4.rst of Linux: `data=ordered`, `auto_da_alloc`, `delalloc`; its fs/ext4/fsync.c
 - `nfs-close-to-open`: a folder on an NFS server that outlives the job's machines. Changes of names are on the server's
   stable storage when they return (RFC 1813, section 4.8); the bytes of a file are when it was closed or synced (nfs(5),
@@ -22,6 +23,8 @@ from enum import Enum
 
 from torchaos.harness.exploring.operations import Kind
 from torchaos.harness.exploring.states.world import ROOT, SYNCS, Effect
+
+_SURE = 1 << 20  # bytes; what auto_da_alloc protects
 
 
 class Persistence(str, Enum):
@@ -99,6 +102,7 @@ def _journal(effects: Sequence[Effect]) -> Unsure:
     safe: dict[int, int] = {}
     bound: list[tuple[int, int, int]] = []
     cut: set[int] = set()  # files that were truncated and not closed since
+    ends: dict[int, int] = {}  # sizes of files, at least
     for effect in effects:
         node, operation = effect.node, effect.operation
         if effect.entries or effect.size is not None:
@@ -108,11 +112,13 @@ def _journal(effects: Sequence[Effect]) -> Unsure:
         if effect.data:
             done[node] = done.get(node, 0) + 1
             cut |= {node} if effect.size == 0 and done[node] else set()
-        elif effect.replaces:
+            ends[node] = max(ends.get(node, 0), effect.extent.end) if effect.extent else effect.size or 0
+        elif effect.replaces and ends.get(node, 0) <= _SURE:
             bound.append((operation.number, node, done.get(node, 0)))
         elif operation.kind is Kind.CLOSE and node in cut:
             cut.discard(node)
-            bound.append((operation.number + 1, node, done.get(node, 0)))
+            if ends.get(node, 0) <= _SURE:
+                bound.append((operation.number + 1, node, done.get(node, 0)))
         elif operation.kind in SYNCS:
             covers = operation.number if operation.covers is None else operation.covers
             changed = done.get(node, 0) > safe.get(node, 0) or any(_is_about(name, node) for name in names)

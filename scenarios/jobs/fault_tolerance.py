@@ -61,12 +61,16 @@ class Checkpoints:
             for partial in folder.glob("*.partial"):  # an earlier attempt died while it wrote this folder
                 shutil.rmtree(partial)
 
-    def save(self, step: int, parts: dict[str, Stateful]) -> None:
-        """Copy the state to memory, and write it in the background. All ranks call this."""
+    def ready(self, step: int) -> None:
+        """Wait until the last save is over, whether it failed or not. Until then its collectives need the group: those
+        of the training thread would mix with them."""
         try:
-            self.wait()  # only one save at a time
+            self.wait()
         except (OSError, CheckpointException) as error:
             print(f"the checkpoint before step {step} failed, training goes on: {error}", flush=True)
+
+    def save(self, step: int, parts: dict[str, Stateful]) -> None:
+        """Copy the state to memory, and write it in the background. All ranks call this, after `ready`."""
         partial = self.folder / f"step-{step}.partial"
         writing = async_save(dict(parts), checkpoint_id=partial, process_group=self.group)
         self.pending = self.finisher.submit(self._finish, writing, partial, step)

@@ -204,6 +204,7 @@ def train(parallel: Parallel, store: type[Checkpoints] = Checkpoints) -> None:
         done += 1
         log(f"step {done} loss {loss:.9g} lr {lr:.6g}")
         if done % args.checkpoint_every == 0 or done == args.steps or preempted:
+            checkpoints.ready(done)
             if not replicas_agree(run.model, checkpoints.group):
                 raise RuntimeError("the replicas of the parameters differ: a rank has computed something else")
             checkpoints.save(done, run.parts)

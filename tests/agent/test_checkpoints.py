@@ -104,12 +104,13 @@ def test_asynchronous_checkpoint(rank: Any) -> None:
         + """
 import threading, time
 import torch.distributed.checkpoint as dcp
-go = threading.Event()
+begun, go = threading.Event(), threading.Event()
 class Slow(dcp.FileSystemWriter):
     def write_data(self, plan, planner):
-        go.wait(60)
+        begun.set(); go.wait(60)
         return super().write_data(plan, planner)
 future = dcp.async_save({"model": model.state_dict()}, storage_writer=Slow(folder + "/step-1"))
+begun.wait(60)
 model(torch.ones(1, 4)).sum().backward(); opt.step()
 began = time.monotonic(); go.set(); future.result()
 """

@@ -169,5 +169,5 @@ def test_a_file_that_is_no_scenario_is_told_in_one_line(tmp_path: Path, text: st
     file = tmp_path / "night.yaml"
     file.write_text(text)
     with pytest.raises(UsageError, match=says) as told:
-        CliRunner().invoke(cli, ["validate", str(file)], catch_exceptions=False)
+        CliRunner().invoke(cli, ["plan", str(file)], catch_exceptions=False)
     assert len(str(told.value).splitlines()) == 1

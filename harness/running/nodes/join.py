@@ -11,6 +11,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from torchaos.harness.running.nodes.place import address_of
+
 WAIT_S = 30.0  # seconds for which the agent's socket is waited for
 
 
@@ -46,7 +48,8 @@ def _connected(path: Path, wait_s: float) -> socket.socket | None:
     while True:
         sock = socket.socket(socket.AF_UNIX)
         try:
-            sock.connect(str(path))
+            with address_of(path) as address:
+                sock.connect(address)
             return sock
         except ConnectionRefusedError:  # its agent is dead
             return None

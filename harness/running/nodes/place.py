@@ -6,21 +6,32 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.undo.open_runs import private
 
-_LONGEST = 60  # characters of a mark: the path of a socket has at most 107
-
 
 def place_of(mark: str) -> RunDir:
-    return RunDir(Path(tempfile.gettempdir()) / f"torchaos-{os.geteuid()}" / mark[-_LONGEST:].lstrip("."))
+    return RunDir(Path(tempfile.gettempdir()) / f"torchaos-{os.geteuid()}" / mark.lstrip("."))
 
 
 def socket_of(mark: str) -> Path:
     return place_of(mark).root / "socket"
+
+
+@contextmanager
+def address_of(path: Path) -> Iterator[str]:
+    """A short address of a socket, valid in this block: the path of a socket has at most 107 bytes (unix(7)), and a
+    temporary folder may be deep. Raises OSError if the folder is not there."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def make_place(mark: str) -> RunDir:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from torchaos.harness.running.nodes.place import address_of
+
 _SEND_S = 10.0  # seconds after which a pipe that takes nothing is given up
 _LONGEST = 1 << 20  # bytes of a line
 
@@ -56,7 +58,8 @@ class Server:
         self._sock = socket.socket(socket.AF_UNIX)
         with suppress(FileNotFoundError):
             path.unlink()  # of an agent that was killed
-        self._sock.bind(str(path))
+        with address_of(path) as address:
+            self._sock.bind(address)
         os.chmod(path, 0o700)
         self._sock.listen(4)
         threading.Thread(target=self._accept, name="server", daemon=True).start()

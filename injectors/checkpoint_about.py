@@ -31,7 +31,7 @@ class Tracker(CheckpointFault):
 
 @dataclass(frozen=True)
 class Permissions(CheckpointFault):
-    """Takes the right to read one file of tensors from all users. Root may still read it, so a job that runs as root
+    """Removes every user's permission to read one file of tensors. Root can still read it, so a job that runs as root
     does not feel the fault."""
 
     newest: Count = 1

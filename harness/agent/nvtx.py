@@ -60,7 +60,7 @@ class NvtxPage(NativePage):
 
     @property
     def held_s(self) -> float | None:
-        """The seconds for which the newest order held a call. None: it has held no call yet, or still holds it."""
+        """How many seconds the newest stall delayed a call of NVTX. None: no call yet, or it still does."""
         begun, ended = self.read(BEGUN_NS), self.read(ENDED_NS)
         return (ended - begun) / 1e9 if self.read(STALLED) == self.read(ORDER) and ended >= begun else None
 

@@ -41,9 +41,9 @@ class CpuCgroup:
 
     @classmethod
     def to_make(cls: type[Group], pid: int, name: str) -> Group:
-        """The group that `throttle` or `starve` will make for a process. In version 1 it is below the process's own
-        group. In version 2 it is beside it, because there a group with processes can't have child groups. Raises
-        OSError or ValueError."""
+        """The group that `throttle` or `starve` will make for a process. With version 1 it is a child of the
+        process's own group. With version 2 it is a sibling, because a group with processes can't have child groups.
+        Raises OSError or ValueError."""
         home, version = home_of(pid, cls.controller)
         parent = home if version == 1 else home.parent
         if version == 2 and cls.controller not in (parent / "cgroup.subtree_control").read_text().split():

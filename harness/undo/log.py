@@ -135,8 +135,8 @@ class UndoLog:
 
 
 def read(run_dir: Path) -> tuple[list[UndoRecord], list[int]]:
-    """The records in the order in which they were guarded, each with its last state, and the numbers of damaged lines.
-    An incomplete last line is ignored. Raises OSError if the log can't be read."""
+    """Two lists: the undo records, each with its last state, in the order in which they were first written; and the
+    numbers of damaged lines. An incomplete last line is ignored. Raises OSError if the log can't be read."""
     *lines, _torn = path_of(run_dir).read_bytes().split(b"\n")
     records: dict[str, UndoRecord] = {}
     damaged = []

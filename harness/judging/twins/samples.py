@@ -83,7 +83,7 @@ def different(mine: StepTable, others: StepTable) -> list[int]:
 
 
 def steps_like(steps: StepTable, by_rank: Mapping[int, Execution], read: Read) -> set[int]:
-    """The steps with the same samples, on whatever ranks."""
+    """The numbers of the steps that trained on the same samples as the step `by_rank`, even if on other ranks."""
     own = StepTable.of({0: dict(enumerate(replace(one, global_step=0) for one in by_rank.values()))})
     near = np.zeros(len(steps), bool)
     for name in ("samples_sum", "indices_sum"):
@@ -112,7 +112,7 @@ def all_seen(by_rank: Mapping[int, Execution]) -> bool:
 
 
 def named(samples: Samples) -> str:
-    """The samples by index, if known. Otherwise their number."""
+    """The samples in words: their indices if known, otherwise only how many there are."""
     indices = [sample for sample in samples if isinstance(sample, int)]
     return ranges(indices) if indices else f"{samples.total()} samples"
 

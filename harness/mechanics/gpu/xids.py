@@ -24,8 +24,8 @@ class Xid:
     sampled: bool = True
 
     def all_orders(self) -> list[str]:
-        """Orders to the overlay. Events come last, because a program that gets an event reads the other values at
-        once."""
+        """The lines to send to the NVML overlay, the library that changes what NVML reports. Events come last, because
+        a program reads the other values as soon as it gets an event."""
         changed = [f"recovery_action = {self.action}"] if self.action else []
         events = [f"xid = {number}" for number in (self.number, *([ACTION_CHANGED] if self.action else []))]
         return [*self.orders, *changed, *events]

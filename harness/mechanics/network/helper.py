@@ -26,8 +26,9 @@ class Helper:
         return JobProcesses(self.mark)
 
     def start(self, space: Space | None, command: Sequence[str]) -> str:
-        """Starts the helper in a network namespace, or (None) in the harness's own. Returns the first line that it
-        prints, which reports that it is ready; for `sh` an empty text. Raises OSError."""
+        """Starts the helper in the network namespace `space`; if that is None, in the harness's namespace. Returns the
+        helper's first line, which reports that it is ready. If the command is `sh`, returns an empty text without
+        waiting. Raises OSError."""
         process = self.open(space, command)
         assert process.stdout is not None
         return process.stdout.readline().decode().strip() if command[0] != "sh" else ""

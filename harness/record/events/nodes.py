@@ -30,7 +30,8 @@ class NodePid(int):
 
 
 def nodes_of(events: Sequence[Event]) -> dict[str, int]:
-    """The node of each source that states its node, or that is the wrapper of a node. Pure."""
+    """The node of each event source: from its name if the wrapper of a node wrote the events, else from the node that
+    its events state. Sources without a node are left out. Pure."""
     found: dict[str, int] = {}
     for event in events:
         node = event.data.get("node")
@@ -57,7 +58,7 @@ def with_unique_pids(events: Sequence[Event]) -> list[Event]:
 
 
 def on_node(event: Event, node: int) -> Event:
-    """The event of that node, with pids that are unique in the job. Pure."""
+    """A copy of the event in which each pid also holds the number `node`, so that pids are unique in the job. Pure."""
     pids = {key: _unique(node, event.data[key]) for key in _PIDS if node and key in event.data}
     return replace(event, data={**event.data, **pids}) if pids else event
 

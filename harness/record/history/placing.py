@@ -46,7 +46,8 @@ class Placing:
     log_offset: int = 0
 
     def place(self, attempt: Attempt) -> Attempt:
-        """The placed attempt. Attempts must come in order."""
+        """The attempt, with the step of the job at which it began, and the steps to which it went back. Attempts must
+        come in order."""
         own = self.seen[attempt.number]
         loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
         segments = [self._segment(attempt, [], 0, loads.get(0, []))]

@@ -46,8 +46,8 @@ def in_order(numbers: Array) -> Array:
 
 
 def in_any_order(numbers: Array) -> Array:
-    """A number for each row, which is the same in any order of its samples. The sum for several rows is that of all
-    their samples."""
+    """A number for each row that does not depend on the order of the row's samples. The sum of the numbers of several
+    rows is the number of a row with all their samples."""
     return _sum(_mixed(numbers))
 
 

@@ -49,8 +49,8 @@ class Found:
 
     @cached_property
     def known_result(self) -> Result | None:
-        """The result. For a run without a stored result, the result that its record gives. None if there is none
-        either."""
+        """The stored result of the run. If none is stored, the result judged again from the run's record. None if
+        the record can't be judged."""
         if self.result is not None:
             return self.result
         try:

@@ -50,7 +50,7 @@ class FarLife:
         return self.fault.id not in self._job.faults.end()
 
     def roll_back(self) -> None:
-        """The nodes record how they took it back. If one doesn't answer, nobody knows."""
+        """Each node records how it rolled the fault back. The rollback of a node that doesn't answer is unverified."""
         if wrong := self._job.faults.heal(self.fault.id):
             data = {"fault": self.fault.id, "verified": False, "reason": "; ".join(wrong)}
             self._on.journal.emit(Kind.ROLLED_BACK, data)

@@ -79,7 +79,7 @@ class Run:
             self._stopped = {"reason": reason, "interrupted": interrupted, "enough": enough}
 
     def hurry(self) -> None:
-        """From now on, waits for nothing and reads no more evidence. Everything is still undone."""
+        """From now on, waits for nothing and reads no more evidence. All faults are rolled back all the same."""
         self._hurried = True
 
     @property

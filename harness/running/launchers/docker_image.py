@@ -56,8 +56,8 @@ def _is_folder(name: str) -> bool:
 
 
 def host_mounts(command: Sequence[str]) -> Iterator[Path]:
-    """The folders of this machine that the command needs to run in the container as it runs here. They are mounted
-    read-only."""
+    """The folders of this machine without which the command would not run in the container as it does here. They are
+    mounted read-only."""
     yield Path("/usr")
     yield from (Path(f"/{name}") for name in _PROGRAMS if _is_folder(name))
     yield from (path for path in (Path("/etc/alternatives"), Path("/etc/ssl")) if path.is_dir())

@@ -17,8 +17,8 @@ WAIT_S = 30.0  # seconds for which the agent's socket is waited for
 
 
 def join(path: Path, wait_s: float = WAIT_S) -> bool:
-    """Copies both ways until the agent closes the connection. False if there was no agent within `wait_s` seconds, or
-    if an agent's socket is there and nobody listens."""
+    """Copies standard input to the agent's socket, and the socket to standard output, until the agent closes it.
+    Returns False if no agent appeared within `wait_s` seconds, or if nobody listens on its socket."""
     sock = _connected(path, wait_s)
     if sock is None:
         return False

@@ -75,7 +75,8 @@ class RankWatch:
         os.eventfd_write(self._wake, 1)
 
     def ranks(self) -> dict[int, RankProcess]:
-        """The live ranks by number, those of the latest attempt. A rank with several candidates is left out."""
+        """The live process of each rank in its latest attempt, by rank number. A rank is left out if several processes
+        could be it."""
         with self._lock:
             living = [watched.rank for watched in self._watched.values()]
             unclear = set(self._found.ambiguous)

@@ -71,7 +71,7 @@ def test_the_reference_job_survives_each_death(tmp_path: Path) -> None:
     )
     assert code == 0, said
     assert found["classes"] == {"resumed rightly": 16}, said
-    assert found["fatal_share"] == 0
+    assert not found["fatal_share"]  # None: no state of a death of all processes was drawn
     assert found["started"].startswith("by forking ranks"), said
     assert sum(one["warm"] for one in found["outcomes"]) == 15  # the first was resumed both ways
     assert {one["from_step"] for one in found["outcomes"]} >= {0, 4}

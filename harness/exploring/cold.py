@@ -16,30 +16,19 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.running.engine.run import Run
+from torchaos.harness.running.engine.stoppable import Stoppable
 
 _LOOK_S = 0.05
 
 
-class Cold:
+class Cold(Stoppable):
     """Cold resumes, one after the other. `stop` may be called from a signal handler."""
 
     def __init__(self, trials: Trials, beyond: int, patience_s: float, reproduce: Sequence[str]) -> None:
+        super().__init__()
         self._trials, self._beyond, self.patience_s = trials, beyond, patience_s
         self._reproduce = list(reproduce)
-        self._current: Run | None = None
-        self._stopped: str | None = None
-        self.left: list[str] = []  # what could not be undone, one sentence each
         self.on_event: Callable[[Event], None] = lambda event: None
-
-    def stop(self, reason: str) -> None:
-        self._stopped = reason
-        if self._current:
-            self._current.stop(reason)
-
-    def hurry(self, reason: str) -> None:
-        self.stop(reason)
-        if self._current:
-            self._current.hurry()
 
     def __call__(self, state: State) -> tuple[Outcome, Record]:
         """Resumes from the state, twice if the first start fails, and judges it. Raises ChaosError if the job can't be
@@ -49,16 +38,10 @@ class Cold:
         plan = self._trials.plan
         watch = _Watch(Goal(self._trials.died_at(state), self._beyond, plan.job.world_size), self.patience_s)
         watch.listen = self.on_event
-        run = self._current = Run(plan, folder, self._reproduce, watch)
+        run = Run(plan, folder, self._reproduce, watch)
         run.grace_s = 0.0  # a job that is asked to end may save, which its twin did not
         watch.run = run
-        if self._stopped:
-            run.stop(self._stopped)
-        try:
-            run()
-        finally:
-            self.left += run.left
-            self._current = None
+        self._carry_out(run)
         return self._trials.judge(state, watch.hung, time.monotonic() - began_s)
 
 

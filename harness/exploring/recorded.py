@@ -18,6 +18,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.engine.run import Run
+from torchaos.harness.running.engine.stoppable import Stoppable
 from torchaos.harness.running.twins.twin import Twins, fault_free, finished_well
 
 
@@ -34,30 +35,18 @@ def check(plan: Plan, now: RunDir) -> None:
         raise UsageError(f"recording needs FUSE, which this machine lacks ({fuse.detail}); {fuse.remedy}")
 
 
-class Recorded:
+class Recorded(Stoppable):
     """Records the job once, in `now`, where it is resumed later. What is there already is not done again."""
 
     def __init__(self, plan: Plan, home: Path, tell: Callable[[str], None]) -> None:
+        super().__init__()
         self._plan, self._home, self._tell = plan, home, tell
         self.now, self.run = RunDir(home / "now"), RunDir(home / "recorded")
-        self.left: list[str] = []  # what could not be undone, one sentence each
-        self._current: Run | None = None
-        self._stopped = ""
 
     @property
     def twins(self) -> list[RunDir]:
         folder = self._home / "twins"
         return [RunDir(path) for path in sorted(folder.iterdir())] if folder.is_dir() else []
-
-    def stop(self, reason: str) -> None:
-        self._stopped = reason
-        if self._current:
-            self._current.stop(reason)
-
-    def hurry(self, reason: str) -> None:
-        self.stop(reason)
-        if self._current:
-            self._current.hurry()
 
     def __call__(self) -> Recording | None:
         """The recording; None if it was stopped. Raises ChaosError if the job can't be run, or fails by itself."""
@@ -107,11 +96,4 @@ class Recorded:
     def _execute(self, plan: Plan, folder: RunDir) -> None:
         if not folder.plan.exists():
             plan.write(folder.plan)
-        self._current = Run(plan, folder)
-        if self._stopped:
-            self._current.stop(self._stopped)
-        try:
-            self._current()
-        finally:
-            self.left += self._current.left
-            self._current = None
+        self._carry_out(Run(plan, folder))

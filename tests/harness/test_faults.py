@@ -272,7 +272,7 @@ def test_a_twin_that_leaves_something_is_exit_code_4(tmp_path: Path, monkeypatch
     """Its record is not the run's, and yet no run may end as if nothing were left."""
     job = PlannedJob(("/bin/true",), str(tmp_path), {}, 1, 1, 60.0)
     scenario_run = ScenarioRun(Plan("x", "", 0, job, (), ()), RunDir(tmp_path / "run"), b"", [])
-    scenario_run._left.append("job could not be undone: it sleeps in the kernel")
+    scenario_run.left.append("job could not be undone: it sleeps in the kernel")
     assert scenario_run().exit_code is ExitCode.ROLLBACK
 
 

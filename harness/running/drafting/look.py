@@ -9,17 +9,17 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.run import Run, Watcher
+from torchaos.harness.running.engine.stoppable import Stoppable
 from torchaos.harness.running.twins.twin import Twins
 
 
-class Look:
+class Look(Stoppable):
     """One run without faults. `stop` may be called from a signal handler; the run is then ended normally, and its
     changes are undone."""
 
     def __init__(self, plan: Plan, watcher: Watcher | None = None) -> None:
+        super().__init__()
         self._watcher = watcher
-        self._current: Run | None = None
-        self._stopped = ""
         self._twins = Twins(plan, self._execute, given_up=lambda: bool(self._stopped))
         self.problem = ""  # why there is no usable record, as a clause
 
@@ -27,16 +27,6 @@ class Look:
     def is_made(self) -> bool:
         """Whether the run without faults is in the cache already."""
         return self._twins.has(0)
-
-    def stop(self, reason: str) -> None:
-        self._stopped = reason
-        if self._current:
-            self._current.stop(reason)
-
-    def hurry(self, reason: str) -> None:
-        self.stop(reason)
-        if self._current:
-            self._current.hurry()
 
     def __call__(self, scratch: Path) -> Record | None:
         """The record of the job, or None. If the job did not end successfully, `problem` has the reason. `scratch`: an
@@ -53,10 +43,4 @@ class Look:
 
     def _execute(self, plan: Plan, folder: RunDir) -> None:
         plan.write(folder.plan)
-        self._current = Run(plan, folder, (), self._watcher)
-        if self._stopped:  # just before there was a run to stop
-            self._current.stop(self._stopped)
-        try:
-            self._current()
-        finally:
-            self._current = None
+        self._carry_out(Run(plan, folder, (), self._watcher))

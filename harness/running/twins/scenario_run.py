@@ -21,40 +21,25 @@ from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.guards import check_disk
 from torchaos.harness.running.engine.run import Run, Watcher
+from torchaos.harness.running.engine.stoppable import Stoppable
 from torchaos.harness.running.twins.twin import Twins, last_step_in, made_of, too_late
 from torchaos.harness.undo.recovery import LeftBehind
 
 
-class ScenarioRun:
+class ScenarioRun(Stoppable):
     """One scenario that is run and judged. `text`: the scenario for the run directory. `stop` may be called from a
     signal handler; the current run is then ended normally, and judged."""
 
     def __init__(
         self, plan: Plan, folder: RunDir, text: bytes, reproduce: Sequence[str], watcher: Watcher | None = None
     ) -> None:
+        super().__init__()
         self.plan, self.folder = plan, folder
         self._text, self._reproduce, self._watcher = text, reproduce, watcher
-        self._current: Run | None = None
-        self._stopped: str | None = None
-        self._hurried = False
         self._began_s = time.time()
         self._notes: list[str] = []
         self._unsaid: list[str] = []
-        self._left: list[str] = []  # changes of the run or a twin that could not be undone
         self.records: tuple[Record, list[Record]] | None = None  # of the run and its twins, once they are judged
-
-    def stop(self, reason: str) -> None:
-        """Ends the current run normally, and starts no other."""
-        self._stopped = reason
-        if self._current:
-            self._current.stop(reason)
-
-    def hurry(self, reason: str) -> None:
-        """Ends the current run like `stop`, but skips everything slow except the rollback."""
-        self._hurried = True
-        self.stop(reason)
-        if self._current:
-            self._current.hurry()
 
     def __call__(self) -> Result:
         """Runs the scenario and returns its result. Raises ChaosError or OSError if it could not be run or judged, and
@@ -62,8 +47,8 @@ class ScenarioRun:
         try:
             return self._result()
         except (ChaosError, OSError) as error:
-            if self._left:
-                raise LeftBehind(f"{error}; and {self._left[0]}; repair it, then run `torchaos recover`") from error
+            if self.left:
+                raise LeftBehind(f"{error}; and {self.left[0]}; repair it, then run `torchaos recover`") from error
             raise
 
     def _result(self) -> Result:
@@ -72,7 +57,7 @@ class ScenarioRun:
         self.plan.write(self.folder.plan)
         with open(self.folder.scenario, "wb", opener=owner_only) as file:
             file.write(self._text)
-        twins = Twins(self.plan, self._execute, None, lambda: self._stopped is not None, self._note)
+        twins = Twins(self.plan, self._execute, None, lambda: bool(self._stopped), self._note)
         wanted = int(self.plan.twin.get("runs", 0))
         has_twin = wanted > 0 and not self._stopped and twins.give(0, self.folder)
         unfinished = self._stopped or self._in_vain(twins, has_twin)
@@ -81,10 +66,10 @@ class ScenarioRun:
             unfinished = self._more_twins(twins, wanted) if has_twin else None
         self._write_down(unfinished)
         result = self._judged()
-        if self._left and result.exit_code is not ExitCode.ROLLBACK:  # left by a twin, which the run's record lacks
+        if self.left and result.exit_code is not ExitCode.ROLLBACK:  # left by a twin, which the run's record lacks
             result = replace(result, exit_code=ExitCode.ROLLBACK)
             if result.verdict is Verdict.PASSED:
-                result = replace(result, verdict=Verdict.ERROR, reason=f"rollback: {self._left[0]}")
+                result = replace(result, verdict=Verdict.ERROR, reason=f"rollback: {self.left[0]}")
         write_atomically(self.folder.result, json.dumps(result.to_json(), indent=1) + "\n", private=True)
         return result
 
@@ -168,16 +153,7 @@ class ScenarioRun:
         if not folder.plan.exists():
             plan.write(folder.plan)
         notes, self._unsaid = self._unsaid, []
-        self._current = Run(plan, folder, self._reproduce, self._watcher, notes)
-        if self._stopped:  # just before there was a run to stop
-            self._current.stop(self._stopped)
-        if self._hurried:
-            self._current.hurry()
-        try:
-            self._current()
-        finally:
-            self._left += self._current.left
-            self._current = None
+        self._carry_out(Run(plan, folder, self._reproduce, self._watcher, notes))
 
     def _records(self) -> tuple[Record, list[Record]]:
         return Record.load(self.folder), [Record.load(RunDir(path)) for path in sorted(self.folder.twins.iterdir())]

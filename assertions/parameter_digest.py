@@ -157,19 +157,20 @@ class _Digests:
         if life is None or life.base is None or (life.base == 0 and not life.number):
             return "It had not been restarted by then: most likely the fault itself changed the parameters of a rank."
         carried = carried_into(self._run, attempt)
-        if carried and carried.parameters and carried.moments:
-            return "They began with what had been saved: most likely something else of one of them was not restored."
-        if step > life.base + 1:
+        exact = carried and carried.parameters and carried.moments
+        if step > life.base + 1 and not exact:
             return "No earlier step shows it: most likely the optimizer's state of one of them was not restored."
         norms = [one.norm for one in self._ours[step].values() if one.norm is not None]
+        if norms and max(relative(norms[0], norm) for norm in norms) > ROUNDING:
+            return (
+                "The norms of their gradients differ too, although DDP makes them equal: most likely the gradients "
+                "are no longer averaged."
+            )
+        if exact:
+            return "They began with the state that was saved: most likely other state of one rank was not restored."
         loaded = "most likely not all ranks loaded the same weights or optimizer state"
         if len(norms) < 2:
             return f"Their gradients were not seen: {loaded}, or gradients are no longer averaged."
-        if max(relative(norms[0], norm) for norm in norms) > ROUNDING:
-            return (
-                "The norms of their gradients differ too, although DDP makes them equal: most likely they are no "
-                "longer averaged."
-            )
         return f"Their gradients' norms are equal: {loaded}."
 
     def _replicas(self) -> str:

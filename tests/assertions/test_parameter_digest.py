@@ -256,3 +256,17 @@ def test_noise_is_judged_by_how_far_the_twins_are_apart(
     finding = ParameterDigest().judge(run, twins)
     assert finding.outcome is outcome, finding.reason
     assert words in finding.reason
+
+
+@pytest.mark.parametrize(("norm", "words"), [(2.0, "are no longer averaged"), (1.0, "other state of one rank")])
+def test_replicas_that_part_after_an_exact_restore(trainer: Any, norm: float, words: str) -> None:
+    """Both ranks began with the saved state, and then differ: unequal gradient norms mean that nothing is averaged."""
+
+    def change(event: Event) -> Event:
+        rank = event.rank or 0
+        return replace(event, data={**event.data, "parameters": f"{rank}" * 16, "norm": norm if rank else 1.0})
+
+    run = trainer(kills=KILL).record()
+    events = tuple(change(e) if e.kind is Kind.STEP and e.attempt == 1 else e for e in run.events)
+    finding = ParameterDigest().judge(replace(run, events=events), [trainer().record()])
+    assert (finding.outcome, words in finding.reason) == (Outcome.FAILED, True), finding.reason

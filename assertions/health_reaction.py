@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness import registry
-from torchaos.harness.judging.landing.whom import Gpu, gpus_of, ranks_on
+from torchaos.harness.judging.landing.whom import Gpu, gpus_of, ranks_on, unplaced
 from torchaos.plugin import (
     Assertion,
     Finding,
@@ -77,6 +77,11 @@ class HealthReaction(Assertion):
                 if (up.attempt or 0) > hit.attempt:
                     return failed(
                         f"{hit.fault}: rank {up.rank} was started on the same GPU again, in attempt {up.attempt}"
+                    )
+            for up in unplaced(run, {node for node, _ in gpus}):
+                if (up.attempt or 0) > hit.attempt:
+                    return inconclusive(
+                        f"{hit.fault}: it is not known which GPU rank {up.rank} uses in attempt {up.attempt}"
                     )
         parts = [f"{name} after {seen:.2f} s" for name, seen in took.items() if seen is not None]
         return passed(f"{hit.fault}: {', '.join(parts)}")

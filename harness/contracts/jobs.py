@@ -42,7 +42,7 @@ class RankProcess:
     start_ticks: int
     attempt: int
     world_size: int
-    gpu: int = 0  # NVML's index of its GPU, as far as its environment shows
+    gpu: int | None = None  # NVML's index of its GPU, as far as its environment shows
     inner_pid: int = 0  # its pid in the container's pid namespace; 0: it is in no container
 
     @property

@@ -52,6 +52,7 @@ def watch(job: int) -> None:
 
     nvml.nvmlInit()
     count, bad = nvml.nvmlDeviceGetCount(), set[int]()
+    uuids = [nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(gpu)) for gpu in range(count)]
     events = nvml.nvmlEventSetCreate()
     for gpu in range(count):
         nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(gpu), nvml.nvmlEventTypeXidCriticalError, events)
@@ -80,7 +81,7 @@ def watch(job: int) -> None:
         for gpu, why in reasons.items():
             if gpu not in bad:
                 bad.add(gpu)
-                pids = ranks_on(gpu, job)
+                pids = ranks_on(gpu, uuids[gpu], job)
                 print(f"health agent: GPU {gpu}: {why}; telling {len(pids)} ranks to leave", flush=True)
                 for pid in pids:
                     os.kill(pid, signal.SIGTERM)
@@ -122,8 +123,9 @@ def _notes(nvml: Any, gpu: int) -> list[str]:
     return slow + ([f"{corrected} errors were corrected"] if corrected > MANY_CORRECTED else [])
 
 
-def ranks_on(gpu: int, job: int) -> list[int]:
-    """The rank processes below the job that use this GPU: local rank N uses GPU N, or the Nth that is visible to it."""
+def ranks_on(gpu: int, uuid: str, job: int) -> list[int]:
+    """The rank processes below the job that use this GPU: local rank N uses GPU N, or the Nth that is visible to it,
+    or the only one."""
     parents, found = {}, []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -138,9 +140,11 @@ def ranks_on(gpu: int, job: int) -> list[int]:
         pid = waiting.pop()
         env = _environ(pid)
         if "RANK" in env and "LOCAL_RANK" in env:
-            visible = [one for one in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.isdigit()]
+            listed = env.get("CUDA_VISIBLE_DEVICES", "").strip()
+            visible = [] if listed in ("", "-1") else [one.strip() for one in listed.split(",")]
             local = int(env["LOCAL_RANK"])
-            if (int(visible[local]) if local < len(visible) else local) == gpu:
+            mine = visible[local] if local < len(visible) else visible[0] if len(visible) == 1 else str(local)
+            if mine == str(gpu) or (mine.startswith("GPU-") and uuid.startswith(mine)):
                 found.append(pid)
         else:
             waiting += children.get(pid, [])  # the rank itself is responsible for the processes that it starts

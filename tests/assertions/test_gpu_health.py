@@ -102,6 +102,19 @@ def test_the_sick_gpu_under_another_rank_was_not_excluded(trainer: Any) -> None:
     assert "rank 0 was started on the same GPU again" in swapped.reason
 
 
+def test_a_rank_on_a_gpu_that_is_not_known_may_be_on_the_sick_one(trainer: Any) -> None:
+    """After the restart rank 1 is on the same node, and its environment does not show which GPU it uses."""
+    run = moved(sick(trainer), {(1, 1): (0, 2)})
+    ups = [replace(e, data={**e.data, "gpu": None}) if _is_up(e, 1, 1) else e for e in run.events]
+    finding = HealthReaction(excluded=True).judge(replace(run, events=tuple(ups)), [])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+    assert "it is not known which GPU rank 1 uses in attempt 1" in finding.reason
+
+
+def _is_up(event: Event, attempt: int, rank: int) -> bool:
+    return event.kind is Kind.RANK_UP and (event.attempt, event.rank) == (attempt, rank)
+
+
 def test_a_gpu_that_the_scenario_names_is_the_one_that_counts(trainer: Any) -> None:
     """`gpu: 0` of rank 1's node: rank 0 comes back to it, rank 1 does not."""
     run = moved(sick(trainer), {(1, 1): (0, 2)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,8 +35,8 @@ def started(env: dict[str, str]) -> subprocess.Popen[bytes]:
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process with the environment of local rank 1, and of a job whose orders are in tmp_path."""
-    env = {**os.environ, "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,6", "TORCHAOS_NVML_CONTROL": str(tmp_path)}
-    process = started(env)
+    env = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,6", "TORCHAOS_NVML_CONTROL": str(tmp_path)}
+    process = started({**os.environ, **env, "TORCHAOS_NVML_GPUS": "8"})
     yield process
     process.kill()
     process.wait()
@@ -107,8 +108,8 @@ def test_each_node_has_orders_of_its_own(tmp_path: Path) -> None:
     ranks, folders = [], [tmp_path / "node0", tmp_path / "node1"]
     for node, folder in enumerate(folders):
         folder.mkdir()
-        env = {**os.environ, "LOCAL_RANK": str(node), "TORCHAOS_NVML_CONTROL": str(folder)}
-        ranks.append(started(env))
+        env = {"LOCAL_RANK": str(node), "TORCHAOS_NVML_CONTROL": str(folder), "TORCHAOS_NVML_GPUS": "2"}
+        ranks.append(started({**os.environ, **env}))
     try:
         one, both = site(ranks[1]), site(ranks[0], "both")
         both.pids = [process.pid for process in ranks]
@@ -120,13 +121,74 @@ def test_each_node_has_orders_of_its_own(tmp_path: Path) -> None:
         assert said == ["gpu0.lost = 1", "gpu1.lost = 1"]
         told: list[dict[str, Any]] = []
         (probe,) = Lost().probes(one)
-        (folders[1] / "nvml.log").write_text("1.5 pid 7 served gpu1.lost = 1 on node 1\n")
+        (folders[1] / "nvml.log").write_text(f"{time.monotonic():.6f} pid 7 served gpu1.lost = 1 on node 1\n")
         probe.sample(lambda kind, data: told.append(dict(data)))  # type: ignore[arg-type, return-value]
         assert [effect["node"] for effect in told] == [1]
     finally:
         for process in ranks:
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize(
+    ("env", "gpu", "said"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,0"}, None, r"which GPU local rank 1 uses \(CUDA_VISIBLE_DEVICES=0,0\); write gpu"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-81d4"}, None, r"\(CUDA_VISIBLE_DEVICES=GPU-81d4\); write gpu, NVML's index"),
+        ({"CUDA_VISIBLE_DEVICES": "0,9"}, None, "there is no GPU 9: TORCHAOS_NVML_GPUS makes 8 simulated ones"),
+        ({}, 8, "there is no GPU 8: TORCHAOS_NVML_GPUS makes 8"),
+        ({"TORCHAOS_NVML_GPUS": "1"}, None, "there is no GPU 1: TORCHAOS_NVML_GPUS makes 1"),
+    ],
+)
+def test_a_gpu_that_is_not_known_or_not_there_is_refused(
+    tmp_path: Path, env: dict[str, str], gpu: int | None, said: str
+) -> None:
+    """Before anything is changed. An order for a wrong GPU would be served to nobody, or for a GPU of another rank."""
+    whole = {"LOCAL_RANK": "1", "TORCHAOS_NVML_CONTROL": str(tmp_path), "TORCHAOS_NVML_GPUS": "8", **env}
+    process = started({**os.environ, **whole})
+    try:
+        with pytest.raises(ChaosError, match=said):
+            Lost(gpu=gpu).changes(site(process))
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_folder_that_nodes_share_keeps_them_apart(tmp_path: Path) -> None:
+    """The job names one folder that is not there when the nodes start: the orders say which node each is for."""
+    ranks = []
+    for node in ("0", "1"):
+        env = {"LOCAL_RANK": node, "TORCHAOS_NODE": node, "TORCHAOS_NVML_CONTROL": str(tmp_path)}
+        ranks.append(started({**os.environ, **env, "TORCHAOS_NVML_GPUS": "2"}))
+    try:
+        both = site(ranks[0])
+        both.pids = [process.pid for process in ranks]
+        assert len(handles_of(Lost(), both)) == 1
+        Lost().apply(both)
+        lines = (tmp_path / "gpu_lost.nvml").read_text().splitlines()
+        assert [line for line in lines if "node" in line or "lost" in line] == [
+            "node = 0", "gpu0.lost = 1", "node = 1", "gpu1.lost = 1",
+        ]  # fmt: skip
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def test_what_an_earlier_fault_served_proves_no_later_one(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """The same fault comes twice, and its watcher died of the first: nobody saw the second."""
+    told: list[Any] = []
+    log = tmp_path / "nvml.log"
+    log.write_text(f"{time.monotonic() - 1:.6f} pid 7 served gpu6.lost = 1\n")
+    Lost().apply(site(rank, "second"))
+    (probe,) = Lost().probes(site(rank, "second"))
+    probe.sample(lambda kind, data: told.append(data))  # type: ignore[arg-type, return-value]
+    assert told == []
+    with open(log, "a") as file:
+        file.write(f"{time.monotonic():.6f} pid 8 served gpu6.lost = 1\n")
+    probe.sample(lambda kind, data: told.append(data))  # type: ignore[arg-type, return-value]
+    assert [one["served_to"] for one in told] == [8]
 
 
 def test_what_a_watcher_was_served_is_told_once(tmp_path: Path) -> None:

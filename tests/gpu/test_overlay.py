@@ -74,6 +74,21 @@ def test_values_are_read_as_ordered(ask: Ask) -> None:
     assert ask(READ_ALL, ORDERS) == [EXPECTED, HEALTHY, 2, 80 << 30]
 
 
+ON_NODES = """
+import pynvml as n
+n.nvmlInit()
+answer = [n.nvmlDeviceGetTemperature(n.nvmlDeviceGetHandleByIndex(0), 0), n.nvmlDeviceGetPowerUsage(n.nvmlDeviceGetHandleByIndex(0))]
+"""
+
+
+def test_orders_for_one_node_are_served_on_that_node_alone(ask: Ask) -> None:
+    """GPU 0 of node 0 is another than GPU 0 of node 1. Orders before the line are for every node, and a process that
+    is on no node of the job, such as a watcher that runs outside of it, gets all."""
+    orders = "gpu0.power = 7\nnode = 1\ngpu0.temperature = 95\n"
+    found = [ask(ON_NODES, orders, env={"TORCHAOS_NODE": node}) for node in ("0", "1", "")]
+    assert found == [[45, 7], [95, 7], [95, 7]]
+
+
 EVENTS = """
 import pynvml as n, threading
 n.nvmlInit()

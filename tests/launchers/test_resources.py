@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from torchaos.harness.agent.wire import ENV_RUN_ID
+from torchaos.harness.agent.wire import ENV_NODE, ENV_RUN_ID
 from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, Node
+from torchaos.harness.machine.native import ENV_CONTROL
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.job import Job
 from torchaos.harness.running.launchers.local import LocalNode
+from torchaos.harness.running.launchers.node_run import for_node
 from torchaos.harness.undo import log
 from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.file import File
@@ -84,3 +87,14 @@ def test_nothing_is_made_that_is_not_guarded(run_dir: Path, guarded: bool) -> No
     job.stop()
     journal.close()
     assert not launcher.made.exists()
+
+
+def test_each_node_has_its_own_orders_for_nvml(tmp_path: Path) -> None:
+    """A node that a launcher makes, and a node that is another machine, whose agent knows its number: GPUs are numbered
+    from 0 on each."""
+    env = {ENV_RUN_ID: "orders", ENV_CONTROL: str(tmp_path)}
+    spec = JobSpec(("true",), tmp_path, {**env, ENV_NODE: "1"}, tmp_path / "log", 0)
+    assert for_node(LocalNode(1), spec, 0).env[ENV_CONTROL] == str(tmp_path / "node1")
+    made = for_node(LocalNode(0, {ENV_NODE: "0"}), replace(spec, env=env), 0)
+    assert made.env[ENV_CONTROL] == str(tmp_path / "node0")
+    assert for_node(LocalNode(), replace(spec, env=env), 0).env[ENV_CONTROL] == str(tmp_path)

@@ -289,7 +289,7 @@ def hears_nothing():
     """The watcher of the GPUs sees every event, and tells nobody."""
     import health_agent
 
-    health_agent.ranks_on = lambda gpu, job: []
+    health_agent.ranks_on = lambda *_any: []
 
 
 def is_jumpy():

@@ -4,7 +4,7 @@ torchelastic numbers the ranks again in each attempt. GPUs are numbered on each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Target
@@ -56,7 +56,8 @@ def gpus_of(run: Record, hit: Landing) -> frozenset[Gpu]:
     each rank's own GPU."""
     named = next((fault.params.get("gpu") for fault in run.plan.faults if fault.id == hit.fault), None)
     ups = [event for event in run.of_kind(Kind.RANK_UP) if event.data["pid"] in hit.pids]
-    return frozenset((up.data["node"], _gpu_of(up) if named is None else int(named)) for up in ups)
+    found = ((up.data["node"], _gpu_of(up) if named is None else int(named)) for up in ups)
+    return frozenset((node, gpu) for node, gpu in found if gpu is not None)
 
 
 def ranks_on(run: Record, gpus: frozenset[Gpu]) -> Iterator[Event]:
@@ -64,5 +65,12 @@ def ranks_on(run: Record, gpus: frozenset[Gpu]) -> Iterator[Event]:
     return (up for up in run.of_kind(Kind.RANK_UP) if (up.data["node"], _gpu_of(up)) in gpus)
 
 
-def _gpu_of(up: Event) -> int:
-    return int(up.data.get("gpu", up.data["local_rank"]))
+def unplaced(run: Record, nodes: Container[int | None]) -> Iterator[Event]:
+    """The start events of ranks on these nodes whose GPU is not known."""
+    return (up for up in run.of_kind(Kind.RANK_UP) if up.data["node"] in nodes and _gpu_of(up) is None)
+
+
+def _gpu_of(up: Event) -> int | None:
+    """NVML's index, as far as the rank's environment shows it. Early versions did not record it."""
+    gpu: int | None = up.data.get("gpu", up.data["local_rank"])
+    return gpu

@@ -7,20 +7,23 @@ evidence that a fault was felt. It comes from the process that asked about the G
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import ENV_NODE, Kind
 from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, NodeSite, Probe, Where
+from torchaos.harness.machine.gpus import gpu_of, gpus_here
 from torchaos.harness.machine.native import ENV_CONTROL
 from torchaos.harness.record.record import Record
 from torchaos.harness.undo.file import File
-from torchaos.harness.watching.probes.census import environ_of, gpu_of
+from torchaos.harness.watching.probes.census import environ_of
 
 LOG, KERNEL_LOG = "nvml.log", "kernel.log"
 _SERVED = re.compile(
@@ -64,7 +67,7 @@ class OverlayFault(Fault):
         for folder, pids in folders_of(site.pids).items():
             gpus = gpus_of(self.gpu, pids)
             keys = {f"gpu{gpu}.{re.split(r' *[+]?= *', order)[0]}" for gpu in gpus for order in self.orders()}
-            probes.append(Served(folder / LOG, site.fault, frozenset(keys)))
+            probes.append(Served(folder / LOG, site.fault, frozenset(keys), _since_s(_path(folder, site.fault))))
         return probes
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
@@ -105,6 +108,7 @@ class Served:
     log: Path
     fault: str
     keys: frozenset[str]
+    since_s: float = 0.0  # when the orders were given, CLOCK_MONOTONIC; older lines are about an earlier fault
     period_s: float = 0.05
     _at: int = 0
     _reported: set[tuple[str, str]] = field(default_factory=set)
@@ -112,7 +116,8 @@ class Served:
     def sample(self, emit: Emit) -> None:
         for served in self._lines():
             key = served["order"].partition(" = ")[0]
-            if key in self.keys and (served["pid"], served["order"]) not in self._reported:
+            told = float(served["mono_s"]) >= self.since_s
+            if told and key in self.keys and (served["pid"], served["order"]) not in self._reported:
                 self._reported.add((served["pid"], served["order"]))
                 effect = {"fault": self.fault, "effect": served["order"], "served_to": int(served["pid"])}
                 node = {"node": int(served["node"])} if served["node"] else {}
@@ -151,22 +156,49 @@ def folders_of(pids: Sequence[int]) -> dict[Path, list[int]]:
 
 def gpus_of(gpu: int | None, pids: Sequence[int]) -> list[int]:
     """NVML's indices: `gpu` if given, otherwise those of the target ranks' GPUs. Raises ChaosError if they are not
-    known."""
-    if gpu is not None:
-        return [gpu]
-    indices = set()
-    for pid in pids:
-        env = environ_of(pid)
-        local = env.get("LOCAL_RANK", "")
-        if not local.isdigit():
-            raise ChaosError(f"pid {pid} has no LOCAL_RANK, so it is unknown which GPU is meant; write gpu")
-        indices.add(gpu_of(env, int(local)))
-    return sorted(indices)
+    known, or if there is no such GPU."""
+    return sorted({_gpu_of(gpu, pid, environ_of(pid)) for pid in pids})
+
+
+def _gpu_of(gpu: int | None, pid: int, env: Mapping[str, str]) -> int:
+    here, listed, local = gpus_here(), env.get("CUDA_VISIBLE_DEVICES"), env.get("LOCAL_RANK", "")
+    if gpu is None and not local.isdigit():
+        raise ChaosError(f"pid {pid} has no LOCAL_RANK, so it is unknown which GPU is meant; write gpu")
+    found = gpu_of(env, int(local)) if gpu is None else gpu
+    if found is None:
+        seen = "the GPUs are of several models" if listed is None else f"CUDA_VISIBLE_DEVICES={listed}"
+        raise ChaosError(f"it is not known which GPU local rank {local} uses ({seen}); write gpu, NVML's index")
+    if (here and found >= len(here)) or (not here and found >= _simulated(env)):
+        many = f"this machine has {len(here)}" if here else f"TORCHAOS_NVML_GPUS makes {_simulated(env)} simulated ones"
+        raise ChaosError(f"there is no GPU {found}: {many}")
+    return found
+
+
+def _simulated(env: Mapping[str, str]) -> float:
+    """How many GPUs the overlay simulates for the watchers of this job, as simulate.c counts them."""
+    folder, named = Path(env.get(ENV_CONTROL, os.devnull)), env.get("TORCHAOS_NVML_GPUS", "1")
+    by_order = any(re.search(rb"(?m)^ *gpus *=", path.read_bytes()) for path in folder.glob("*.nvml"))
+    return math.inf if by_order or not named.isdigit() else int(named)
 
 
 def _text(injector: OverlayFault, pids: Sequence[int]) -> str:
-    lines = [f"gpu{gpu}.{order}" for gpu in gpus_of(injector.gpu, pids) for order in injector.orders()]
+    """The orders, for each node after a line that names it."""
+    by_node: dict[str, list[int]] = {}
+    for pid in pids:
+        by_node.setdefault(environ_of(pid).get(ENV_NODE, ""), []).append(pid)
+    lines = []
+    for node, own in by_node.items():
+        lines += [f"node = {node}"] if node else []
+        lines += [f"gpu{gpu}.{order}" for gpu in gpus_of(injector.gpu, own) for order in injector.orders()]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _since_s(orders: Path) -> float:
+    """When the orders were given, CLOCK_MONOTONIC. File times are coarser than the clock."""
+    try:
+        return time.monotonic() - (time.time() - orders.stat().st_mtime) - 0.02
+    except OSError:
+        return math.inf  # they were taken back already
 
 
 def _path(folder: Path, fault: str) -> Path:

@@ -219,7 +219,7 @@ class FarJob(RunningJob):
             with self._lock:
                 self._ranks[event.rank] = RankProcess(
                     event.rank, data["local_rank"] or 0, data["node"] or 0, data["pid"], data["start_ticks"] or 0, one,
-                    data["world_size"] or 0,
+                    data["world_size"] or 0, data.get("gpu"),
                 )  # fmt: skip
         elif event.kind is Kind.RANK_EXITED and event.rank is not None:
             with self._lock:

@@ -64,7 +64,7 @@ def for_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
     """The spec of a node. Each node except the first has its own log. Each has its own folder of orders to the NVML
     overlay, because GPUs are numbered from 0 on each node."""
     env = {**spec.env, **node.env, ENV_ATTEMPT_BASE: str(base)}
-    if ENV_NODE in node.env and (control := Path(env.get(ENV_CONTROL, os.devnull))).is_dir():
+    if ENV_NODE in env and (control := Path(env.get(ENV_CONTROL, os.devnull))).is_dir():
         own = control / f"node{node.index}"
         own.mkdir(exist_ok=True)
         env[ENV_CONTROL] = str(own)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from torchaos.harness.agent.wire import ENV_NODE, ENV_REPLICA, ENV_RUN_ID, attempt_of, rank_of
 from torchaos.harness.machine import proc
+from torchaos.harness.machine.gpus import gpu_of
 
 _YOUNG_S = 10.0  # a younger process may still exec another program, as after a fork or in a shell wrapper
 
@@ -26,7 +27,7 @@ class Identity:
     world_size: int
     node: int
     attempt: int
-    gpu: int = 0  # NVML's index, see gpu_of
+    gpu: int | None = None  # NVML's index, see gpu_of
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Identity | None:
@@ -130,14 +131,6 @@ def environ_of(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-
-
-def gpu_of(environ: Mapping[str, str], local_rank: int) -> int:
-    """NVML's index of the GPU that a rank uses. CUDA_VISIBLE_DEVICES renumbers GPUs for CUDA but not for NVML. So its
-    entry for this local rank is used, if the entry is a number."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    listed = visible[local_rank].strip() if local_rank < len(visible) else ""
-    return int(listed) if listed.isdigit() else local_rank
 
 
 def _is_python(pid: int) -> bool:

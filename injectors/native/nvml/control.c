@@ -5,6 +5,7 @@
  *   gpu*.temperature = 95                   on every GPU
  *   gpu0.xid = 79                           an event, told at the moment at which the line appears
  *   gpu0.error.nvmlDeviceGetName = 999      what this call returns; a pattern may stand for many
+ *   node = 1                                the lines below are for the processes of this node (TORCHAOS_NODE)
  *
  * They are looked at again whenever the file, or one in the folder, has another identity, size or time. What is served
  * of them, and lines that can't be read, are said in TORCHAOS_NVML_LOG, else in nvml.log beside the orders. */
@@ -115,7 +116,7 @@ static char *trim(char *text)
 }
 
 /* NULL where the line is an order or empty, else what is wrong with it. */
-static const char *parse(char *line, u64 file, unsigned *place, Orders *into)
+static const char *parse(char *line, u64 file, unsigned *place, bool *elsewhere, Orders *into)
 {
     Order one = {.gpu = ANY_GPU};
     char *comment = strchr(line, '#'), *end;
@@ -147,12 +148,18 @@ static const char *parse(char *line, u64 file, unsigned *place, Orders *into)
         }
         key = dot + 1;
     }
-    if (strlen(key) >= KEY || !known(key))
+    bool is_node = one.gpu == ANY_GPU && strcmp(key, "node") == 0;
+    if (strlen(key) >= KEY || (!is_node && !known(key)))
         return "not known";
     errno = 0;
     one.value = strtoull(number, &end, 0);
     if (errno || end == number || *end || *number == '-')
         return "no number after the sign";
+    const char *node = getenv("TORCHAOS_NODE");
+    if (is_node)
+        *elsewhere = node && *node && strtoull(node, NULL, 10) != one.value;
+    if (is_node || *elsewhere)
+        return NULL;
     bool xid = strcmp(key, "xid") == 0;
     if (xid || strncmp(key, "event.", 6) == 0) {
         u64 type = xid ? XID_EVENT : strtoull(key + 6, &end, 0);
@@ -186,10 +193,11 @@ static void parse_file(const char *path, Orders *into)
             text[at] = '\n';
     text[size] = 0;
     unsigned number = 0, place = 0;
+    bool elsewhere = false;
     u64 name = mix(14695981039346656037ULL, path, strlen(path));
     while ((line = strsep(&rest, "\n"))) {
         number++;
-        const char *wrong = parse(line, name, &place, into);
+        const char *wrong = parse(line, name, &place, &elsewhere, into);
         if (wrong && !quiet)
             say("refused line %u of %s: %s", number, path, wrong);
     }

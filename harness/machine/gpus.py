@@ -1,0 +1,74 @@
+"""The GPUs of this machine as NVIDIA's driver lists them in /proc, and the GPU that a rank uses.
+
+CUDA and NVML number GPUs differently: `CUDA_VISIBLE_DEVICES` hides and orders them for CUDA alone. It is read as CUDA
+reads it (its programming guide, "CUDA Environment Variables"; torch/cuda/__init__.py, `_parse_visible_devices`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from pathlib import Path
+
+DRIVER = Path("/proc/driver/nvidia/gpus")
+_SIMULATED = re.compile(r"GPU-746f7263-6861-6f73-0000-([0-9a-f]{12})")  # simulate.c of the NVML overlay
+
+
+@dataclass(frozen=True)
+class Gpu:
+    uuid: str  # such as GPU-5f3c...; with question marks if the driver has not started the GPU yet
+    model: str
+
+
+@lru_cache
+def gpus_here(folder: Path = DRIVER) -> tuple[Gpu, ...]:
+    """The GPUs, in the order of their PCI addresses, which is NVML's. Empty without a driver."""
+    found = []
+    for path in sorted(folder.glob("*/information")):
+        with suppress(OSError):
+            rows = (line.partition(":") for line in path.read_text(errors="replace").splitlines())
+            told = {name.strip(): value.strip() for name, _, value in rows}
+            found.append(Gpu(told.get("GPU UUID", ""), told.get("Model", "")))
+    return tuple(found)
+
+
+def gpu_of(environ: Mapping[str, str], local_rank: int, here: Sequence[Gpu] | None = None) -> int | None:
+    """NVML's index of the GPU that a rank uses, as far as its environment shows: CUDA's device `local_rank`, or the
+    only device that the rank sees. None: it sees none, or it is not known. `here`: the GPUs of the machine."""
+    here = gpus_here() if here is None else here
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if not here and listed in ("", "-1"):
+        listed = None  # there is nothing to hide; the overlay simulates a GPU for each rank
+    prefix = next((one for one in ("GPU-", "MIG-") if (listed or "").startswith(one)), "")
+    if not prefix and len({gpu.model for gpu in here}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        return None  # CUDA numbers the fastest GPU 0, whatever its PCI address is
+    visible = range(len(here) or local_rank + 1) if listed is None else _visible(listed.split(","), prefix, here)
+    return visible[local_rank] if local_rank < len(visible) else visible[0] if len(visible) == 1 else None
+
+
+def _visible(words: Sequence[str], prefix: str, here: Sequence[Gpu]) -> Sequence[int]:
+    """The GPUs that CUDA sees, in CUDA's order. A word that names no GPU hides those after it. A word or a GPU that is
+    there twice hides all."""
+    if prefix:
+        read: list[str | int] = [*takewhile(lambda word: word.startswith(prefix), words)]
+    else:  # as strtol reads it: "1gpu" is 1
+        numbers = takewhile(bool, (re.match(r"\+?(\d+)", word.strip(), re.ASCII) for word in words))
+        read = [int(number[1]) for number in numbers if number]
+    found = [*takewhile(lambda index: index is not None, (_index(one, here) for one in read))]
+    twice = len({*read}) < len(read) or len({*found}) < len(found)
+    return [] if twice else [index for index in found if index is not None]
+
+
+def _index(name: str | int, here: Sequence[Gpu]) -> int | None:
+    """The GPU with this number or UUID, or the only one whose UUID begins so. MIG-GPU-UUID/3/0 is a part of a GPU; a
+    name of the form MIG-UUID is known to the driver alone."""
+    if isinstance(name, int):
+        return name if not here or name < len(here) else None
+    uuid = name.removeprefix("MIG-").partition("/")[0]
+    if not here and (simulated := _SIMULATED.fullmatch(uuid)):
+        return int(simulated[1], 16)
+    fits = [index for index, gpu in enumerate(here) if uuid.startswith("GPU-") and gpu.uuid.startswith(uuid)]
+    return fits[0] if len(fits) == 1 else None

@@ -30,7 +30,7 @@ from torchaos.harness.cli.options import (
 )
 from torchaos.harness.cli.run import GONE, Planned, other_job, plans_of, working_on, write_reports
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.exploring.choice import MODELS
+from torchaos.harness.exploring.choice import MODELS, models_of
 from torchaos.harness.exploring.exploration import Exploration, Limits
 from torchaos.harness.exploring.explored import Explored, result_of
 from torchaos.harness.exploring.outcomes import Outcome
@@ -78,9 +78,7 @@ def explore(
     faults are left out. COMMAND: as for `torchaos run`."""
     console = Console()
     one = next(plans_of(file, overrides, seed, ask_of, None, out, (), other_job(job_file, given, None)))
-    if "all" in models:
-        models = list(MODELS)
-    limits = Limits(tuple(models), states, minutes, beyond, one.plan.seed, not cold)
+    limits = Limits(models_of(models, one.plan), states, minutes, beyond, one.plan.seed, not cold)
     name = f"{one.plan.scenario}-s{one.plan.seed}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     home = (resume or out / name).absolute()
     one = replace(one, folder=RunDir(home))

@@ -6,17 +6,43 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring.operations import Recording
-from torchaos.harness.exploring.states import power_loss, process_death
+from torchaos.harness.exploring.states import node_death, power_loss, process_death
 from torchaos.harness.exploring.states.choose import choose
 from torchaos.harness.exploring.states.persistence import Persistence
 from torchaos.harness.exploring.states.state import State
+from torchaos.harness.record.plan import Plan, PlannedJob
+
+Nodes = Mapping[int, int]  # the node of each rank
+
+
+def _power_loss(recording: Recording, _nodes: Nodes, persistence: Persistence) -> Iterator[State]:
+    return power_loss.states(recording, persistence)
+
 
 # By the name that the command line takes.
-MODELS: Mapping[str, Callable[[Recording], Iterator[State]]] = {
-    "process-death": process_death.states,
-    **{f"power-loss-{one.value}": partial(power_loss.states, persistence=one) for one in Persistence},
+MODELS: Mapping[str, Callable[[Recording, Nodes], Iterator[State]]] = {
+    "process-death": lambda recording, _nodes: process_death.states(recording),
+    "node-death": node_death.states,
+    "node-death-local": partial(node_death.states, local=True),
+    **{f"power-loss-{one.value}": partial(_power_loss, persistence=one) for one in Persistence},
 }
+_OF_NODES = ("node-death", "node-death-local")
+
+
+def models_of(wanted: Sequence[str], plan: Plan) -> tuple[str, ...]:
+    """The models by name. `all`: those that fit the job. Raises UsageError for a model that does not."""
+    if plan.job.nodes == 1 and (of_nodes := [one for one in wanted if one in _OF_NODES]):
+        raise UsageError(f"{plan.scenario}: the job has one node, so {of_nodes[0]} is process-death")
+    if "all" not in wanted:
+        return tuple(wanted)
+    none = _OF_NODES if plan.job.nodes == 1 else _OF_NODES[1:]  # where checkpoints lie is not known
+    return tuple(one for one in MODELS if one in wanted or one not in none)
+
+
+def nodes_of(job: PlannedJob) -> Nodes:
+    return {rank: rank // job.per_node for rank in range(job.world_size)}
 
 
 @dataclass(frozen=True)
@@ -29,8 +55,8 @@ class Choice:
     in_words: str
 
 
-def chosen(recording: Recording, models: Sequence[str], most: int | None, seed: int) -> Choice:
+def chosen(recording: Recording, models: Sequence[str], nodes: Nodes, most: int | None, seed: int) -> Choice:
     """At most `most` different contents of the folder. The seed reproduces the choice."""
-    found = choose((state for model in models for state in MODELS[model](recording)), most, seed)
+    found = choose((state for model in models for state in MODELS[model](recording, nodes)), most, seed)
     states = [state for group in found.equal for state in {each.model: each for each in reversed(group)}.values()]
     return Choice(tuple(states), found.there_are, found.in_words)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from torchaos.harness.agent.wire import Event
 from torchaos.harness.exploring.goal import Goal, Patience
@@ -30,15 +31,16 @@ class Cold(Stoppable):
         self._reproduce = list(reproduce)
         self.on_event: Callable[[Event], None] = lambda event: None
 
-    def __call__(self, state: State) -> tuple[Outcome, Record]:
-        """Resumes from the state, twice if the first start fails, and judges it. Raises ChaosError if the job can't be
-        started or judged."""
+    def __call__(self, state: State, again: bool = True) -> tuple[Outcome, Record]:
+        """Resumes from the state and judges it. `again`: if the first start fails, the job is started once more. Raises
+        ChaosError if the job can't be started or judged."""
         began_s = time.monotonic()
         folder = self._trials.stage(state)
         plan = self._trials.plan
         watch = _Watch(Goal(self._trials.died_at(state), self._beyond, plan.job.world_size), self.patience_s)
         watch.listen = self.on_event
-        run = Run(plan, folder, self._reproduce, watch)
+        once = replace(plan, job=replace(plan.job, resubmit_times=0))
+        run = Run(plan if again else once, folder, self._reproduce, watch)
         run.grace_s = 0.0  # a job that is asked to end may save, which its twin did not
         watch.run = run
         self._carry_out(run)

@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.exploring.choice import chosen
+from torchaos.harness.exploring.choice import chosen, nodes_of
 from torchaos.harness.exploring.cold import Cold
 from torchaos.harness.exploring.explored import Explored
 from torchaos.harness.exploring.outcomes import Class, Outcome
@@ -97,7 +97,8 @@ class Exploration:
             return None
         twins = [Record.load(twin) for twin in self._recorded.twins]
         trials = Trials(self.plan, self._recorded.now, self._recorded.run, twins, recording)
-        choice = chosen(recording, self.limits.models, self.limits.states, self.limits.seed)
+        limits = self.limits
+        choice = chosen(recording, limits.models, nodes_of(self.plan.job), limits.states, limits.seed)
         self._tell(choice.in_words)
         self._cold = Cold(trials, self.limits.beyond, self._patience_s(trials.recorded), self._reproduce)
         self._warm = Warm(trials, self._cold, self.limits.beyond, self.home) if self.limits.warm else None
@@ -140,12 +141,15 @@ class Exploration:
         if self._stopped:
             return None
         if found is None or (found.warm and found.kind is not Class.RIGHT):
-            suspected, (found, _run) = found, self._cold(state)
+            suspected = found
+            found, _run = self._cold(state, again=suspected is None or suspected.mended is not False)
             if suspected is not None and suspected.kind is not found.kind and not self._stopped:
                 self._notes.append(
                     f"{state.name}: forked ranks gave '{suspected.kind.value}' ({suspected.reason}), and a cold start "
                     f"'{found.kind.value}', which counts"
                 )
+            elif suspected is not None and found.mended is None:
+                found = replace(found, mended=suspected.mended)
         return None if self._stopped else self._kept(trials, state, found, before)
 
     def _kept(self, trials: Trials, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:

@@ -19,8 +19,9 @@ _SCENARIO = re.compile(rb"""^["']?scenario["']?\s*:""", re.MULTILINE)
 _IN_BRACES = re.compile(rb"""(?:\xef\xbb\xbf)?(?:\s|---|[#%].*\n)*\{""")  # JSON, or YAML in its style
 _MOST_BYTES = 1 << 20  # of a scenario file
 _MARKER = (
-    "torchaos(scenario, *, seeds=(), ranks=(), phases=(), steps=(), each={}, set=(), judge=True): the `run` fixture "
-    "runs this scenario file, once for each combination; with judge=False the test checks the verdict itself"
+    "torchaos(scenario, *, seeds=(), ranks=(), phases=(), steps=(), each={}, set=(), judge=True, explore=()): the "
+    "`run` fixture runs this scenario file, once for each combination; with judge=False the test checks the verdict "
+    "itself; with explore=[MODEL, ...] the scenario is explored, as by `torchaos explore`"
 )
 
 

@@ -45,10 +45,13 @@ class Runs:
         self._consent = [word for name in config.getoption("--torchaos-consent") for word in ("--consent", name)]
         self._shared, self._known = shared, dict[str, Run]()
 
-    def get(self, scenario: Path, variation: Variation) -> Run:
-        """The run of that scenario. It is started only if this session has not run it yet."""
-        words = [*(["--seed", str(variation.seed)] if variation.seed is not None else []), *self._consent]
+    def get(self, scenario: Path, variation: Variation, models: Sequence[str] = ()) -> Run:
+        """The run of that scenario; with `models` of death, its exploration. It is started only if this session has not
+        run it yet."""
+        words = ["explore"] if models else ["run", *self._consent]
+        words += ["--seed", str(variation.seed)] if variation.seed is not None else []
         words += [word for text in variation.overrides for word in ("--set", text)]
+        words += [word for model in models for word in ("--model", model)]
         key = hashlib.blake2b(json.dumps([str(scenario), words]).encode(), digest_size=12).hexdigest()
         if key not in self._known:
             self._known[key] = self._once(key, scenario, words)
@@ -68,7 +71,8 @@ class Runs:
     def _run(self, scenario: Path, words: Sequence[str]) -> Run:
         with _slot(self._live), tempfile.TemporaryDirectory(prefix="torchaos-pytest-") as folder:
             results = Path(folder, "results.json")
-            command = [*self._command, "run", str(scenario), "--out", str(self._out), "--json", str(results), *words]
+            where = ["--out", str(self._out), "--json", str(results)]
+            command = [*self._command, words[0], str(scenario), *where, *words[1:]]
             env = {name: value for name, value in os.environ.items() if name not in _FROM_TESTS}
             with open(Path(folder, "output"), "w+b") as output:
                 try:
@@ -109,7 +113,8 @@ def run_of_test(request: pytest.FixtureRequest) -> Run:
     if marker is None or len(marker.args) != 1:
         raise pytest.UsageError(f'{request.node.nodeid}: `run` needs @pytest.mark.torchaos("FILE.yaml") on the test')
     variation = getattr(request, "param", None) or of_marker(marker.kwargs)[0]
-    found = runs_of(request.config).get(_scenario(marker.args[0], request), variation)
+    models = marker.kwargs.get("explore", ())
+    found = runs_of(request.config).get(_scenario(marker.args[0], request), variation, models)
     request.node.user_properties += [("torchaos.verdict", found.verdict), *_properties(found)]
     if marker.kwargs.get("judge", True) and found.verdict != "passed":
         kind = {"failed": Failed, "inconclusive": Inconclusive}.get(found.verdict, Broken)
@@ -148,6 +153,8 @@ def _result(path: Path) -> dict[str, Any]:
     repetitions and one for the rollback; the rest is from the first result that did not pass."""
     try:
         raw = json.loads(path.read_text())
+        if "result" in raw:  # of an exploration
+            return dict(raw["result"])
         results = raw["results"]
         if len(results) == 1 and not raw.get("repeats"):
             return dict(results[0])

@@ -35,10 +35,10 @@ def of_options(config: pytest.Config) -> list[Variation]:
 
 def of_marker(given: Mapping[str, Any]) -> list[Variation]:
     """The variations from a marker. Raises pytest.UsageError if the marker has an unknown argument."""
-    unknown = given.keys() - {*_OPTIONS, "each", "set", "judge"}
+    unknown = given.keys() - {*_OPTIONS, "each", "set", "judge", "explore"}
     if unknown:
         raise pytest.UsageError(f"the marker torchaos has no {min(unknown)}; it has seeds, ranks, phases, steps, each, "
-                                "set and judge")  # fmt: skip
+                                "set, judge and explore")  # fmt: skip
     axes = [(key, list(given[option])) for option, key in _OPTIONS.items() if given.get(option)]
     axes += [(key, list(values)) for key, values in given.get("each", {}).items()]
     return _crossed(axes, given.get("set", ()))

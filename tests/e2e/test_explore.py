@@ -82,7 +82,7 @@ def test_a_save_without_a_rename_is_found(tmp_path: Path) -> None:
     """Without the rename, a death in the middle of a save leaves a newest folder that can't be loaded. The job does not
     start again, a cold start shows it, and so does the script without torchaos."""
     (tmp_path / "train.py").write_text(NO_RENAME)
-    code, found, said = _explore(tmp_path, str(tmp_path / "train.py"), "--states", "10")
+    code, found, said = _explore(tmp_path, str(tmp_path / "train.py"), "--states", "5")
     assert code == 1, said
     broken = [one for one in found["outcomes"] if one["kind"] == "won't start"]
     assert broken, said

@@ -93,14 +93,14 @@ def test_equal_files_are_tried_once_for_each_model(tmp_path: Path) -> None:
     """The death of processes and a loss of power may leave the same files at other moments, and mean something else."""
     recording = saves(tmp_path)
     models = ["process-death", "power-loss-strict"]
-    both = chosen(recording, models, None, 0)
+    both = chosen(recording, models, {}, None, 0)
     tried = [(state.digest, state.model) for state in both.states]
     assert len(set(tried)) == len(tried)
-    alone = [len(chosen(recording, [model], None, 0).states) for model in models]
+    alone = [len(chosen(recording, [model], {}, None, 0).states) for model in models]
     assert len(tried) == sum(alone) > both.there_are >= max(alone)
-    few = chosen(recording, models, 4, 3)
+    few = chosen(recording, models, {}, 4, 3)
     assert len({state.digest for state in few.states}) == 4
-    assert [state.name for state in chosen(recording, models, 4, 3).states] == [state.name for state in few.states]
+    assert [state.name for state in chosen(recording, models, {}, 4, 3).states] == [state.name for state in few.states]
 
 
 @pytest.mark.parametrize(

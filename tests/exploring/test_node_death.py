@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from resumes import recorded
 from saves import Disk, table
 
+from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring.blobs import Blobs
+from torchaos.harness.exploring.choice import MODELS, models_of, nodes_of
 from torchaos.harness.exploring.states import node_death, process_death
 
 NODES = {0: 0, 1: 1}
@@ -44,6 +48,27 @@ def test_they_go_on_for_a_limited_time(blobs: Blobs) -> None:
         for seconds in (0.5, 3.0, 100.0)
     ]  # fmt: skip
     assert ahead == [0, 2, 5]
+
+
+def test_a_file_in_many_writes_is_torn_once(blobs: Blobs) -> None:
+    """However many writes a file takes, a node dies before them, in the middle, and after them."""
+    disk = Disk(blobs)
+    disk.rank(0).save("large", *[b"x" * 10] * 50)
+    sizes = [state.tree.files["large"].size for state in node_death.states(disk.recording(), NODES) if state.operations]
+    assert sizes == [0, 10, 500]
+
+
+def test_a_model_must_fit_the_job() -> None:
+    """A job with one node has no death of a node. `all` leaves out what does not fit, and the disks of nodes, as nobody
+    knows where checkpoints lie."""
+    plan = recorded().plan
+    two = replace(plan, job=replace(plan.job, nodes=2, world_size=4))
+    with pytest.raises(UsageError, match="node-death is process-death"):
+        models_of(["node-death"], plan)
+    assert set(MODELS) - set(models_of(["all"], plan)) == {"node-death", "node-death-local"}
+    assert set(MODELS) - set(models_of(["all"], two)) == {"node-death-local"}
+    assert set(models_of(["all", "node-death-local"], two)) == set(MODELS)
+    assert nodes_of(two.job) == {0: 0, 1: 0, 2: 1, 3: 1}
 
 
 def test_a_node_with_a_disk_of_its_own_takes_its_files_along(blobs: Blobs) -> None:

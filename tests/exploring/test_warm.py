@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError
+from torchaos.harness.exploring.goal import Goal
+from torchaos.harness.exploring.warm.forked import Forked
 from torchaos.harness.exploring.warm.parents import Parent
 from torchaos.harness.exploring.warm.rank import RankCommand
 from torchaos.harness.machine import proc
+from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.rundir import RunDir
 
 SCRIPT = """
 import atexit, os, pickle, sys
@@ -137,6 +142,25 @@ def spawn_until() -> Callable[..., None]:
             assert time.monotonic() < end, "it never held"
 
     return wait
+
+
+@pytest.mark.parametrize(("script", "codes"), [
+    ("import sys; sys.exit(3)", [3, 3]),
+    ("import os, sys; sys.exit(3 if os.environ['TORCHAOS_ATTEMPT_BASE'] == '1' else 0)", [3, 0]),
+    ("pass", [0]),
+])  # fmt: skip
+def test_ranks_that_fail_are_started_once_more(
+    parent: Parent, rank: RankCommand, tmp_path: Path, script: str, codes: list[int]
+) -> None:
+    """A second start is the next attempt, with an end of its own; there is no third one, and none after a good end."""
+    Path(rank.argv[0]).write_text(script)
+    folder, run_id = RunDir(tmp_path / "run").create(), "test-of-two-starts"
+    assert not Forked(parent, [rank], run_id, folder, Goal(0, 3, 1), 60.0)(lambda: None, None)
+    events = list(read_events(folder.events))
+    ends = [(one.attempt, one.data["exit_code"]) for one in events if one.kind is Kind.RANK_EXITED]
+    assert ends == list(enumerate(codes, 1))
+    over = [(one.data["submission"], one.data["exit_code"]) for one in events if one.kind is Kind.JOB_EXITED]
+    assert over == [(number, int(bool(code))) for number, code in enumerate(codes)]
 
 
 def test_the_command_of_a_live_rank_is_read(tmp_path: Path) -> None:

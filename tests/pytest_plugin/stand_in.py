@@ -29,7 +29,10 @@ def run() -> int:
     words = sys.argv[1:]
     scenario, out, results = (Path(words[number]) for number in (1, 3, 5))
     with open("calls", "a") as file:
-        file.write(json.dumps({"scenario": scenario.stem, "words": words[6:], "at": time.monotonic()}) + "\n")
+        file.write(
+            json.dumps({"scenario": scenario.stem, "words": words[6:], "command": words[0], "at": time.monotonic()})
+            + "\n"
+        )
     if scenario.stem == "unusable":
         print(f"{scenario}:3:5: no such key; did you mean job?", file=sys.stderr)
         return 3
@@ -49,7 +52,7 @@ def run() -> int:
             "rate": {"passed": 2, "failed": 1, "inconclusive": 0},
         }]  # fmt: skip
         raw = found["repeats"][0]
-    results.write_text(json.dumps(found))
+    results.write_text(json.dumps({"schema": 1, "result": raw} if words[0] == "explore" else found))
     return int(raw["exit_code"])
 
 

@@ -60,6 +60,26 @@ def test_the_fixture_gives_the_run(project: Project) -> None:
     assert "test_recovers[seed=2-phase=forward]" in project.pytest("-q", "--collect-only").text
 
 
+def test_a_scenario_is_explored(project: Project) -> None:
+    """With `explore`, the test gets the result of `torchaos explore` with these models, and its verdict; a run of the
+    same scenario is another one."""
+    for name in ("good", "bad"):
+        project.scenario(name)
+    explored = "@pytest.mark.torchaos('{}.yaml', seeds=[3], explore=['process-death', 'node-death'])\n"
+    project.file("test_job.py", "import pytest\n" + "".join([
+        explored.format("good") + "def test_a(run): assert run.verdict == 'passed'\n",
+        explored.format("bad") + "def test_b(run): pass\n",
+        "@pytest.mark.torchaos('good.yaml', seeds=[3])\ndef test_c(run): pass\n",
+    ]))  # fmt: skip
+    done = project.pytest("-q", "--torchaos-consent", "host.kernel")
+    assert done.counts() == {"passed": 2, "error": 1}, done
+    models = ["--model", "process-death", "--model", "node-death"]
+    words = [(call["command"], call["words"]) for call in done.calls()]
+    assert words == [
+        *[("explore", ["--seed", "3", *models])] * 2, ("run", ["--consent", "host.kernel", "--seed", "3"]),
+    ]  # fmt: skip
+
+
 def test_a_marker_that_can_t_be_read_is_told(project: Project) -> None:
     """A file that is not there, an argument that there is none of, a test without a marker: one sentence each."""
     project.scenario("good")

@@ -29,7 +29,7 @@ def saves(folder: Path, in_turn: bool = True) -> Recording:
 
 
 def choice(recording: Recording) -> Choice:
-    return chosen(recording, ["process-death"], None, 0)
+    return chosen(recording, ["process-death"], {}, None, 0)
 
 
 def outcome_of(state: State, kind: Class = Class.RIGHT, reason: str = "") -> Outcome:

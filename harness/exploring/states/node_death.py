@@ -8,23 +8,15 @@ the dead node are gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from torchaos.harness.exploring.operations import Operation, Recording
+from torchaos.harness.exploring.operations import Kind, Operation, Recording
 from torchaos.harness.exploring.states.state import State, joined
-from torchaos.harness.exploring.states.world import World
+from torchaos.harness.exploring.states.world import Cut, World
 
 MODEL = "node death"
 NOTICED_S = 30.0  # torchelastic ends its workers in that time after a lost node, at the latest
-
-
-@dataclass(frozen=True)
-class _Left:
-    """After these operations the job was over. They are those before the death, and the first of the survivors'."""
-
-    done: frozenset[int]
-    times: tuple[tuple[float, float], ...]
 
 
 def states(
@@ -36,15 +28,19 @@ def states(
     found: dict[str, State] = {}
     for node in sorted(set(nodes.values())):
         dead = {rank for rank, its in nodes.items() if its == node}
-        for left in _left(recording, world, dead, noticed_s):
-            effects = [effect for effect in world.effects if effect.operation.number in left.done]
-            kept = [effect for effect in effects if not (local and effect.operation.rank in dead)]
-            tree = world.tree_of(kept)
+        tried: set[tuple[int, ...]] = set()
+        for cut, times in _cuts(recording, world, dead, noticed_s):
+            if not times and tuple(cut.values()) in tried:
+                continue
+            tried.add(tuple(cut.values()))
+            effects = [effect for effect in world.effects if world.has(cut, effect.operation)]
+            lost = [effect for effect in effects if local and effect.operation.rank in dead]
+            tree = world.tree_of([effect for effect in effects if effect not in lost]) if lost else world.tree(cut)
             steps = [effect.operation.step for effect in effects if effect.operation.step is not None]
             state = State(
                 f"node-death-{tree.digest[:12]}", MODEL, max(steps, default=None), tree,
                 effects[-1].operation if effects else None, len(effects), recording.blobs, recording.kept_as_made,
-                left.times, tuple(effect.operation for effect in effects if effect not in kept),
+                times, tuple(effect.operation for effect in lost), cut,
             )  # fmt: skip
             known = found.setdefault(tree.digest, state)
             if known is not state:
@@ -52,36 +48,41 @@ def states(
     yield from found.values()
 
 
-def _left(recording: Recording, world: World, dead: set[int], noticed_s: float) -> Iterator[_Left]:
-    """All sets of operations: the node dies after each operation of the recorded run, and the job is over after each
-    that survivors may still do."""
+def _cuts(
+    recording: Recording, world: World, dead: set[int], noticed_s: float
+) -> Iterator[tuple[Cut, tuple[tuple[float, float], ...]]]:
+    """What each rank has done when the job is over, and when that was seen: the node dies after each operation of the
+    recorded run, and the job is over after each that survivors may still do. Of the moments between three writes to one
+    file, the first stands for all."""
     operations = recording.operations
-    needs: dict[int, set[int]] = {effect.operation.number: set(effect.needs) for effect in world.effects}
+    needs = {effect.operation.number: set(effect.needs) for effect in world.effects}
     for a, b in recording.before:
         needs[b].add(a)
-    tried: set[frozenset[int]] = set()
+    threes = (line[at : at + 3] for line in recording.lines.values() for at in range(len(line) - 2))
+    alike = {three[1].number for three in threes if _are_one(three)}
+    done: dict[int | None, int] = dict.fromkeys(recording.lines, 0)
     since = recording.began_s
     for at in range(len(operations) + 1):
+        if at:
+            done[operations[at - 1].rank] += 1
+        if at and operations[at - 1].number in alike:
+            continue
         until = operations[at].ended_s if at < len(operations) else recording.ended_s
-        done = frozenset(range(at))
-        yield _Left(done, ((since, max(since, until)),))
-        for more in _going_on(operations[at:], needs, done, dead, since + noticed_s):
-            if more not in tried:
-                tried.add(more)
-                yield _Left(more, ())
+        yield dict(done), ((since, max(since, until)),)
+        cut, blocked = dict(done), set[int | None](dead)
+        for operation in operations[at:]:
+            if operation.rank in blocked:
+                continue
+            missing = (one for one in needs[operation.number] if not world.has(cut, operations[one]))
+            if operation.ended_s > since + noticed_s or next(missing, None) is not None:
+                blocked.add(operation.rank)
+                continue
+            cut[operation.rank] += 1
+            if operation.number not in alike:
+                yield dict(cut), ()
         since = max(since, until)
 
 
-def _going_on(
-    rest: tuple[Operation, ...], needs: Mapping[int, set[int]], done: frozenset[int], dead: set[int], until_s: float
-) -> Iterator[frozenset[int]]:
-    """What is done after each operation that the survivors may still do."""
-    blocked: set[int | None] = set(dead)
-    for operation in rest:
-        if operation.rank in blocked:
-            continue
-        if operation.ended_s > until_s or not needs[operation.number] <= done:
-            blocked.add(operation.rank)
-            continue
-        done |= {operation.number}
-        yield done
+def _are_one(own: Sequence[Operation]) -> bool:
+    """Whether these are writes to one file."""
+    return all(each.kind is Kind.WRITE and each.file == own[0].file for each in own)

@@ -15,6 +15,7 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.rundir import RunDir
 
 _LOOK_S = 0.01
+_STARTS = 2  # the second one only if the first one failed
 
 
 class Forked:
@@ -26,65 +27,73 @@ class Forked:
         self._parent, self._ranks, self._run_id, self._folder = parent, ranks, run_id, folder
         self._goal, self._patience_s = goal, patience_s
         self._stopped = False
+        self._hangs, self._attempt = False, 1
         self._born: dict[int, int] = {}  # start times by pid
         self._of: dict[int, int] = {}  # ranks by pid
+        self._codes: dict[int, int] = {}  # exit codes by pid
 
     def stop(self) -> None:
         self._stopped = True
 
     def __call__(self, take_inventory: Callable[[], None], imports: Path | None) -> bool:
-        """Runs the ranks until they have shown enough, or one has ended. True: they hang. Raises ChaosError if the
-        parent is gone."""
+        """Runs the ranks until they have shown enough, or have ended; ranks that fail are started once more. True: they
+        hang. Raises ChaosError if the parent is gone."""
         journal = self._journal = Journal(self._folder.events)
         try:
             journal.emit(Kind.STAGE, {"stage": "launch"})
-            self._start(imports)
-            try:
-                hung = self._follow()
-            finally:
-                proc.end(self._family)
-            self._note_ends(self._parent.ends(list(self._born)))
+            for submission in range(_STARTS):
+                self._start(submission, imports)
+                try:
+                    failed = self._follow(submission)
+                finally:
+                    proc.end(self._family)
+                self._note_ends()
+                if not failed:
+                    break
             journal.emit(Kind.STAGE, {"stage": "inventory"})
             take_inventory()
             journal.emit(Kind.STAGE, {"stage": "end"})
-            return hung
+            return self._hangs
         finally:
             journal.close()
 
-    def _start(self, imports: Path | None) -> None:
+    def _start(self, submission: int, imports: Path | None) -> None:
         port, size = free_port(), len(self._ranks)
-        start = {"submission": 0, "pid": self._parent.pid, "node": 0}
-        self._journal.emit(Kind.JOB_STARTED, start, attempt=1)
-        envs = [rank.again(port, self._run_id, self._folder.logs) for rank in self._ranks]
-        pids = self._parent.fork(self._ranks, envs, self._folder.logs / "job-0.log", imports)
-        self._born = {pid: start_ticks(pid) or 0 for pid in pids}
+        attempt = self._attempt = 1 + submission
+        start = {"submission": submission, "pid": self._parent.pid, "node": 0}
+        self._journal.emit(Kind.JOB_STARTED, start, attempt=attempt)
+        envs = [rank.again(port, self._run_id, self._folder.logs, attempt) for rank in self._ranks]
+        pids = self._parent.fork(self._ranks, envs, self._folder.logs / f"job-{submission}.log", imports)
+        self._born, self._of, self._codes = {pid: start_ticks(pid) or 0 for pid in pids}, {}, {}
         for rank, pid in zip(self._ranks, pids, strict=True):
             self._of[pid] = rank.number
             up = {"pid": pid, "start_ticks": self._born[pid], "node": 0}
             where = {"local_rank": int(rank.env["LOCAL_RANK"]), "world_size": size}
-            self._journal.emit(Kind.RANK_UP, {**up, **where}, rank=rank.number, attempt=1)
+            self._journal.emit(Kind.RANK_UP, {**up, **where}, rank=rank.number, attempt=attempt)
 
     def _family(self) -> dict[int, int]:
         """The ranks and what they have forked: start times by pid."""
         return {pid: ticks for pid, ticks in proc.family(self._run_id).items() if pid != self._parent.pid}
 
-    def _follow(self) -> bool:
-        patience, codes = Patience(self._patience_s, time.monotonic()), dict[int, int]()
+    def _follow(self, submission: int) -> bool:
+        """Whether a rank failed."""
+        patience = Patience(self._patience_s, time.monotonic())
         while not self._stopped:
             events = self._journal.snapshot()
-            ended = self._parent.ends([pid for pid in self._born if pid not in codes])
-            self._note_ends(ended)
-            codes |= ended
+            self._note_ends()
+            codes = self._codes
             if any(codes.values()) or len(codes) == len(self._born):  # one that fails takes all others with it
                 code = int(any(codes.values()))
-                self._journal.emit(Kind.JOB_EXITED, {"submission": 0, "pid": self._parent.pid, "exit_code": code})
-                return False
+                end = {"submission": submission, "pid": self._parent.pid, "exit_code": code}
+                self._journal.emit(Kind.JOB_EXITED, end)
+                return bool(code)
             if self._goal.is_reached(events):
                 self._emit_stop("the resume went on beyond the death", enough=True)
                 return False
             if patience.is_over(events, time.monotonic()):
                 self._emit_stop(f"nothing was seen of its ranks for {patience.limit_s:.0f} s")
-                return True
+                self._hangs = True
+                return False
             time.sleep(_LOOK_S)
         self._emit_stop("it was interrupted", interrupted=True)
         return False
@@ -92,7 +101,9 @@ class Forked:
     def _emit_stop(self, reason: str, interrupted: bool = False, enough: bool = False) -> None:
         self._journal.emit(Kind.STOPPED, {"reason": reason, "interrupted": interrupted, "enough": enough})
 
-    def _note_ends(self, codes: dict[int, int]) -> None:
-        for pid, code in codes.items():
+    def _note_ends(self) -> None:
+        ended = self._parent.ends([pid for pid in self._born if pid not in self._codes])
+        self._codes |= ended
+        for pid, code in ended.items():
             end = {"pid": pid, "start_ticks": self._born[pid], "exit_code": code}
-            self._journal.emit(Kind.RANK_EXITED, end, rank=self._of[pid], attempt=1)
+            self._journal.emit(Kind.RANK_EXITED, end, rank=self._of[pid], attempt=self._attempt)

@@ -43,13 +43,13 @@ class RankCommand:
     def number(self) -> int:
         return int(self.env["RANK"])
 
-    def again(self, port: int, run_id: str, errors: Path) -> dict[str, str]:
+    def again(self, port: int, run_id: str, errors: Path, attempt: int) -> dict[str, str]:
         """The environment of a rank of another resume. Its rank 0 keeps the store that torchrun's agent keeps
         otherwise."""
         return {
             **self.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False",
             "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_ERROR_FILE": str(errors / f"error-{self.number}.json"),
-            ENV_RUN_ID: run_id, ENV_ATTEMPT_BASE: "1",
+            ENV_RUN_ID: run_id, ENV_ATTEMPT_BASE: str(attempt),
         }  # fmt: skip
 
 

@@ -24,6 +24,8 @@ import museum
 import museum_page
 import sides
 
+from torchaos.harness.contracts import ChaosError
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -51,7 +53,7 @@ def main() -> int:
         try:
             packages = environments.made(bug.packages(side))
             told = sides.shown(bug, side, packages)
-        except (RuntimeError, subprocess.SubprocessError) as error:
+        except (RuntimeError, ChaosError, subprocess.SubprocessError) as error:
             print(f"NOT SHOWN  {bug.name} {side}: {error}", flush=True)
             bad = True
             continue

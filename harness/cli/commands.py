@@ -25,6 +25,7 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
         "explore": Listed("explore", "Try every moment at which the whole job can die."),
         "gameday": Listed("gameday", "Inject faults for hours, at the rates of a real cluster."),
         "shrink": Listed("shrink", "Find the smallest set of a game day's faults that still fails."),
+        "bisect": Listed("bisect", "Find the release of a package that broke a recovery."),
         "exec": Listed("exec", "Record one node's part of a job that a scheduler starts."),
     },
     "Read results": {

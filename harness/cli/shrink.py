@@ -11,9 +11,9 @@ import click
 from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import PATH, RUN_DIR, cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.gameday.shrink import Shrink
 from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.narrowing.shrink import Shrink
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.scenario.yaml_source import dumped

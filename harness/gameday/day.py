@@ -24,13 +24,13 @@ from typing import Any
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.apart import apart
-from torchaos.harness.gameday.child import JUDGED, Child
 from torchaos.harness.gameday.draw import Round
 from torchaos.harness.gameday.grammar import GameDay, Risk
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.rounds import scenario_of
 from torchaos.harness.gameday.score import RoundScore, score_round
 from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.narrowing.child import JUDGED, Child
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir

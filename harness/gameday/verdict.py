@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from torchaos.harness.gameday.child import JUDGED
 from torchaos.harness.gameday.grammar import Bounds
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.score import RoundScore, Score
+from torchaos.harness.narrowing.child import JUDGED
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 
 AT_LEAST = ("ettr", "goodput")  # all other bounds are upper bounds

@@ -51,10 +51,15 @@ class Child:
         home.mkdir(parents=True, mode=0o700)
         path = home / "scenario.yaml"
         path.write_text(dumped(scenario))
+        consents = (word for name in consent for word in ("--consent", name))
+        return self.call([str(path), "--seed", str(seed), *consents], home, fds)
+
+    def call(self, words: Sequence[str], home: Path, fds: Sequence[int] = ()) -> Ran:
+        """`torchaos run` with these words, as `run`."""
+        home.mkdir(parents=True, mode=0o700, exist_ok=True)
         command = [
-            sys.executable, "-m", "torchaos.harness", "run", str(path), "--out", str(home / "run"),
-            "--json", str(home / "results.json"), "--seed", str(seed),
-            *(word for name in consent for word in ("--consent", name)),
+            sys.executable, "-m", "torchaos.harness", "run", "--out", str(home / "run"),
+            "--json", str(home / "results.json"), *words,
         ]  # fmt: skip
         with open(home / "console.log", "wb") as log:
             self._process = subprocess.Popen(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.gameday.child import JUDGED, Child
-from torchaos.harness.gameday.ddmin import ddmin
+from torchaos.harness.narrowing.child import JUDGED, Child
+from torchaos.harness.narrowing.ddmin import ddmin
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import Result, Verdict
 from torchaos.harness.record.rundir import RunDir

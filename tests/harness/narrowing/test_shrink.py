@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.gameday.child import Child, Ran
-from torchaos.harness.gameday.ddmin import ddmin
-from torchaos.harness.gameday.shrink import Shrink, with_faults
+from torchaos.harness.narrowing.child import Child, Ran
+from torchaos.harness.narrowing.ddmin import ddmin
+from torchaos.harness.narrowing.shrink import Shrink, with_faults
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 

@@ -1,0 +1,90 @@
+"""`torchaos bisect`: the release of a package that broke a recovery."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+
+from torchaos.harness.cli.interrupt import signals
+from torchaos.harness.cli.options import JOB, PATH, SEED, SET, ScenarioFile, WithCommand, cli
+from torchaos.harness.cli.run import other_job, plans_of
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.narrowing.bisect import Bisect, Range
+from torchaos.harness.narrowing.packages import Packages
+from torchaos.harness.narrowing.tries import Tries
+from torchaos.harness.record.environment import installed, job_python
+from torchaos.harness.record.result import ExitCode
+from torchaos.harness.release.repeats.ask import ask_of
+from torchaos.harness.running.twins.twin_key import key_of
+
+_HERE = ("local", "netns")  # launchers whose ranks see the folders of this machine, and its Python
+
+
+@cli.command(cls=WithCommand)
+@click.argument("file", type=ScenarioFile(), metavar="SCENARIO")
+@click.argument("texts", nargs=-1, required=True, metavar="PACKAGE[=FIRST..LAST]...")
+@JOB
+@click.option("--assertion", metavar="NAME", help="Only this assertion counts, not the whole verdict.")
+@click.option("--samples", type=click.IntRange(0), default=0, metavar="N",
+              help="Try up to N releases between two that have the same verdict.")  # fmt: skip
+@click.option("--out", type=PATH, default=Path("torchaos-bisect"), show_default=True, help="The folder for the runs.")
+@SEED
+@SET
+def bisect(
+    file: Path, texts: Sequence[str], job_file: Path | None, assertion: str | None, samples: int, out: Path,
+    seed: int | None, overrides: Sequence[str], given: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Find the release of a package that broke a recovery.
+
+    Runs SCENARIO with releases from FIRST (default: the installed one) to LAST (the newest), or with releases of
+    several packages. FIRST..BAD..LAST names a bad release between two good ones. Nothing that is installed is changed.
+    Exit code: the verdict with the newest releases; 2 if the release that changed it could not be named. COMMAND: as
+    for `torchaos run`."""
+    if samples and len(texts) > 1:
+        raise UsageError("--samples is for a single package; name one")
+    planned = partial(plans_of, file, seed=seed, asked=ask_of, attach=None, out=out, consent=(),
+                      job=other_job(job_file, given, None))  # fmt: skip
+    first = next(planned(overrides)).plan
+    if first.launcher not in _HERE:
+        raise UsageError(f"the launcher {first.launcher} is not supported: the releases are installed on this machine")
+    names = [one.name for one in first.asserts]
+    if assertion is not None and assertion not in names:
+        raise UsageError(f"--assertion {assertion}: the scenario does not have it; it has {', '.join(names)}")
+    python = job_python(first.job.command)
+    path = first.job.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    packages = Packages(python, path, Path(first.job.cwd))
+    now = {name.lower(): found for name, found in installed(python).items()}
+    ranges = [Range.of(text, packages.releases, now.get(text.partition("=")[0].lower())) for text in texts]
+
+    def prepare(path: str) -> tuple[list[str], str]:
+        one = next(planned([*overrides, f"job.env.PYTHONPATH={json.dumps(path)}"]))
+        parts = (version("torchaos"), one.plan.to_json(), key_of(one.plan))
+        key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        return [str(file), "--seed", str(one.plan.seed), *one.options], f"{one.plan.scenario}-{key}"
+
+    tries = Tries(packages, prepare, out.absolute(), assertion, click.echo)
+    search = Bisect(ranges, tries, samples)
+    with signals() as interrupted:
+        interrupted.ends(tries.child)
+        try:
+            found = search()
+            code = search.exit_code(found)
+        except ChaosError as error:
+            if not interrupted.reason:
+                raise
+            click.echo(str(error))
+            sys.exit(ExitCode.INCONCLUSIVE)
+    for one in found:
+        click.echo(str(one))
+    if not found:
+        click.echo("no change was found: name a release that you know to be bad, or try more of them with --samples")
+    click.echo(f"{len(search.tried)} sets of releases were tried, and {tries.runs} of them run by this call")
+    sys.exit(code)

@@ -1,0 +1,129 @@
+"""Finds the releases with which a recovery begins or ceases to fail: of one package, or of several that are changed
+together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.narrowing.ddmin import ddmin
+from torchaos.harness.narrowing.search import changes
+from torchaos.harness.record.result import ExitCode
+from torchaos.harness.registry import suggest
+
+Pins = Mapping[str, str]  # a version for each package
+Passed = bool | None  # None: no verdict
+
+
+@dataclass(frozen=True)
+class Range:
+    """The releases of a package from which the culprit is sought, oldest first."""
+
+    package: str
+    releases: Sequence[str]
+    known: Sequence[str] = ()  # releases that are tried first
+
+    @classmethod
+    def of(cls, text: str, releases_of: Callable[[str], Sequence[str]], now: str | None) -> Range:
+        """Reads NAME or NAME=FIRST..LAST, which may have further releases between. `now`: the installed version, which
+        stands for a FIRST that is empty; an empty LAST is the newest. Raises UsageError."""
+        package, _, span = text.partition("=")
+        every = releases_of(package)
+        first, *known, last = span.split("..") if ".." in span else [span, ""]
+        first, last = first or now or "", last or every[-1]
+        if not first:
+            raise UsageError(f"{text}: {package} is not installed; write {package}=FIRST..LAST")
+        for version in (first, *known, last):
+            if version not in every:
+                near = suggest(version, every)
+                hint = f"did you mean {near}?" if near else f"there are {every[0]} to {every[-1]}"
+                raise UsageError(f"{text}: there is no release {version} of {package} for this Python; {hint}")
+        chosen = every[every.index(first) : every.index(last) + 1]
+        if len(chosen) < 2 or not set(known) <= set(chosen):
+            raise UsageError(f"{text}: write an older release, then a newer one, and others of them only between")
+        return cls(package, chosen, known)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The verdict with `before` is another than with `after`, of the same package. `beside`: the other packages."""
+
+    package: str
+    before: str
+    after: str
+    passed_before: bool
+    is_exact: bool
+    beside: Pins
+    together: Sequence[str] = ()  # those of `beside` without whose newer release the verdict does not change
+
+    def __str__(self) -> str:
+        kind = "begins" if self.passed_before else "ends"
+        words = ("passed", "failed") if self.passed_before else ("failed", "passed")
+        where = f"{self.package} {self.before} {words[0]}, {self.after} {words[1]}"
+        if self.together:
+            where += f", together with {in_words({name: self.beside[name] for name in self.together})}"
+        if rest := {name: version for name, version in self.beside.items() if name not in self.together}:
+            where += f", with {in_words(rest)}"
+        if self.is_exact:
+            return f"the failure {kind} with {self.package} {self.after}: {where}"
+        return f"the failure {kind} between two releases, and those tried between them gave no verdict: {where}"
+
+
+@dataclass
+class Bisect:
+    """`verdict` is asked once for each set of releases. `samples`: how many releases of a single package are tried
+    between its ends, if both have the same verdict."""
+
+    ranges: Sequence[Range]
+    verdict: Callable[[Pins], Passed]
+    samples: int = 0
+    tried: dict[tuple[tuple[str, str], ...], Passed] = field(default_factory=dict)
+
+    def __call__(self) -> list[Found]:
+        if len(self.ranges) == 1:
+            return self._along(self.ranges[0], self.ranges)
+        oldest, newest = self._asked([]), self._asked(self.ranges)
+        if oldest is None or newest is None or oldest == newest:
+            return []
+        needed = ddmin(self.ranges, lambda part: self._asked(part) == newest)
+        return [found for one in needed for found in self._along(one, needed)]
+
+    def exit_code(self, found: Sequence[Found]) -> ExitCode:
+        """Passed or failed, as the newest releases are; inconclusive if they have no verdict, or if the release is not
+        known with which it changed."""
+        newest, oldest = self._asked(self.ranges), self._asked([])
+        if newest is None or oldest is None or (newest != oldest and not found) or not all(o.is_exact for o in found):
+            return ExitCode.INCONCLUSIVE
+        return ExitCode.PASSED if newest else ExitCode.FAILED
+
+    def _along(self, line: Range, newer: Sequence[Range]) -> list[Found]:
+        """The changes along the releases of one package, with those of `newer` at their last release."""
+        pins = self._pins(newer)
+        beside = {name: version for name, version in pins.items() if name != line.package}
+
+        def ask(at: int) -> Passed:
+            return self._ask({**pins, line.package: line.releases[at]})
+
+        at = [line.releases.index(version) for version in line.known]
+        return [
+            Found(line.package, line.releases[low], line.releases[high], bool(ask(low)), high == low + 1, beside,
+                  [one.package for one in newer if one is not line])
+            for low, high in changes(len(line.releases), ask, at, self.samples)
+        ]  # fmt: skip
+
+    def _asked(self, newer: Sequence[Range]) -> Passed:
+        return self._ask(self._pins(newer))
+
+    def _pins(self, newer: Sequence[Range]) -> Pins:
+        return {one.package: one.releases[-1 if one in newer else 0] for one in self.ranges}
+
+    def _ask(self, pins: Pins) -> Passed:
+        key = tuple(sorted(pins.items()))
+        if key not in self.tried:
+            self.tried[key] = self.verdict(pins)
+        return self.tried[key]
+
+
+def in_words(pins: Pins) -> str:
+    return ", ".join(f"{name} {version}" for name, version in pins.items())

@@ -1,0 +1,91 @@
+"""The releases of a package, and folders with some of them, to be put before the installed packages by PYTHONPATH. All
+by pip."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.record.environment import installed
+
+
+class NotInstallable(ChaosError):
+    """These packages can't be installed together beside the others."""
+
+
+@dataclass(frozen=True)
+class Packages:
+    """The packages that a job's Python can get. `path`: the PYTHONPATH that the job has without us."""
+
+    python: str = sys.executable
+    path: str = ""
+    cwd: Path = Path()
+
+    def releases(self, name: str) -> list[str]:
+        """All releases in the package index that this Python can use, oldest first. Raises UsageError if there are
+        none."""
+        done = self._pip("index", "versions", name)
+        line = next((line for line in done.stdout.splitlines() if line.startswith("Available versions:")), "")
+        if not line:
+            raise UsageError(f"{name}: pip finds no release of it: {_last(done.stderr)}")
+        return line.partition(":")[2].replace(",", " ").split()[::-1]
+
+    def needed(self, pins: Mapping[str, str]) -> list[str]:
+        """What must be installed, as NAME==VERSION, so that the job has these releases: the packages themselves, if
+        they are not there in this version, and what they need and the job has not. torch stays as it is. Raises
+        NotInstallable."""
+        asked = [f"{name}=={version}" for name, version in pins.items()]
+        if torch := installed(self.python).get("torch"):
+            asked.append(f"torch=={torch}")
+        done = self._pip("install", "--dry-run", "--quiet", "--report", "-", *asked)
+        if done.returncode:
+            raise NotInstallable(_last(done.stderr))
+        found = [one["metadata"] for one in json.loads(done.stdout)["install"]]
+        return sorted(f"{one['name']}=={one['version']}" for one in found)
+
+    def folder(self, packages: Sequence[str], *options: str) -> Path:
+        """A folder with exactly these packages, as NAME==VERSION; an earlier call's, if there is one. `options`: of
+        pip. Raises NotInstallable."""
+        key = hashlib.sha256("\n".join([self._version(), *packages]).encode()).hexdigest()[:16]
+        folder = user_cache_path("torchaos") / "packages" / key
+        if folder.exists():
+            return folder
+        partial = folder.with_name(f"{key}.partial-{os.getpid()}")
+        shutil.rmtree(partial, ignore_errors=True)
+        done = self._pip("install", "--quiet", "--no-deps", "--target", str(partial), *options, *packages)
+        if done.returncode:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise NotInstallable(_last(done.stderr))
+        (partial / "packages.txt").write_text("\n".join(packages) + "\n")
+        partial.rename(folder)
+        return folder
+
+    def path_with(self, pins: Mapping[str, str]) -> str:
+        """The job's PYTHONPATH with these releases. Raises NotInstallable."""
+        needed = self.needed(pins)
+        parts = ([str(self.folder(needed))] if needed else []) + ([self.path] if self.path else [])
+        return os.pathsep.join(parts)
+
+    def _version(self) -> str:
+        done = subprocess.run([self.python, "-VV"], capture_output=True, text=True, check=False)
+        return done.stdout
+
+    def _pip(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Runs pip for the job's Python, which need not have pip itself."""
+        env = {**os.environ, "PYTHONPATH": self.path, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+        command = [sys.executable, "-m", "pip", "--python", self.python, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=self.cwd)
+
+
+def _last(text: str) -> str:
+    return next((line for line in reversed(text.strip().splitlines()) if "ERROR" in line), "pip gives no reason")

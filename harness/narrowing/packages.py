@@ -67,7 +67,12 @@ class Packages:
             shutil.rmtree(partial, ignore_errors=True)
             raise NotInstallable(_last(done.stderr))
         (partial / "packages.txt").write_text("\n".join(packages) + "\n")
-        partial.rename(folder)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+            shutil.rmtree(partial)  # another call was first
         return folder
 
     def path_with(self, pins: Mapping[str, str]) -> str:

@@ -62,6 +62,22 @@ def test_a_release_comes_with_what_it_needs(packages: Packages) -> None:
     assert Path(path).stat().st_mtime_ns == made
 
 
+def test_two_calls_may_make_one_folder(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second to end takes the folder of the first, and leaves nothing behind."""
+    pip = Packages._pip
+
+    def meanwhile(self: Packages, *words: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(Packages, "_pip", pip)
+        first = packages.folder(["torchaos_b==1.0"])
+        assert first.exists()
+        return pip(self, *words)
+
+    monkeypatch.setattr(Packages, "_pip", meanwhile)
+    folder = packages.folder(["torchaos_b==1.0"])
+    assert imported(str(folder), "torchaos_b") == "1.0"
+    assert list(folder.parent.iterdir()) == [folder]
+
+
 def test_what_the_job_has_is_not_installed(packages: Packages, tmp_path: Path) -> None:
     """Its own PYTHONPATH counts, and stays behind the releases."""
     own = packages.folder(["torchaos_b==1.0"])

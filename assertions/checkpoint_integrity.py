@@ -47,11 +47,11 @@ _BLIND = "without a twin, checkpoints that are whole but have wrong contents can
 
 @dataclass(frozen=True)
 class CheckpointIntegrity(Assertion):
-    """Every checkpoint is complete and loads. The newest is no older than the twin's, and no checkpoint of the twin is
-    missing. The contents equal the twin's at the same step. A torn checkpoint is accepted if a later one is whole and
-    it isn't marked as complete. `tolerance` is relative (0.001: a thousandth), to each tensor's norm and to each
-    number. Without it, entries must be bitwise equal, except for rounding, and except as far as twins differ from each
-    other. `ignore` names entries that are not compared; `*` stands for anything."""
+    """Every checkpoint is complete and loads. The newest is no older than the twin's newest, and every checkpoint of
+    the twin is there. The contents equal the twin's at the same step. A torn checkpoint is accepted if it is not marked
+    as complete and a later checkpoint is whole. `tolerance` is relative (0.001: a thousandth), to each tensor's norm
+    and to each number. Without it, entries must be bitwise equal, except for rounding and for differences between the
+    twins. `ignore` names entries that are not compared; `*` stands for any text."""
 
     name = "checkpoint_integrity"
     harm = Harm.WRONG_RESULT
@@ -63,7 +63,7 @@ class CheckpointIntegrity(Assertion):
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         ours = checkpoints_of(run)
         if ours is None:
-            return inconclusive("the checkpoints were not read: write in the scenario where they are (job.checkpoints)")
+            return inconclusive("the checkpoints were not read: give their folder in the scenario (job.checkpoints)")
         resumed = _resumed(run, twins, ours)
         if resumed:
             return resumed
@@ -94,8 +94,8 @@ class CheckpointIntegrity(Assertion):
 
 
 def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -> Finding | None:
-    """Finds an attempt that resumed wrongly while a checkpoint was damaged. Attempts whose steps were undone later are
-    left out, because they do no harm."""
+    """Finds an attempt that resumed wrongly while a checkpoint was damaged. An attempt whose steps were done again
+    later does no harm, and is left out."""
     met = meetings(run)
     back = [meeting for meeting in met if counts(run, meeting.attempt.number)]
     for one in back:
@@ -131,8 +131,8 @@ def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -
 
 
 def _was_mended(damage: Damage, attempt: Attempt, twins: Sequence[Record], ours: Sequence[Checkpoint]) -> bool:
-    """Whether all tensors that were saved since the attempt began equal the twin's bit for bit, also the damaged
-    tensor. A job that keeps two copies may read a damaged file and then use the other copy."""
+    """Whether all tensors that were saved after the attempt began, also the damaged tensor, equal the twin's bit for
+    bit. A job with two copies may read a damaged file and then use the other copy."""
     since = [checkpoint for checkpoint in ours if checkpoint.good and (checkpoint.saved_s or 0.0) > attempt.started_s]
     theirs = [found for twin in twins[:1] if (found := checkpoints_of(twin))]
     both = pairs(since, theirs[0]) if theirs else []
@@ -151,7 +151,7 @@ def _none(run: Record, twins: Sequence[Record]) -> Finding:
         return failed(f"no checkpoint is left, but the twin has some{seen}{unread}", checkpoints=0)
     twin = ", and the twin has none" if twins else ""
     return inconclusive(
-        f"no checkpoint lies in {root_of(run) or 'the folder'} at the end{twin}{seen}{unread}: nothing could be judged"
+        f"no checkpoint is in {root_of(run) or 'the folder'} at the end{twin}{seen}{unread}: nothing could be judged"
     )
 
 
@@ -198,7 +198,7 @@ def _claimed(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:
 
 
 def _too_old(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:
-    """Whether the newest checkpoint on disk is older than the last save that the run was seen to finish."""
+    """Whether the newest checkpoint on disk is older than the last save that was seen to finish."""
     newest, root = _newest(ours).step, str(run.artifacts["inventory"].get("root", ""))
     saves = [save for save in run.history.saves if save.ok and save.global_step is not None]
     saved = [save for save in saves if is_below(save.path, root)]  # a model that is exported elsewhere is no checkpoint

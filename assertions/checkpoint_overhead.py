@@ -1,4 +1,4 @@
-"""What do checkpoints cost: how long does training stand still for each, and for which share of the time?"""
+"""What do checkpoints cost: how long, and for what share of the time, does training stand still for them?"""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, Sav
 @dataclass(frozen=True)
 class CheckpointOverhead(Assertion):
     """Bounds. `blocked`: the longest time (seconds) that training stands still for one checkpoint. `blocked_share`: the
-    share (0 to 1) of the time of training for which training stands still for checkpoints. `writing_share`: the share
-    of the time of training in which a checkpoint is being written, also in the background."""
+    share (0 to 1) of the training time in which training stands still for checkpoints. `writing_share`: the share of
+    the training time in which a checkpoint is being written, also in the background."""
 
     name = "checkpoint_overhead"
     harm = Harm.SLOW
@@ -64,8 +64,8 @@ _WORDS = {
 
 
 def training_s(history: History) -> float:
-    """The time of training in seconds. In each attempt it is the time from the end of its first step to the end of its
-    last step."""
+    """The training time in seconds: over all attempts, the time from the end of the first step to the end of the last
+    step."""
     times = (history.executions.of_attempt(number) for number in history.executions.attempts)
     return sum((own.last_s() or 0.0) - (own.first_s() or 0.0) for own in times)
 

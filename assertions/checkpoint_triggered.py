@@ -1,4 +1,4 @@
-"""Was a checkpoint saved between the first sign of trouble and the death? (Trigger-based checkpointing.)"""
+"""Did the job save a checkpoint between the first sign of a failing GPU and the death of a rank?"""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class CheckpointTriggered(Assertion):
         between = [save for save in run.history.saves if hit.at_s <= save.begun_s < death_s]
         whole = [save for save in between if save.ok and save.ended_s is not None and save.ended_s <= death_s]
         if not whole:
-            begun = f"{len(between)} begun and not whole" if between else "none begun"
+            begun = f"{len(between)} were begun, and none was whole" if between else "none begun"
             return failed(f"no checkpoint was taken in the {death_s - hit.at_s:.2f} s before the death; {begun}")
         regular = {save.global_step for twin in twins for save in twin.history.saves}
         own = [save for save in whole if save.global_step not in regular]
         if twins and len(whole) > 1 and not own:
             before = f"{death_s - hit.at_s:.2f} s before the death"
-            return failed(f"the {len(whole)} checkpoints of the {before} are all regular: the twin has them too")
+            return failed(f"all {len(whole)} checkpoints of the {before} are regular: the twin has them too")
         if twins and not own:
             return inconclusive(
                 f"the checkpoint after step {whole[0].global_step} was taken in that time, but the twin has it too: "

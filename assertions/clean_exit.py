@@ -9,13 +9,13 @@ from typing import Any
 from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.plugin import Assertion, Event, Finding, Harm, Kind, Need, Record, as_one, failed, inconclusive, passed
 
-_GRACE_S = 5.0  # A job that is done is said not to end if it takes this many seconds longer than the twin.
+_GRACE_S = 5.0  # A job that is done may take this many seconds longer than the twin to end.
 
 
 @dataclass(frozen=True)
 class CleanExit(Assertion):
-    """A few seconds after the command has ended by itself, nothing of the job is left. A job that has made its last
-    step and does not end fails."""
+    """A few seconds after the command has ended by itself, nothing of the job is left. Fails also if the job makes its
+    last step and then does not end."""
 
     name = "clean_exit"
     harm = Harm.ENDING
@@ -27,7 +27,9 @@ class CleanExit(Assertion):
             return _never_ended(run, twins, run.stopped)
         left = run.artifacts.get("leftovers")
         if not isinstance(left, Mapping):
-            return inconclusive("nobody looked at what the job left: torchaos was attached to it, or it never ended")
+            return inconclusive(
+                "what the job left is not known: torchaos was attached to the job, or the job never ended"
+            )
         processes, shared = left.get("processes") or [], left.get("shared_memory") or []
         own, strange = [one for one in shared if one["of_job"]], [one for one in shared if not one["of_job"]]
         gpu = left.get("gpu_memory")

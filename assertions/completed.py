@@ -62,7 +62,7 @@ def _ending(run: Record, due: int | None, aborts: Sequence[TeardownAbort]) -> Fi
         return failed(f"{how}, though the command's own exit code is 0{_cause(run)}")
     last = run.history.attempts[-1].number if run.history.attempts else None
     if aborts and aborts[-1].attempt == last:
-        return None  # only the exit of the interpreter went wrong, and the files that the job leaves are verified
+        return None  # only the exit of the interpreter failed, and other checks verify the files
     seen = [one for one in aborts_at_exit(run, due) if one.attempt == last]
     if code == 0 and not seen:
         return None

@@ -11,15 +11,15 @@ from torchaos.harness.judging.recovery.pace import pace_of
 from torchaos.harness.watching.observers.opinion import Rule
 from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Outcome, Record, failed, inconclusive, passed
 
-_LOOK_S = 1.0  # that the observers take to read stacks and counters
+_LOOK_S = 1.0  # seconds that the observers need to read stacks and counters
 
 
 @dataclass(frozen=True)
 class CulpritIdentified(Assertion):
     """Compares the blamed ranks with the ranks that the faults hit, over all faults of the run. `precision`: the share
-    (0 to 1) of blamed ranks that must be right. `recall`: the share of hit ranks that must be blamed. `report`: judge
-    another tool instead of torchaos's own diagnosis. It is the path of a JSON file with `culprits`, a list of ranks,
-    which must exist when the run ends; `{run}` stands for the job's folder."""
+    (0 to 1) of blamed ranks that must be right. `recall`: the share of hit ranks that must be blamed. `report`: judges
+    another tool instead of torchaos's own diagnosis. It is the path of a JSON file with `culprits`, a list of ranks;
+    the file must exist when the run ends. `{run}` stands for the job's folder."""
 
     name = "culprit_identified"
     harm = Harm.REACTION
@@ -72,23 +72,23 @@ class CulpritIdentified(Assertion):
         for hit, named in pairs:
             said = "nobody: no hang was declared" if named is None else _ranks(named)
             if recall < self.recall and not hit <= (named or frozenset()):
-                return failed(f"{_ranks(hit)} held the job up, and {who} blamed {said}", **measured)
+                return failed(f"{_ranks(hit)} held up the job, and {who} blamed {said}", **measured)
         wrong = frozenset[int]().union(*(named - hit for hit, named in blamed))
         if precision is not None and precision < self.precision:
             return failed(f"{who} blamed {_ranks(wrong)}, which no fault had hit", **measured)
-        return passed(f"{who} blamed {right} of the {all_hit} that were hit, and {len(wrong)} other", **measured)
+        return passed(f"{who} blamed {right} of the {all_hit} ranks that were hit, and {len(wrong)} others", **measured)
 
 
 def _needed_s(run: Record, before_s: float) -> float:
-    """The shortest stall, in seconds, that torchaos's observers must declare. They know how long the job itself
-    pauses."""
+    """The shortest stall, in seconds, that torchaos's observers declare as a hang in this job. It depends on how long
+    the job itself pauses."""
     rule = Rule()
     return max(rule.floor_s, rule.k * pace_of(run.history, before_s).longest_s) + _LOOK_S
 
 
 def _named(run: Record, stall: Stall) -> frozenset[int] | None:
-    """The ranks that the last declaration of a hang during the fault blamed; it rests on the most evidence.
-    None: no hang was declared."""
+    """The ranks that the last declaration of a hang during the fault blamed. The last declaration has the most
+    evidence. None: no hang was declared."""
     found = [
         event for event in run.of_kind(Kind.HANG_DECLARED)
         if stall.since_s <= float(event.data.get("declared_s", event.mono_s)) <= stall.until_s

@@ -23,15 +23,15 @@ from torchaos.plugin import (
     passed,
 )
 
-_LATE_S = 1.0  # a log line of a rank may come this many seconds after the death of the rank
+_LATE_S = 1.0  # seconds after the death of a rank in which a log line of the rank may still come
 
 
 @dataclass(frozen=True)
 class HangDetected(Assertion):
-    """`by`: who must notice each stall: the job's own time-outs (docs/known-failures.md), torchaos's observers (by
-    declaring a hang), or either. `pattern`: a regular expression for the line by which the job says that it noticed, if
-    the line is not a known one. `within`, and `suspected_within` for the observers' first suspicion: seconds since the
-    fault was applied."""
+    """A stall was noticed in time. `by`: who must notice it: the job's own time-outs (docs/known-failures.md),
+    torchaos's observers (by declaring a hang), or either. `pattern`: a regular expression for the log line by which the
+    job reports the stall, if the line is not a known one. `within`: seconds from the fault until it is noticed.
+    `suspected_within`: seconds from the fault until the observers' first suspicion."""
 
     name = "hang_detected"
     harm = Harm.REACTION
@@ -62,7 +62,7 @@ class HangDetected(Assertion):
         return passed(f"{who} noticed {after:.2f} s after the fault", **measured)
 
     def _first_of(self, entry: dict[str, Any]) -> tuple[str, float | None]:
-        """Who noticed first, out of those that `by` accepts, and after how many seconds. None: nobody noticed."""
+        """Which of those in `by` noticed first, and after how many seconds. None: nobody noticed."""
         if self.by == "job":
             return "the job's own time-out", entry["job"]
         return (
@@ -78,7 +78,7 @@ class HangDetected(Assertion):
             if stall.died and self.by != "observers" and self.pattern is None:
                 return inconclusive(
                     f"{stall.fault} ended after {lasted:.2f} s, when the ranks that it held up died, and no known line "
-                    "of the log says why; if the job's own watchdog ended them, name its line by `pattern`"
+                    "of the log says why. If the job's own watchdog ended them, give a `pattern` for its log line"
                 )
             if self.within is not None and lasted < self.within:
                 return inconclusive(
@@ -99,7 +99,7 @@ class HangDetected(Assertion):
         return None
 
     def _noticed(self, run: Record, stall: Stall) -> dict[str, Any]:
-        """The seconds from the landing of the fault until the job or an observer noticed. None: nobody noticed."""
+        """The seconds from the fault until the job or an observer noticed it. None: nobody noticed."""
         job = _first(run, replace(stall, until_s=stall.until_s + stall.died * _LATE_S), self._is_of_the_job)
         ours = _first(run, stall, lambda e: e.kind is Kind.HANG_DECLARED)
         suspected = _first(run, stall, lambda e: e.kind is Kind.HANG_SUSPECTED)
@@ -124,7 +124,8 @@ def _first(run: Record, stall: Stall, fits: Any) -> float | None:
 
 
 def _at(event: Event) -> float:
-    """The time of the event. It is given before the culprits are known, because a hang is declared before them."""
+    """The time of the event. A hang is declared before its culprits are known, so the time of the declaration
+    counts."""
     return float(event.data.get("declared_s", event.mono_s))
 
 

@@ -1,4 +1,4 @@
-"""Did the job, or the agent that watches its node, react in time to the health that a GPU reported?"""
+"""Did the job, or the agent that watches its node, react in time to a failing GPU?"""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class HealthReaction(Assertion):
-    """The longest time in seconds from the fault until a watcher was informed (`noticed`), a checkpoint was saved
-    (`checkpointed`), and the ranks on that GPU had left (`drained`). A part without a bound is only measured.
-    `excluded`: no rank of a later attempt uses that GPU of that node, whatever the rank's number is then."""
+    """The longest time in seconds from the fault until a watcher of the GPUs was informed (`noticed`), a checkpoint was
+    saved (`checkpointed`), and the ranks on that GPU had left (`drained`). Without a bound, a time is only measured.
+    `excluded`: in later attempts, no rank uses that GPU."""
 
     noticed: Seconds | None = None
     checkpointed: Seconds | None = None
@@ -99,7 +99,8 @@ def _noticed(run: Record, hit: Landing) -> float | None:
 
 
 def _checkpointed(run: Record, hit: Landing) -> float | None:
-    """Seconds from the fault until the first save that began after it was complete; None: there was no such save."""
+    """Seconds from the fault until the first save that began after the fault was complete. None: there was no such
+    save."""
     ends = [save.ended_s for save in run.history.saves if save.ok and save.begun_s >= hit.at_s]
     at = min((end for end in ends if end is not None), default=None)
     return None if at is None else round(at - hit.at_s, 6)

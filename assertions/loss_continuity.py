@@ -24,7 +24,7 @@ class LossContinuity(Assertion):
     """Compares losses and learning rates of the final history with the twins', by step and rank. `tolerance` is
     relative (0.001: a thousandth) to the value, or to the run's typical loss if the value is smaller. Without it,
     losses must be bitwise equal, except for rounding after a restart on three ranks or more. If several twins differ
-    from each other, the tolerance of each step is learned from them. After a change of world size the means over the
+    from each other, the tolerance of each step is learned from them. After a change of world size, the means over the
     ranks are compared."""
 
     name = "loss_continuity"
@@ -52,7 +52,7 @@ class LossContinuity(Assertion):
         return replace(comparison.finding(), bound=comparison.bound)
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """If all replicas took part in every step, the run is judged like a run without replicas."""
+        """Judges the run like a run without replicas. Inconclusive if a replica was absent from a step."""
         parts = records_of(run)
         if blind := why_no_steps(parts):
             return blind

@@ -40,7 +40,7 @@ from torchaos.plugin import (
 Array = npt.NDArray[Any]
 
 _ROUNDING = RATE.floor
-_FEW = 4  # this many steps show by how many steps the rates are shifted
+_FEW = 4  # so many steps are needed to find a shift of the schedule
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _compared(history: History, twin: History, twins: Sequence[StepTable], allow
 
 
 def _redone(history: History, allowed: Tolerance) -> Finding:
-    """Without a twin: compares each step that was done again with its first execution."""
+    """Compares each step that was done again with its first execution. For a run without a twin."""
     olds, news = history.repeated()
     seen = _has_rates(olds) & _has_rates(news)
     if not seen.any():
@@ -160,7 +160,7 @@ def _redone(history: History, allowed: Tolerance) -> Finding:
 def _beyond(
     ours: Steps, twins: Sequence[Steps], allowed: Tolerance, factor: float = LEARNED_FACTOR
 ) -> Iterator[Differing]:
-    """The differences that exist from every twin. Their values are those from the first twin."""
+    """The differences that exist from every twin, with the values of the first twin."""
     others = [
         {
             (difference.step, difference.rank, difference.group)
@@ -175,7 +175,7 @@ def _beyond(
 
 def _differences(ours: Steps, theirs: Steps, allowed: Tolerance, factor: float) -> Iterator[Differing]:
     """The differences by step, for ranks and values that both runs have. After a change of the number of ranks, any
-    rank of the twin is used, because all follow one schedule."""
+    rank of the twin is used, because all ranks follow the same schedule."""
     for step in _suspects(StepTable.of(ours), StepTable.of(theirs), allowed, factor):
         for rank, one in sorted(ours[step].items()):
             other = theirs[step].get(rank) or next(iter(theirs[step].values()))
@@ -190,7 +190,7 @@ def _allowed(tolerance: Tolerance, step: int, factor: float) -> float:
 
 
 def _suspects(ours: StepTable, theirs: StepTable, allowed: Tolerance, factor: float) -> list[int]:
-    """The common steps in which some rate may differ by more than is allowed."""
+    """The steps of both runs in which a rate may differ by more than is allowed."""
     both = Both.of(ours, theirs)
     far = both.beyond("lr", lambda step: _allowed(allowed, step, factor))
     return sorted({*both.ours.numbers[both.ours.any(far)].tolist(), *both.apart.tolist()})
@@ -206,8 +206,8 @@ def _story(history: History, ours: Steps, theirs: Steps, first: Differing) -> st
     change = next((count for count, step in enumerate(later) if mine[step] != first.ours), None)
     if change is None and _near(mine.get(first.step - 1), first.ours) and len({twins.get(step) for step in later}) == 1:
         return (
-            f"There the twin's rate changed, and the job's did not, {resumed}: most likely the schedule, or what it "
-            "follows, was not restored."
+            f"In that step the twin's rate changed, and the job's did not, {resumed}: most likely the schedule, or "
+            "what it follows, was not restored."
         )
     window = later[: max(_FEW, (change or 0) + 1)]  # a rate that stays the same would fit many shifts
     since_the_resume = [step for step in own if step <= window[-1]]
@@ -215,9 +215,7 @@ def _story(history: History, ours: Steps, theirs: Steps, first: Differing) -> st
         return f"It stays at {first.ours:g} {resumed}: the job no longer follows the schedule, or did not restore it."
     shift = _shift(mine, twins, since_the_resume) or _shift(mine, twins, window)
     if shift is None:
-        return (
-            f"The rates are those of no other steps of the twin's {resumed}: most likely the schedule was not restored."
-        )
+        return f"No shift of the twin's rates explains the rates {resumed}: most likely the schedule was not restored."
     if window[0] + shift == min(twins):
         return f"They are the twin's from step {min(twins)} on, {resumed}: the schedule was started again."
     steps = "one step" if abs(shift) == 1 else f"{abs(shift)} steps"

@@ -20,7 +20,7 @@ from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, eac
 
 @dataclass(frozen=True)
 class NoLostWork(Assertion):
-    """Each attempt continued from the newest complete checkpoint of the attempts before it, on all ranks. With `steps`,
+    """Each attempt continued from the newest complete checkpoint of the earlier attempts, on all ranks. With `steps`,
     it lost at most that many steps. A job need not use a checkpoint that a fault damaged."""
 
     name = "no_lost_work"
@@ -45,8 +45,8 @@ class NoLostWork(Assertion):
         return replace(finding, measured={**measured, **finding.measured}, bound=bound)
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """A replica that comes back gets the state of a replica that continued. If no replica continued, it is judged
-        like any job."""
+        """A replica that comes back takes its state from a replica that continued, so it must lose no step. If no
+        replica continued, the job is judged as without replicas."""
         parts = records_of(run)
         if blind := why_no_steps(parts):
             return blind
@@ -95,8 +95,8 @@ class NoLostWork(Assertion):
             )
         if newer := _newer_unseen(run, base, resume.reached):
             return inconclusive(
-                f"attempt {attempt.number} {begun}; {newer.at} lies there at the end, and its save was not seen: "
-                "nothing shows whether it was there when the attempt began"
+                f"attempt {attempt.number} {begun}; {newer.at} is there at the end, and its save was not seen: nothing "
+                "shows whether it was there when the attempt began"
             )
         return passed(
             f"every resume continued from the newest complete checkpoint; the last resume from step {base}, after "
@@ -120,7 +120,8 @@ def _of_several(begun: str, attempt: int, other: Apart) -> Finding:
 
 
 def _newer_unseen(run: Record, base: int, reached: int) -> Checkpoint | None:
-    """A checkpoint that the job resumes from, of a step from which it could have resumed, whose save was not seen."""
+    """A checkpoint whose save was not seen, but from which the job could have resumed. It is of a later step than
+    `base`, and of a step that was reached."""
     points, root = points_of(run), root_of(run)
     return next(
         (
@@ -134,7 +135,7 @@ def _newer_unseen(run: Record, base: int, reached: int) -> Checkpoint | None:
 
 
 def _unseen(run: Record) -> str:
-    """A clause about checkpoints that exist at the end although no save of them was seen; empty if there are none."""
+    """A clause about checkpoints at the end whose save was not seen; empty if there are none."""
     alone = [checkpoint.path for checkpoint in checkpoints_of(run) or [] if checkpoint.saved_s is None]
     return (
         f": nothing shows when {alone[0]} was saved. A save is seen if torch.save, torch.distributed.checkpoint or "
@@ -151,7 +152,7 @@ def _all_were_seen(run: Record) -> bool:
 
 
 def _not_resumed(run: Record) -> Finding:
-    """The finding for a job that was restarted, and of which only one attempt made steps."""
+    """The finding for a restarted job in which only one attempt made steps."""
     first = int(run.history.executions.attempt.min())
     if first == run.history.attempts[0].number:
         return inconclusive("the job was restarted and made no further step: there is no resume to judge")
@@ -175,8 +176,7 @@ def _cause(resume: Resume, base: int) -> str:
 
 
 def _went_on(parts: Sequence[Record], number: int, one: Resume) -> bool:
-    """Whether another replica made steps both before and after the restart of this replica, in one attempt of its
-    own."""
+    """Whether another replica made steps both before and after this restart, without a restart of its own."""
     at_s = one.attempt.started_s
     steps = [(other, peer.history.executions) for other, peer in enumerate(parts)]
     made = {
@@ -187,14 +187,15 @@ def _went_on(parts: Sequence[Record], number: int, one: Resume) -> bool:
 
 
 def _beside(parts: Sequence[Record], number: int, resume: Resume) -> Finding:
-    """Whether the replica continued from the step that all other replicas had reached when it was started again."""
+    """Whether the replica continued from the highest step that the other replicas had done when it was started
+    again."""
     base, at_s = resume.attempt.base or 0, resume.attempt.started_s
     done = [part.history.highest_step(before_s=at_s) or 0 for part in parts]
     lost = max(0, max(done) - base)
     if lost:
         return failed(
             f"attempt {resume.attempt.number} of replica {number} went on from step {base}, although another replica "
-            f"had done {max(done)} and went on: {lost} were lost",
+            f"had done step {max(done)} and went on: {lost} steps were lost",
             resumes=1, lost_steps=lost,
         )  # fmt: skip
     return passed(

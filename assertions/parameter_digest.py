@@ -38,8 +38,8 @@ from torchaos.plugin import (
 @dataclass(frozen=True)
 class ParameterDigest(Assertion):
     """After each step, the check sum of the parameters is equal on all ranks that hold replicas. At every checkpoint
-    and at the end, it equals the twin's. If ranks have different parameters in the twin too, they hold parts of the
-    model, not replicas. With `replicas_only`, the twin is used only to find such ranks."""
+    and at the end, it equals the twin's. Ranks that have different parameters in the twin too hold parts of the model,
+    and are not compared with each other. `replicas_only`: do not compare with the twin's parameters."""
 
     name = "parameter_digest"
     harm = Harm.WRONG_RESULT
@@ -125,7 +125,7 @@ class _Digests:
             return passed(f"{replicas}{why}") if self._are_replicas else inconclusive(f"{replicas}{why}")
         return AgainstTwins(self._run, self._history, self._twins, self._ours, self._early).finding(replicas)
 
-    # -- between the ranks ---------------------------------------------------------------------------------------
+    # -- between the ranks
 
     @property
     def _are_replicas(self) -> bool:
@@ -155,11 +155,15 @@ class _Digests:
     def _why_apart(self, step: int, attempt: int) -> str:
         life = self._history.attempt(attempt)
         if life is None or life.base is None or (life.base == 0 and not life.number):
-            return "It had not been restarted by then: most likely the fault itself changed the parameters of a rank."
+            return (
+                "The job had not been restarted by then: most likely the fault itself changed the parameters of a rank."
+            )
         carried = carried_into(self._run, attempt)
         exact = carried and carried.parameters and carried.moments
         if step > life.base + 1 and not exact:
-            return "No earlier step shows it: most likely the optimizer's state of one of them was not restored."
+            return (
+                "They were equal in the steps before: most likely the optimizer's state of one rank was not restored."
+            )
         norms = [one.norm for one in self._ours[step].values() if one.norm is not None]
         if norms and max(relative(norms[0], norm) for norm in norms) > ROUNDING:
             return (
@@ -181,7 +185,7 @@ class _Digests:
 
     def _unseen(self) -> str | None:
         """Says which parameters of replicas were not seen. The last step of a superseded attempt may be missing,
-        because its rank may have died before it reported the step. The later steps were compared."""
+        because its rank may have died before it reported the step; the later steps are compared."""
         last_of = {self._attempt(step): step for step in sorted(self._ours)}
         first_of = {self._attempt(step): step for step in sorted(self._ours, reverse=True)}
         last = max(last_of.values())

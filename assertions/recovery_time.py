@@ -1,4 +1,4 @@
-"""How long did the recovery from each fault take, part by part, and how much work was lost?"""
+"""How long did the recovery from each fault and its parts take, and how much work was lost?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchaos.plugin import (
     passed,
 )
 
-# Field of the assertion -> part of the recovery, and the words for the end of that part.
+# bound: (name of the part in a Recovery, words for the end of that part)
 _PARTS = {
     "felt": ("felt", "the fault was felt"),
     "detect": ("detected", "it was noticed"),
@@ -39,12 +39,12 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class RecoveryTime(Assertion):
-    """Bounds in seconds since the fault was applied. Without any bound, the job only has to catch up. `felt`; `detect`:
-    somebody noticed; `torn_down`: the last rank of the old attempt was gone; `rendezvous`: the ranks had found each
-    other again; `workers_up`: all ranks were up; `restored`: the checkpoint was loaded; `first_step`: the first step
-    was done; `catch_up`: the job had got further than before the fault. `lost_steps`: the largest number of steps that
-    may be done again. `invalid_time`: interruptions × recovery, plus all the time that training stood still to write
-    checkpoints (Baidu's invalid training time)."""
+    """Bounds in seconds from the moment when the fault was applied. Without any bound, the job only has to catch up.
+    `felt`: the fault took effect; `detect`: it was noticed; `torn_down`: the last rank of the old attempt was gone;
+    `rendezvous`: the ranks had found each other again; `workers_up`: all ranks were up; `restored`: the checkpoint was
+    loaded; `first_step`: the first step was done; `catch_up`: the job had got further than before the fault.
+    `lost_steps`: the largest number of steps that may be done again. `invalid_time`: interruptions × recovery, plus all
+    the time in which training stood still to write checkpoints (Baidu's invalid training time)."""
 
     name = "recovery_time"
     harm = Harm.SLOW

@@ -1,5 +1,5 @@
-"""Which tier brought the job back after each fault: torchelastic in place, another node, or a new submission by a
-scheduler? The tiers come from multi-level restart, as Baidu uses it. Each tier costs more than the tier before it."""
+"""How was the job brought back after each fault: by torchelastic in place, on another node, or by a new submission?
+These tiers are those of multi-level restart (Baidu). Each tier costs more than the tier before it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class RestartTier(Assertion):
-    """Bounds the highest tier that was needed after each fault, until the job had made more steps than before the
-    fault. `most`: the highest tier that is allowed. `least`: the lowest tier that is allowed. `node_replaced`: the set
-    of nodes changed, or a node was started again."""
+    """Bounds the highest tier that was needed after each fault, until the job had got further than before the fault.
+    `most`: the highest tier that is allowed. `least`: the lowest tier that is allowed. `node_replaced`: the set of
+    nodes must have changed, or a node must have been started again."""
 
     name = "restart_tier"
     harm = Harm.SLOW
@@ -69,7 +69,9 @@ class RestartTier(Assertion):
         found = [(_name(one, landed), tier) for one, tier in zip(landed, tiers, strict=True)]
         for fault, tier in found:
             if tier is None:
-                return failed(f"{fault}: no tier brought the job back: it never got further than before", **measured)
+                return failed(
+                    f"{fault}: the job did not come back: it never got further than before the fault", **measured
+                )
             if TIERS.index(tier) > TIERS.index(self.most):
                 return failed(f"{fault}: the job {_WORDS[tier]}; at most {self.most} is allowed", **measured)
             if TIERS.index(tier) < TIERS.index(self.least):
@@ -78,7 +80,7 @@ class RestartTier(Assertion):
 
 
 def _name(landing: Landing, landed: Sequence[Landing]) -> str:
-    """A fault may land in several attempts, so the attempt is part of the name."""
+    """The fault's name for a reason. A fault that landed in several attempts is named with the attempt."""
     often = sum(one.fault == landing.fault for one in landed) > 1
     return f"{landing.fault} in attempt {landing.attempt}" if often else landing.fault
 
@@ -89,8 +91,7 @@ def _worst(tiers: Sequence[Tier | None]) -> Tier | None:
 
 
 def tier_of(run: Record, landing: Landing, twins: Sequence[Record] = ()) -> Tier | None:
-    """The tier of the recovery. None if training never continued, neither in the attempt that was hit nor in a later
-    attempt."""
+    """The tier of the recovery. None if training never continued after the fault."""
     back = end_of(run, landing, twins)
     if back is None:
         return None

@@ -1,4 +1,4 @@
-"""How often was the job restarted, by whom and why? And does a job that can't recover give up?"""
+"""How often was the job restarted, by whom and why? And does a job give up if it can't recover?"""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ Who = Literal["torchelastic", "resubmission"]
 @dataclass(frozen=True)
 class Restart:
     who: Who
-    attempt: int  # the attempt that it started
+    attempt: int  # the attempt that began with it
     why: str
 
 
 @dataclass(frozen=True)
 class Restarts(Assertion):
-    """At most `max` restarts (default: one per fault that landed), at least `min`, all by `who`. With
-    `gives_up_within`, the job must end with an error within that many seconds after the first fault, instead of being
-    restarted for ever; then no recovery is expected. A restart is counted separately if the job was done and aborted
-    only while it exited."""
+    """At most `max` restarts (default: one for each fault that landed), at least `min`, all by `who`. With
+    `gives_up_within`, the job must end with an error within that many seconds after the first fault, and no recovery is
+    expected. A restart is counted separately if the job was done and aborted only while it exited."""
 
     name = "restarts"
     harm = Harm.SLOW
@@ -112,7 +111,7 @@ class Restarts(Assertion):
 
 
 def restarts_of(run: Record, last_step: int | None) -> tuple[list[Restart], int]:
-    """The restarts of the job, and how many restarts there were after the job was done."""
+    """The restarts of the job, and the number of restarts after the job was done."""
     done = {abort.attempt for abort in teardown_aborts(run, last_step)}
     pairs = list(pairwise(run.history.attempts))
     found = [
@@ -124,14 +123,14 @@ def restarts_of(run: Record, last_step: int | None) -> tuple[list[Restart], int]
 
 
 def _why(run: Record, old: Attempt, new: Attempt) -> str:
-    """The reason of a restart: the first rank that ended by itself, and the cause of its end in the log."""
+    """The cause of a restart: the first rank that ended by itself, and the cause that the log names."""
     ended = [
         (process.exited_s or 0.0, rank) for rank, process in old.ranks.items() if process.exit_code not in (None, 0)
     ]
     causes = [e.data["cause"] for e in run.of_kind(Kind.LOG_CAUSE) if old.started_s <= e.mono_s < new.started_s]
     known = f" ({causes[0]})" if causes else ""
     if not ended:
-        return f"nobody knows why attempt {old.number} ended{known}"
+        return f"nothing shows why attempt {old.number} ended{known}"
     rank = min(ended)[1]
     code = old.exit_codes[rank] or 0
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -54,9 +54,9 @@ _BLIND = "without a twin, samples that were skipped in steps that were done only
 
 @dataclass(frozen=True)
 class SampleAccounting(Assertion):
-    """Compares the samples of each global step, as a multiset over all ranks, so that the number of ranks may change.
-    The digests of the trained batches decide. Indices decide too if a digest does not cover exactly one sample (a
-    packed batch); otherwise they are only used in the reason."""
+    """In each global step, all ranks together consumed exactly the twin's samples; the number of ranks may change. The
+    digests of the trained batches decide. The indices decide too if a digest covers several samples or a part of one (a
+    packed batch); otherwise they are used only in the reason."""
 
     name = "sample_accounting"
     harm = Harm.WRONG_RESULT
@@ -83,9 +83,8 @@ class SampleAccounting(Assertion):
         return _against(history, ours, theirs, early, unreported(history, ours, twin.history, theirs))
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """Compares what each replica consumed in its own steps with the twin's samples of these steps. If a replica did
-        not make a step, nobody consumed its samples of that step. That may be a defect or intended, so the verdict is
-        then inconclusive."""
+        """Compares the samples that each replica consumed in its own steps with the twin's samples of these steps.
+        Inconclusive if a replica was absent from a step: that its samples are lost may be a defect, or intended."""
         parts = records_of(run)
         if blind := why_no_steps(parts):
             return blind
@@ -93,7 +92,7 @@ class SampleAccounting(Assertion):
         if gone is None:
             return each(self, run, twins)
         if not twins:
-            return inconclusive(f"{gone}, and without a twin nobody can say which samples the others should have seen")
+            return inconclusive(f"{gone}, and without a twin nothing shows which samples the others should have seen")
         theirs = records_of(twins[0])
         for number, (own, twin) in enumerate(zip(parts, theirs, strict=True)):
             finding = _in_its_steps(own, twin, {step for step, who in absences(parts).items() if number in who})
@@ -104,14 +103,14 @@ class SampleAccounting(Assertion):
             for step, who in absences(parts).items() for number in who
         )  # fmt: skip
         return inconclusive(
-            f"each replica consumed the samples of the twin's in the steps that it made; {gone}, and {left_out} "
-            "samples were left out with it: the job may be built so, or they are lost",
+            f"each replica consumed the twin's samples in the steps that it made; {gone}, and nobody consumed its "
+            f"{left_out} samples: they are lost, or the job is built so",
             skipped=left_out, repeated=0,
         )  # fmt: skip
 
 
 def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding | None:
-    """Says how the samples of one replica differ from the twin's in the steps that the replica made. None: they do not
+    """How the samples of one replica differ from the twin's in the steps that the replica made. None: they do not
     differ."""
     theirs = twin.history.by_step().without(gone)
     ours, landed = own.history.by_step(), landings(own)
@@ -155,15 +154,15 @@ def _total(steps: StepTable) -> int:
 
 
 def _uneven(theirs: StepTable) -> Finding | None:
-    """Whether the ranks made different numbers of steps. Then the samples of a step depend on the place of each rank,
-    and the steps of two runs can't be compared."""
+    """A reason if the ranks of the twin made different numbers of steps. Then the steps of two runs can't be
+    compared."""
     made = Counter(theirs.executions.rank.tolist()).most_common()
     (most, many), (least, few) = made[0], made[-1]
     if many == few:
         return None
     return inconclusive(
-        f"in the twin rank {most} made {many} steps and rank {least} made {few}, as under DDP's Join. So a step of one "
-        "rank is no step of the other, and after a restart nobody can say which samples were due in which step"
+        f"in the twin rank {most} made {many} steps and rank {least} made {few}, as under DDP's Join. So the steps of "
+        "the two ranks are different steps, and after a restart it is not known which samples belong to which step"
     )
 
 
@@ -213,7 +212,7 @@ def _story(
         lost = total_of((theirs[at] for at in range(step, usual) if at in theirs), read)
         made_good = skipped is not None and not lost & skipped
         what = "came later than they were due," if made_good else "were skipped"
-        return f"{named(lost)} {what} {resumed}: step {step} consumed those of step {usual}."
+        return f"{named(lost)} {what} {resumed}: step {step} consumed the samples of step {usual}."
     why = "the data was rewound"
     if base is not None and step == base + 1 and usual == 1:
         drawn = all(isinstance(one, int) for one in got)
@@ -240,17 +239,17 @@ def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resum
 
 
 def _nearest(step: int, others: Collection[int]) -> int | None:
-    """The step of `others` that is nearest to `step`. If every epoch has the same order, a batch belongs to many
-    steps."""
+    """The step of `others` that is nearest to `step`. There may be many such steps, if every epoch has the same
+    order."""
     return min(others, key=lambda at: (abs(at - step), at), default=None)
 
 
 def _alone(run: Record, history: History) -> Finding:
-    """Without a twin: compares steps that were done again with their first execution, and finds batches that were
-    consumed twice in one epoch."""
+    """Judges a run without a twin. It compares steps that were done again with their first execution, and finds batches
+    that were consumed twice in one epoch."""
     size = {attempt.number: attempt.world_size for attempt in history.attempts}
     every = history.executions
-    first: list[StepTable] = []  # of each attempt: the steps that no attempt before it had made
+    first: list[StepTable] = []  # for each attempt, the steps that no earlier attempt had made
     redone = set[int]()
     for attempt in sorted(every.attempts):
         own = StepTable(every.of_attempt(attempt).last_of("global_step", "rank"))
@@ -283,9 +282,9 @@ def _alone(run: Record, history: History) -> Finding:
 
 
 def _replayed(run: Record, history: History) -> Finding | None:
-    """Finds a resume whose first step consumed only samples that had been consumed before, although the epoch still had
-    at least one batch left. (drop_last leaves out less than a batch. Those samples may come first in a later epoch.) A
-    job that repeated samples before any fault is not judged, because it draws with replacement."""
+    """Finds a resume whose first step consumed only samples that had been consumed before, although the epoch was not
+    over: at least one more batch was left. (drop_last leaves out less than a batch, and those samples may come first in
+    a later epoch.) A job that repeated samples before any fault draws with replacement, and is not judged."""
     steps = history.by_step()
     indices = {step: [i for one in by_rank.values() for i in one.indices] for step, by_rank in steps.items()}
     first_use = {index: step for step in sorted(indices, reverse=True) for index in indices[step]}

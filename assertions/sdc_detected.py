@@ -21,7 +21,8 @@ _WHO = {
 @dataclass(frozen=True)
 class SdcDetected(Assertion):
     """The corruption was found in at most `within` steps, and no checkpoint holds bad state. `by`: who may find it:
-    only the job, or also checks that a job could have (digests of replicas, gradient norm, loss)."""
+    only the job, or also checks that torchaos makes but that a job could make itself (digests of replicas, gradient
+    norm, loss)."""
 
     within: int = 10
     by: Literal["anybody", "job"] = "anybody"
@@ -66,7 +67,7 @@ class SdcDetected(Assertion):
         if later:
             return inconclusive(
                 f"the job resumed from good state, and after step {later[0].number} it still differs from the twin's: "
-                "perhaps only because sums are in another order; see loss_continuity"
+                "perhaps only because numbers are added in another order; see loss_continuity"
             )
         if not twins and not bad:
             return inconclusive("without a twin, a corruption that all replicas share can't be found")
@@ -96,8 +97,8 @@ def _told(first: Sighting, since_s: float, run: Record) -> str:
 
 
 def _steps_until(run: Record, first: Sighting, since_s: float) -> int:
-    """The number of steps that ended from the landing of the fault until the corruption was found. It is 1 if the
-    corruption was found in the step that it hit."""
+    """The number of steps that ended from the moment when the fault landed until the corruption was found. It is 1 if
+    the corruption was found in the step that it hit."""
     before = run.history.highest_step(before_s=since_s) or 0
     return max(1, (first.step or before) - before)
 
@@ -109,8 +110,8 @@ def _corruptions(run: Record) -> list[Landing]:
 
 
 def _saved_bad(run: Record, twins: Sequence[Record], own: list[Step]) -> str | None:
-    """A checkpoint that holds bad state. In the attempt that was hit, a checkpoint is bad if it was saved after one of
-    the bad steps (`own`). Otherwise, if nothing was restarted, its contents on disk decide."""
+    """Names a checkpoint that holds bad state. In the attempt that was hit, these are the checkpoints that were saved
+    after one of the bad steps (`own`). Otherwise, if nothing was restarted, the contents on disk decide."""
     steps = {(step.attempt, step.number) for step in own}
     for save in run.history.saves:
         if save.ok and (save.attempt, save.global_step) in steps:

@@ -13,10 +13,10 @@ from torchaos.plugin import Assertion, Finding, First, Harm, Need, Record, What,
 
 @dataclass(frozen=True)
 class StateRestored(Assertion):
-    """Each attempt that resumed after step N began with the parameters and the optimizers' moments that an earlier
-    attempt had after step N, bit for bit; or step N+1 gave both attempts the same state. The check sums add up over the
-    ranks, whatever their number. No twin is needed. Parts that are not DTensors, as in FSDP1, DeepSpeed and Megatron,
-    can't be added up: inconclusive unless each rank has exactly the same as before."""
+    """Each attempt that resumed after step N began with the parameters and the optimizer's moments that an earlier
+    attempt had after step N, bit for bit; or step N+1 led both attempts to the same state. The check sums are added up
+    over the ranks, so the number of ranks may change. No twin is needed. Inconclusive for parts that are not DTensors,
+    as in FSDP1, DeepSpeed and Megatron, unless each rank has exactly the same parts as before."""
 
     name = "state_restored"
     needs = frozenset({Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS})
@@ -46,8 +46,9 @@ class StateRestored(Assertion):
         blind = next((one for one in found if one.parameters is None or one.moments is None), None)
         if blind:
             return inconclusive(
-                f"over {blind.in_words}, the check sums of the ranks can't be added up, and differ from the earlier "
-                "sums of each rank: not all ranks reported one, or they hold parts of the model that are not DTensors"
+                f"over {blind.in_words}, the check sums of the ranks can't be added up, and each rank's sum differs "
+                "from its earlier sum: not all ranks reported a sum, or they hold parts of the model that are not "
+                "DTensors"
             )
         return passed(
             f"parameters and moments of the optimizer are bit for bit as before, over {found[-1].in_words}"

@@ -9,15 +9,15 @@ from statistics import median
 from torchaos.harness.judging.gaps.unseen import why_unseen
 from torchaos.plugin import Assertion, Finding, Harm, History, Kind, Need, Record, failed, inconclusive, passed
 
-_CALM = 5  # so many steps before the fault show whether run and twin were equally fast without it
+_CALM = 5  # so many steps before the fault are needed to compare the speed of run and twin
 Times = Mapping[tuple[int, int], float]  # seconds that a step took, by (global step, rank)
 
 
 @dataclass(frozen=True)
 class StragglerTolerated(Assertion):
     """`ratio`: while faults were on, steps took on average at most this many times as long as the twin's. Inconclusive
-    if the twin's own steps vary by more than that, or if run and twin differed so much before the fault that the
-    verdict would be another without this difference."""
+    if the twin's own steps vary by more than that. Also inconclusive if run and twin differed in speed before the
+    fault, and this difference would change the verdict."""
 
     name = "straggler_tolerated"
     harm = Harm.SLOW
@@ -60,7 +60,7 @@ class StragglerTolerated(Assertion):
         windows = [sum(means[s] for s in steps[n : n + length]) / length for n in range(len(steps) - length + 1)]
         if windows and max(windows) > self.ratio * median(means.values()):
             worst = max(windows) / median(means.values())
-            return f"the twin's own steps vary by a factor of {worst:.2f}, so that such a bound decides nothing"
+            return f"the twin's own steps vary by a factor of {worst:.2f}, so this bound decides nothing"
         if len({step for step, _ in before}) < _CALM:
             return (
                 f"fewer than {_CALM} steps lie before the fault, so it is not known whether run and twin were equally "
@@ -97,7 +97,8 @@ class StragglerTolerated(Assertion):
 
 
 def step_times(history: History) -> Times:
-    """The time of each step that counts and follows another step in the same attempt."""
+    """The seconds that each step of the final history took, by step and rank. The first step of an attempt has no known
+    time, and is left out."""
     found = {key: (over_s, attempt) for key, over_s, attempt in _ends(history)}
     return {
         (step, rank): over_s - last[0]
@@ -107,7 +108,7 @@ def step_times(history: History) -> Times:
 
 
 def _ends(history: History) -> Iterator[tuple[tuple[int, int], float, int]]:
-    """The step and rank, the end and the attempt of each step that counts."""
+    """The step and rank, the end and the attempt of each step of the final history."""
     steps = history.by_step().executions
     keys = zip(steps.global_step.tolist(), steps.rank.tolist(), strict=True)
     return zip(keys, steps.mono_s.tolist(), steps.attempt.tolist(), strict=True)
@@ -118,8 +119,8 @@ def _ratio(own: Times, usual: Times, keys: set[tuple[int, int]]) -> float:
 
 
 def _slowest(own: Times, usual: Times, before: set[tuple[int, int]], length: int) -> float:
-    """The largest ratio of own to usual times over a number of steps in a row. It is the number of steps that the fault
-    lasted, or fewer if fewer steps were made before the fault."""
+    """The largest ratio of own to usual times, over as many steps in a row as the fault lasted, or as there are before
+    the fault if these are fewer."""
     steps = sorted({step for step, _ in before})
     size = min(length, len(steps))
     windows = (set(steps[first : first + size]) for first in range(len(steps) - size + 1))

@@ -46,8 +46,8 @@ class ZeroBlock(CheckpointFault):
 
 @dataclass(frozen=True)
 class Nan(CheckpointFault):
-    """Sets one value of a floating-point tensor to NaN. With `fix_crc` the format's own CRC of it is corrected too, as
-    if the NaN had been in memory at the save. Then only the contents show it."""
+    """Sets one value of a floating-point tensor to NaN. `fix_crc`: also corrects the CRC that the format keeps of the
+    tensor, as if the NaN had been in memory at the save. Then only the contents show the damage."""
 
     fix_crc: bool = False
     newest: Count = 1

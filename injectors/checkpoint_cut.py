@@ -31,8 +31,8 @@ class Truncate(CheckpointFault):
 
 @dataclass(frozen=True)
 class TornWrite(CheckpointFault):
-    """Fills one file with zeros from some block to its end. Its length stays: before a crash, its size was written to
-    the disk, and its data was not."""
+    """Fills one file with zeros from some block to its end, and keeps its length. That happens when a crash comes after
+    the size was written to the disk, and before the data was."""
 
     newest: Count = 1
     seed: int | None = None
@@ -60,8 +60,8 @@ class Delete(CheckpointFault):
 
 @dataclass(frozen=True)
 class Partial(CheckpointFault):
-    """Leaves only a part of the files in the folder. The files that describe the others and half of the others are
-    deleted, and one file is cut off."""
+    """Leaves only a part of the files in the folder. Half of the files with tensors and all files that describe them
+    are deleted, and one file is cut off."""
 
     newest: Count = 1
     seed: int | None = None

@@ -9,8 +9,8 @@ from torchaos.plugin import WaitingFault
 
 @dataclass(frozen=True)
 class CheckpointHang(WaitingFault):
-    """Waits when the rank begins to save, before anything is written. The save that a trainer makes after step 30
-    belongs to step 31: write `step: 31`."""
+    """Waits when the rank begins to save, before anything is written. A save that a trainer makes after step 30 belongs
+    to step 31, so give `step: 31`."""
 
     name = "checkpoint.hang"
     phase = "checkpoint_write"

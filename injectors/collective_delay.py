@@ -39,7 +39,7 @@ class Delay(Fault):
         return replace(self, seed=self.seed or draw.getrandbits(48))
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        return ()  # The fault lasts as long as its own control page says, and every fault guards that page.
+        return ()  # The fault lasts until its control page is cleared, whose undo is on disk for every fault.
 
     def apply(self, site: RankSite) -> None:
         which = Collectives(self.operation, self.group, self.min_bytes, self.max_bytes)

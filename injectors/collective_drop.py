@@ -10,9 +10,9 @@ from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, R
 
 @dataclass(frozen=True)
 class Drop(Fault):
-    """Leaves out one collective of the rank. The effect depends on the backend. The rank's next collective may be
-    matched with the collective of the other ranks that was left out (wrong values without an error, if the sizes are
-    equal). Or it may fail, or never end."""
+    """Leaves out one collective of the rank. The other ranks are still in that collective when this rank enters its
+    next one. The effect depends on the backend: the two may be matched (wrong values without an error, if the sizes are
+    equal), or fail, or never end."""
 
     name = "collective.drop"
     where = ("rank",)
@@ -20,7 +20,7 @@ class Drop(Fault):
     phase = "collective"
 
     def changes(self, site: NodeSite) -> Irreversible:
-        return Irreversible("a collective that was left out can't be made up for: the others are past it")
+        return Irreversible("a collective that was left out can't be done later: the other ranks have gone on")
 
     def apply(self, site: RankSite) -> None:
         call = site.call

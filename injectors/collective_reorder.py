@@ -11,8 +11,8 @@ from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, RankS
 @dataclass(frozen=True)
 class Reorder(Fault):
     """Holds one collective back until the rank has started the next one. The job must start several collectives before
-    it waits, as DDP does with its buckets. If the rank starts no other collective within `patience`, the held one is
-    started: then the order is right, and the fault was not felt."""
+    it waits, as DDP does with its buckets. If the rank starts no other collective within `patience`, the collective is
+    started after all: then the order is right, and the fault was not felt."""
 
     patience: Seconds = 2.0
 
@@ -22,14 +22,14 @@ class Reorder(Fault):
     phase = "collective"
 
     def changes(self, site: NodeSite) -> Irreversible:
-        return Irreversible(f"what was kept back is started after the next one, or after {self.patience} s")
+        return Irreversible(f"the collective is started after the next one, or after {self.patience} s")
 
     def apply(self, site: RankSite) -> None:
         site.call.instead = lambda through: self._keep_back(site, through)
 
     def _keep_back(self, site: RankSite, through: Any) -> Any:
         def started(after: str | None) -> None:
-            effect = f"started after {after}" if after else "nothing followed, so the order stayed as it was"
+            effect = f"started after {after}" if after else "no other collective followed, so the order was not changed"
             site.emit(Kind.EFFECT, {"fault": site.fault, "effect": effect, "reordered": after is not None})
 
         return site.call.kept_back(through, site, self.patience, started)

@@ -9,8 +9,8 @@ from torchaos.plugin import WaitingFault
 
 @dataclass(frozen=True)
 class Stall(WaitingFault):
-    """Waits before the collective that the trigger names. The rank's other threads continue. Without `for` it lasts
-    until the run ends, or until the job's own watchdog ends the rank."""
+    """Waits before the collective that the trigger names. The rank's other threads continue. Without `for` the fault
+    lasts until the run ends, or until the job's own watchdog ends the rank."""
 
     name = "collective.stall"
     phase = "collective"

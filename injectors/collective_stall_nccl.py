@@ -10,9 +10,9 @@ from torchaos.plugin import Evidence, Fault, Handle, Kind, NodeSite, RankSite, R
 
 @dataclass(frozen=True)
 class StallNccl(Fault):
-    """Waits before the `nth` call of the NCCL function `call` after the moment of the trigger. It does not matter who
-    makes the call (torch, an extension, ctypes). `min_bytes` and `max_bytes` bound its size. A C library holds the
-    call, by NVTX."""
+    """Waits before the `nth` call of the NCCL function `call` after the moment of the trigger, whether torch, an
+    extension or ctypes makes the call. `min_bytes` and `max_bytes` bound its size. A C library waits in the call, by
+    NVTX."""
 
     call: str = "ncclAllReduce"
     nth: int = 1
@@ -29,7 +29,7 @@ class StallNccl(Fault):
             raise ValueError("call is the name of a function of NCCL, such as ncclAllReduce, and nth counts from 1")
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        return ()  # the C library reads the fault's own control page, which every fault guards
+        return ()  # the C library reads the fault's control page, whose undo is on disk for every fault
 
     def apply(self, site: RankSite) -> None:
         site.stall_nccl(self.call, self.nth, self.min_bytes, self.max_bytes)
@@ -39,7 +39,7 @@ class StallNccl(Fault):
         hits = list(record.of_fault(fault, Kind.APPLYING))
         later = record.steps_made.after(min((hit.mono_s for hit in hits), default=0.0))
         went_on = set(zip(later.attempt.tolist(), later.rank.tolist(), strict=True))
-        # A rank that dies while its call is held reports nothing any more.
+        # A rank that dies during the wait reports nothing.
         if any((hit.attempt, hit.rank) in went_on - held for hit in hits):
             return None
         return all_waited(record, fault)

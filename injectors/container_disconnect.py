@@ -9,8 +9,8 @@ from torchaos.plugin import ContainerFault, Hit
 
 @dataclass(frozen=True)
 class Disconnect(ContainerFault):
-    """The containers lose their interface. They get it back with the same address but another name (eth1), so a job's
-    own GLOO_SOCKET_IFNAME=eth0 is no longer right."""
+    """The containers lose their interface. Afterwards they get it back with the same address but another name (eth1),
+    so a job's own GLOO_SOCKET_IFNAME=eth0 is no longer right."""
 
     name = "container.disconnect"
     part = "network"

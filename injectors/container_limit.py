@@ -20,7 +20,7 @@ class Limit(ContainerFault):
     part = "limits"
     reports = ("update",)
     proof = "limited"
-    words = "the kernel held the container of node {nodes} back at its limit"
+    words = "the kernel kept the container of node {nodes} at its limit"
 
     def act(self, hit: Hit) -> None:
         limit(hit, self.cpus, round(self.memory_mb * 1e6))

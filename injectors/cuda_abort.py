@@ -14,7 +14,7 @@ from torchaos.plugin import DeathFault, RankSite
 
 @dataclass(frozen=True)
 class Abort(DeathFault):
-    """Ends the process as a broken device mostly does in real jobs. No exception reaches Python, so no handler and no
+    """Ends the process as a broken device usually does in real jobs: no exception reaches Python, so no handler and no
     clean-up runs. `kind`: the CUDA error in the message."""
 
     kind: Kind = "ecc"

@@ -14,8 +14,7 @@ from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, R
 @dataclass(frozen=True)
 class Error(Fault):
     """Raises PyTorch's own error, with its text and code, in the call at the moment of the trigger and in every later
-    call. Without a GPU, operations on the CPU raise it. If a job catches the error and continues, its next call raises
-    it again. `kind`: the CUDA error."""
+    call, also if the job catches it. Without a GPU, operations on the CPU raise it. `kind`: the CUDA error."""
 
     kind: Kind = "ecc"
 

@@ -10,14 +10,13 @@ from typing import Any
 
 from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, died
 
-_MORE = 64 << 20  # bytes: more than an allocator keeps in reserve under the limit
+_MORE = 64 << 20  # bytes: more than the free memory that an allocator holds
 
 
 @dataclass(frozen=True)
 class OutOfMemory(Fault):
-    """Raises the allocator's own error. On a GPU it uses torch's memory limit of this process
-    (set_per_process_memory_fraction), otherwise RLIMIT_AS, and leaves `spare` bytes free. The limit stays until the
-    process ends."""
+    """Lets the allocator raise its own error: leaves `spare` bytes free, by torch's memory limit of this process on a
+    GPU (set_per_process_memory_fraction), otherwise by RLIMIT_AS. The limit stays until the process ends."""
 
     spare: int = 1 << 20
 
@@ -27,7 +26,7 @@ class OutOfMemory(Fault):
     phase = "forward"
 
     def changes(self, site: NodeSite) -> Irreversible:
-        return Irreversible("the limit is the process's own, and goes with it")
+        return Irreversible("the limit is one of the process, and ends with the process")
 
     def apply(self, site: RankSite) -> None:
         torch: Any = import_module("torch")
@@ -36,7 +35,7 @@ class OutOfMemory(Fault):
             total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
             reserved = torch.cuda.memory_reserved()
             torch.cuda.set_per_process_memory_fraction(min(1.0, (reserved + self.spare) / total))
-            want = total  # no reserved block has this size
+            want = total  # larger than any free block that the allocator holds
         else:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * resource.getpagesize() + self.spare

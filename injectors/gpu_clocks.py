@@ -14,8 +14,8 @@ _REASONS = {"software": 0x20, "hardware": 0x40 | 0x8, "power_brake": 0x80 | 0x8}
 
 @dataclass(frozen=True)
 class ThermalSlowdown(OverlayFault):
-    """NVML reports low clocks and the temperature `celsius`. `reason`: what lowered the clocks, which is the driver,
-    the GPU itself, or the power supply."""
+    """NVML reports low clocks and the temperature `celsius`. `reason`: what lowered the clocks: the driver, the GPU
+    itself, or the power supply."""
 
     reason: Literal["software", "hardware", "power_brake"] = "hardware"
     celsius: int = 92

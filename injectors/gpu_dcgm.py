@@ -1,4 +1,4 @@
-"""gpu.dcgm: puts a value into the cache of the node's DCGM host engine, so that all its clients read that value for a
+"""gpu.dcgm: puts a value into the cache of the node's DCGM host engine. All clients of the engine read that value for a
 while."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torchaos.plugin import ChaosError, Evidence, Fault, Irreversible, Kind, Nod
 
 @dataclass(frozen=True)
 class DcgmInject(Fault):
-    """Runs `dcgmi test --inject`: the DCGM field `field` (DCGM's own number; 230 is XID_ERRORS) of the GPU gets
-    `value`, until DCGM samples the next value."""
+    """Runs `dcgmi test --inject`: a DCGM field of the GPU gets `value`, until DCGM samples the next value. `field`:
+    DCGM's number of the field (230 is XID_ERRORS)."""
 
     field: int
     value: int

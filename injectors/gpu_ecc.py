@@ -10,7 +10,7 @@ from torchaos.plugin import OverlayFault
 
 @dataclass(frozen=True)
 class EccDoubleBit(OverlayFault):
-    """NVML reports `count` errors in the GPU's memory that ECC could not correct, and a row that is marked for
+    """NVML reports `count` memory errors that ECC could not correct, and a row of the GPU's memory that is marked for
     remapping."""
 
     count: int = 1

@@ -1,4 +1,5 @@
-"""gpu.kernel_log: an Xid in the kernel's own log. Programs that read the log may cordon or reboot a real node."""
+"""gpu.kernel_log: an Xid in the kernel's own log. On a real node, programs that read the log may then cordon or reboot
+the node."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ DEVICE = "/dev/kmsg"
 
 @dataclass(frozen=True)
 class KernelLog(Fault):
-    """Writes the lines of Xid `number` to /dev/kmsg. Lines from user space never have the kernel's own facility, so
-    journald removes one prefix from them; with `journald` the prefix is written twice."""
+    """Writes the lines of Xid `number` to /dev/kmsg. journald removes a prefix from lines that do not come from the
+    kernel; with `journald` the prefix is written twice, so that journald shows it once."""
 
     number: int = 79
     gpu: int = 0
@@ -27,8 +28,8 @@ class KernelLog(Fault):
 
     def changes(self, site: NodeSite) -> Irreversible:
         if self.number not in XIDS:
-            raise UsageError(f"Xid {self.number} is none of those that are known: {', '.join(map(str, XIDS))}")
-        return Irreversible("what was written to the kernel's log stays there")
+            raise UsageError(f"Xid {self.number} is not known; known are {', '.join(map(str, XIDS))}")
+        return Irreversible("lines in the kernel's log can't be removed")
 
     def apply(self, site: NodeSite) -> None:
         prefix = "NVRM: " if self.journald else ""

@@ -10,8 +10,8 @@ from torchaos.plugin import OverlayFault
 
 @dataclass(frozen=True)
 class Lost(OverlayFault):
-    """Every NVML call about the GPU returns NVML_ERROR_GPU_IS_LOST, also with an old handle. An event with Xid 79 is
-    sent."""
+    """Every NVML call about the GPU returns NVML_ERROR_GPU_IS_LOST, also a call with a handle from before. An event
+    with Xid 79 is sent."""
 
     gpu: int | None = None
 

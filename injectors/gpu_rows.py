@@ -1,4 +1,5 @@
-"""gpu.row_remap_failure: the GPU's memory has no spare row left for a broken row, so the GPU must be replaced."""
+"""gpu.row_remap_failure: the GPU's memory has no spare row left to replace a broken row, so the GPU must be
+replaced."""
 
 from __future__ import annotations
 

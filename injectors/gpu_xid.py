@@ -14,8 +14,8 @@ Number = Literal[48, 63, 64, 74, 79, 94, 95, 119, 120, 121, 140, 143, 144, 145, 
 
 @dataclass(frozen=True)
 class Xid(OverlayFault):
-    """Sends Xid `number` as an event to all programs that wait for events. With `kernel_log`, its lines are written to
-    `kernel.log` beside the orders."""
+    """Sends Xid `number` as an event to all programs that wait for NVML events. With `kernel_log`, the kernel's lines
+    for this Xid are written to the file `kernel.log` beside the orders of the NVML overlay."""
 
     number: Number
     gpu: int | None = None

@@ -13,9 +13,8 @@ _CODES = {"system": 2, "remote": 6}  # ncclSystemError, ncclRemoteError
 
 @dataclass(frozen=True)
 class Error(NcclTransferFault):
-    """From the `nth` matching transfer on, the network gives NCCL an error, as an InfiniBand adapter does when its
-    retries are used up. `code`: a system error, or an error of the remote side. NCCL does not use the communicator
-    again."""
+    """From the `nth` matching transfer on, the network gives NCCL an error, as an InfiniBand adapter does after its
+    last retry. `code`: a system error, or an error of the remote side. NCCL does not use the communicator again."""
 
     code: Literal["system", "remote"] = "system"
 
@@ -31,8 +30,9 @@ class Error(NcclTransferFault):
 
 @dataclass(frozen=True)
 class Refuse(NcclNetFault):
-    """No new connection of the rank with `peers` (by default all) is made. It is never ready, or fails with `how`. NCCL
-    connects when a communicator is made or first used, so trigger the fault in the phase `start` of an attempt."""
+    """The rank gets no new connection with `peers` (by default all ranks): a connection is never ready, or fails, as
+    `how` says. NCCL connects when a communicator is made or first used, so trigger the fault in the phase `start` of an
+    attempt."""
 
     peers: list[int] = field(default_factory=list)
     way: Literal["both", "out", "in"] = "both"

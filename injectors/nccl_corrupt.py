@@ -30,7 +30,7 @@ class Corrupt(NcclTransferFault):
         return round(1e6 * (self.place or 0.0)), 0
 
     def changes(self, site: NodeSite) -> Irreversible:  # type: ignore[override]
-        return Irreversible("a byte that was received and computed with can't be taken back; the job has to notice")
+        return Irreversible("the wrong byte was used in computations, which can't be undone; the job has to notice")
 
     def proof(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.judging.proof.corruption import seen_by_others

@@ -17,7 +17,7 @@ class Stall(NcclTransferFault):
 
 @dataclass(frozen=True)
 class Flap(NcclTransferFault):
-    """No data moves for `down`, then all data moves for `up`, and so on, as with a link that goes down again and
+    """No data moves for `down`, then data moves for `up`, and so on in turns, as with a link that goes down again and
     again."""
 
     down: Seconds = 1.0
@@ -36,8 +36,8 @@ class Flap(NcclTransferFault):
 
 @dataclass(frozen=True)
 class Delay(NcclTransferFault):
-    """Each transfer begins `time` later. For sent data, the time counts from when NCCL gave it to the network; for
-    received data, from when its first bytes arrived. A transfer also waits until the transfer before it is done."""
+    """Each transfer begins `time` later than NCCL gave it to the network (sent data), or than its first bytes arrived
+    (received data). Transfers keep their order."""
 
     time: Seconds = 0.01
 

@@ -9,9 +9,9 @@ from torchaos.plugin import Count, Evidence, Kind, NcclNetFault, NetKind, Record
 
 @dataclass(frozen=True)
 class Nics(NcclNetFault):
-    """NCCL sees at most `count` cards of `mbit` million bits per second each, and plans its rings and trees by these.
-    No card becomes slower; `nccl.throttle` does that. NCCL asks when the first communicator is made, so trigger the
-    fault in the phase `start` of an attempt."""
+    """NCCL sees at most `count` cards of `mbit` million bits per second each, and plans its rings and trees
+    accordingly. No card becomes slower; `nccl.throttle` does that. NCCL asks when the first communicator is made, so
+    trigger the fault in the phase `start` of an attempt."""
 
     count: Count | None = None
     mbit: Count | None = None

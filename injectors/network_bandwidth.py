@@ -29,7 +29,7 @@ class Bandwidth(Fault):
 
     def apply(self, site: NodeSite) -> None:
         bits = round(self.mbit * 1e6)
-        burst = max(3200, bits // 8 // 100)  # bytes: those of 10 ms, and at least two packets
+        burst = max(3200, bits // 8 // 100)  # bytes: as many as 10 ms allow, and at least two packets
         tbf = ["tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", "200ms"]
         for link in map(link_of, site.nodes):
             link.space.run(["tc", "qdisc", "add", "dev", link.device, "root", "handle", QDISC_MARK, *tbf])

@@ -1,4 +1,4 @@
-"""network.dns: a node can't look up the names of the others; open connections continue."""
+"""network.dns: a node can't look up the names of the other nodes; open connections continue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Dns(Fault):
 
     def apply(self, site: NodeSite) -> None:
         for link in map(link_of, site.nodes):
-            with open(link.names_file, "r+") as file:  # written in place, because the node has this file itself mounted
+            with open(
+                link.names_file, "r+"
+            ) as file:  # written in place: a new file of this name would not be the file that the node has mounted
                 file.truncate()
                 file.write("127.0.0.1 localhost\n")
 

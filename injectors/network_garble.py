@@ -39,12 +39,12 @@ class Reorder(ShapedFault):
         return {"reorder": self.percent, "delay": 1e3 * self.delay}
 
     def asked(self) -> dict[str, float]:
-        return {"delay_ms": 1e3 * self.delay}  # of the median; a packet that is this late was not overtaken
+        return {"delay_ms": 1e3 * self.delay}  # the median delay: most packets have it, and the others overtake them
 
 
 @dataclass(frozen=True)
 class Corrupt(ShapedFault):
-    """`percent` of the packets have one flipped bit. TCP's checksum finds it, and the packets are sent again."""
+    """In `percent` of the packets one bit is flipped. TCP's checksum finds such packets, and they are sent again."""
 
     percent: float = 5.0
 

@@ -14,8 +14,8 @@ from torchaos.plugin import Evidence, Fault, Handle, LinkUp, NodeSite, Probe, Re
 
 @dataclass(frozen=True)
 class LinkDown(Fault):
-    """The link of each target node goes down, and both ends lose their carrier. With `up` the link flaps: down for
-    `down`, up for `up`, and so on until the fault is undone."""
+    """The link of each target node goes down, and both ends lose their carrier. With `up` the link flaps: it is down
+    for `down`, then up for `up`, and so on until the fault is undone."""
 
     down: Seconds = 1.0
     up: Seconds = 0.0
@@ -44,7 +44,7 @@ class LinkDown(Fault):
         return [*resent(site), *measured(site, self.asked())]
 
     def asked(self) -> dict[str, float]:
-        """The quality that the link should have under the fault: a loss of 100 %, unless it flaps."""
+        """The quality of the link under the fault: a loss of 100 %, unless the link flaps."""
         return {} if self.up else {"loss_percent": 100.0}
 
     def felt(self, record: Record, fault: str) -> Evidence | None:

@@ -9,8 +9,8 @@ from torchaos.plugin import CutFault
 
 @dataclass(frozen=True)
 class Loss(CutFault):
-    """Drops `percent` of the packets between the target nodes and `peers` (by default all others), chosen at random, in
-    both directions."""
+    """Drops `percent` of the packets between the target nodes and `peers` (by default all other nodes), chosen at
+    random, in both directions."""
 
     percent: float = 10.0
     peers: list[int] = field(default_factory=list)

@@ -10,9 +10,9 @@ from torchaos.plugin import CutFault
 
 @dataclass(frozen=True)
 class Partition(CutFault):
-    """Cuts the target nodes off from `peers`, by default from all others. `direction` is from the target's view: `out`
-    drops what the target sends. With `ports`, only TCP from or to these ports is dropped, such as the rendezvous
-    store's."""
+    """Cuts the target nodes off from `peers` (by default all other nodes). `direction` is seen from the target: `out`
+    drops the packets that the target sends. With `ports`, only TCP from or to these ports is dropped, for example the
+    port of the rendezvous store."""
 
     peers: list[int] = field(default_factory=list)
     direction: Literal["both", "out", "in"] = "both"

@@ -1,4 +1,4 @@
-"""network.reset: open connections break at once, as when a firewall restarts and no longer knows them."""
+"""network.reset: open connections break at once, as when a restarted firewall no longer knows them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, Recor
 
 @dataclass(frozen=True)
 class Reset(Fault):
-    """Ends the target nodes' TCP connections with `peers`, by default with all others. With `ports`, only connections
+    """Ends the target nodes' TCP connections with `peers` (by default all other nodes). With `ports`, only connections
     from or to these ports end. Both ends see an error."""
 
     peers: list[int] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Reset(Fault):
     on_collectives = True
 
     def changes(self, site: NodeSite) -> Irreversible:
-        return Irreversible("a connection that was reset stays so; opening another one is the job's affair")
+        return Irreversible("a connection that was reset can't be restored; the job has to open a new one")
 
     def apply(self, site: NodeSite) -> None:
         inside, outside = sides(site.nodes, site.cluster, self.peers)

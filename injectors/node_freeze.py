@@ -13,13 +13,13 @@ from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
 
 @dataclass(frozen=True)
 class Freeze(Fault):
-    """Sends SIGSTOP to every process of the job on the target nodes, also to torchrun, which sends the keep-alives.
+    """Sends SIGSTOP to every process of the job on the target nodes, also to torchrun, so no keep-alives are sent.
     SIGCONT follows when the fault is undone."""
 
     name = "node.freeze"
     where = ("node",)
     needs = frozenset({"pidfd", "proc"})
-    late = True  # a node may get new processes during the fault
+    late = True  # new processes may start on the node during the fault
     hits = "nodes"
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:

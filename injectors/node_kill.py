@@ -10,8 +10,8 @@ from torchaos.plugin import Evidence, NodeDeath, NodeSite, Record
 
 @dataclass(frozen=True)
 class Kill(NodeDeath):
-    """Sends SIGKILL to every process of the job on the target nodes. The kernel stays alive, so the peers of these
-    processes get a reset."""
+    """Sends SIGKILL to every process of the job on the target nodes. The node's kernel runs on, so open connections of
+    these processes are reset."""
 
     name = "node.kill"
 

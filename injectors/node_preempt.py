@@ -23,12 +23,12 @@ class Preempt(NodeDeath):
     def apply(self, site: NodeSite) -> None:
         targets = processes(site.nodes)
         proc.send(heads(targets), signal.SIGTERM)
-        tell(site, targets, "told to leave")
+        tell(site, targets, "got SIGTERM")
         site.release()  # the job decides how it uses this time
         end = time.monotonic() + self.notice
         while (left := any(live.processes() for live in site.nodes)) and time.monotonic() < end:
             time.sleep(0.05)
-        said = "something was left when the time was over" if left else "all were gone in time"
+        said = "some processes were left when the time was over" if left else "all were gone in time"
         site.emit(Kind.EFFECT, {"fault": site.fault, "effect": said})
         if left:
             kill(site)

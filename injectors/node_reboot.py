@@ -12,12 +12,12 @@ from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
 
 @dataclass(frozen=True)
 class Reboot(NodeDeath):
-    """Kills the node like node.kill. After `away` seconds the job's command is started again on the target nodes."""
+    """Kills the node like node.kill. After `away` seconds the job's command is started again there."""
 
     away: Seconds = 5.0
 
     name = "node.reboot"
-    irreversible = "what was in memory is lost; the node itself comes back"
+    irreversible = "the contents of its memory are lost; the node itself comes back"
 
     def apply(self, site: NodeSite) -> None:
         for live in site.nodes:

@@ -18,7 +18,7 @@ class Slow(Fault):
     name = "node.slow"
     where = ("node",)
     needs = frozenset({"pidfd", "proc"})
-    late = True  # a node may get new processes during the fault
+    late = True  # new processes may start on the node during the fault
     hits = "nodes"
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:

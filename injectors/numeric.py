@@ -1,4 +1,4 @@
-"""The shared part of the `numeric.*` injectors: silent corruption of one number, in the tensors of a training step."""
+"""The common part of the `numeric.*` injectors: silent corruption of one number in the tensors of a training step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Corruption(Fault):
         return replace(self, **{**drawn, **given})  # type: ignore[type-var]
 
     def changes(self, site: NodeSite) -> Sequence[Any] | Irreversible:
-        return Irreversible("a number that was computed with can't be taken back; the job has to notice")
+        return Irreversible("the wrong number was used in computations, which can't be undone; the job has to notice")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.judging.proof.corruption import seen_by_others
@@ -46,8 +46,8 @@ class Corruption(Fault):
 
 
 def corrupt(site: RankSite, what: str, tensors: Sequence[Any], injector: Any) -> None:
-    """Changes one number of these tensors in place, and returns a description. If this fails, the error is reported,
-    and never reaches the job."""
+    """Changes one number of these tensors in place, and returns a description. An error is reported, and never reaches
+    the job."""
     try:
         effect = _corrupt(what, tensors, injector)
     except Exception as error:

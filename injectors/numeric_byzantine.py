@@ -14,7 +14,7 @@ from torchaos.plugin import Handle, Kind, NodeSite, RankSite
 
 @dataclass(frozen=True)
 class ScaledGradient(Corruption):
-    """Multiplies everything that the rank puts into reductions of gradients by `factor`."""
+    """Multiplies all gradients that the rank puts into reductions by `factor`."""
 
     factor: float = 10.0
 
@@ -27,7 +27,7 @@ class ScaledGradient(Corruption):
         return self
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        return ()  # the fault lasts as long as its own control page says, and every fault guards that page
+        return ()  # the fault lasts until its control page is cleared, whose undo is on disk for every fault
 
     def apply(self, site: RankSite) -> None:
         tell = _once(site, f"gradients are {self.factor} times what they should be")
@@ -42,7 +42,7 @@ class ScaledGradient(Corruption):
 
 @dataclass(frozen=True)
 class StaleGradient(Corruption):
-    """The rank gives the gradients of its first step under the fault again in each later step."""
+    """In each step, the rank gives the gradients of its first step under the fault again."""
 
     name = "numeric.stale_gradient"
     hooks = ("collectives", "state")
@@ -59,7 +59,7 @@ class StaleGradient(Corruption):
         torch: Any = import_module("torch")
         tell = _once(site, "gradients are those of an earlier step")
         kept: list[Any] = []  # of the first step
-        now: list[int] = [0, 0]  # the step, and which reduction of it
+        now: list[int] = [0, 0]  # the step, and the number of the reduction in it
 
         def repeat(call: Any) -> None:
             for tensor in gradients(call):
@@ -79,7 +79,7 @@ class StaleGradient(Corruption):
 
 
 def _once(site: RankSite, effect: str) -> Callable[[], None]:
-    """Reports the effect at its first call. Call it only when a number was changed."""
+    """Reports the effect at its first call. It must be called only after a number was changed."""
     due = [effect]
 
     def tell() -> None:

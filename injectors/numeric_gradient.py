@@ -1,5 +1,5 @@
-"""numeric.gradient and numeric.reduced_gradient: a number is wrong before the reduction, and so in all ranks; or after
-it, and so in one rank."""
+"""numeric.gradient: a number is wrong before the reduction, and so in all ranks. numeric.reduced_gradient: a number is
+wrong after the reduction, and so in one rank."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Gradient(Corruption):
 
 @dataclass(frozen=True)
 class ReducedGradient(Corruption):
-    """Changes one number of the gradient that the optimizer is about to use, after the reduction, the clipping and any
-    guard. Only this rank's parameters become wrong."""
+    """Changes one number of the gradient that the optimizer is about to use: after the reduction, the clipping and any
+    check of the job. Only this rank's parameters become wrong."""
 
     change: Change = "flip"
     bit: int | None = None

@@ -24,7 +24,7 @@ class Parameter(Corruption):
 
 @dataclass(frozen=True)
 class Moment(Corruption):
-    """Changes one number of the optimizer's state on one rank. No digest of parameters shows it before the next
+    """Changes one number of the optimizer's state on one rank. A digest of the parameters shows it only after the next
     step."""
 
     change: Change = "flip"

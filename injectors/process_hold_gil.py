@@ -11,8 +11,8 @@ from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, R
 
 @dataclass(frozen=True)
 class HoldGil(Fault):
-    """Sleeps in C for `time` seconds and holds the interpreter lock, so heartbeat and watchdog threads in Python stop
-    too."""
+    """Sleeps in C for `time` seconds while it holds the interpreter lock, so heartbeat and watchdog threads in Python
+    stop too."""
 
     time: Seconds = 5.0
 
@@ -21,7 +21,7 @@ class HoldGil(Fault):
     needs = frozenset({"agent"})
 
     def changes(self, site: NodeSite) -> Irreversible:
-        return Irreversible(f"the lock is given back by itself after {self.time} s")
+        return Irreversible(f"the lock is released without an undo after {self.time} s")
 
     def apply(self, site: RankSite) -> None:
         ctypes.PyDLL(None).usleep(int(self.time * 1e6))  # PyDLL, unlike CDLL, keeps the lock

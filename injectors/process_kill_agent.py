@@ -11,13 +11,14 @@ from torchaos.plugin import DeathFault, NodeSite
 
 @dataclass(frozen=True)
 class KillAgent(DeathFault):
-    """Sends SIGKILL to the agents of the target's nodes. No process restarts the workers, and no process ends them."""
+    """Sends SIGKILL to the torchelastic agents on the target's nodes. The workers live on, and no agent is left to
+    restart or end them."""
 
     name = "process.kill_agent"
     where = ("node",)
     needs = frozenset({"pidfd"})
     hits = "agents"
-    irreversible = "a dead agent can't be brought back; starting the job again is the scheduler's affair"
+    irreversible = "a dead agent can't be brought back; the scheduler has to start the job again"
 
     def apply(self, site: NodeSite) -> None:
         site.signal(signal.SIGKILL)

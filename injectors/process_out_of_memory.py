@@ -12,8 +12,8 @@ from torchaos.plugin import Emit, Evidence, Fault, Handle, Kind, NodeSite, Probe
 
 @dataclass(frozen=True)
 class OutOfMemory(Fault):
-    """Moves the rank's process into a memory cgroup of torchaos (version 1 or 2) that allows `spare` more bytes. When
-    the process uses more than these, the kernel kills it."""
+    """Moves the rank's process into a memory cgroup of torchaos (version 1 or 2) that allows `spare` bytes more than
+    the process uses. When the process uses still more, the kernel kills it."""
 
     spare: int = 1 << 20
 
@@ -38,8 +38,7 @@ class OutOfMemory(Fault):
         return [_Killed(site.fault, MemoryCgroup.of(pid)) for pid in site.pids]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Whether the rank was killed for lack of memory. SIGKILL alone does not show that; the cgroup's own counter
-        does."""
+        """Proof that the rank was killed for lack of memory: the cgroup's own counter. SIGKILL alone is no proof."""
         death = died(record, fault, -signal.SIGKILL)
         told = next((event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("killed", 0) > 0), None)
         if death is None or told is None:
@@ -48,7 +47,7 @@ class OutOfMemory(Fault):
 
 
 class _Killed:
-    """Whether the kernel has killed a process in the group."""
+    """Reports when the kernel has killed a process in the cgroup."""
 
     period_s = 0.1
 

@@ -1,4 +1,4 @@
-"""process.raise: an exception in the thread of the training loop, like one from a bug or a bad batch."""
+"""process.raise: an exception in the thread of the training loop, as from a bug or a bad batch."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from torchaos.plugin import DeathFault, Evidence, Kind, NodeSite, Record, Second
 
 @dataclass(frozen=True)
 class Terminate(DeathFault):
-    """Sends SIGTERM, and SIGKILL to processes that are left after `grace` seconds. With `target: {node: N}` the signal
-    goes to the torchelastic agent, as a preemption notice goes to a container's first process; otherwise to the
+    """Sends SIGTERM, and SIGKILL to the processes that are still alive after `grace` seconds. With `target: {node: N}`
+    SIGTERM goes to the torchelastic agent, as a preemption notice goes to a container's first process; otherwise to the
     ranks."""
 
     grace: Seconds = 30.0

@@ -1,4 +1,4 @@
-"""process.uninterruptible: the rank sleeps in the kernel, and SIGKILL does not end it, as with a dead disk."""
+"""process.uninterruptible: the rank hangs in the kernel, and SIGKILL does not end it, as with a dead disk."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record, all_waite
 
 @dataclass(frozen=True)
 class Uninterruptible(Fault):
-    """Puts the process into state D by the cgroup freezer of version 1 (a process frozen by version 2 can be killed).
-    Signals take effect when the fault is undone, so a supervisor that kills the rank waits until then."""
+    """Puts the process into state D with the cgroup freezer of version 1 (a process that version 2 has frozen can be
+    killed). Signals take effect when the fault is undone, so a supervisor that kills the rank waits until then."""
 
     name = "process.uninterruptible"
     where = ("node",)

@@ -10,8 +10,8 @@ from torchaos.plugin import Count, ProxyFault, Seconds
 
 @dataclass(frozen=True)
 class Timeout(ProxyFault):
-    """The endpoint gives no answer. With `after`, the connection is closed that many seconds after the fault, or after
-    it was opened if that is later. Without `after`, it stays open until the fault is undone."""
+    """The endpoint gives no answer. With `after`, each connection is closed after that many seconds, counted from the
+    fault or, if later, from its opening. Without `after`, it stays open until the fault is undone."""
 
     endpoint: str
     after: Seconds = 0.0

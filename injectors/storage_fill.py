@@ -9,8 +9,8 @@ from torchaos.plugin import FillFault, Size
 
 @dataclass(frozen=True)
 class Fill(FillFault):
-    """A file of torchaos takes all space except `left` bytes, for every rank and every open file. Space that the job
-    frees can be used again."""
+    """A file of torchaos takes all space except `left` bytes, so every rank and every open file is hit. Space that the
+    job frees can be used again."""
 
     left: Size = 0
 

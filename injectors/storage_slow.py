@@ -28,8 +28,8 @@ class Slow(StorageFault):
 @dataclass(frozen=True)
 class Stall(StorageFault):
     """Operations (`on`) on the folder hang. Even SIGKILL does not end a process that waits, as on a hard NFS mount
-    whose server is gone. `for` is the duration. The kernel locks a folder while a file is created in it, so other
-    processes may have to wait there too."""
+    whose server is gone. `for` is the duration. While the creation of a file hangs, the kernel keeps its folder locked,
+    so other processes may have to wait there too."""
 
     on: Literal["writes", "reads", "all"] = "all"
     ranks: tuple[int, ...] = drawn()

@@ -39,7 +39,7 @@ class StraggleQuota(Fault):
         told = [event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("throttled", 0) > 0]
         if not told or not any(record.of_fault(fault, Kind.APPLYING)):
             return None
-        return Evidence.of(f"the kernel says: {told[-1].data['effect']}", told[-1])
+        return Evidence.of(f"the kernel reports: {told[-1].data['effect']}", told[-1])
 
 
 class _Throttled:
@@ -53,5 +53,5 @@ class _Throttled:
     def sample(self, emit: Emit) -> None:
         number, seconds = self._group.throttled()
         if number > self._told:
-            self._told, effect = number, f"held back {number} times, {seconds:.2f} s in all"
+            self._told, effect = number, f"throttled {number} times, {seconds:.2f} s in all"
             emit(Kind.EFFECT, {"fault": self._fault, "effect": effect, "throttled": number})

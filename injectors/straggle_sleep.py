@@ -1,5 +1,5 @@
-"""straggle.sleep: a slow rank, by any factor and without privileges. After each step it sleeps in proportion to the
-step's time."""
+"""straggle.sleep: a slow rank, by any factor and without privileges. After each step the rank sleeps, in proportion to
+the step's time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StraggleSleep(Fault):
             raise ValueError("factor says how many times as long a step takes; it is more than 1")
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        return ()  # The fault lasts as long as its own control page says, and every fault guards that page.
+        return ()  # The fault lasts until its control page is cleared, whose undo is on disk for every fault.
 
     def apply(self, site: RankSite) -> None:
         since = time.monotonic()

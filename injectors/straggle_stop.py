@@ -42,8 +42,8 @@ class StraggleStop(Fault):
         return [Process.of(pid, "resume") for pid in site.pids]
 
     def apply(self, site: NodeSite) -> None:
-        """Does nothing itself: the probe sends the signals. The probe ends before the fault is undone, and when the
-        harness ends."""
+        """Does nothing: the probe sends the signals. The probe ends before the fault is undone, or when the harness
+        ends."""
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
         return (_Turns(site, self.period / self.factor, self.period * (1 - 1 / self.factor)),)

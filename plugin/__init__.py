@@ -141,8 +141,8 @@ def __dir__() -> list[str]:
 
 @cache
 def _places() -> dict[str, str]:
-    """The modules from which the names come. They are read from the imports above, which are for type checkers, so that
-    they are written only once."""
+    """The module from which each name comes. This function reads the imports above, so that each place is written only
+    once."""
     tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     found = (node for node in block.body if isinstance(node, ast.ImportFrom))

@@ -43,8 +43,8 @@ class DeathFault(Fault):
 
 
 class WaitingFault(Fault):
-    """A fault that makes the rank wait at the begin of the fault's `phase`. Only the fault's own control page holds the
-    rank, and that page is guarded for every fault."""
+    """A fault that makes the rank wait at the beginning of a `phase`. The rank waits on the fault's control page, whose
+    undo is on disk for every fault, so a subclass has no other change to undo."""
 
     where = ("rank",)
     needs = frozenset({"agent"})
@@ -61,9 +61,9 @@ class WaitingFault(Fault):
 
 
 class NcclNetFault(Fault):
-    """A fault of NCCL's connections of the rank, by a network plug-in that NCCL loads. Only the fault's own control
-    page keeps it on. An injector gives its `kind`, its `amounts` (see `NetKind`), and the connections that it hits (the
-    fields of `NetOrder`)."""
+    """A fault of the rank's NCCL connections, made by a network plug-in that NCCL loads. It ends when the fault's
+    control page is cleared. A subclass gives its `kind`, its `amounts` (see `NetKind`), and the connections that it
+    hits (the fields of `NetOrder`)."""
 
     where = ("rank",)
     needs = frozenset({"agent", "gpu", "nccl", "nccl_net"})
@@ -83,21 +83,20 @@ class NcclNetFault(Fault):
         site.nccl_net(NetOrder(self.kind, *self.amounts(), **self.which()))
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        # A rank that died meanwhile reports nothing.
+        # A rank that has died reports nothing.
         hit_nothing = any(note.data.get("hits") == 0 for note in record.of_fault(fault, Kind.NOTE))
         return None if hit_nothing else self.proof(record, fault)
 
     def proof(self, record: Record, fault: str) -> Evidence | None:
-        """Proof by another witness than the rank that was hit. The rank itself has reported that the fault hit
-        something."""
+        """Proof by another witness than the rank that was hit, for a rank that has itself reported a hit."""
         return all_waited(record, fault)
 
 
 @dataclass(frozen=True)
 class NcclTransferFault(NcclNetFault):
     """A fault of the rank's transfers. `peers`: the ranks at the other end (none: all). `way`: the direction.
-    `connection`: its number (each pair of ranks numbers its connections from 0, in each direction). `min_bytes`,
-    `max_bytes`: the size."""
+    `connection`: its number; each pair of ranks counts its connections from 0, in each direction. `min_bytes`,
+    `max_bytes`: the size of a transfer."""
 
     peers: list[int] = field(default_factory=list)
     way: Literal["both", "out", "in"] = "both"

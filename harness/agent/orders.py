@@ -191,7 +191,9 @@ class Orders:
             self._drop(pending)
             return None
         elif not _wait(lambda: pending.armed or pending.has_fired, pending.when.hold_s):
-            self._forget(pending, "not armed in time: the rank reached the Moment and waited as long as it may")
+            self._forget(
+                pending, "not armed in time: the rank reached the moment of the fault and waited as long as it may"
+            )
             return None
         else:
             self._drop(pending)
@@ -223,7 +225,7 @@ class Orders:
         else:
             page.write(ControlPage.FIRED, number)  # first, because from here on the harness must not apply it any more
             page.write(ControlPage.STATE, State.MISSED)
-            self._missed(pending.order, "hold expired: the rank went on by itself")
+            self._missed(pending.order, "the time to hold the rank was over: the rank went on by itself")
 
     def _ask_for_base(self) -> None:
         """Reads the number of global steps before this attempt from a control page. The harness knows it when the first

@@ -1,7 +1,6 @@
-"""The command line. Each command is a thin layer: it reads the user's input, calls the engine, and prints.
-
-Exit codes: 0 passed, 1 an assertion failed, 2 inconclusive, 3 bad usage or scenario, 4 rollback incomplete, 5 internal
-error. For several scenarios the worst is returned, in the order 3 > 4 > 5 > 1 > 2 > 0."""
+"""The command line. Each command is a thin layer: it reads the user's input, calls the engine, and prints. Exit codes:
+0 passed, 1 an assertion failed, 2 inconclusive, 3 bad usage or scenario, 4 rollback incomplete, 5 internal error. For
+several scenarios the worst code is returned; from the worst on, the order is 3, 4, 5, 1, 2, 0."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ __all__ = ["cli", "main"]
 
 
 def main() -> None:
-    """The entry point. An expected error is printed as one message and gives an exit code, without a traceback."""
-    # A run has very many events, without cycles. The search for cycles took half of the time for a long history.
+    """The entry point. An expected error is printed as one message without a traceback, and gives an exit code."""
+    # Events have no cycles, and the search for cycles took half of the time of a long run.
     gc.set_threshold(50_000, 20, 50)
     try:
         cli.main(standalone_mode=False)
@@ -32,7 +31,7 @@ def main() -> None:
         sys.exit(ExitCode.INCONCLUSIVE)
     except ChaosError as error:
         _fail(str(error), error.exit_code)
-    except Exception:  # a bug of torchaos: only here does the reader need the traceback
+    except Exception:  # a bug of torchaos: only then is the traceback useful
         traceback.print_exc()
         _fail("internal error: please report it with the lines above", ExitCode.INTERNAL)
 

@@ -1,4 +1,4 @@
-"""The commands that manage runs from outside: status, halt, recover, prune."""
+"""The commands for all runs of a user: status, halt, recover, prune."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def status(as_json: bool) -> None:
 
 
 @cli.command()
-@click.option("--now", is_flag=True, help="Roll back at once: no grace for the job, no more evidence.")
+@click.option(
+    "--now", is_flag=True, help="Roll back at once: the job gets no grace period, and no more evidence is collected."
+)
 def halt(now: bool) -> None:
     """End all your runs in order, with rollback."""
     try:
@@ -57,14 +59,16 @@ def halt(now: bool) -> None:
 
 @cli.command("recover")
 @click.argument("folders", nargs=-1, type=RunFolder())
-@click.option("--forget", is_flag=True, help="Forget what can't be undone, after you have repaired it yourself.")
-@click.option("--any-host", is_flag=True, help="Also undo runs under another host name: this machine was renamed.")
+@click.option(
+    "--forget", is_flag=True, help="Forget changes that can't be undone, after you have repaired them yourself."
+)
+@click.option("--any-host", is_flag=True, help="Also undo runs of another host name, if this machine was renamed.")
 def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
-    """Undo what killed runs left behind, also after a reboot. FOLDERS: the run directories, if not all."""
+    """Undo what killed runs left behind, also after a reboot. FOLDERS: the run directories; default: all."""
     if not folders:
         await_reapers(lambda: find(())[0], _REAPERS_S)
     runs, bad = find([folder.absolute() for folder in folders])
-    # If no folder is given, this call leaves out runs whose harness is alive, and runs of other machines.
+    # Without folders, this leaves out runs whose harness is alive, and runs of other machines.
     chosen = [run for run in runs if folders or (not run.lives(run.harness) and (run.here or any_host))]
     done = [*bad, *(recover(run, any_host) for run in chosen)]
     code = _tell(done)
@@ -82,7 +86,11 @@ def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
 @cli.command()
 @click.argument("out", type=PATH, default=RUNS)
 @click.option("--older-than", metavar="AGE", help="Remove runs that ended longer ago than this, such as 30d.")
-@click.option("--beyond", metavar="SIZE", help="Then remove the oldest until the rest is at most this, such as 20GB.")
+@click.option(
+    "--beyond",
+    metavar="SIZE",
+    help="Then remove the oldest runs, until the rest takes at most this much, such as 20GB.",
+)
 @click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 def prune(out: Path, older_than: str | None, beyond: str | None, dry_run: bool) -> None:
     """Remove finished run directories by age and size."""

@@ -24,7 +24,7 @@ from torchaos.harness.watching.diagnosis.verdict import Diagnosis
     "--kernel",
     type=click.FloatRange(0.1, 600),
     metavar="SECONDS",
-    help="With --pid: also watch the kernel for so long.",
+    help="With --pid: also watch the kernel for this time.",
 )
 @click.option("--function", "functions", multiple=True, metavar="LIB:SYMBOL", help="With --kernel: calls to time.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

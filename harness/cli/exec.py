@@ -1,4 +1,4 @@
-"""torchaos exec: one node's launch, under any scheduler."""
+"""torchaos exec: starts one node's part of a job, under any scheduler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchaos.harness.scenario import load
 @click.option("--run", "folder", type=PATH, required=True, help="The run directory, in a folder that all nodes share.")
 @click.option("--scenario", type=PATH, help="On node 0: the scenario for a run directory that does not exist yet.")
 @click.option("--node", type=click.IntRange(0), help="This node's number; by default the scheduler's.")
-@click.option("--served", type=click.IntRange(0), help="Be the node's agent; the number of the submission.")
+@click.option("--served", type=click.IntRange(0), help="Be the node's agent, for the submission with this number.")
 @click.option("--hosts", default="", help="The names of all nodes, with commas between them.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(
@@ -45,9 +45,9 @@ def exec_(
 
 
 def make(run: RunDir, scenario: Path) -> None:
-    """Makes the run directory of a job that a scheduler starts; a half-made directory is completed. Raises UsageError
-    if the scenario has faults: only `torchaos run`, which starts the job itself, injects faults."""
-    plan = replace(make_plan(load(scenario), scenario, 0), twin={})  # only `torchaos run` can inject faults
+    """Makes the run directory of a job that a scheduler starts, or completes a half-made one. Raises UsageError if the
+    scenario has faults: only `torchaos run`, which starts the job itself, injects faults."""
+    plan = replace(make_plan(load(scenario), scenario, 0), twin={})
     if plan.faults:
         raise UsageError(f"{scenario}: exec records, and injects nothing; use `torchaos run`, or remove the faults")
     if plan.job.checkpoints_size:

@@ -53,13 +53,13 @@ OUT = Path("torchaos-explored")
 @cli.command(cls=WithCommand)
 @click.argument("file", type=ScenarioFile(), metavar="SCENARIO")
 @JOB
-@click.option("--out", type=PATH, default=OUT, help="The folder for its directory.", show_default=True)
+@click.option("--out", type=PATH, default=OUT, help="The folder in which its directory is made.", show_default=True)
 @click.option("--model", "models", multiple=True, type=click.Choice([*MODELS, "all"]), default=["process-death"],
               show_default=True, help="What dies; may be given several times.")  # fmt: skip
 @click.option("--states", type=click.IntRange(1), metavar="N", help="Try at most N states, chosen by coverage.")
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="End after so many minutes.")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="End after this many minutes.")
 @click.option("--beyond", type=click.IntRange(1), default=3, show_default=True, metavar="STEPS",
-              help="Train so many steps beyond the death.")  # fmt: skip
+              help="Train this many steps beyond the death.")  # fmt: skip
 @click.option("--cold", is_flag=True, help="Start each resume by the job's own launcher: no forked ranks.")
 @click.option("--resume", type=PATH, metavar="DIR", help="Go on with an exploration of the same scenario.")
 @SEED
@@ -84,7 +84,9 @@ def explore(
     one = replace(one, folder=RunDir(home))
     again = ["torchaos", "explore", ready.shown(file), "--seed", str(one.plan.seed), *one.options]
     check(one.plan, RunDir(home / "now"))
-    write_reports([placeholder_result(one.plan, home)], junit_file, json_file)  # gates fail closed
+    write_reports(
+        [placeholder_result(one.plan, home)], junit_file, json_file
+    )  # until there is a result, the file holds an error, so that a gate stays closed
     _prepare(one, home, is_new=resume is None)
 
     def told(outcome: Outcome, number: int, of: int) -> None:

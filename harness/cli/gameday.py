@@ -39,14 +39,18 @@ from torchaos.harness.telling.trends.nights import Night
 @cli.command()
 @click.argument("file", required=False, type=PATH)
 @click.option(
-    "--out", type=PATH, default=Path("torchaos-days"), help="The folder for its directory.", show_default=True
+    "--out",
+    type=PATH,
+    default=Path("torchaos-days"),
+    help="The folder in which its directory is made.",
+    show_default=True,
 )
 @SEED
 @SET
 @CONSENT
 @JUNIT
 @WEBHOOK
-@click.option("--plan", "only_plan", is_flag=True, help="Print what was drawn, and do nothing else.")
+@click.option("--plan", "only_plan", is_flag=True, help="Print the drawn faults, and do nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="With --plan: as JSON.")
 @click.option("--resume", type=PATH, metavar="DIR", help="Continue a game day that was interrupted.")
 @click.option("--keep", is_flag=True, help="Also keep the run directories of rounds that passed.")
@@ -77,7 +81,7 @@ def gameday(
         click.echo(json.dumps(plan.to_json(), indent=1)) if as_json else console.print(Markdown(report.drawn(plan)))
         sys.exit(ExitCode.PASSED)
     nothing = result_of(plan.name, plan.seed, str(folder), "", 0.0, cases_of(total([]), day.score, []))
-    # Until the day is judged, its JUnit file holds an error, so that no gate that reads it opens.
+    # Until the day is judged, its JUnit file holds an error, so that a gate stays closed.
     write_reports([not_finished(nothing)], junit_file, None)
     if resume is None:
         assert file is not None
@@ -133,7 +137,7 @@ def _run(
 
 
 def _tell(text: str) -> None:
-    """Prints the text. If the reader of the output has ended, the day continues, with the same verdict."""
+    """Prints the text. If nobody reads the output any more, the day continues, with the same verdict."""
     with suppress(*GONE):
         click.echo(text)
 
@@ -155,8 +159,8 @@ def _write_pages(
 
 
 def _first(folder: Path) -> tuple[str, str]:
-    """The time at which the first round began, and its commit. Its run directory may be gone, but its entry in the
-    history remains."""
+    """The time at which the first round began, and its commit. They come from the history, because the round's run
+    directory may be gone."""
     runs = store.kept(path_of(folder / "rounds" / "000" / "run"))
     return (runs[0].result.started, runs[0].commit) if runs else ("", "")
 

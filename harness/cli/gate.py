@@ -37,7 +37,7 @@ from torchaos.harness.telling.terminal import gate as report
     "--run",
     "run_missing",
     is_flag=True,
-    help="First run, into the first RUNS, each scenario without a run that counts.",
+    help="First run each scenario that has no run that counts. The runs go into the first folder of RUNS.",
 )
 @CONSENT
 @JUNIT
@@ -53,9 +53,7 @@ def gate(
     RUNS: folders of run directories, however deep [default: torchaos-runs]. Exit code 0: it may be released; 1: it may
     not; 2: the runs are no evidence; 3: the gate's file is wrong; 4: a run left something behind; 5: an error.
     """
-    if commit is not None and not re.fullmatch(
-        "[0-9a-f]{7,64}", commit
-    ):  # mostly an empty path, of a variable that is not set
+    if commit is not None and not re.fullmatch("[0-9a-f]{7,64}", commit):  # probably from an empty variable
         raise UsageError(f"--commit {commit!r}: this is no commit; give at least seven of its hexadecimal digits")
     loaded, folders = load(file), list(runs) or [RUNS]
     where = _environment(loaded.gate, environment)
@@ -78,9 +76,9 @@ def gate(
                 click.echo(f"{folder}: there is no such folder", err=True)
     else:
         folders[0].mkdir(parents=True, exist_ok=True)
-        files = tuple(one.path for one in judged().missing)  # the reports list these until they have run
+        files = tuple(one.path for one in judged().missing)  # until these have run, the reports list them
         if files:
-            with suppress(SystemExit):  # whatever the result, the gate judges it
+            with suppress(SystemExit):  # the gate judges the result
                 context.invoke(run_scenarios, files=files, out=folders[0], overrides=setting.set, consent=consent)
     found = judged()
     report.show(found, Console())

@@ -30,7 +30,7 @@ from torchaos.harness.scenario import load
 from torchaos.harness.telling.terminal.live import Live
 from torchaos.harness.undo.recovery import before_a_run
 
-_STEP, _TIMEOUT_S = 18, 600.0  # used unless the look at the job shows better values
+_STEP, _TIMEOUT_S = 18, 600.0  # used unless the run without faults shows better values
 
 
 @cli.command(cls=WithCommand)
@@ -39,10 +39,9 @@ _STEP, _TIMEOUT_S = 18, 600.0  # used unless the look at the job shows better va
 )
 @click.option("--no-look", is_flag=True, help="Do not run the job.")
 def init(output: Path, no_look: bool, given: Sequence[str] = ()) -> None:
-    """Write a first scenario for your job, and show what was seen of it.
-
-    COMMAND starts your job, such as `torchaos init -- torchrun train.py`. Its script is read, and then it is run once
-    without a fault. No file is ever overwritten."""
+    """Write a first scenario for your job, and show what was seen of it. COMMAND starts your job, such as `torchaos
+    init -- torchrun train.py`. The job's script is read, and then the job is run once without a fault. No file is ever
+    overwritten."""
     draft = draft_of(given or EXAMPLE, Path.cwd())
     if given and draft.script and not draft.script.path.is_file():
         raise UsageError(f"{draft.script.path}: there is no such file; correct the command, or change the folder")
@@ -78,11 +77,10 @@ def _tell(label: str, lines: Sequence[str]) -> None:
 
 
 def _look(output: Path, draft: Draft, text: str) -> ExitCode:
-    """Runs the job once without faults, prints what was seen of it, and writes the values that this shows into the
-    scenario."""
+    """Runs the job once without faults, prints what was seen, and puts the values that were seen into the scenario."""
     plan = make_plan(load(output), output, 0)
     look = Look(plan, partial(Live, console=Console()))
-    runs = f"runs the job once without faults, for at most {_TIMEOUT_S / 60:.0f} min; --no-look leaves it out"
+    runs = f"runs the job once without faults, for at most {_TIMEOUT_S / 60:.0f} min; with --no-look it doesn't"
     _tell("look", ["at a run without faults, which is kept from before" if look.is_made else runs])
     with signals() as interrupted, at_work([plan.scenario]), TemporaryDirectory(prefix="torchaos-") as scratch:
         care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
@@ -111,6 +109,6 @@ def _step(run: Record) -> int:
 
 
 def _timeout_s(run: Record) -> float:
-    """The time-out in seconds, in whole minutes: long enough for the job and a recovery on a busy machine."""
+    """The time-out in seconds, rounded up to minutes: long enough for the job and a recovery on a busy machine."""
     took_s = run.events[-1].mono_s - run.events[0].mono_s if run.events else 0.0
     return max(_TIMEOUT_S, 60.0 * math.ceil((3 * took_s + 120) / 60))

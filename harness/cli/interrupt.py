@@ -15,16 +15,16 @@ class Endable(Protocol):
 
 
 class Interrupt:
-    """The signal handlers. The current run is ended in order, rolled back and judged, and no other run starts. After a
-    second signal, the job gets no grace period and no more evidence is collected, but everything is still rolled
-    back."""
+    """The signal handlers. After a signal, the current run is ended in order, rolled back and judged, and no other run
+    starts. After a second signal, the job gets no grace period and no more evidence is collected; the rollback is still
+    complete."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self._target: Endable | None = None
 
     def ends(self, target: Endable) -> None:
-        """Names the run that a signal ends from now on. If a signal came just before, the run is ended at once."""
+        """Makes signals end this run from now on. If a signal came just before, the run is ended at once."""
         self._target = target
         if self.reason:
             target.stop(self.reason)

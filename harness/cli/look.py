@@ -102,10 +102,8 @@ def _files_in(paths: Sequence[Path]) -> Iterator[Path]:
 @cli.command("list")
 @click.argument("kinds", nargs=-1, type=click.Choice(["scenarios", *registry.GROUPS]), metavar="[KIND]...")
 def list_(kinds: Sequence[str]) -> None:
-    """List ready scenarios, faults, assertions and other parts.
-
-    KIND: scenarios, injectors, assertions, conditions, launchers or formats.
-    """
+    """List ready scenarios, faults, assertions and other parts. KIND: scenarios, injectors, assertions, conditions,
+    launchers or formats."""
     console = Console()
     if not kinds or "scenarios" in kinds:
         texts = {name: read(ready.folder() / f"{name}.yaml").data for name in ready.names()}

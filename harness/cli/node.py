@@ -1,4 +1,4 @@
-"""torchaos node: the way to the agent of a node."""
+"""torchaos node: connects a launcher to the agent of a node."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ NO_AGENT = 6  # exit code: nobody listens
 
 
 @cli.command("node")
-@click.option("--join", "joined", metavar="RUN", help="Be the pipe between standard input and output and the agent.")
-@click.option("--wait", "wait_s", type=float, default=WAIT_S, help="Seconds for which the agent is waited for.")
+@click.option("--join", "joined", metavar="RUN", help="Connect standard input and output with the agent.")
+@click.option("--wait", "wait_s", type=float, default=WAIT_S, help="Seconds to wait for the agent.")
 @click.option("--recover", "recovered", metavar="RUN", help="Undo what a dead agent left on this node.")
 def node(joined: str | None, wait_s: float, recovered: str | None) -> None:
-    """Reach the agent of this node: the pipe that launchers start.
-
-    RUN is the name of the node's part of a run. Standard input and output carry lines of JSON.
-    """
+    """Reach the agent of this node; launchers start this command. RUN is the name of the node's part of a run. Standard
+    input and output carry lines of JSON."""
     if joined:
         sys.exit(0 if join(socket_of(joined), wait_s) else NO_AGENT)
     if recovered:
@@ -32,7 +30,8 @@ def node(joined: str | None, wait_s: float, recovered: str | None) -> None:
 
 
 def _recover(mark: str) -> int:
-    """0: everything of it on this node is undone; else it isn't, and standard output says why."""
+    """Undoes what a dead agent left on this node. Returns 0 if everything is undone; otherwise standard output has the
+    reason."""
     folder = place_of(mark).root
     if not folder.exists():
         return 0
@@ -40,7 +39,7 @@ def _recover(mark: str) -> int:
     runs, bad = recovery.find([folder])
     done = [*bad, *(recovery.recover(run) for run in runs)]
     wrong = [recovery.why(one) for one in done if not one.clean]
-    if wrong and (folder / "undo" / "undo.jsonl").exists():  # without a log nothing was ever guarded
+    if wrong and (folder / "undo" / "undo.jsonl").exists():  # without a log nothing was ever changed
         click.echo("; ".join(wrong))
         return 4
     shutil.rmtree(folder, ignore_errors=True)

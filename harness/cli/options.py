@@ -22,7 +22,7 @@ LATEST = "latest"
 
 
 def _begin_anew(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Removes the file of an earlier call at once, so that no reader mistakes it for the result of this call."""
+    """Removes the file that an earlier call wrote, so that no reader mistakes it for the result of this call."""
     with suppress(OSError):
         if path and path.is_file() and b"<testsuites" in path.read_bytes()[:200]:
             path.unlink()
@@ -97,16 +97,22 @@ JSON = click.option("--json", "json_file", type=PATH, help="Write all results as
 SUMMARY = click.option("--summary", type=PATH, help="Write short Markdown here, for a pull request or a CI step.")
 WEBHOOK = click.option(
     "--webhook", metavar="URL", envvar="TORCHAOS_WEBHOOK", show_envvar=True,
-    help="Send the verdict there at the end, as JSON.",
+    help="Send the verdict to this address at the end, as JSON.",
 )  # fmt: skip
 CONSENT = click.option(
-    "--consent", multiple=True, metavar="WHAT", help="Allow what may hurt the host; the scenario must allow it too."
+    "--consent",
+    multiple=True,
+    metavar="WHAT",
+    help="Allow faults that may hurt the host; the scenario must allow them too.",
 )
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value, such as job.timeout=2m."
 )
 REPEAT = click.option(
-    "--repeat", type=click.IntRange(1), metavar="N", help="Run each N times, with increasing seeds; all must pass."
+    "--repeat",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Run each scenario N times, with increasing seeds; all must pass.",
 )
 AT_LEAST = click.option("--at-least", type=click.IntRange(1), metavar="K", help="K of the repetitions must pass.")
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)

@@ -20,7 +20,9 @@ from torchaos.harness.telling.repro.write import script_of
 @cli.command()
 @RUN_DIR
 @click.option("--out", type=PATH, metavar="FILE", help="The script's file; by default RUN_DIR's name with -repro.py.")
-@click.option("--promise", default="", metavar="TEXT", help="What the trainer's documentation says, and where.")
+@click.option(
+    "--promise", default="", metavar="TEXT", help="A quotation from the trainer's documentation, with its source."
+)
 def repro(folder: Path, out: Path | None, promise: str) -> None:
     """Write a script that shows a finding without torchaos.
 

@@ -33,14 +33,14 @@ from torchaos.harness.telling.trends.store import Kept
 
 Records = tuple[Record, list[Record]]
 
-_OUT = click.option("--out", type=PATH, default=RUNS, help="Where run directories are.", show_default=True)
+_OUT = click.option("--out", type=PATH, default=RUNS, help="The folder of the run directories.", show_default=True)
 _DB = click.option("--db", type=PATH, help="The history's file, if it is not OUT.sqlite.")
 _CODES = {Change.WORSE: ExitCode.FAILED, Change.UNCLEAR: ExitCode.INCONCLUSIVE}
 
 
 def keep(result: Result, folder: RunDir, records: Records | None = None) -> list[str]:
-    """Writes the page of a run and adds the run to the history beside its folder. Returns a sentence for each problem
-    with that; no problem changes a verdict. `records`: those of the run and its twins, if they were read already."""
+    """Writes the page of a run, and adds the run to the history beside its folder. Returns a sentence for each problem;
+    no problem changes a verdict. `records`: those of the run and its twins, if they were read already."""
     problems = []
     try:
         html.write(folder, result, records)
@@ -83,18 +83,18 @@ def _write(to: Path, text: str, option: str, private: bool = False) -> None:
 
 
 def notify(url: str | None, kind: str, name: str, verdict: Verdict, why: Sequence[str], folder: str = "") -> None:
-    """Sends the verdict to the server, if one is named. A server that does not answer changes no verdict."""
+    """Sends the verdict to the server, if the user named a server. A server that does not answer changes no verdict."""
     if url and (problem := webhook.post(url, kind, name, verdict, why, folder)):
-        click.echo(f"the webhook was not told: {problem}", err=True)
+        click.echo(f"the verdict was not sent to the webhook: {problem}", err=True)
 
 
 def summarize(results: Sequence[Result], path: Path | None) -> None:
-    """Writes the results as Markdown, if a file is named. Raises UsageError if it can't be written."""
+    """Writes the results as Markdown, if the user named a file. Raises UsageError if it can't be written."""
     if path is None:
         return
     happened = {}
     for result in results:
-        with suppress(ChaosError):  # of a run that left too little, the reason is enough
+        with suppress(ChaosError):  # a run that left too little has no summary, only a reason
             happened[result.run_dir] = headline.happened(Record.load(RunDir(Path(result.run_dir))), result)
     try:
         markdown.write(results, path, happened)
@@ -107,7 +107,7 @@ def summarize(results: Sequence[Result], path: Path | None) -> None:
 @_OUT
 @_DB
 @click.option("--last", type=click.IntRange(1), default=20, show_default=True, help="The last N runs of each scenario.")
-@click.option("--json", "as_json", is_flag=True, help="Print all as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @click.option("--html", "page", type=PATH, help="Write a page over all runs here.")
 @click.option("--prometheus", type=PATH, help="Write metrics of the newest runs here, as Prometheus text.")
 def history(

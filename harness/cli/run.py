@@ -65,7 +65,7 @@ from torchaos.harness.telling.terminal.live import Live
 from torchaos.harness.telling.terminal.repeats import show as show_repeats
 from torchaos.harness.undo.recovery import LeftBehind, before_a_run
 
-GONE = (OSError, SystemExit)  # rich raises these if a terminal or a pipe is no longer there
+GONE = (OSError, SystemExit)  # raised by rich if the terminal or the pipe is gone
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Planned:
     plan: Plan
     folder: RunDir
     source: Path
-    text: bytes  # options of the scenario for the command line in the run directory, if they change the run
-    options: tuple[str, ...]  # of the command line, as far as they change what is run
+    text: bytes  # options that change the run; they belong to the command line in the run directory
+    options: tuple[str, ...]  # the part of the command line that changes what is run
     ask: Ask
     warnings: tuple[str, ...]
 
@@ -82,7 +82,7 @@ class Planned:
 @cli.command(cls=WithCommand)
 @FILES
 @JOB
-@click.option("--out", type=PATH, default=RUNS, help="Where run directories go.", show_default=True)
+@click.option("--out", type=PATH, default=RUNS, help="The folder for run directories.", show_default=True)
 @SEED
 @REPEAT
 @AT_LEAST
@@ -100,18 +100,16 @@ def run(
     attach: int | None, consent: Sequence[str], job_file: Path | None, summary: Path | None,
     given: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Run scenarios against live jobs and judge them.
-
-    FILES: scenario files, or names that `torchaos list scenarios` shows. They run against their own jobs, or against
-    yours: the COMMAND after `--`, or the job in the file of --job.
-    """
+    """Run scenarios against live jobs and judge them. FILES: scenario files, or names that `torchaos list scenarios`
+    shows. Each scenario runs with its own job, or with your job: the COMMAND after `--`, or the job in the file of
+    --job."""
     console = Console()
     job = other_job(job_file, given, attach)
     asked = partial(ask_of, times=repeat, at_least=at_least, rate=rate, confidence=confidence)
     runs = _apart([one for file in files for one in plans_of(file, overrides, seed, asked, attach, out, consent, job)])
     pending = [placeholder_result(run.plan, run.folder.root) for run in runs]
     series = Series([(run.source, run.plan, run.ask, run.folder.root) for run in runs])
-    # until a scenario is judged, it counts as an error, so that a gate stays closed
+    # until a scenario is judged, its result is an error, so that a gate stays closed
     write_reports(pending, junit_file, json_file, series.judged([]))
     with suppress(*GONE):
         show.warnings(dict.fromkeys(text for run in runs for text in run.warnings), console)
@@ -231,7 +229,7 @@ def _run_one(planned: Planned, console: Console, interrupted: Interrupt) -> Resu
 
 
 def _result_of(scenario_run: ScenarioRun) -> Result:
-    """Raises ChaosError also if the run directory can't be written; by then everything has been undone."""
+    """The result. Raises ChaosError if the run directory can't be written; everything has been undone by then."""
     try:
         return scenario_run()
     except OSError as error:

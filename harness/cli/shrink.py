@@ -21,7 +21,9 @@ from torchaos.harness.scenario.yaml_source import dumped
 
 @cli.command()
 @RUN_DIR
-@click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="How many times each set is tried.")
+@click.option(
+    "--tries", type=click.IntRange(1), default=3, show_default=True, help="How many tries each set of faults gets."
+)
 @click.option(
     "--fails", type=click.IntRange(1), default=2, show_default=True, help="How many of these tries must fail."
 )
@@ -44,7 +46,7 @@ def shrink(folder: Path, tries: int, fails: int, output: Path, out: Path) -> Non
         interrupted.ends(task.child)
         smallest = task()
     if smallest is None:
-        click.echo(f"with all its faults, it did not fail again in {fails} of {tries} tries: chance is involved")
+        click.echo(f"with all its faults, it did not fail again in {fails} of {tries} tries, so chance decides")
         sys.exit(ExitCode.INCONCLUSIVE)
     try:
         write_atomically(output, task.evidence() + dumped(smallest))

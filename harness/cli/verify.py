@@ -22,7 +22,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import ExitCode, worst
 
 _WORDS = {ExitCode.PASSED: "whole", ExitCode.FAILED: "damaged", ExitCode.INCONCLUSIVE: "can't be told"}
-_SHOWN = 20  # problems of one checkpoint
+_SHOWN = 20  # so many problems of a checkpoint are printed
 
 
 @cli.command()
@@ -31,11 +31,9 @@ _SHOWN = 20  # problems of one checkpoint
 @click.option("--manifest", type=PATH, metavar="DIR", help="The run directory (or a folder of manifests) of the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None:
-    """Check a checkpoint for damage.
-
-    PATH is a checkpoint, or a folder or URL whose newest checkpoint is checked. The command checks the structure, the
-    CRCs in it, NaN, and the digests that were taken when it was saved. Nothing in it is executed. Exit code 0: whole;
-    1: damaged; 2: unknown, with the reason."""
+    """Check a checkpoint for damage. PATH is a checkpoint, or a folder or URL whose newest checkpoint is checked. The
+    command checks the structure, the checkpoint's own CRCs, NaN, and the digests that were taken at the save. Nothing
+    in it is executed. Exit code 0: whole; 1: damaged; 2: unknown, with the reason."""
     manifests = Manifests.load(manifest) if manifest else None
     files, where = locate(path)
     try:
@@ -49,7 +47,7 @@ def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None
         raise UsageError(
             f"{path}: there is no checkpoint in it; see docs/checkpoints.md for the formats that are known"
         )
-    lost = [f"{tracker.path}: it names {tracker.text[:80]!r}, which is not there" for tracker in trackers]
+    lost = [f"{tracker.path}: it names {tracker.text[:80]!r}, which does not exist" for tracker in trackers]
     code = worst([*(result.code for result in results), *([ExitCode.FAILED] if lost else [])])
     if as_json:
         click.echo(json.dumps({"checkpoints": [_as_json(result) for result in results], "trackers": lost}, indent=1))
@@ -85,7 +83,7 @@ def _show(verified: Verified) -> None:
     if len(verified.problems) > _SHOWN:
         click.echo(f"  and {len(verified.problems) - _SHOWN} more, see --json")
     for text in verified.unseen:
-        click.echo(f"  unseen: {text}; verify with the --manifest that a run of torchaos leaves")
+        click.echo(f"  unseen: {text}; use --manifest with a run directory of torchaos")
     if layout.missing:
         click.echo(f"  not found in it: {', '.join(layout.missing)}")
     if not verified.manifest and verified.code is ExitCode.PASSED:

@@ -1,8 +1,5 @@
-"""The interfaces that plug-ins and rooms agree on. A new fault, assertion, launcher, probe, condition or checkpoint
-format is a class that fits one of them. No interface mentions a particular implementation.
-
-Injectors and assertions import the harness, and the harness never imports them. All names are imported from this
-package. Each module is named after its subject."""
+"""The interfaces that plug-ins and the harness agree on: for faults, assertions, launchers, probes, conditions and
+checkpoint formats. No interface mentions a particular implementation. All names are imported from this package."""
 
 from torchaos.harness.contracts.errors import ChaosError, UsageError
 from torchaos.harness.contracts.faults import Evidence, Handle, Hits, Injector, Irreversible, Target, Where

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class ChaosError(Exception):
-    """An error whose text is meant for the user: it says where, what is wrong, and what to do. It is never shown as a
-    traceback."""
+    """An error whose text is meant for the user: it says where the problem is, what is wrong, and what to do. It is
+    shown without a traceback."""
 
     exit_code = 5
 

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from torchaos.harness.undo.touches import Touches
 
 Where = Literal["rank", "node"]
-# as_targeted: agents if the target names nodes, else ranks. nodes, files, endpoints: no process is known beforehand.
+# as_targeted: torchruns if the target names nodes, else ranks. nodes, files, endpoints: no process is the target.
 Hits = Literal["ranks", "agents", "as_targeted", "nodes", "files", "endpoints"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """The resolved target of a fault: global ranks, or whole nodes by index. A fault of files or endpoints has
-    neither."""
+    """The resolved target of a fault: global ranks, or whole nodes by index. Both are empty for a fault of files or
+    endpoints."""
 
     ranks: tuple[int, ...]
     nodes: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Irreversible:
-    """A change that can't be undone, and why. The job's supervisor must deal with it."""
+    """A change that can't be undone, and the reason. The job itself must recover from it."""
 
     why: str
 
@@ -55,30 +55,30 @@ class Handle(Protocol):
     kind: ClassVar[str]
 
     def touches(self) -> Touches:
-        """The processes, files and other things that it may change. They are checked before a fault lands, and before
-        changes from a log are undone."""
+        """The processes, files and other things that undoing may change. They are checked before the fault is applied,
+        and before changes are undone."""
 
     def restore(self) -> None:
-        """Restores the known-good state. It may be called again. It checks the identity of each thing first, and
-        changes nothing else."""
+        """Puts back the state that was there before the change. It may be called again. It checks the identity of each
+        thing first, and changes nothing else."""
 
     def restored(self) -> bool:
-        """Whether the known-good state is there. The identity of the thing is checked too, because a missing thing
-        alone proves nothing."""
+        """Whether the state is as before the change. The identity of the thing is checked too: that a thing is missing
+        proves nothing."""
 
 
 @runtime_checkable
 class Injector(Protocol):
-    """One kind of fault. A frozen dataclass: its fields are the parameters under `with` in a scenario. `Fault` in
-    agent/fault.py has the defaults, and explains each attribute. The agent loads the module of a fault in the rank by
-    its path, so that module imports only the standard library and `torchaos.plugin` at its top."""
+    """One kind of fault. A frozen dataclass: its fields are the parameters under `with` in a scenario. Inherit from
+    `Fault` (agent/fault.py), which has the defaults and explains each attribute. The agent loads the module in the rank
+    by its path, so the module imports only the standard library and `torchaos.plugin` at its top."""
 
     name: ClassVar[str]
-    where: ClassVar[tuple[Where, ...]]  # where it can be applied, best first
+    where: ClassVar[tuple[Where, ...]]  # the kinds of sites where it can be applied, best first
     needs: ClassVar[frozenset[str]]  # capabilities of the machine and of the launch, see running/capabilities.py
     lethal: ClassVar[bool]
     hits: ClassVar[Hits]
-    # A class gets the attributes below from `Fault` when the registry loads it, if it does not declare them.
+    # The registry adds the attributes below, with the values of `Fault`, to a class that does not declare them.
     lasting: ClassVar[bool]
     phase: ClassVar[str | None]
     late: ClassVar[bool]
@@ -89,7 +89,7 @@ class Injector(Protocol):
     own_disk: ClassVar[bool]
 
     def plan(self, target: Target, draw: random.Random) -> Injector:
-        """The injector with every random choice made. Pure; no other method makes random choices."""
+        """This injector after every random choice. Pure; no other method makes random choices."""
 
     def changes(self, site: NodeSite) -> Sequence[Handle] | Irreversible:
         """Everything that `apply` may change. It is called before `apply`, and changes nothing itself."""
@@ -98,7 +98,7 @@ class Injector(Protocol):
         """Causes the fault. `site` is a RankSite in the rank, and a NodeSite outside."""
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        """Probes that run while the fault is on, in addition to those of the run."""
+        """The additional probes that run while the fault is on."""
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         """Proof from the journal that the fault took effect, or None. Pure. An event of the target's own agent is no

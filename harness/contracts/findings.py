@@ -20,7 +20,7 @@ class Need(str, Enum):
     INVENTORY = "inventory"  # the checkpoints on disk after the run, tensor by tensor
     TWIN = "twin"
     STATE = "state"  # a check sum of the parameters after each step, and the gradient's norm
-    HANGS = "hangs"  # observed from outside: suspected, declared, and who is to blame
+    HANGS = "hangs"  # hangs as seen from outside: suspected, declared, and the ranks to blame
     LEFTOVERS = "leftovers"  # processes, ports and shared memory that are still there when the job has ended
     COLLECTIVES = "collectives"  # begin and end of each collective, in the files of agent/stamps.py
 
@@ -104,10 +104,10 @@ class Assertion(Protocol):
         return True
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """The answer, from the records alone. Pure."""
+        """The answer, from the records alone. Pure. `twins`: the records of the twins, if there are any."""
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """Judges a job of several replicas; it may be one of the functions of judging/replicas.py."""
+        """The answer for a job of several replicas. The method may be one of the functions of judging/replicas.py."""
         return inconclusive(
-            f"{self.name} knows one torchrun's ranks, and can't judge a job of {run.plan.job.replicas} replicas"
+            f"{self.name} judges the ranks of one torchrun only, not a job of {run.plan.job.replicas} replicas"
         )

@@ -17,7 +17,7 @@ class JobSpec:
 
     argv: tuple[str, ...]
     cwd: Path
-    env: Mapping[str, str]  # complete
+    env: Mapping[str, str]  # all variables of the job
     log: Path  # where stdout and stderr go
     submission: int  # from 0: how often the job has been submitted before
     nodes: int = 1  # for a launcher that makes its nodes
@@ -33,7 +33,7 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class RankProcess:
-    """One live rank. (pid, start_ticks) identifies the process for ever."""
+    """One live rank. `pid` and `start_ticks` together identify the process, also after the pid is used again."""
 
     rank: int
     local_rank: int
@@ -59,8 +59,8 @@ class Node(Protocol):
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Variables that this node adds to the job's environment. A variable that the user has set keeps the user's
-        value."""
+        """Variables that this node adds to the job's environment. If the user has set a variable, the user's value is
+        kept."""
 
     @property
     def link(self) -> Link | None:
@@ -70,7 +70,7 @@ class Node(Protocol):
         """The command with the prefix that runs it on this node: none, nsenter, docker exec, srun."""
 
     def host_pid(self, pid: int) -> int | None:
-        """The pid in the harness's namespace of a pid that the node reports."""
+        """The pid in the harness's namespace for a pid that was reported from this node."""
 
 
 class LiveNode(Protocol):
@@ -81,48 +81,49 @@ class LiveNode(Protocol):
 
     @property
     def run_id(self) -> str:
-        """The mark of the job's processes; the mark of a fault's helper begins with it."""
+        """The mark in the environment of the job's processes. The marks of a fault's helper processes begin with it."""
 
     def processes(self) -> Mapping[int, int]:
-        """The job's processes on this node at this time: start times (clock ticks since boot) by pid."""
+        """The job's processes that run on this node now: start times (clock ticks since boot) by pid."""
 
     def start_again(self) -> int:
         """Starts the job's command on this node once more, and returns its pid. Raises ChaosError if the job is over,
         or the command still runs."""
 
     def keep_place(self) -> None:
-        """Announces that the node will come back. Until then the job has not ended, whatever happens to the other
-        nodes."""
+        """Announces that the node will come back. Until then the job counts as running, even if all other nodes end."""
 
 
 class Launcher(Protocol):
     """The part of a launcher that differs between platforms. The rest (ranks, attempts, logs, resubmission) is in
-    running/launchers/job.py. Attributes with a value here are optional: the registry adds them to a class that lacks
-    them."""
+    running/launchers/job.py. Attributes that have a value here are optional: the registry adds them to a class that
+    lacks them."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine
-    cannot: ClassVar[Mapping[str, str]] = {}  # by injector, or by what it hits: what to write instead
+    cannot: ClassVar[
+        Mapping[str, str]
+    ] = {}  # faults that it can't apply, by injector or kind of target: what to write instead
     replicas: ClassVar[bool] = False  # it can start the replicas of job.replicas, each with its own torchrun
     sets_rendezvous: ClassVar[bool] = False  # the environment of its nodes has the rendezvous address for torchrun
-    on_nodes: ClassVar[bool] = False  # its nodes are other machines, each with an agent of ours; see `FarLauncher`
+    on_nodes: ClassVar[bool] = False  # its nodes are other machines, see `FarLauncher`
 
     @staticmethod
     def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
-        """Capabilities that only this job needs. Raises UsageError if the launcher can't launch it."""
+        """The capabilities that only this job needs. Raises UsageError if the launcher can't start the job."""
         return frozenset()
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        """The things that `create` will make, so that their undo is on disk before they are made."""
+        """The handles of everything that `create` will make. They are put on disk before `create` is called."""
 
     def create(self, spec: JobSpec) -> Sequence[Node]: ...
 
 
 class FarLauncher(Launcher, Protocol):
-    """A launcher whose nodes are other machines. What it needs to do there is done by `torchaos exec`, which wraps the
-    command on each node; `argv` of a node puts a small helper beside it."""
+    """A launcher whose nodes are other machines. On each node, `torchaos exec` wraps the job's command and does the
+    work of torchaos there. A node's `argv` starts a small helper beside it."""
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
-        """The commands that start the job, to be run here: they end with it, with an exit code other than 0 if a node's
-        command failed. On each node they run `wrapper`, to which the launcher adds --node or --hosts, and then the
-        command of the spec."""
+        """The commands that start the job; they are run on this machine. They end when the job ends, with an exit code
+        other than 0 if the command of a node failed. On each node they run `wrapper`, to which the launcher adds --node
+        or --hosts, and then the command of the spec."""

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Site(Protocol):
-    """The place at which a fault is applied, as every fault sees it. It is a `RankSite` (agent/site.py) in a rank,
-    where the process is the target itself, and a `NodeSite` outside."""
+    """The place at which a fault is applied: a `RankSite` (agent/site.py) inside a rank, or a `NodeSite` outside. In a
+    rank, the target process is the rank itself."""
 
     @property
     def fault(self) -> str:
-        """The fault's id."""
+        """The id of the fault that is applied."""
 
     @property
     def pids(self) -> Sequence[int]:
@@ -27,13 +27,13 @@ class Site(Protocol):
 
     @property
     def step(self) -> int | None:
-        """The global step at the Moment, if it is known."""
+        """The global step in which the fault is applied, if it is known."""
 
     @property
     def phase(self) -> Phase | None: ...
 
     def signal(self, number: int) -> None:
-        """Send a signal to each target process, by pidfd if it is another process."""
+        """Sends a signal to each target process."""
 
     def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event: ...
 
@@ -51,7 +51,7 @@ class NodeSite(Site, Protocol):
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
-        """The job's endpoints that have a proxy, by name, for a fault that hits endpoints."""
+        """The job's endpoints that have a proxy, by name. Empty if the fault hits no endpoint."""
 
     @property
     def checkpoints(self) -> Path | None:
@@ -60,18 +60,18 @@ class NodeSite(Site, Protocol):
 
     @property
     def guarded(self) -> Sequence[Handle]:
-        """The handles that `changes` returned and that are on disk. Empty before `apply` runs."""
+        """The handles from `changes` that are on disk. Empty before `apply` runs."""
 
     @property
     def undo_copies(self) -> Path:
-        """The folder in which `File.of` saves copies to restore."""
+        """The folder for copies of files that a fault changes; `File.of` saves them there."""
 
     def check(self, changes: Sequence[Handle]) -> None:
         """Checks targets and handles. Raises TargetGone if the pid of a target now belongs to another process, or if
-        one of these handles is not guarded."""
+        the undo of a handle is not on disk."""
 
     def release(self) -> None:
-        """Lets the rank that is held at the Moment continue now, before `apply` returns."""
+        """Lets the rank that is held for the fault continue now, and not only when `apply` returns."""
 
     def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
         """Waits at most `timeout_s` seconds until the target processes have ended. Returns the pids that are still

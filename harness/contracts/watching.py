@@ -16,7 +16,8 @@ Emit = Callable[[Kind, Mapping[str, Any]], Event]
 
 
 class Probe(Protocol):
-    """Observes the job from outside, and only emits events. `sample` is called every `period_s` seconds."""
+    """Observes the job from outside, and changes nothing: it only emits events. `sample` is called every `period_s`
+    seconds."""
 
     period_s: float
 
@@ -25,8 +26,8 @@ class Probe(Protocol):
 
 @dataclass(frozen=True)
 class Watched:
-    """The folders that the probes of conditions may look at. `mark`: the run id, which every command that a probe
-    starts must have in its environment."""
+    """The folders that the probes of conditions may read. `mark`: the run id, which every command that a probe starts
+    must have in its environment."""
 
     run_dir: Path
     checkpoints: Path | None
@@ -38,10 +39,11 @@ class Condition(Protocol):
     """A statement about the run that is true or false, judged from the events so far. A frozen dataclass: its fields
     come from the scenario. Everything except `holds` is optional: the registry adds it to a class that lacks it."""
 
-    about_job: ClassVar[bool] = True  # it is about the job, not about the machine; matters for a stop condition
+    about_job: ClassVar[bool] = True  # it is about the job; False: about the machine. Read for stop conditions
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        """Whether it is true now. Pure. `now_s`: seconds of CLOCK_MONOTONIC. None: not known, or not known yet."""
+        """Whether the condition is true now; None: not known, or not known yet. Pure. `now_s`: seconds of
+        CLOCK_MONOTONIC."""
 
     def probes(self, at: Watched) -> Sequence[Probe]:
         """The probes that must run during the run. Equal probes of several conditions run once."""
@@ -49,6 +51,6 @@ class Condition(Protocol):
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> Mapping[str, Any]:
-        """Parameters that are computed from the planned faults, and replace those in the scenario. Raises
+        """Parameters that are computed from the planned faults. They replace the parameters in the scenario. Raises
         UsageError."""
         return {}

@@ -1,4 +1,5 @@
-"""Runs a function in its own process, so that its memory is freed when it ends, however many rounds a day has."""
+"""Runs a function in its own process, so that its memory is freed when it ends. A game day needs no more memory for
+many rounds than for one."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import TypeVar
 from torchaos.harness.contracts import ChaosError
 
 T = TypeVar("T")
-_FORK = get_context("fork")  # fork is safe, because the caller has one thread; and no module has to be imported again
+_FORK = get_context("fork")  # fork is safe with one thread, and imports no module again
 
 
 def apart(work: Callable[[], T]) -> T:
@@ -34,5 +35,5 @@ def apart(work: Callable[[], T]) -> T:
 def _send(end: Connection, work: Callable[[], object]) -> None:
     try:
         end.send((work(), None))
-    except Exception as error:  # the caller decides about the exception
+    except Exception as error:  # the caller raises the exception
         end.send((None, error))

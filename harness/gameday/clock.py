@@ -1,13 +1,10 @@
-"""Divides the wall-clock time of a round into classes. Pure.
-
-The window begins with the end of the round's first step, because the start of the job belongs to no fault. It ends with
-the last step, or with the end of the run if the job made no further step. Each moment in it belongs to one class:
-*productive* (steps that count in the end), *lost* (steps done again), *checkpoint* (training stood still to save),
-*stalled* (for a step that took longer than LONG usual steps, its time beyond one usual step) and *down* (no step was
-made: from the last step of an attempt to the first step of the next attempt).
-
-ETTR = productive / wall (Meta, arXiv 2410.21680: productive runtime by wall-clock time; ByteRobust, arXiv 2509.16293).
-Runtime goodput = (training - lost) / wall, in which saving and stalls count as training (Google's ML goodput)."""
+"""Divides the wall-clock time of a round into classes. Pure. The divided time begins with the end of the round's first
+step, because the start of the job belongs to no fault. It ends with the last step, or with the end of the run if the
+job got stuck. The classes are *productive* (steps of the final history), *lost* (steps done again), *checkpoint*
+(training stood still to save), *stalled* (the excess time of a step that took longer than LONG usual steps) and *down*
+(from the last step of an attempt to the first step of the next attempt). ETTR = productive / wall (Meta, arXiv
+2410.21680: productive runtime by wall-clock time; ByteRobust, arXiv 2509.16293). Runtime goodput = (training - lost) /
+wall, in which saving and stalls count as training (Google's ML goodput)."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ LONG = 3.0  # times the usual step
 
 @dataclass(frozen=True)
 class Clock:
-    """All values in seconds; `wall_s` is the sum of the others."""
+    """The seconds of wall-clock time in each class. `wall_s` is their sum."""
 
     productive_s: float = 0.0
     lost_s: float = 0.0
@@ -52,7 +49,7 @@ class Clock:
 @dataclass(frozen=True)
 class Ended:
     """A step that all ranks have done. `at_s`: the time at which the last rank had done it (CLOCK_MONOTONIC). `counts`:
-    whether it counts in the end."""
+    whether it belongs to the final history."""
 
     attempt: int
     local_step: int

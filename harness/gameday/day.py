@@ -47,7 +47,7 @@ class Day:
     overrides: tuple[str, ...]
     consent: tuple[str, ...]
     rounds: tuple[Round, ...]
-    without: tuple[tuple[str, float, str], ...] = ()  # causes of the preset for which no fault can be applied here
+    without: tuple[tuple[str, float, str], ...] = ()  # causes of the preset whose faults can't be applied here
 
     def to_json(self) -> dict[str, Any]:
         rounds = [
@@ -68,14 +68,13 @@ class Day:
 
 
 def _risk(risk: Risk) -> dict[str, Any]:
-    """The fault in the words of a game day's file, as a mapping."""
+    """The fault as a mapping, as it is written in a game day's file."""
     lasts = {} if risk.for_ is None else {"for": f"{risk.for_:.3f}s"}
     return risk.model_dump(by_alias=True, exclude_none=True) | lasts
 
 
 class DayRun:
-    """Runs a game day. `stop` and `hurry` may be called from a signal handler; the current round is then ended in
-    order."""
+    """Runs a game day. A signal handler may call `stop` and `hurry`; the current round is then ended in order."""
 
     def __init__(
         self, day: GameDay, plan: Day, folder: Path, keep: bool, tell: Callable[[str], None],
@@ -86,8 +85,8 @@ class DayRun:
         self.stop, self.hurry = self._child.stop, self._child.hurry
 
     def __call__(self) -> tuple[list[RoundScore], str]:
-        """Returns the scores of all rounds so far, and why the day ended early (empty: it did not). Raises ChaosError
-        if a round can't be carried out, UsageError if another process runs this day."""
+        """Returns the scores of all rounds so far, and the reason if the day ended early (else empty). Raises
+        ChaosError if a round can't be carried out, UsageError if another process runs this day."""
         with self._locked() as lock:
             done, elapsed_s = self._earlier()
             why = ""
@@ -110,8 +109,8 @@ class DayRun:
             return done, why or self._given_up(done)
 
     def _in_time(self, one: Round, elapsed_s: float) -> Round:
-        """The round without the faults that could not end before the end of the game day, including the rest after a
-        fault."""
+        """The round without the faults that could not end before the end of the game day. The rest period after a fault
+        must fit in too."""
         left = self._day.duration - elapsed_s
         rest = self._day.rest
         due = [f for f in one.faults if f.at_s - one.start_s + (f.risk.for_ or 0.0) + rest <= left]
@@ -121,7 +120,7 @@ class DayRun:
         many = self._day.give_up
         newest = done[-many:]
         stuck = [any(fault.outcome is Outcome.STUCK for fault in one.faults) for one in newest]
-        return f"the job got stuck in {many} rounds in a row" if len(newest) == many and all(stuck) else ""
+        return f"the job got stuck in {many} rounds, one after the other" if len(newest) == many and all(stuck) else ""
 
     def _run(self, one: Round, lock: int) -> RoundScore:
         home = self._home(one.number)

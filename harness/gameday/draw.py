@@ -13,7 +13,7 @@ from torchaos.harness.record.plan import stream
 
 @dataclass(frozen=True)
 class Drawn:
-    """One fault of the day. `at_s`: seconds on the day's clock."""
+    """One fault of the game day. `at_s`: its time in seconds since the day began."""
 
     id: str
     at_s: float
@@ -22,8 +22,8 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Round:
-    """One round. `start_s`: its start in seconds on the day's clock. Each fault comes `at_s` - `start_s` seconds after
-    the round's launch."""
+    """One round. `start_s`: its start in seconds since the game day began. Each fault comes `at_s` - `start_s` seconds
+    after the round's launch."""
 
     number: int
     start_s: float
@@ -31,8 +31,8 @@ class Round:
 
 
 def draw(day: GameDay, risks: Sequence[Risk], seed: int) -> list[Drawn]:
-    """Every fault of the day, in order of time. Each fault has its own random stream, so that a longer day begins with
-    the same faults as a shorter day. A fault that could not end before the day ends is left out."""
+    """Every fault of the day, in order of time. Each fault has its own random stream, so a longer day begins with the
+    faults of a shorter day. A fault that could not end before the day ends is left out."""
     weights = list(accumulate(risk.weight for risk in risks))
     found = []
     for number, at_s in enumerate(arrivals(day.arrivals, day.duration, stream(seed, "arrivals"))):
@@ -43,7 +43,7 @@ def draw(day: GameDay, risks: Sequence[Risk], seed: int) -> list[Drawn]:
 
 
 def arrivals(when: Arrivals, duration_s: float, random_stream: random.Random) -> Iterator[float]:
-    """The arrival times in seconds on the day's clock, up to its end."""
+    """The times at which faults come, in seconds since the game day began, up to its end."""
     if when.trace is not None:
         gaps: Iterator[float] = iter([b - a for a, b in zip([0.0, *when.trace], when.trace, strict=False)])
     elif when.every is not None:
@@ -58,7 +58,7 @@ def arrivals(when: Arrivals, duration_s: float, random_stream: random.Random) ->
 
 
 def cut(day: GameDay, faults: Sequence[Drawn]) -> list[Round]:
-    """Divides the faults into rounds. A new round begins after a number of faults or after a time. A round without
+    """Divides the faults into rounds. A new round begins after some number of faults or some time. A round without
     faults trains for its whole length."""
     found: list[Round] = []
     start_s, mine = 0.0, list[Drawn]()

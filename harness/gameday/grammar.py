@@ -19,10 +19,10 @@ class Risk(Strict):
 
     inject: Annotated[str, Field(description="The injector's name; `torchaos list` shows all.")]
     weight: Annotated[float, Field(gt=0, strict=False, description="The weight of this fault among all faults.")] = 1.0
-    cause: Annotated[str, Field(description="The real cause that it stands for, for the report.")] = ""
+    cause: Annotated[str, Field(description="The cause of failures that it imitates, for the report.")] = ""
     target: Annotated[
         Target | None, BeforeValidator(lambda value: {"all": True} if value == "all" else value),
-        Field(description="The target; `any` is drawn anew for each fault."),
+        Field(description="The target; for `any`, each fault gets a target drawn at random."),
     ] = None  # fmt: skip
     with_: Annotated[dict[str, Any], Field(alias="with", description="The injector's parameters.")] = Field(
         default_factory=dict
@@ -43,7 +43,7 @@ class Arrivals(Strict):
     """The times of the faults, from the start of the game day. Exactly one of these keys is given."""
 
     mtbf: Annotated[Length | None, Field(description="Poisson: the mean time between two faults.")] = None
-    every: Annotated[Length | None, Field(description="A fault comes each time this time has passed.")] = None
+    every: Annotated[Length | None, Field(description="The fixed time between two faults.")] = None
     trace: Annotated[list[Length] | None, Field(min_length=1, description="The times at which faults come.")] = None
 
     @model_validator(mode="after")
@@ -59,11 +59,13 @@ class RoundSize(Strict):
     """The size of a round, which is one run. Each round starts the job again, which costs its start-up time."""
 
     faults: Annotated[Count, Field(description="At most this many faults.")] = 8
-    length: Annotated[Length, Field(description="No fault comes later than this after its start.")] = 1800.0
+    length: Annotated[Length, Field(description="No fault comes later than this time after the round's start.")] = (
+        1800.0
+    )
 
 
 class Bounds(Strict):
-    """The bounds of the score. A share lies between 0 and 1."""
+    """The bounds of the score of a game day. A share lies between 0 and 1."""
 
     ettr: Annotated[float | None, Field(ge=0, le=1, strict=False, description="At least.")] = None
     goodput: Annotated[float | None, Field(ge=0, le=1, strict=False, description="At least.")] = None
@@ -77,12 +79,13 @@ class Bounds(Strict):
     damaged: Annotated[Index, Field(description="At most this many rounds with a failed assertion.")] = 0
     lost_work: Annotated[Index | None, Field(description="At most this many resumes from an older checkpoint.")] = None
     unproved: Annotated[
-        float, Field(ge=0, le=1, strict=False, description="The share of faults that may miss, or be unfelt.")
+        float,
+        Field(ge=0, le=1, strict=False, description="The share of faults that may miss their target or have no proof."),
     ] = 0.1
 
 
 class GameDay(Strict):
-    """A job, and the faults that may hit it over a long time."""
+    """A game day: a job, and the faults that may hit it over hours."""
 
     gameday: Annotated[str, Field(pattern=NAME, description="Its name.")]
     description: Annotated[str, Field(description="For the report.")] = ""
@@ -115,13 +118,12 @@ class GameDay(Strict):
     limits: Annotated[Limits, Field(description="The most that the faults of a round may hit.")] = Field(
         default_factory=Limits
     )
-    consent: Annotated[list[str], Field(description="What may hurt the host; the command line must say it too.")] = (
-        Field(default_factory=list)
-    )
+    consent: Annotated[
+        list[str],
+        Field(description="Consents for faults that may hurt the host; the command line must give them as well."),
+    ] = Field(default_factory=list)
     launcher: Annotated[str, Field(description="What starts the job's nodes, see `torchaos list`.")] = "local"
-    tags: Annotated[list[str], Field(description="Words of your own, for programs that read the file.")] = Field(
-        default_factory=list
-    )
+    tags: Annotated[list[str], Field(description="Your own words, for your own tools.")] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _something(self) -> GameDay:

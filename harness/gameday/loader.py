@@ -14,7 +14,7 @@ from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.loader import load_as
 from torchaos.harness.scenario.parameters import Tell
 
-_ANYWHERE = Path("/")  # only for the checks, which look at no folder
+_ANYWHERE = Path("/")  # any path: the checks read no folder
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> GameDay:

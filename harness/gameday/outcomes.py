@@ -13,9 +13,9 @@ from torchaos.harness.judging.verdict.verdict import SPLIT_BRAIN
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, Verdict
 
-_SLOWER = 1.5  # times the steps before the round's first fault
-_SLOWER_S = 0.02  # and by this much at least: less is the noise of a small machine
-_FEW = 10  # steps that are needed to say how long one takes
+_SLOWER = 1.5  # times the duration of the steps before the round's first fault
+_SLOWER_S = 0.02  # and by at least this many seconds, because a small machine is noisy
+_FEW = 10  # so many steps are needed to measure the duration of a step
 
 
 class Outcome(str, Enum):
@@ -28,7 +28,7 @@ class Outcome(str, Enum):
     UNPROVED = "unproved"  # the fault did not land, or nothing shows that it was felt
 
 
-# The worst first. A recovery that took too long has no outcome of its own: its times show it.
+# The worst first. A slow recovery is no outcome of its own: its times show it.
 _OF_HARM = {
     Harm.WRONG_RESULT: Outcome.DAMAGED, Harm.LOST_WORK: Outcome.LOST_WORK, Harm.REACTION: Outcome.OTHERWISE,
     Harm.ENDING: Outcome.OTHERWISE, Harm.OTHER: Outcome.OTHERWISE,
@@ -46,8 +46,8 @@ class FaultOutcome:
 
 
 def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
-    """One outcome for each fault of the plan. A failed assertion is attributed to the last fault from which the job had
-    to recover, because the job had recovered from all faults before it."""
+    """One outcome for each fault of the plan. A failed assertion belongs to the last fault that needed a recovery,
+    because the job had recovered from all faults before it."""
     recoveries: dict[str, Recovery] = {}
     for recovery in result.recoveries:  # the worst outcome of a fault that landed several times
         recoveries[recovery.fault] = max(recoveries.get(recovery.fault, recovery), recovery, key=_badness)
@@ -78,7 +78,7 @@ def _of(fault: FaultResult, recovery: Recovery | None) -> FaultOutcome:
 
 
 def _wrong(result: Result) -> list[tuple[Case, Harm]]:
-    """The failed cases that describe the job's behaviour, the worst first."""
+    """The failed cases about the job's behaviour, the worst first."""
     failed = [case for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.FAILED]
     found = [(case, harm) for case in failed if (harm := _harm(case.name)) in _OF_HARM]
     return sorted(found, key=lambda one: list(_OF_HARM).index(one[1]))
@@ -98,7 +98,7 @@ def _with(fault_outcome: FaultOutcome, outcome: Outcome, reason: str) -> FaultOu
 
 
 def _slower(run: Record) -> str:
-    """Says that after the last recovery the job was clearly slower, or smaller, than before the first fault; else
+    """A clause if the job was clearly slower, or smaller, after the last recovery than before the first fault; else
     empty."""
     attempts = [attempt for attempt in run.history.attempts if attempt.first_step is not None]
     if attempts and attempts[-1].world_size < attempts[0].world_size:

@@ -21,13 +21,13 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.html.page import render
 
-_PARTS = ("productive", "lost", "checkpoint", "stalled", "down")  # of Clock, in the order of the bar
-_LANE, _WIDTH = 22, 1000  # of the strip, in units of its picture
+_PARTS = ("productive", "lost", "checkpoint", "stalled", "down")  # fields of Clock, in the order of the bar
+_LANE, _WIDTH = 22, 1000  # width of the strip, in units of its picture
 
 
 def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cases: Sequence[Case]) -> str:
-    """The HTML of the page. `folder`: that of the game day. Links to the reports of rounds that were kept are relative
-    to it."""
+    """The HTML of a game day's page. `folder`: the folder of the game day; links to the reports of its rounds are
+    relative to it."""
     code, why = verdict_of(cases)
     found = [*_faults(day, rounds)]
     return render("day.html", {}, {
@@ -41,7 +41,7 @@ def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cas
 
 
 def _shares(clock: Clock) -> list[dict[str, Any]]:
-    """The parts of the wall-clock time, each with its start in the bar, in percent."""
+    """The classes of wall-clock time, each with its start in the bar, in percent."""
     assert {item.name for item in fields(Clock)} == {f"{part}_s" for part in _PARTS}
     left, found = 0.0, []
     for part in _PARTS:
@@ -72,8 +72,8 @@ def _fault(number: int, drawn: Drawn, came: FaultOutcome) -> dict[str, Any]:
 
 
 def _strip(faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A lane for each kind of fault, with a mark at the planned time of each fault. A fault never lands earlier than
-    planned."""
+    """A lane for each kind of fault, with a mark at the planned time of each fault. A fault never lands before its
+    planned time."""
     lanes = {inject: row for row, inject in enumerate(sorted({fault["inject"] for fault in faults}))}
     end_s = max((fault["at_s"] for fault in faults), default=0.0) or 1.0
     marks = [

@@ -19,8 +19,8 @@ from torchaos.harness.scenario.strict import Strict
 
 
 class Cause(Strict):
-    """A cause in a published table. `count` and `gpu_time` are the table's own figures. Their unit does not matter,
-    because only shares are used."""
+    """A cause in a published table. `count` and `gpu_time` are the table's own figures, in any unit, because only
+    shares are used."""
 
     cause: str
     count: float | None = Field(default=None, strict=False)
@@ -41,8 +41,8 @@ class Presets(Strict):
 
 @dataclass(frozen=True)
 class Mix:
-    """The faults of a game day. `risks`: the faults that may be drawn at random. `without`: the causes that are left
-    out, with their weight and the reason."""
+    """The faults of a game day. `risks`: the faults that may be drawn. `without`: the causes that are left out, with
+    their weight and the reason."""
 
     risks: tuple[Risk, ...]
     without: tuple[tuple[str, float, str], ...] = ()
@@ -85,9 +85,9 @@ def mix_of(day: GameDay) -> Mix:
 
 
 def _first_possible(stand_ins: Sequence[Risk], day: GameDay) -> tuple[Risk | None, str]:
-    """The first fault that can be applied here. If there is none, None and the reason why the last fault can't be
+    """The first fault that can be applied here. If there is none: None, and the reason why the last fault can't be
     applied."""
-    why = "no injector stands for it"
+    why = "no injector imitates it"
     for risk in stand_ins:
         why = _why_not(risk, day)
         if not why:
@@ -109,7 +109,7 @@ def _why_not(risk: Risk, day: GameDay) -> str:
     if injector.consent and injector.consent not in day.consent:
         return f"{risk.inject} needs the consent {injector.consent}"
     if injector.hits == "files" and day.job.checkpoints is None:
-        return f"{risk.inject} hits checkpoints, and job.checkpoints does not say where they are"
+        return f"{risk.inject} hits checkpoints, and job.checkpoints does not name their folder"
     if injector.hits in ("agents", "nodes") and "links" not in offered and day.job.resubmit is None:
         return f"{risk.inject} ends torchrun, and nobody starts it again; write job.resubmit"
     for name in sorted(injector.needs - {"links"}):

@@ -1,4 +1,4 @@
-"""A game day as a Markdown page: the verdict and its reason, the score, and the outcomes by kind of fault."""
+"""A game day as a Markdown page: the verdict and its reason, the score, and the outcomes for each kind of fault."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def score_rows(score: Score) -> list[tuple[str, str]]:
         ("lost GPU hours", f"{score.gpu_hours_lost:.3g}"),
         ("mean time between interruptions", seconds_in_words(score.mtbf_s)),
         ("checkpoint interval in use", seconds_in_words(score.interval_s)),
-        ("best checkpoint interval for that (Young, Daly)", seconds_in_words(score.best_interval_s)),
+        ("best checkpoint interval for these interruptions (Young, Daly)", seconds_in_words(score.best_interval_s)),
     ]
 
 

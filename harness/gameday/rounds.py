@@ -9,12 +9,12 @@ from torchaos.harness.gameday.draw import Drawn, Round
 from torchaos.harness.gameday.grammar import GameDay, Risk
 from torchaos.harness.scenario.placeholders import fill_some
 
-# The assertions of every round, unless the game day has its own: all that need no twin.
+# The assertions of every round, unless the game day has its own: all assertions that need no twin.
 USUAL = ("recovery_time", "loss_continuity", "sample_accounting", "checkpoint_integrity")
 
 
 def scenario_of(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, Any]:
-    """The scenario. `here`: the folder of the day's file; `home`: the folder `{day}`."""
+    """The scenario of one round. `here`: the folder of the day's file; `home`: the folder `{day}`."""
     asserts: list[Any] = [{item.name: item.params} for item in day.assert_] or list(USUAL)
     quiet = {"wall": {"longer_than": _seconds(_length(day, one))}}
     return {
@@ -35,7 +35,7 @@ def scenario_of(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, A
 
 
 def as_scenario(day: GameDay, here: Path, home: Path) -> dict[str, Any]:
-    """A scenario with everything that a round may contain, in the order of the file, to run the scenario checks on
+    """One scenario with everything that any round may contain, in the order of the file. The scenario checks run on
     it."""
     every = [Drawn(f"risk-{number}", 0.0, risk) for number, risk in enumerate(day.faults)]
     return scenario_of(day, Round(0, 0.0, tuple(every)), here, home)

@@ -1,4 +1,4 @@
-"""The score of a game day: the sum of its rounds, and its meaning. Pure."""
+"""The score of a game day: the sum of its rounds. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchaos.harness.release.repeats.figures import p90
 
 @dataclass(frozen=True)
 class RoundScore:
-    """The score of a round. It is small: nothing else of a judged round is kept."""
+    """The score of a round. It is small, because nothing else is kept of a judged round."""
 
     number: int
     verdict: str
@@ -31,13 +31,13 @@ class RoundScore:
     world_size: int = 0
     clock: Clock = field(default_factory=Clock)
     faults: tuple[FaultOutcome, ...] = ()
-    saves_s: tuple[float, ...] = ()  # for each checkpoint, the seconds that training stood still
+    saves_s: tuple[float, ...] = ()  # seconds that training stood still, for each checkpoint
     intervals_s: tuple[float, ...] = ()  # seconds of training between two checkpoints
     failed: tuple[str, ...] = ()  # assertions, each with its reason
     passed: tuple[str, ...] = ()  # assertions, by name
     untold: tuple[str, ...] = ()  # inconclusive cases, by name
-    restarted: bool = True  # whether a fault made the job start again
-    decided_by: str = ""  # as in the result of the round
+    restarted: bool = True  # whether the job started again after a fault
+    decided_by: str = ""  # from the result of the round
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,7 +96,7 @@ class Score:
     rounds: int
     clock: Clock
     outcomes: Mapping[str, int]  # number of faults by outcome
-    kinds: Mapping[str, Mapping[str, int]]  # the same, by injector
+    kinds: Mapping[str, Mapping[str, int]]  # number of faults by injector and outcome
     parts: Mapping[str, Spread | None]  # of the recoveries, in seconds since the fault
     lost_steps: Spread | None
     lost_unknown: int  # recoveries whose number of repeated steps is not known
@@ -145,8 +145,8 @@ def total(rounds: Sequence[RoundScore]) -> Score:
 
 
 def _proves_nothing(scored: RoundScore, rounds: Sequence[RoundScore]) -> bool:
-    """Whether the rounds prove nothing. In a round in which no fault restarted the job, no step was done twice, so
-    there is nothing to compare. That is no lack of evidence if another round has such steps."""
+    """Whether the rounds prove nothing. A round in which no fault restarted the job has no step that was done twice,
+    and so nothing to compare. That is no lack of evidence if another round has such steps."""
     if scored.verdict not in ("inconclusive", "error"):
         return False
     told = {name for other in rounds for name in other.passed}
@@ -162,8 +162,8 @@ def best_interval_s(write_s: float | None, mtbf_s: float | None) -> float | None
 def expected_ettr(
     mtbf_s: float | None, restart_s: float | None, interval_s: float | None, write_s: float | None
 ) -> float | None:
-    """E[ETTR] = (1 - (restart + interval / 2) / MTBF) / (1 + write / interval) (arXiv 2410.21680, without a
-    queue); `restart_s`: from the fault to the first step."""
+    """E[ETTR] = (1 - (restart + interval / 2) / MTBF) / (1 + write / interval) (arXiv 2410.21680, without a queue).
+    `restart_s`: seconds from the fault to the first step."""
     if mtbf_s is None or restart_s is None or not interval_s or write_s is None:
         return None
     return max(0.0, 1 - (restart_s + interval_s / 2) / mtbf_s) / (1 + write_s / interval_s)

@@ -18,13 +18,13 @@ _SECONDS = ("mttr", "mttr_p90")
 def cases_of(
     score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str = "", planned: int = 0
 ) -> list[Case]:
-    """The cases of a game day. `cut_short`: why the day ended early. `planned`: the number of faults that were
-    drawn."""
+    """The cases of a game day. `cut_short`: the reason if the day ended early. `planned`: the number of drawn
+    faults."""
     return [_faults(score, bounds, rounds, cut_short, planned), *_bounds(score, bounds), _rollback(rounds)]
 
 
 def verdict_of(cases: Sequence[Case]) -> tuple[ExitCode, list[str]]:
-    """The exit code, and the reason in sentences."""
+    """The exit code of a game day, and its reason in sentences."""
     bad = {verdict: [case.reason for case in cases if case.verdict is verdict] for verdict in Verdict}
     if bad[Verdict.ERROR]:
         return ExitCode.ROLLBACK, [*bad[Verdict.ERROR], *bad[Verdict.FAILED]]
@@ -36,13 +36,13 @@ def verdict_of(cases: Sequence[Case]) -> tuple[ExitCode, list[str]]:
 
 
 def result_of(name: str, seed: int, folder: str, started: str, wall_s: float, cases: Sequence[Case]) -> Result:
-    """The result for JUnit. `started`: ISO 8601, UTC."""
+    """The whole game day as one result, for JUnit. `started`: ISO 8601, UTC."""
     code, why = verdict_of(cases)
     return Result(name, "", seed, code.verdict, code, "; ".join(why), folder, started, wall_s, cases=tuple(cases))
 
 
 def not_finished(result: Result) -> Result:
-    """The cases of a day that is not over. Each is an error, so that a gate that reads them too early stays closed."""
+    """The cases of a day that is not over. Each is an error, so that a gate which reads them too early stays closed."""
     cases = [replace(case, verdict=Verdict.ERROR, reason="not finished", measured={}) for case in result.cases]
     return replace(
         result, verdict=Verdict.ERROR, exit_code=ExitCode.INTERNAL, reason="not finished", cases=tuple(cases)
@@ -88,7 +88,7 @@ def _bounds(score: Score, bounds: Bounds) -> Iterator[Case]:
             continue
         seconds = (name,) if name in _SECONDS else ()
         if value is None:
-            reason = f"nothing was seen that gives the {words}"
+            reason = f"nothing was seen from which {words} could be computed"
             yield Case(name, "assertion", Verdict.INCONCLUSIVE, reason, {}, {name: bound}, seconds)
             continue
         holds = value >= bound if name in AT_LEAST else value <= bound

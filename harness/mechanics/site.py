@@ -71,7 +71,7 @@ class OutsideSite:
         for victim in self.victims:
             os.close(victim.open())
         if any(change not in self.guarded for change in changes):
-            raise TargetGone(f"fault {self.fault} would change things that are not guarded for it")
+            raise TargetGone(f"fault {self.fault} would change things whose undo is not on disk")
 
     def signal(self, number: int) -> None:
         """Sends the signal to all targets. Raises TargetGone if all of them have ended."""

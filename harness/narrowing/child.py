@@ -26,15 +26,14 @@ class Ran:
 
 
 class Child:
-    """Runs one scenario at a time. `stop` may be called from a signal handler: then the run is ended in order, and
-    judged."""
+    """Runs one scenario at a time. A signal handler may call `stop`: then the run is ended in order, and judged."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self.stopped = ""
 
     def stop(self, reason: str) -> None:
-        """Ends the run in order. A second call hurries it, like a second signal."""
+        """Ends the run in order. After a second call, the job gets no grace period."""
         self.stopped = self.stopped or reason
         if self._process and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)

@@ -1,8 +1,6 @@
-"""Delta debugging: the smallest part of a list that still fails. Pure, except for the calls of `fails`.
-
-The algorithm is ddmin (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002). It tries
-subsets and then their complements, in ever smaller parts. The result is 1-minimal: without any single one of its items
-it does not fail."""
+"""Delta debugging: the smallest part of a list that still fails. The algorithm is ddmin (Zeller and Hildebrandt,
+Simplifying and Isolating Failure-Inducing Input, 2002). It tries subsets and then their complements, in smaller and
+smaller parts. The result is 1-minimal: without any single one of its items it does not fail."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ Item = TypeVar("Item")
 
 
 def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """Returns a smallest part of `items` that still fails. `fails(items)` must be true. `fails` may be costly, and is
-    called at most once for each part."""
+    """A smallest part of `items` that still fails. `fails(items)` must be true. `fails` is called at most once for each
+    part, because it may be costly."""
     known: dict[tuple[int, ...], bool] = {}
 
     def still(part: Sequence[int]) -> bool:

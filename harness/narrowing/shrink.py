@@ -21,7 +21,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Tried:
-    """One set of faults: how many of its tries failed like the original run."""
+    """One set of faults, and how many of its tries failed like the original run."""
 
     faults: tuple[str, ...]
     failed: int
@@ -30,7 +30,8 @@ class Tried:
 
 @dataclass
 class Shrink:
-    """Finds the smallest scenario. `k` of `n` tries must fail. `home`: a new folder for the tries."""
+    """Finds the smallest set of faults with which a scenario still fails. `k` of `n` tries must fail. `home`: a new
+    folder for the tries."""
 
     scenario: dict[str, Any]
     seed: int
@@ -62,7 +63,7 @@ class Shrink:
         return cls(scenario, plan.seed, plan.consent, wrong, home, n, k, tell)
 
     def __call__(self) -> dict[str, Any] | None:
-        """The smallest scenario. None if even all faults together did not fail again k times of n."""
+        """Returns the smallest scenario. None if even all faults together did not fail again k times of n."""
         faults = self.scenario["faults"]
         if not self._fails(faults):
             return None
@@ -77,7 +78,7 @@ class Shrink:
             home = self.home / f"{len(self.tried):03d}-{tries}"
             ran = self.child.run(_own_state(with_faults(self.scenario, faults), home), home, self.seed, self.consent)
             if self.child.stopped:
-                raise ChaosError(f"it was ended: {self.child.stopped}; what was tried is in {self.home}")
+                raise ChaosError(f"it was ended: {self.child.stopped}; the runs so far are in {self.home}")
             if ran.code not in JUDGED:
                 raise ChaosError(f"{home}: the run could not be made: {ran.result.reason}")
             tries += 1
@@ -90,7 +91,7 @@ class Shrink:
         """A comment for the head of the new file."""
         lines = [f"the seed is {self.seed}; failed before and now: {', '.join(sorted(self.wrong))}; tried:"]
         lines += [f"  {one.failed} of {one.tries} failed: {', '.join(one.faults)}" for one in self.tried]
-        return "".join(f"# {line}\n" for line in ("What is left when no fault can be taken away;", *lines))
+        return "".join(f"# {line}\n" for line in ("The scenario that is left when no fault can be removed;", *lines))
 
 
 def name_of(fault: dict[str, Any]) -> str:
@@ -98,8 +99,8 @@ def name_of(fault: dict[str, Any]) -> str:
 
 
 def with_faults(scenario: dict[str, Any], faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The scenario with only these of its faults. If a fault waited for a removed fault, it gets the trigger of that
-    fault."""
+    """The scenario with only these of its faults. A fault that waited for a removed fault gets the trigger of the
+    removed fault."""
     whens = {name_of(fault): fault["when"] for fault in scenario["faults"]}
     kept = {name_of(fault) for fault in faults}
     found = copy.deepcopy(scenario)
@@ -121,7 +122,7 @@ def _when(when: dict[str, Any], kept: set[str], whens: dict[str, dict[str, Any]]
 
 
 def _own_state(scenario: dict[str, Any], home: Path) -> dict[str, Any]:
-    """Gives each try its own folder, empty at first, if the rounds of a game day share the job's folder."""
+    """Gives each try its own folder, which is empty at first, if the rounds of a game day share the job's folder."""
     days = {str(path) for path in _folders(scenario)}
 
     def moved(value: Any) -> Any:
@@ -138,7 +139,6 @@ def _own_state(scenario: dict[str, Any], home: Path) -> dict[str, Any]:
 
 
 def _folders(scenario: dict[str, Any]) -> set[Path]:
-    """The folder `{day}` of a round, as rounds.py wrote it. It is the folder above the checkpoints that has a day.json
-    beside it."""
+    """The folder `{day}` in the scenario of a round: the folder above the checkpoints that has a day.json beside it."""
     path = (scenario["job"].get("checkpoints") or {}).get("path", "")
     return {parent for parent in Path(path).parents if parent.name == "job" and (parent.parent / "day.json").exists()}

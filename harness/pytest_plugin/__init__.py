@@ -1,7 +1,6 @@
 """Scenarios as tests. In a project without scenarios, the plugin costs almost nothing: it imports only pytest, and
-opens no file except those named on the command line or by the setting `torchaos_scenarios`.
-
-torchaos's command line runs in a separate process. Its results are turned into pytest's."""
+opens only files that are named on the command line or by the setting `torchaos_scenarios`. torchaos's command line runs
+in a separate process, and the plugin turns its results into pytest's."""
 
 from __future__ import annotations
 
@@ -16,7 +15,9 @@ if TYPE_CHECKING:
     from torchaos.harness.pytest_plugin.outcome import Run
 
 _SCENARIO = re.compile(rb"""^["']?scenario["']?\s*:""", re.MULTILINE)
-_IN_BRACES = re.compile(rb"""(?:\xef\xbb\xbf)?(?:\s|---|[#%].*\n)*\{""")  # JSON, or YAML in its style
+_IN_BRACES = re.compile(
+    rb"""(?:\xef\xbb\xbf)?(?:\s|---|[#%].*\n)*\{"""
+)  # in JSON, or in YAML that is written like JSON
 _MOST_BYTES = 1 << 20  # of a scenario file
 _MARKER = (
     "torchaos(scenario, *, seeds=(), ranks=(), phases=(), steps=(), each={}, set=(), judge=True, explore=()): the "
@@ -43,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="KEY=V,V",
         default=[],
         help="Run each scenario file with each of these values: rank=0,1; phase=forward,backward; step=10,20; or any "
-        "key that `torchaos run --set` takes, of scalars. Several options multiply.",
+        "key of a scalar that `torchaos run --set` takes. Several options give all combinations.",
     )
     add("--torchaos-set", action="append", metavar="KEY=VALUE", default=[], help="Passed to `torchaos run --set`.")
     add("--torchaos-consent", action="append", metavar="WHAT", default=[], help="Passed to `torchaos run --consent`.")
@@ -51,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--torchaos-out",
         metavar="DIR",
         default=None,
-        help="Where run directories go. Default: torchaos-runs in the root directory.",
+        help="The folder for run directories. Default: torchaos-runs in the root directory.",
     )
     add(
         "--torchaos-live",
@@ -82,7 +83,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def _is_scenario(path: Path) -> bool:
-    """Whether the file has the key of a scenario. True also for a broken scenario file."""
+    """Whether the file has the top-level key of a scenario. True also for a scenario with mistakes."""
     with open(path, "rb") as file:
         text = file.read(_MOST_BYTES)
     if not _IN_BRACES.match(text):
@@ -103,7 +104,9 @@ def _is_wanted(path: Path, config: pytest.Config) -> bool:
     named = (Path(config.invocation_params.dir, str(arg).partition("::")[0]) for arg in config.args)
     if any(path_given.name == path.name and path_given.resolve() == path.resolve() for path_given in named):
         return True
-    of_a_run = path.name == "scenario.yaml" and path.with_name("plan.json").exists()  # the copy in its run directory
+    of_a_run = (
+        path.name == "scenario.yaml" and path.with_name("plan.json").exists()
+    )  # the copy of a scenario in its run directory
     return not of_a_run and path in _matching(config)
 
 
@@ -145,7 +148,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """Makes inconclusive a separate status, because such a run proves nothing about the job."""
+    """Reports inconclusive as a status of its own, because such a run proves nothing about the job."""
     if getattr(report, "torchaos", "") == "inconclusive":
         return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
     return None
@@ -172,7 +175,7 @@ def pytest_configure_node(node: Any) -> None:
     share(node)
 
 
-ENDINGS = pytest.StashKey[list[Callable[[], None]]]()  # called when the session is over
+ENDINGS = pytest.StashKey[list[Callable[[], None]]]()  # pytest calls it when the session is over
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

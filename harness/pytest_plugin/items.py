@@ -18,7 +18,7 @@ from torchaos.harness.pytest_plugin.telling import Shown, failure_text
 from torchaos.harness.pytest_plugin.variations import Variation, of_options
 from torchaos.harness.scenario.yaml_source import Source, read
 
-_FIRST = pytest.StashKey[dict[str, str]]()  # by run directory, the test whose failure shows the story
+_FIRST = pytest.StashKey[dict[str, str]]()  # run directory: the test whose failure shows the story
 
 
 class ScenarioFile(pytest.File):
@@ -34,7 +34,7 @@ class ScenarioFile(pytest.File):
 
 
 class ScenarioNode(pytest.Collector):
-    """One variation of the scenario."""
+    """One variation of a scenario file, as a node in pytest's tree."""
 
     def __init__(self, *, source: Source, variation: Variation, **more: Any) -> None:
         super().__init__(**more)
@@ -43,7 +43,7 @@ class ScenarioNode(pytest.Collector):
     def collect(self) -> Iterable[pytest.Item]:
         data = self.source.data
         if "repeat" in data or any(text.startswith("repeat") for text in self.variation.overrides):
-            line = self._line("repeat")  # one repetition decides nothing by itself
+            line = self._line("repeat")  # only all repetitions together decide
             yield CaseItem.from_parent(self, name="repetitions", kind="repetitions", place=0, line=line)
             yield CaseItem.from_parent(self, name="rollback", kind="rollback", place=0, line=line)
             return
@@ -75,7 +75,7 @@ class CaseItem(pytest.Item):
         super().__init__(**more)
         self._kind, self._place, self._line = kind, place, line
         if self.config.pluginmanager.hasplugin("timeout"):
-            self.add_marker(pytest.mark.timeout(0))  # the scenario has a time-out of its own
+            self.add_marker(pytest.mark.timeout(0))  # pytest's time-out is off, because the scenario has its own
 
     def setup(self) -> None:
         """Runs the scenario if necessary. A run without evidence is an error of the test, not a failure."""
@@ -91,7 +91,7 @@ class CaseItem(pytest.Item):
             raise Broken(self._text(run, case["reason"], case))
         if nothing and case["verdict"] == "passed" and self._kind != "rollback":
             kind = Inconclusive if run.verdict == "inconclusive" else Broken
-            raise kind(f"it would have passed, but the run proves nothing: {nothing}")
+            raise kind(f"the assertion holds, but the run proves nothing: {nothing}")
 
     def runtest(self) -> None:
         run = self.parent.run()
@@ -114,7 +114,7 @@ class CaseItem(pytest.Item):
         return self.path, self._line - 1, f"{self.parent.name}: {self.name}"
 
     def _case(self, run: Run) -> Mapping[str, Any] | None:
-        if self._kind == "repetitions" and run.result and run.cases[0]["kind"] != "repetitions":  # a single one
+        if self._kind == "repetitions" and run.result and run.cases[0]["kind"] != "repetitions":  # it was not repeated
             return {"kind": self._kind, "verdict": run.verdict, "reason": run.reason, "measured": {}, "bound": {}}
         own = [case for case in run.cases if case["kind"] == self._kind]
         return own[self._place] if self._place < len(own) else None

@@ -23,7 +23,7 @@ _Outcome: Any = pytest.fail.Exception
 class Failed(_Outcome):  # type: ignore[misc]
     """An assertion of the scenario does not hold. The text is the whole report, without a traceback of torchaos."""
 
-    __module__ = "builtins"  # so that pytest's summary shows the name without a module
+    __module__ = "builtins"  # pytest's summary then shows the name without a module
 
     def __init__(self, text: str) -> None:
         super().__init__(text, pytrace=False)
@@ -36,7 +36,7 @@ class Broken(Failed):
 
 
 class Inconclusive(Failed):
-    """The run is no evidence."""
+    """The run proves nothing, so the test is inconclusive."""
 
     __module__ = "builtins"
     is_inconclusive = True
@@ -44,8 +44,9 @@ class Inconclusive(Failed):
 
 @dataclass(frozen=True)
 class Recovered:
-    """One recovery. `parts`: seconds since the fault hit, by name; None if the part was not seen. The names are felt,
-    detected, torn_down, rendezvous, workers_up, imported, prepared, joined, set_up, restored, first_step, caught_up."""
+    """One recovery. `parts`: seconds from the fault to the end of each part, by name; None if the part was not seen.
+    The names are felt, detected, torn_down, rendezvous, workers_up, imported, prepared, joined, set_up, restored,
+    first_step, caught_up."""
 
     fault: str
     parts: Mapping[str, float | None]
@@ -133,8 +134,8 @@ class Run:
         return self.twins[0] if self.twins else None
 
     def proves_nothing(self) -> str:
-        """Why no assertion of this run may count as passed, even if its own verdict is passed. Empty if they may. An
-        assertion that is inconclusive itself does not affect the others."""
+        """Why no assertion of this run may count as passed, even if its own verdict is passed; empty if they may. An
+        inconclusive assertion has no effect on the others."""
         if not self.result:
             return f"nothing was run: {self.reason}"
         if self.exit_code == _ROLLBACK or self.result["exit_code"] == _ROLLBACK:

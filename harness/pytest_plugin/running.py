@@ -1,7 +1,6 @@
-"""Runs each scenario once per session, for all that need it: items, fixtures, and all workers of pytest-xdist.
-
-The workers share a folder that contains a lock and a result for each run. A live run takes one of the machine's slots,
-so that parallel tests don't start more training jobs than the machine can handle."""
+"""Runs each scenario once per session; tests, fixtures and all workers of pytest-xdist share the run. The workers use a
+folder with a lock and a result for each run. A live run takes one of the machine's slots, so that parallel tests don't
+start more training jobs than the machine can handle."""
 
 from __future__ import annotations
 
@@ -29,9 +28,9 @@ from torchaos.harness.pytest_plugin.telling import failure_text
 from torchaos.harness.pytest_plugin.variations import Variation, of_marker
 
 _LOOK_S = 0.2  # seconds between two tries to get a slot
-_ORDERLY_S = 120.0  # seconds for a run that is ended early: its rollback, and the end of its job
+_ORDERLY_S = 120.0  # seconds that a run which is ended early may take for its rollback and the end of its job
 _FROM_TESTS = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
-_SHARED = "torchaos_session"  # a key of a worker's input
+_SHARED = "torchaos_session"  # key in the input of an xdist worker
 _RUNS = pytest.StashKey["Runs"]()
 
 
@@ -46,8 +45,8 @@ class Runs:
         self._shared, self._known = shared, dict[str, Run]()
 
     def get(self, scenario: Path, variation: Variation, models: Sequence[str] = ()) -> Run:
-        """The run of that scenario; with `models` of death, its exploration. It is started only if this session has not
-        run it yet."""
+        """The run of a scenario; with `models` of death, its exploration. It is started only if this session has not
+        run the scenario yet."""
         words = ["explore"] if models else ["run", *self._consent]
         words += ["--seed", str(variation.seed)] if variation.seed is not None else []
         words += [word for text in variation.overrides for word in ("--set", text)]
@@ -96,7 +95,7 @@ def runs_of(config: pytest.Config) -> Runs:
 
 
 def share(node: Any) -> None:
-    """Gives a worker of pytest-xdist the session's folder. Is called on the controller for each worker."""
+    """Gives a worker of pytest-xdist the session's folder. The controller calls it for each worker."""
     config = node.config
     if _SHARED not in config.stash.get(_GIVEN, {}):
         config.stash[_GIVEN] = {_SHARED: str(_session_folder(config))}
@@ -107,8 +106,8 @@ _GIVEN = pytest.StashKey[dict[str, str]]()
 
 
 def run_of_test(request: pytest.FixtureRequest) -> Run:
-    """The run for the `run` fixture. Unless the marker has judge=False, the test fails or is inconclusive if the run
-    is."""
+    """The run for the `run` fixture. If the run failed or is inconclusive, so is the test, unless the marker has
+    judge=False."""
     marker = request.node.get_closest_marker("torchaos")
     if marker is None or len(marker.args) != 1:
         raise pytest.UsageError(f'{request.node.nodeid}: `run` needs @pytest.mark.torchaos("FILE.yaml") on the test')
@@ -125,7 +124,7 @@ def run_of_test(request: pytest.FixtureRequest) -> Run:
 
 
 def _scenario(name: str, request: pytest.FixtureRequest) -> Path:
-    """The path of the scenario, relative to the test's file; if there is none, relative to the root directory."""
+    """The path of the scenario: relative to the test's file, or else relative to the root directory."""
     places = [Path(request.node.path).parent / name, request.config.rootpath / name]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
@@ -149,8 +148,8 @@ def _session_folder(config: pytest.Config) -> Path:
 
 
 def _result(path: Path) -> dict[str, Any]:
-    """The result. Empty if nothing was run, or if the run was not finished. For a repeated scenario: one case for the
-    repetitions and one for the rollback; the rest is from the first result that did not pass."""
+    """The result; empty if nothing was run, or if the run was not finished. A repeated scenario gets one case for the
+    repetitions and one for the rollback, and the rest from the first result that did not pass."""
     try:
         raw = json.loads(path.read_text())
         if "result" in raw:  # of an exploration
@@ -177,15 +176,15 @@ def _repeated(results: Sequence[dict[str, Any]], told: dict[str, Any]) -> dict[s
 
 
 def _outcome_of(process: subprocess.Popen[bytes]) -> int:
-    """The exit code of the process. If the wait is interrupted (Ctrl-C, a time-out of pytest), the run is also ended
-    normally."""
+    """Waits for the process, and returns its exit code. If the wait is interrupted (Ctrl-C, a time-out of pytest), the
+    run is also ended in order."""
     try:
         return process.wait()
     except BaseException:
         process.send_signal(signal.SIGINT)
         try:
             process.wait(_ORDERLY_S)
-        except BaseException:  # a second interruption: the run hurries, and still rolls back
+        except BaseException:  # a second interruption: no grace period, but still a rollback
             process.send_signal(signal.SIGINT)
             process.wait(_ORDERLY_S)
             raise

@@ -13,7 +13,7 @@ from torchaos.harness.record.secrecy import mask
 
 _BEFORE_S, _AFTER_S, _MOST_LINES = 5.0, 120.0, 30
 _AROUND = 3  # lines of the scenario
-_BETWEEN = "\n\n"  # two paragraphs
+_BETWEEN = "\n\n"  # between two paragraphs
 
 
 class Shown:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 _KEYS = {"rank": "faults.0.target.rank", "phase": "faults.0.when.phase", "step": "faults.0.when.step"}
-_OPTIONS = {"seeds": "seed", "ranks": "rank", "phases": "phase", "steps": "step"}  # of the marker
+_OPTIONS = {"seeds": "seed", "ranks": "rank", "phases": "phase", "steps": "step"}  # the marker's arguments
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _seed(value: Any) -> int:
     try:
         return int(value)
     except ValueError:
-        raise pytest.UsageError(f"{value!r} is no seed: a seed is a whole number") from None
+        raise pytest.UsageError(f"{value!r} is not a seed: a seed is a whole number") from None
 
 
 def _split(option: str, text: str) -> list[str]:

@@ -1,8 +1,6 @@
 """Finds plug-ins by name: injectors, assertions, conditions, launchers and checkpoint formats, of torchaos and of other
-packages.
-
-offers.py finds which plug-ins exist, without importing them. A class is loaded when it is needed, and refused if it
-doesn't fit the interface in contracts. In particular, an injector is refused if it doesn't declare how it is undone."""
+packages. A class is imported only when it is needed. It is refused if it doesn't fit its interface in contracts; in
+particular, an injector is refused if it doesn't declare how it is undone."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Group:
-    singular: str  # the name of a plug-in of this group in messages
+    singular: str  # what messages call a plug-in of this group
     shape: type
     says: tuple[str, ...]  # class attributes that every plug-in must have
     does: tuple[str, ...]  # methods that every plug-in must have
@@ -64,33 +62,34 @@ _PLAIN = (contracts.Launcher, contracts.CheckpointFormat)  # a scenario gives th
 
 
 def phase_of(injector: str) -> Phase | None:
-    """The phase in which faults of this kind land if the trigger names only a step; None: at the step's start."""
+    """The phase in which faults of this kind are applied if the trigger names only a step. None: at the start of the
+    step."""
     phase = find("injectors", injector).phase
     return None if phase is None else Phase(phase)
 
 
 def is_lethal(injector: str) -> bool:
-    """Whether the target dies of this fault. Also True for each fault that hits a torchrun process: its ranks may
-    survive as orphans, but the job has not recovered."""
+    """Whether the target dies of this fault. Also True for each fault that hits a torchrun process: its ranks may live
+    on as orphans, but the job has not recovered."""
     found = find("injectors", injector)
     return bool(found.lethal or found.hits == "agents")
 
 
 def family_of(injector: str) -> str:
-    """The family of a fault, such as gpu or numeric: as its injector declares, or else the first part of its name."""
+    """The family of a fault, such as gpu or numeric: the family that its injector declares, or else the first part of
+    its name."""
     declared = find("injectors", injector).family if injector in names("injectors") else ""
     return str(declared) or injector.partition(".")[0]
 
 
 def lasts(injector: str) -> bool:
-    """Whether such a fault is on until it is undone. False if it ends by itself."""
+    """Whether such a fault stays on until it is undone. False if it ends by itself."""
     found = find("injectors", injector)
     return not found.lethal and bool("node" in found.where or found.lasting)
 
 
 def injectors() -> dict[str, type[contracts.Injector]]:
-    """All injectors by name. Raises UsageError if one of them can't be loaded. The other functions of this module do
-    the same."""
+    """All injectors by name. Raises UsageError if one of them can't be loaded."""
     return all_of("injectors")
 
 
@@ -126,7 +125,7 @@ def find(group: str, name: str) -> type[Any]:
 
 
 def unknown(group: str, name: str) -> str:
-    """The message about a name that is not registered."""
+    """The error message for a name that is not registered."""
     known, kind = names(group), _GROUPS[group].singular
     near = suggest(name, known)
     if near:
@@ -135,7 +134,7 @@ def unknown(group: str, name: str) -> str:
 
 
 def suggest(word: str, names: Iterable[str]) -> str | None:
-    """The known name that is most like `word`. None if none is similar."""
+    """The known name that is most like `word`. None if no name is similar."""
     return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)), None)
 
 
@@ -153,7 +152,7 @@ def seconds_of(found: type[Any]) -> frozenset[str]:
 
 
 def forget() -> None:
-    """Clears the caches, so that packages that were installed since are found."""
+    """Clears the caches, so that packages that were installed in the meantime are found."""
     forget_offers()
     find.cache_clear()
 
@@ -162,7 +161,7 @@ def _load(kind: _Group, offer: Offer) -> type[Any]:
     who = f"{kind.singular} {offer.name!r} ({offer.origin})"
     try:
         found = offer.load()
-    except Exception as error:  # it is somebody else's code
+    except Exception as error:  # another package's code may raise anything
         raise UsageError(
             f"{who} can't be loaded: {type(error).__name__}: {error}; repair or uninstall that package"
         ) from error
@@ -188,8 +187,8 @@ def _load(kind: _Group, offer: Offer) -> type[Any]:
 
 
 def _missing(kind: _Group, found: type[Any]) -> list[str]:
-    """The attributes and methods that the class lacks, `changes` first. A method that it inherits from the protocol is
-    only a stub, so it counts as missing."""
+    """The attributes and methods that the class lacks, `changes` first. A method that the class inherits from the
+    protocol is only a stub, so it counts as missing."""
     methods = [
         name
         for name in kind.does
@@ -200,15 +199,16 @@ def _missing(kind: _Group, found: type[Any]) -> list[str]:
 
 
 def _declares_undo(injector: type[Any]) -> bool:
-    """Whether `changes` returns something and is not annotated otherwise. More can't be known before the method is
-    called."""
+    """Whether `changes` seems to return something. What it returns can't be known before it is called."""
     changes = inspect.unwrap(injector.changes)
-    says = str(getattr(changes, "__annotations__", {}).get("return", "Handle"))  # not annotated: its source must do
+    says = str(
+        getattr(changes, "__annotations__", {}).get("return", "Handle")
+    )  # no annotation: its source must return something
     if not any(word in says for word in ("Handle", "Irreversible", *(one.__name__ for one in HANDLES.values()))):
         return False
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(changes)))
-    except (OSError, TypeError, SyntaxError):  # there is no source: the guard tells
+    except (OSError, TypeError, SyntaxError):  # no source: the check before the fault is applied decides
         return True
     returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
     given = [value for value in returned if value is not None and not _is_none(value)]

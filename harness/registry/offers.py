@@ -1,7 +1,6 @@
 """Finds the plug-ins that packages offer, from their metadata and their source text. No plug-in is imported for this.
-
-An entry point names a class (`"mine.fault" = "mine.faults:Fault"`), or a package or module (`mine = "mine.faults"`).
-The latter offers every class at the top level of its modules that declares a name as literal text, as in `name =
+An entry point names a class (`"mine.fault" = "mine.faults:Fault"`), or a package or module (`mine = "mine.faults"`). A
+package or module offers every class at the top level of its modules that declares a literal name, as in `name =
 "mine.fault"` or `name: ClassVar[str] = "mine.fault"`. So a new plug-in is one new file, and its package does not have
 to be installed again."""
 
@@ -20,14 +19,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Offer:
-    """A plug-in that was not loaded yet. `value` is its place, as in an entry point: `module:Class`."""
+    """A plug-in that is not imported yet. `value` is its place, as in an entry point: `module:Class`."""
 
     name: str
     value: str
     by: Distribution | None = None
 
     def load(self) -> Any:
-        """Imports the class. Raises the errors of its module."""
+        """Imports the class. Raises whatever its module raises."""
         return EntryPoint(self.name, self.value, "").load()
 
     @property
@@ -36,18 +35,18 @@ class Offer:
 
 
 def offered(group: str, name: str | None = None) -> list[Offer]:
-    """All offers of a group, or only the offers with that name, which is faster because fewer files are parsed."""
+    """All offers of a group, or only those with the given name. With a name fewer files are parsed."""
     found = (offer for entry in _entries(group) for offer in _of_entry(entry, name))
     return [offer for offer in found if name in (None, offer.name)]
 
 
 def forget() -> None:
-    """Clears the caches, so that the next search also finds packages that were installed meanwhile."""
+    """Clears the caches, so that packages that were installed in the meantime are found."""
     for kept in (_entries, _modules, _declared):
         kept.cache_clear()
 
 
-@cache  # each question of a distribution reads its metadata again
+@cache  # a distribution reads its metadata again each time it is asked
 def _release(distribution: Distribution) -> str:
     return f"{distribution.name} {distribution.version}"
 
@@ -58,8 +57,8 @@ def _entries(group: str) -> tuple[EntryPoint, ...]:
 
 
 def _of_entry(entry: EntryPoint, name: str | None) -> Iterator[Offer]:
-    """The offers of one entry point. If its package does not exist, it is still offered, so that the caller of `load`
-    gets the error of the import."""
+    """The offers of one entry point. A package that does not exist is offered too; then `load` raises the error of the
+    import."""
     modules = None if ":" in entry.value else _modules(entry.value)
     if modules is None:
         yield Offer(entry.name, entry.value, entry.dist)
@@ -82,14 +81,14 @@ def _modules(package: str) -> tuple[tuple[str, str], ...] | None:
         files = sorted(path for folder in folders for path in Path(folder).glob("*.py"))
         names = (package if path.stem == "__init__" else f"{package}.{path.stem}" for path in files)
         return tuple((name, path.read_text(encoding="utf-8")) for name, path in zip(names, files, strict=True))
-    except Exception:  # the packages above it are imported for this, and they are somebody else's code
+    except Exception:  # its parent packages are imported for this, and may raise anything
         return None
 
 
 @cache
 def _declared(module: str, text: str) -> tuple[tuple[str, str], ...]:
     """The names that the classes of a module declare, and the place of each class. A module that can't be parsed is
-    offered under its own name, so that the caller of `load` gets the error of the import."""
+    offered under its own name; then `load` raises the error of the import."""
     try:
         classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     except (SyntaxError, ValueError):

@@ -22,8 +22,8 @@ def names() -> list[str]:
 
 
 def found(text: str) -> Path:
-    """The file that the text names: an existing file, or else a ready scenario. Raises UsageError if there is
-    neither."""
+    """The scenario file: `text` as a path if that file exists, or else the ready scenario of that name. Raises
+    UsageError if there is neither."""
     path = Path(text)
     if path.exists() or path.suffix or text in ("", ".", ".."):
         return path
@@ -36,7 +36,7 @@ def found(text: str) -> Path:
 
 
 def shown(path: Path) -> str:
-    """The name of a ready scenario, or the path of any other file."""
+    """How a scenario is called in messages: the name of a ready scenario, or the path of another file."""
     try:
         return str(path.relative_to(folder()).with_suffix(""))
     except ValueError:

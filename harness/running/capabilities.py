@@ -218,7 +218,7 @@ CHECKS: dict[str, _Check] = {
     "torchrun": _Check("starting jobs", _torchrun, "pip install torch, or put torchrun on the PATH"),
     "torch": _Check("reading checkpoints tensor by tensor", _torch, "pip install torch beside torchaos"),
     "links": _Check(
-        "several nodes on this machine, cut apart",
+        "several nodes on this machine, each in a network namespace",
         _links,
         "run as root, or allow user namespaces (sysctl user.max_user_namespaces); apt-get install iproute2 util-linux",
     ),
@@ -251,7 +251,7 @@ CHECKS: dict[str, _Check] = {
         "run it where Slurm's programs are on the PATH, as on a login node",
     ),
     "ssh": _Check("nodes that are reached by ssh", _program("ssh"), "apt-get install openssh-client"),
-    "freezer": _Check("ranks that no signal ends", _freezer, "needs the cgroup freezer of version 1"),
+    "freezer": _Check("ranks that SIGKILL does not end", _freezer, "needs the cgroup freezer of version 1"),
     "nvtx": _Check("stalling NCCL calls", _nvtx, "needs a C compiler: apt-get install gcc"),
     "nccl_net": _Check("NCCL's connections, by a plug-in", _nccl_net, "needs a C compiler: apt-get install gcc"),
     "gpu": _Check("faults in NCCL's connections", _gpu, "run it on a machine with an NVIDIA GPU for each rank"),

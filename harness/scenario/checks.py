@@ -1,5 +1,4 @@
-"""Checks in a scenario that are more than the types of keys: its parts must fit each other, and the plug-ins that it
-names."""
+"""Checks a scenario beyond the types of its keys: its parts must fit each other and the plug-ins that it names."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def _check_job(scenario: Scenario, tell: Tell) -> None:
         tell(("job", "command"), f"no shell reads the command, so {shell[0]!r} means nothing; write [bash, -c, '...']")
     for name in job.env:
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            tell(("job", "env", name), f"{name!r} is no name of a variable; use letters, digits and _", True)
+            tell(("job", "env", name), f"{name!r} can't be the name of a variable; use letters, digits and _", True)
     try:
         adapter_for(job.log.model_dump() if job.log else None)
     except UsageError as error:
@@ -83,11 +82,14 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
         if injector is not None:
             check_parameters(injector, fault.with_, (*at, "with"), tell)
             if fault.target is None and injector.hits not in _NO_RANKS:
-                tell(at, f"the key 'target' is missing here; say whom {fault.inject} hits")
+                tell(at, f"the key 'target' is missing here; write what {fault.inject} hits")
             elif fault.target is not None and injector.hits in _NO_RANKS:
-                tell((*at, "target"), f"{fault.inject} hits {injector.hits} and no ranks; remove target", True)
+                tell((*at, "target"), f"{fault.inject} hits {injector.hits}, not ranks; remove target", True)
             if injector.own_disk and not (scenario.job.checkpoints and scenario.job.checkpoints.size):
-                text = f"{fault.inject} fills the file system that job.checkpoints.size makes; write that, such as 64MB"
+                text = (
+                    f"{fault.inject} fills the file system that job.checkpoints.size makes; add that key, such as "
+                    "size: 64MB"
+                )
                 tell((*at, "inject"), text)
             if injector.hits == "endpoints":
                 _check_endpoint(scenario, fault.with_.get("endpoint"), (*at, "with"), tell)
@@ -95,7 +97,7 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
             if fault.for_ is not None and not lasting:
                 tell((*at, "for"), f"{fault.inject} ends by itself; remove `for`, see its parameters")
             elif fault.for_ is not None and injector.lethal:
-                tell((*at, "for"), f"{fault.inject} can't be taken back, so `for` has no meaning; remove it")
+                tell((*at, "for"), f"{fault.inject} can't be undone, so `for` has no meaning; remove it")
 
 
 def _check_endpoint(scenario: Scenario, name: object, at: Keys, tell: Tell) -> None:
@@ -139,8 +141,8 @@ def _check_items(scenario: Scenario, tell: Tell) -> None:
 
 
 def _check_end(scenario: Scenario, tell: Tell) -> None:
-    """Checks that a run with `until` needs no twin and no end of the job: such a run is not the whole job, so it can't
-    be compared with a twin, and `completed` can't hold."""
+    """Checks the rest of a scenario that has `until`. Such a run is not the whole job, so it can't be compared with a
+    twin, and `completed` can't hold."""
     if not scenario.until:
         return
     if scenario.twin.runs:

@@ -34,7 +34,7 @@ COLLECTIVE = frozenset({"operation", "group", "min_bytes", "max_bytes"})
 
 
 class Between(Strict):
-    """A number that is drawn at random, by the seed, from a range that includes both ends."""
+    """A number that is drawn at random from a range, which includes both ends. The seed decides."""
 
     between: Annotated[
         list[Index], Field(min_length=2, max_length=2, description="The smallest and the largest number.")
@@ -62,9 +62,7 @@ class Target(Strict):
     ] = None
     nodes: Annotated[list[Index] | None, Field(min_length=1, description="All ranks of several nodes.")] = None
     local_rank: Annotated[Index | None, Field(description="The rank with this local rank on every node.")] = None
-    count: Annotated[
-        Count | None, Field(description="A number of ranks; which ones is drawn at random from the seed.")
-    ] = None
+    count: Annotated[Count | None, Field(description="So many ranks, drawn at random from the seed.")] = None
     percent: Annotated[
         float | None,
         Field(gt=0, le=100, strict=False, description="A percentage of the ranks, drawn at random from the seed."),
@@ -94,7 +92,7 @@ class When(Strict):
     phase: Annotated[
         PhaseName | None, Field(description="When this phase begins; without it, when the step begins.")
     ] = None
-    nth: Annotated[Count, Field(description="The nth time that the phase begins in the step.")] = 1
+    nth: Annotated[Count, Field(description="When the phase begins for the nth time in the step.")] = 1
     operation: Annotated[OperationName | None, Field(description="When a collective of this kind begins.")] = None
     group: Annotated[
         str | None, Field(description="Only collectives of this process group: its name, or its description.")
@@ -105,14 +103,14 @@ class When(Strict):
     max_bytes: Annotated[Index | None, Field(description="Only collectives of at most this size in bytes.")] = None
     attempt: Annotated[Index | None, Field(description="Only in this attempt: 1 is after the first restart.")] = None
     time: Annotated[
-        Seconds | None, Field(description="This long after the launch; together with `after`: no sooner than that.")
+        Seconds | None, Field(description="This time after the launch; together with `after`: not before this time.")
     ] = None
     after: Annotated[
         str | None, Field(description="The id of an earlier fault: when that fault has reached `state`.")
     ] = None
     state: Annotated[
         Literal["applied", "felt", "recovered", "rolled_back"],
-        Field(description="The state of the fault in `after` that is waited for."),
+        Field(description="The state that the fault in `after` must reach."),
     ] = "applied"
     checkpoints: Annotated[Count | None, Field(description="When this number of checkpoints has been saved.")] = None
     delay: Annotated[Seconds, Field(description="A further delay, after `after` or `checkpoints`.")] = 0.0
@@ -173,7 +171,7 @@ class Never(Strict):
 
 
 class Limits(Strict):
-    """The blast radius: a plan that exceeds it is refused, and a fault that would exceed it does not land."""
+    """The blast radius: a plan that exceeds it is refused, and a fault that would exceed it is not applied."""
 
     ranks: Annotated[Count | None, Field(description="The most ranks that the faults of a run may hit together.")] = (
         None
@@ -183,7 +181,12 @@ class Limits(Strict):
     )
     percent: Annotated[
         float | None,
-        Field(gt=0, le=100, strict=False, description="The most ranks again, in percent of the job's ranks."),
+        Field(
+            gt=0,
+            le=100,
+            strict=False,
+            description="The most ranks that the faults of a run may hit together, in percent of the job's ranks.",
+        ),
     ] = None
     duration: Annotated[
         Seconds | None, Field(description="The longest time that a fault may last; then it is undone.")
@@ -228,7 +231,7 @@ def _item(value: Any) -> Any:
 
 
 class Item(Strict):
-    """An assertion or a condition."""
+    """An assertion or a condition, as a scenario names it."""
 
     name: Annotated[str, Field(description="Its name; `torchaos list` shows all.")]
     params: Annotated[dict[str, Any], Field(description="Its parameters, as `name: {parameter: value}`.")] = Field(
@@ -244,7 +247,7 @@ class Scenario(Strict):
 
     scenario: Annotated[str, Field(pattern=NAME, description="Its name: small letters, digits, dots and dashes.")]
     description: Annotated[str, Field(description="What it shows; for reports.")] = ""
-    seed: Annotated[Index, Field(description="Determines all random choices.")] = 0
+    seed: Annotated[Index, Field(description="The number from which all random choices are drawn.")] = 0
     job: Annotated[Job, Field(description="The job that the faults hit.")]
     faults: Annotated[list[Fault], Field(description="The faults, each with its own target and trigger.")] = Field(
         default_factory=list

@@ -13,12 +13,15 @@ from torchaos.harness.scenario.strict import NAME, Count, Strict
 
 
 class Checkpoints(Strict):
-    """The job's checkpoints: torchaos reads, judges and damages them there."""
+    """The job's checkpoints, which torchaos reads, judges and damages."""
 
     path: Annotated[str, Field(min_length=1, description="The folder below which the job keeps its checkpoints.")]
     size: Annotated[
         Bytes | None,
-        Field(ge=1, description="Makes the folder a file system in memory, of this size; it must be below {run}."),
+        Field(
+            ge=1,
+            description="Mounts a file system in memory, of this size, as the folder; the folder must be below {run}.",
+        ),
     ] = None
 
     @model_validator(mode="after")
@@ -63,7 +66,7 @@ class Container(Strict):
 
 def _address(text: str) -> str:
     if not re.fullmatch(r"[^\s:/]+:\d{1,5}", text):
-        raise ValueError(f"{text!r} is no address; write host:port, such as 127.0.0.1:9000")
+        raise ValueError(f"{text!r} is not an address; write host:port, such as 127.0.0.1:9000")
     return text
 
 
@@ -85,7 +88,7 @@ class Job(Strict):
         Field(description="Addresses that the job uses: host:port by name. {endpoint.NAME} in command and env becomes "
               "the address, or the address of a proxy if a fault hits the endpoint. rendezvous: where the nodes meet."),
     ] = Field(default_factory=dict)  # fmt: skip
-    timeout: Annotated[Seconds, Field(description="The run is ended after this long.")] = 600.0
+    timeout: Annotated[Seconds, Field(description="The run is ended after this time.")] = 600.0
     world_size: Annotated[Count | None, Field(description="The number of ranks, if the command does not show it.")] = (
         None
     )

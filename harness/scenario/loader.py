@@ -21,8 +21,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def load(path: Path, overrides: Sequence[str] = (), job: Source | None = None) -> Scenario:
-    """Loads a scenario file. `overrides`: texts `KEY=VALUE` that replace values; `job`: the source of the job, if it is
-    not this file. Raises ScenarioError with a line for each mistake: `file:line:column: what is wrong; what to do`."""
+    """Loads a scenario file. `overrides`: texts `KEY=VALUE` that replace values; `job`: where the job comes from, if
+    not from this file. Raises ScenarioError with a line for each mistake: `file:line:column: what is wrong; what to
+    do`."""
     return load_as(Scenario, path, overrides, check, job)
 
 
@@ -51,13 +52,13 @@ def load_as(
 
 
 _OTHER_KINDS = {
-    "gameday": "a game day; use `torchaos gameday FILE`, with --plan to look at it only",
+    "gameday": "a game day; use `torchaos gameday FILE`, or with --plan to see only its plan",
     "gate": "a gate; use `torchaos gate FILE`",
 }
 
 
 def _check_kind(model: type[BaseModel], source: Source) -> None:
-    """Raises ScenarioError with a single line for a file that belongs to another command."""
+    """Raises ScenarioError if the file belongs to another command."""
     kind = next((name for name in _OTHER_KINDS if name in source.data), None)
     if model is Scenario and kind and "scenario" not in source.data:
         raise ScenarioError(source.path, [Problem(source.place((kind,), True), f"this is {_OTHER_KINDS[kind]}")])

@@ -12,7 +12,6 @@ from torchaos.harness import registry
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.yaml_source import Keys, Source
 
-# Plain words for pydantic's types.
 _EXPECTED = {
     "int_type": "a whole number", "string_type": "text; put it in quotes", "float_type": "a number",
     "bool_type": "true or false", "list_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
@@ -28,7 +27,7 @@ _BOUNDS = {
 
 def most_telling(source: Source, error: ValidationError, model: type[BaseModel]) -> dict[Keys, Any]:
     """The most useful error for each place. If a value may have several types, it is the error for the type that was
-    most likely intended. A misspelt key is not reported as missing too."""
+    most likely intended. A misspelt key is not reported as a missing key too."""
     best: dict[Keys, Any] = {}
     for found in error.errors():
         keys = _in_file(source, tuple(found["loc"]), found["type"])
@@ -43,12 +42,15 @@ def _rank_of(found: Any) -> int:
 
 
 def _in_file(source: Source, loc: Keys, kind: str) -> Keys:
-    """Pydantic's location without the parts that are not in the file (members of unions, and normalised items)."""
+    """Pydantic's location without the parts that are not in the file (members of unions, and items that were brought
+    into one form)."""
     keys: Keys = ()
     for part in loc:
         if (*keys, part) in source.values or (*keys, part) in source.keys:
             keys = (*keys, part)
-    if kind in ("missing", "extra_forbidden") and keys[-1:] != loc[-1:]:  # missing in the file, or added by --set
+    if (
+        kind in ("missing", "extra_forbidden") and keys[-1:] != loc[-1:]
+    ):  # the key is missing in the file, or was added by --set
         return (*keys, loc[-1])
     return keys
 

@@ -11,11 +11,11 @@ from torchaos.harness.registry import ready
 from torchaos.harness.scenario.yaml_source import Keys, Place, Problem, ScenarioError, Source, dumped, raw, read
 
 COMMAND_LINE = Path("the command line")
-_KEPT = ("resubmit",)  # part of the experiment: the scheduler's reaction to a death
+_KEPT = ("resubmit",)  # the scheduler's reaction to a death belongs to the experiment, not to the job
 
 
 def job_in(file: Path) -> Source:
-    """The job of a file: of a scenario, or of a file that holds nothing else. Raises UsageError if it has none."""
+    """The job of a file, which is a scenario or holds only a job. Raises UsageError if it has none."""
     source = read(file)
     if not isinstance(source.data.get("job"), dict):
         problem = "there is no job here; write `job:`, and below it `command:` with your torchrun command line"
@@ -26,7 +26,7 @@ def job_in(file: Path) -> Source:
 def job_of(command: Sequence[str]) -> Source:
     """The job that a command line starts in the current folder. If the command line names a single folder below {run},
     that is the folder of its checkpoints."""
-    job: dict[str, object] = {"command": shlex.join(command)}  # as text, in which secrets are masked
+    job: dict[str, object] = {"command": shlex.join(command)}  # one text, because secrets are masked in texts
     if folder := checkpoints_in(command):
         job["checkpoints"] = {"path": folder}
     return Source(COMMAND_LINE, {"job": job}, {("job",): Place(0, 0)})

@@ -15,13 +15,13 @@ from torchaos.harness.agent.fault import DRAWN
 from torchaos.harness.scenario.mistakes import words
 from torchaos.harness.scenario.yaml_source import Keys
 
-Tell = Callable[..., None]  # reports a mistake: (place, text, whether the place is the key and not its value)
+Tell = Callable[..., None]  # reports a mistake: place, text, and whether the key is wrong (False: its value)
 
 
 def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell) -> dict[str, Any]:
-    """The parameters of a plug-in, converted to their types. `found`: its class; `at`: their place in the file. `tell`
-    receives unknown, wrong and missing parameters, and values that the plug-in's own `__post_init__` refuses by a
-    ValueError."""
+    """The parameters of a plug-in, converted to their types. `found`: its class; `at`: their place in the file. Each
+    mistake goes to `tell`: an unknown, wrong or missing parameter, or a value for which the plug-in's own
+    `__post_init__` raises ValueError."""
     known = {field.name: field for field in parameters_of(found)}
     values: dict[str, Any] = {}
     mistakes: list[tuple[Any, ...]] = []
@@ -55,13 +55,14 @@ def parameters_of(found: Any) -> list[Field[Any]]:
 
 
 def schema_of(found: Any) -> dict[str, Any]:
-    """JSON Schema of the parameters."""
+    """The JSON Schema of a plug-in's parameters."""
     properties = {field.name: _type(found, field).json_schema() for field in parameters_of(found)}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 def _type(found: Any, field: Field[Any]) -> TypeAdapter[Any]:
     """The type of a field, from its annotation. The annotation is evaluated in the module of the class that declares
-    the field. No other annotation is evaluated, because it may name types that are imported for type checkers only."""
+    the field. Other annotations are not evaluated, because they may name types that are imported for type checkers
+    only."""
     own = next(owner for owner in found.__mro__ if field.name in get_annotations(owner))
     return TypeAdapter(eval(str(field.type), vars(sys.modules[own.__module__])))

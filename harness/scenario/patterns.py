@@ -12,7 +12,7 @@ def _parse(value: object) -> str:
     try:
         return re.compile(str(value)).pattern
     except re.error as error:
-        raise ValueError(f"{value!r} is no regular expression: {error}") from error
+        raise ValueError(f"{value!r} is not a regular expression: {error}") from error
 
 
 class _RegexSchema:

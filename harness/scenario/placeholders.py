@@ -11,15 +11,15 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 def unknown_placeholders(text: str, endpoints: Iterable[str] = ()) -> list[str]:
-    """The names of placeholders that do not exist; single braces count as unknown too. `endpoints`: the names of the
-    job's endpoints."""
+    """The names of placeholders that do not exist; single braces count as unknown placeholders too. `endpoints`: the
+    names of the job's endpoints."""
     known = {*PLACEHOLDERS, *(ENDPOINT + name for name in endpoints)}
     found = [match for match in _BRACES.finditer(text) if match[0] not in ("{{", "}}")]
     return [match[1] or "" for match in found if match[1] not in known]
 
 
 def fill_some(text: str, values: Mapping[str, str]) -> str:
-    """Replaces these placeholders by their values. Everything else stays, including doubled braces."""
+    """Replaces these placeholders by their values. The rest of the text stays, including doubled braces."""
     return _BRACES.sub(lambda match: values.get(match[1] or "", match[0]), text)
 
 

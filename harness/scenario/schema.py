@@ -14,8 +14,8 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema(model: type[BaseModel] = Scenario) -> dict[str, Any]:
-    """The schema of scenarios, or of another type of file that is made of the same parts. For editors: parameters of
-    assertions and conditions are in `properties`, of injectors in `$defs`."""
+    """The schema of scenarios, or of another type of file with the same parts. For editors: the parameters of
+    assertions and conditions are in `properties`, those of injectors in `$defs`."""
     schema = model.model_json_schema(by_alias=True)
     keys, parts = schema["properties"], schema["$defs"]
     if "Item" in parts:

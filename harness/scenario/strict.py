@@ -12,6 +12,6 @@ Index = Annotated[int, Field(ge=0)]
 
 
 class Strict(BaseModel):
-    """Refuses unknown keys, and converts no values: `"3"` is no number."""
+    """Refuses unknown keys, and converts no values: `"3"` is not a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=False)

@@ -1,7 +1,6 @@
-"""Reads YAML into plain data, with the place of each key and value. Avoids the surprises of YAML 1.1.
-
-Only `true` and `false` are booleans. Only decimal digits make an integer: `017`, `10:30` and dates are text. `1e-3` is
-a number. Errors are: a key that occurs twice, and a file that is too large, too deep, or not UTF-8."""
+"""Reads YAML into plain data, with the place of each key and value, without the surprises of YAML 1.1. Only `true` and
+`false` are booleans. Only decimal digits make an integer: `017`, `10:30` and dates are text. `1e-3` is a number. It is
+an error if a key occurs twice, or if the file is too large, too deep, or not UTF-8."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ class Source:
     keys: dict[Keys, Place] = field(default_factory=dict)
 
     def place(self, keys: Keys, key: bool = False) -> Place:
-        """The place of a value, or, if `key` is true, of its key. If the file does not contain it, the place of the
+        """The place of a value; with `key`, the place of its key. If the file does not contain it, the place of the
         enclosing value."""
         for end in range(len(keys), -1, -1):
             at = keys[:end]
@@ -74,7 +73,7 @@ _TAGS = ("map", "seq", "str", "bool", "null", "int", "float")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's core schema."""
+    """Reads YAML by the core schema of YAML 1.2."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
     nodes = depth = 0
@@ -115,7 +114,7 @@ def read(path: Path) -> Source:
 
 
 def raw(path: Path) -> bytes:
-    """A file, byte for byte. Raises UsageError if it can't be read or is larger than a scenario."""
+    """The bytes of a file. Raises UsageError if it can't be read or is larger than a scenario may be."""
     try:
         with open(path, "rb") as file:
             found = file.read(MAX_BYTES + 1)
@@ -158,9 +157,9 @@ def parse(path: Path, text: str) -> Source:
         column = error.position - text.rfind("\n", 0, error.position)
         bad = f"the character U+{_code(error.character):04X} is not allowed in YAML; remove it"
         raise ScenarioError(path, [Problem(Place(line, column), bad)]) from None
-    except (ValueError, OverflowError):  # "\\UFFFFFFFF": PyYAML hands it to chr
+    except (ValueError, OverflowError):  # "\\UFFFFFFFF" makes PyYAML's own chr() fail
         mark = loader.get_mark()
-        raise ScenarioError(path, [Problem(_place(mark), "this escape is no valid character; correct it")]) from None
+        raise ScenarioError(path, [Problem(_place(mark), "this escape is not a valid character; correct it")]) from None
     return source
 
 
@@ -201,7 +200,9 @@ class _Builder:
         tag = node.tag.removeprefix("tag:yaml.org,2002:")
         if tag == "str":
             if bad := _NO_TEXT.search(node.value):
-                raise _wrong(node, f"the text holds U+{ord(bad[0]):04X}, which no command or path may hold; remove it")
+                raise _wrong(
+                    node, f"the text has U+{ord(bad[0]):04X}, which a command or path can't contain; remove it"
+                )
             return str(node.value)
         if tag == "int" and len(node.value) > 18:
             raise _wrong(node, "this number is too large")
@@ -213,7 +214,9 @@ class _Builder:
         except OverflowError:
             raise _wrong(node, "this number is too large") from None
         except (ValueError, KeyError, yaml.YAMLError):
-            raise _wrong(node, f"{node.value!r} is no {tag}; correct it, or put it in quotes as text") from None
+            raise _wrong(
+                node, f"{node.value!r} is not of type {tag}; correct it, or put it in quotes as text"
+            ) from None
 
 
 def dumped(data: Any) -> str:
@@ -223,14 +226,14 @@ def dumped(data: Any) -> str:
 
 
 def value_of(text: str) -> Any:
-    """The value that a text such as the one in `--set` stands for, read by the same rules. Raises ValueError."""
+    """The value of a text, such as the one after `--set`, read by the same rules. Raises ValueError."""
     try:
         data = parse(Path("--set"), f"value: {text}\n").data
         if len(data) > 1:
             raise ValueError(f"{text!r} is more than one YAML value")
         return data["value"]
     except UsageError:
-        raise ValueError(f"{text!r} is no YAML value") from None
+        raise ValueError(f"{text!r} is not a YAML value") from None
 
 
 def _too_much(deep: bool) -> str:

@@ -161,7 +161,9 @@ def _verify(record: str, raw: Mapping[str, Any], problem: str, within: Collectio
     unseen = _problem(lambda: answer.append(_checked(raw, within).restored()))
     if answer == [True]:
         return Healed(record, raw, True)
-    return Healed(record, raw, False, problem or unseen or "the known-good state is not there after it was restored")
+    return Healed(
+        record, raw, False, problem or unseen or "the state after the undo is not the state before the change"
+    )
 
 
 def _problem(work: Callable[[], object]) -> str:

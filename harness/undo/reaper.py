@@ -132,8 +132,8 @@ class Reaper:
                 self._deadlines[name] = min(self._deadlines[name], time.monotonic() + limit_s)
             return
         if state is State.APPLIED:
-            _in_background(self._healer.carry_out, name, "it was applied after it had been taken back")
-        raise ValueError(f"{name} has been taken back already, at its time limit or on request")
+            _in_background(self._healer.carry_out, name, "it was applied after it had been undone")
+        raise ValueError(f"{name} has been undone already, at its time limit or on request")
 
     def _heal(self, id_: object, name: str | None) -> None:
         healed: list[Healed] = self._healer.heal(name, "on request")

@@ -214,7 +214,7 @@ def test_only_its_rank_and_attempt(rank: Any, source: str) -> None:
     page.write(page.ARMED_PID, 1)
     ran = rank.run(JOB, orders=(rank.order(source, "Kill", step=2, hold_s=0.2),), attempt=2)
     assert ran.code == 0
-    assert missed(ran) == ["not armed in time: the rank reached the Moment and waited as long as it may"]
+    assert missed(ran) == ["not armed in time: the rank reached the moment of the fault and waited as long as it may"]
 
 
 @pytest.mark.one_version
@@ -316,7 +316,7 @@ def test_hold_expires(rank: Any, phase: Any) -> None:
     page.write(page.ALLOWED, 1)
     ran = rank.run(JOB, orders=(rank.order(step=3, phase=phase.BACKWARD, hold_s=0.1),))
     assert ran.code == 0
-    assert missed(ran) == ["hold expired: the rank went on by itself"]
+    assert missed(ran) == ["the time to hold the rank was over: the rank went on by itself"]
     assert page.read(page.STATE) == 4
     assert len(ran.steps) == 6
 

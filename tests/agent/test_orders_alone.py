@@ -233,7 +233,7 @@ def test_a_moment_waits_for_the_harness(bench: Bench) -> None:
     assert (bench.kinds, round(bench.clock.now, 2)) == (FIRED, 2.0)
     late = bench.page("f2", ALLOWED=0)
     bench.step(bench.orders(bench.order("f2", step=2, hold_s=5.0)))
-    assert bench.missed == ["not armed in time: the rank reached the Moment and waited as long as it may"]
+    assert bench.missed == ["not armed in time: the rank reached the moment of the fault and waited as long as it may"]
     assert (late.read(late.STATE), late.read(late.FIRED), round(bench.clock.now, 2)) == (4, 0, 7.0)
     off = bench.page("f3", ALLOWED=0)
     bench.clock.at[8.0] = lambda: off.write(off.ARMED_PID, off.CALLED_OFF)
@@ -261,7 +261,7 @@ def test_a_hold(bench: Bench, fired: int, go: int, state: int, waited: float) ->
     assert bench.told[0] == ("fault.held", {"fault": "f1", "phase": None, "global_step": 2})
     assert (page.read(page.FIRED), page.read(page.STATE)) == (fired + 1, state)
     assert (seen, round(bench.clock.now, 2)) == ([1], waited)
-    assert bench.missed == ([] if state == 3 else ["hold expired: the rank went on by itself"])
+    assert bench.missed == ([] if state == 3 else ["the time to hold the rank was over: the rank went on by itself"])
     assert bench.kinds[1:] == ["fault.missed"] * len(bench.missed)
 
 

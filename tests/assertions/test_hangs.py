@@ -202,4 +202,4 @@ def test_what_is_no_regular_expression_is_refused() -> None:
     told: list[str] = []
     check_parameters(HangDetected, {"pattern": "no progress ("}, (), lambda at, text, *more: told.append(text))
     assert len(told) == 1
-    assert "no regular expression" in told[0]
+    assert "not a regular expression" in told[0]

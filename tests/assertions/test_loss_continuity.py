@@ -264,7 +264,7 @@ def test_a_rollback_in_the_process_is_a_resume(trainer: Any) -> None:
         for e in run.events
     ]
     rates = LrContinuity().judge(replace(run, events=tuple(events)), [twin])
-    assert "those of no other steps of the twin's after the job went back to step 12" in rates.reason
+    assert "No shift of the twin's rates explains the rates after the job went back to step 12" in rates.reason
 
 
 def test_a_lost_loss_scale_is_told(trainer: Any) -> None:

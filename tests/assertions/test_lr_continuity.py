@@ -51,7 +51,7 @@ def test_a_schedule_that_goes_on_passes(trainer: Any) -> None:
         (lambda step: _rate(step - 1), "The schedule is one step behind"),
         (lambda step: _rate(step + 3), "The schedule is 3 steps ahead"),
         (lambda step: 0.1, "It stays at 0.1 after the resume from step 15: the job no longer follows the schedule"),
-        (lambda step: _rate(step) * 1.5, "those of no other steps"),
+        (lambda step: _rate(step) * 1.5, "No shift of the twin's rates"),
     ],
     ids=["again", "ahead", "behind", "far ahead", "constant", "other"],
 )
@@ -67,10 +67,10 @@ def test_how_it_is_off_is_told(trainer: Any, rate: Callable[[int], float], words
 @pytest.mark.parametrize(
     ("falls", "words"),
     [
-        ((31,), "There the twin's rate changed, and the job's did not, after the resume from step 15"),
+        ((31,), "In that step the twin's rate changed, and the job's did not, after the resume from step 15"),
         ((28,), "The schedule is 8 steps behind, after the resume"),
         ((19,), "The schedule is one step ahead"),
-        ((17, 20), "The rates are those of no other steps of the twin's"),
+        ((17, 20), "No shift of the twin's rates explains the rates"),
     ],
     ids=["never", "later", "earlier", "twice"],
 )

@@ -341,5 +341,5 @@ def test_a_save_that_was_not_seen_is_told(trainer: Any) -> None:
     assert "no checkpoint was seen to be complete before it: nothing shows when step-15 was saved" in none.reason
     newer = judged(10, {15}, 15)
     assert newer.outcome is Outcome.INCONCLUSIVE
-    assert "step-15 (step 15) lies there at the end, and its save was not seen" in newer.reason
+    assert "step-15 (step 15) is there at the end, and its save was not seen" in newer.reason
     assert judged(10, {15}, 20).outcome is Outcome.PASSED, "it is of a step that was done only after the resume"

@@ -98,7 +98,7 @@ def test_no_tier_helped(trainer: Any) -> None:
     hit = next(e for e in run.events if e.kind is Kind.APPLYING)
     cut = replace(run, events=tuple(e for e in run.events if e.mono_s <= hit.mono_s + 1 and e.attempt != 1))
     finding = RestartTier().judge(cut, [])
-    assert (finding.outcome, "no tier brought the job back" in finding.reason) == (Outcome.FAILED, True)
+    assert (finding.outcome, "the job did not come back" in finding.reason) == (Outcome.FAILED, True)
 
 
 @pytest.mark.parametrize("kept", [(), (Kind.APPLYING, Kind.RANK_UP)])

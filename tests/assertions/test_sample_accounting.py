@@ -48,7 +48,7 @@ def test_samples_that_were_skipped_are_named(trainer: Any) -> None:
     finding = SampleAccounting().judge(_shift(trainer(kills=KILL).record(), 16), [trainer().record()])
     assert finding.outcome is Outcome.FAILED
     assert (
-        "samples 120-135 were skipped after the resume from step 15: step 16 consumed those of step 18"
+        "samples 120-135 were skipped after the resume from step 15: step 16 consumed the samples of step 18"
         in finding.reason
     )
 
@@ -169,7 +169,8 @@ def test_samples_whose_contents_are_drawn_anew_are_told_by_index(trainer: Any) -
     assert again.measured["repeated"] == 120
     ahead = SampleAccounting().judge(_shift(run, 8, renamed="a"), [twin])
     assert (
-        "samples 120-127 were skipped after the resume from step 15: step 16 consumed those of step 17" in ahead.reason
+        "samples 120-127 were skipped after the resume from step 15: step 16 consumed the samples of step 17"
+        in ahead.reason
     )
 
 
@@ -237,7 +238,7 @@ def test_what_comes_later_is_not_skipped(trainer: Any) -> None:
     run = in_epochs(trainer(kills=KILL, steps=37).record(), 24)
     finding = SampleAccounting().judge(run, [in_epochs(trainer().record(), 0)])
     assert finding.outcome is Outcome.FAILED
-    assert "came later than they were due, after the resume from step 15: step 16 consumed those of step 19" in (
+    assert "came later than they were due, after the resume from step 15: step 16 consumed the samples of step 19" in (
         finding.reason
     )
     assert finding.reason.endswith("In all, none was skipped and 56 were consumed too often.")

@@ -169,7 +169,7 @@ def test_another_order_of_sums_after_the_restart_is_not_taken_for_corruption(tra
     run = refused(trainer, bad=lambda rank, attempt, step: attempt == 1)
     finding = SdcDetected().judge(run, [twin])
     assert finding.outcome is Outcome.INCONCLUSIVE
-    assert "sums are in another order" in finding.reason
+    assert "numbers are added in another order" in finding.reason
 
 
 def test_an_end_that_another_fault_may_have_caused_is_no_finding(trainer: Any, twin: Record) -> None:

@@ -264,7 +264,7 @@ def test_trackers(tmp_path: Path, kit: Any) -> None:
     (tmp_path / "latest").write_text("global_step7")
     done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
     assert done.exit_code == 1
-    assert "names 'global_step7', which is not there" in done.output
+    assert "names 'global_step7', which does not exist" in done.output
 
 
 def test_fsspec(tmp_path: Path, kit: Any) -> None:

@@ -107,7 +107,7 @@ def test_the_live_job(job: tuple[Path, int]) -> None:
 def test_words(job: tuple[Path, int]) -> None:
     """Without --json it says the same in words."""
     code, out, _ = _diagnose(job[0] / "stalled")
-    assert (code, out.splitlines()[0]) == (0, "rank 1 held the others up (confidence: high)")
+    assert (code, out.splitlines()[0]) == (0, "rank 1 held up the other ranks (confidence: high)")
 
 
 @pytest.mark.parametrize(

@@ -86,16 +86,16 @@ CLOSING: dict[str, tuple[Callable[[Release], None], int, str]] = {
     "of the future": (in_result(started=(NOW + timedelta(hours=3)).isoformat()), 1, "it begins 3.0 hours from now"),
     "of no time": (in_result(started=""), 1, "its start time is not known"),
     "of a local time": (in_result(started="2026-11-22T11:00:00"), 1, "its start time is not known"),
-    "with another text": (edit_scenario, 1, "all were made with another text of kill.yaml"),
-    "no scenario beside it": (without("scenario.yaml"), 1, "all were made with another text of kill.yaml"),
+    "with another text": (edit_scenario, 1, "none was made from this text of kill.yaml"),
+    "no scenario beside it": (without("scenario.yaml"), 1, "none was made from this text of kill.yaml"),
     "not finished": (without("result.json"), 1, "no run of it counts: the newest is stale"),  # by its journal
     "cut": (cut_result, 1, "no run of it counts: the newest is stale"),
     "no record": (without("plan.json"), 1, "it can't be judged again"),
     "no journal": (without("events"), 2, "it never landed: no trace of it"),
     "damaged journal": (damage_journal, 2, "the journal is damaged"),
     "a link in it": (swap_for_link, 1, "it is a link"),
-    "says nothing of an assertion": (drop_case, 1, "loss_continuity: the run's result does not mention it"),
-    "a plan that lacks an assertion": (drop_from_plan, 1, "loss_continuity: the run's result does not mention it"),
+    "says nothing of an assertion": (drop_case, 1, "loss_continuity: the run's result has no such case"),
+    "a plan that lacks an assertion": (drop_from_plan, 1, "loss_continuity: the run's result has no such case"),
     "left something behind": (in_result(exit_code=4), 4, "(exit code 4)"),
     "an internal error": (in_result(exit_code=5, verdict="error", reason="a bug"), 5, "run: a bug (exit code 5)"),
     "inconclusive as a whole": (in_result(exit_code=2, verdict="inconclusive", reason="ended"), 2, "run: ended"),
@@ -117,7 +117,7 @@ def test_a_run_that_passed_an_hour_ago_opens_it(release: Release) -> None:
     """The release that the tests below change, one thing each."""
     judged = release.judged()
     assert judged.exit_code == 0
-    assert judged.results[0].reason == "everything that was asked for holds"
+    assert judged.results[0].reason == "every assertion holds"
 
 
 @pytest.mark.parametrize("name", CLOSING)
@@ -152,7 +152,7 @@ def test_a_run_without_a_result_is_red_even_when_its_record_passes(
         ("missed", 2, "faults"),
         ("no-such-script", 2, "faults"),
         ("interrupted", 2, "ended early"),
-        ("kill-twice", 0, "everything that was asked for holds"),
+        ("kill-twice", 0, "every assertion holds"),
     ],
 )
 def test_recorded_runs(tmp_path: Path, name: str, code: int, said: str) -> None:

@@ -67,7 +67,7 @@ def test_quota(busy: int) -> None:
         handle.restore()
     found = injector.felt(Record(PLAN, tuple(told.events), {}), "slow")
     assert found is not None
-    assert "held back" in found.what
+    assert "throttled" in found.what
     assert handle.restored()
     assert Path(f"/proc/{busy}/cgroup").read_text() == before
 

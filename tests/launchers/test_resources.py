@@ -82,7 +82,7 @@ def test_nothing_is_made_that_is_not_guarded(run_dir: Path, guarded: bool) -> No
 
     launcher, journal = MakesAFile(run_dir), Journal(run_dir / "events")
     job = Job(lambda _: _spec(run_dir), launcher, journal, guard=refuse if guarded else None)
-    with pytest.raises(ChaosError, match="disk is full" if guarded else "undo is not guarded"):
+    with pytest.raises(ChaosError, match="disk is full" if guarded else "undo is not on disk"):
         job.start()
     job.stop()
     journal.close()

@@ -63,7 +63,7 @@ def test_the_job_is_led_to_the_proxy(tmp_path: Path) -> None:
     ("endpoint", "job", "words"),
     [
         ("s4", {}, "job.endpoints has no 's4'; name it there, as host:port"),
-        ("s3", {"endpoints": {"s3": "http://127.0.0.1:9000"}}, "is no address; write host:port"),
+        ("s3", {"endpoints": {"s3": "http://127.0.0.1:9000"}}, "is not an address; write host:port"),
         ("s3", {"env": {"STORE": "{endpoint.other}"}}, r"unknown placeholder \{endpoint.other\}"),
     ],
 )

@@ -66,7 +66,7 @@ def test_each_verdict_has_its_outcome(project: Project) -> None:
     assert [call["scenario"] for call in done.calls()] == ["good", "bad", "unfelt"]
     assert "FAILED bad.yaml::bad::recovery_time - Failed: caught up 71.50 s" in done.text
     assert "unfelt.yaml::unfelt::faults proves nothing" in done.text
-    assert "it would have passed, but the run proves nothing: faults: process.kill: nothing shows" in done.text
+    assert "the assertion holds, but the run proves nothing: faults: process.kill: nothing shows" in done.text
     suite = ET.parse(project.folder / "junit.xml").getroot()
     assert len(suite.findall(".//failure")) == 1
     assert len(suite.findall(".//error")) == 7
@@ -186,7 +186,7 @@ def test_scenarios_are_multiplied(project: Project) -> None:
     listed = project.pytest("good.yaml", "--torchaos-each=phase=forward,backward", "--collect-only", "-q")
     assert "good.yaml::good[phase=backward]::rollback" in listed.text
     assert "write KEY=VALUE" in project.pytest("good.yaml", "--torchaos-each=rank").text
-    assert "is no seed" in project.pytest("good.yaml", "--torchaos-seeds=one").text
+    assert "is not a seed" in project.pytest("good.yaml", "--torchaos-seeds=one").text
 
 
 def test_it_stays_out_of_projects_that_do_without_it(project: Project) -> None:

@@ -243,7 +243,7 @@ def test_checkpoints_have_their_state(run: RunDir) -> None:
     (run.artifacts / "inventory.json").write_text(json.dumps(inventory))
     states = {one["name"]: (one["state"], one["good"]) for one in checkpoints_of(Record.load(run))}
     assert states["step-14"] == ("damaged", False)
-    assert next(state for name, (state, _) in states.items() if "step-10" in name).startswith("no longer there")
+    assert next(state for name, (state, _) in states.items() if "step-10" in name).startswith("it no longer exists")
 
 
 def test_one_file_that_is_overwritten_has_a_row_for_each_save() -> None:

@@ -147,7 +147,7 @@ def test_a_node_that_is_cut_off(cluster: Any) -> None:
     assert took.source == applied.source == "node1"
     assert 3.9 < took.mono_s - applied.mono_s < 6.0
     assert run.process.returncode == 2, said
-    assert "took everything back by itself" in said
+    assert "undid everything by itself" in said
     run.is_clean()
 
 

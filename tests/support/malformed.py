@@ -117,7 +117,7 @@ CASES = (
     Case("between the wrong way round", "step: 25", "step: {between: [30, 10]}", "11:18", ("smaller number first",)),
     Case("after nobody", "step: 25, phase: backward", "after: first", "11:19", ("'first'", "none")),
     Case("after itself", "step: 25, phase: backward", "after: process.kill", "11:19", ("no earlier fault",)),
-    Case("taking back a kill", "    when:", "    for: 5s\n    when:", "11:10", ("can't be taken back",)),
+    Case("taking back a kill", "    when:", "    for: 5s\n    when:", "11:10", ("can't be undone",)),
     Case("the same id twice", "assert:", "  - inject: process.kill\n    target: {rank: 0}\n    when: {step: 30}\nassert:", "12:13",
          ("already", "id")),
 )  # fmt: skip

@@ -94,10 +94,10 @@ def test_time_limit(reaper: Reaper, run_dir: Path, spawn: Any, state_of: Any) ->
     _stop(victim.pid)
     wait_until(lambda: _states(run_dir)["a"], lambda state: state == State.VERIFIED)
     assert state_of(victim.pid) in RUNS
-    with pytest.raises(UndoError, match="taken back already"):
+    with pytest.raises(UndoError, match="undone already"):
         reaper.mark("a", "maybe_applied")
     _stop(victim.pid)
-    with pytest.raises(UndoError, match="taken back already"):
+    with pytest.raises(UndoError, match="undone already"):
         reaper.mark("a", "applied")
     wait_until(lambda: state_of(victim.pid) in RUNS)
     assert [each.verified for each in reaper.heal("x")] == [True]

@@ -37,8 +37,8 @@ def _noticing(run: Record, landing: Landing, recovery: Recovery) -> Iterator[str
     cause = next((str(e.data["cause"]) for e in lines if e.data["cause"] in _HANGS), None)
     if cause:
         yield (
-            f"{_of(took, recovery)} passed until a rank gave up waiting ({cause}): the timeout of the process group "
-            "decides how long, `init_process_group(timeout=...)`"
+            f"{_of(took, recovery)} passed until a rank gave up waiting ({cause}): this time is the timeout of the "
+            "process group, `init_process_group(timeout=...)`"
         )
 
 

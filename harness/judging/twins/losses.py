@@ -233,7 +233,7 @@ class Comparison:
         allowed = self._loss.largest
         how = f"within {allowed:.3g} of the twin's" if allowed else "bitwise equal to the twin's"
         if self._loss.basis == "learned":
-            how = f"no farther from the twins' than the twins' are from each other (at most {allowed:.2g})"
+            how = f"as near to the twins' as the twins' are to each other (at most {allowed:.2g})"
         elif not allowed and worst and rounded_from(self._history) is not None:
             how = f"the twin's, {but_for_rounding(worst, self._history)}"
         dark = [step for step in self._ours if not self._loss.judges(step)]

@@ -43,7 +43,7 @@ class AgainstTwins:
         if invalid is not None or varying is not None:
             what = "before any fault" if invalid is not None else "between the twins themselves"
             return inconclusive(
-                f"{replicas}; it is not known whether they are the twin's: they differ {what}, in step "
+                f"{replicas}; it is not known whether the parameters are the twin's: they differ {what}, in step "
                 f"{varying if invalid is None else invalid}. This job is not bitwise reproducible: {_ASK}",
             )
         first = _first(self._ours, self._theirs)
@@ -77,8 +77,8 @@ class AgainstTwins:
         odd = next((step for step, far in begun.items() if far > early.allowed(step, CERTAIN)), None)
         if odd is not None:
             return inconclusive(
-                f"{replicas}; it is not known whether they are the twins': before any fault, after step {odd}, they "
-                f"are {begun[odd]:.1g} of their norm from the nearest twin's, and the twins are "
+                f"{replicas}; it is not known whether the parameters are the twins': before any fault, after step "
+                f"{odd}, they are {begun[odd]:.1g} of their norm from the nearest twin's, and the twins are "
                 f"{early.spreads[odd]:.1g} from each other. {_ASK}"
             )
         put_back = list(loaded(self._history))
@@ -108,8 +108,9 @@ class AgainstTwins:
         near = next((step for step in far if far[step] > allowed.allowed(step)), None)
         if near is not None:
             return inconclusive(
-                f"{replicas}{restored}; after step {near} they are {far[near]:.1g} of their norm from the nearest "
-                f"twin's, and the twins are {allowed.spreads[near]:.1g} from each other: a defect, or chance. {_ASK}"
+                f"{replicas}{restored}; after step {near} the parameters are {far[near]:.1g} of their norm from the "
+                f"nearest twin's, and the twins are {allowed.spreads[near]:.1g} from each other: a defect, or chance. "
+                f"{_ASK}"
             )
         words = f"as near to the twins' as the twins' are to each other (at most {allowed.largest:.1g} of their norm)"
         return self._well(f"{replicas}{restored}", words)

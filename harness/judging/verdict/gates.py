@@ -49,7 +49,7 @@ def _wrong_time(run: Record, fault: PlannedFault, hit: Event) -> str | None:
         return None
     held = [event for event in run.of_fault(fault.id, Kind.HELD) if event.mono_s <= hit.mono_s]
     if fault.where == "node" and not held:
-        return "no rank was held at its Moment"
+        return "no rank was held at the moment of the fault"
     at = hit if fault.where == "rank" else held[-1]
     attempts = {at.attempt, hit.attempt} - {None}
     if len(attempts) > 1 or (when.attempt is not None and attempts != {when.attempt}):

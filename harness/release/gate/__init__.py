@@ -1,1 +1,2 @@
-"""The release gate: which runs count, which bounds hold in an environment, and which failures are waived until when."""
+"""The release gate. It decides which runs count, which bounds hold in an environment, and until when a failure is
+waived."""

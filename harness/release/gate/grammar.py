@@ -20,7 +20,7 @@ def _day(value: object) -> date:
     try:
         return date.fromisoformat(str(value))
     except ValueError:
-        raise ValueError(f"{value!r} is no date; write it as 2026-12-31") from None
+        raise ValueError(f"{value!r} is not a date; write it as 2026-12-31") from None
 
 
 class Waiver(Strict):
@@ -31,9 +31,12 @@ class Waiver(Strict):
     reason: Annotated[Text, Field(description="Why the failure is accepted.")]
     ticket: Annotated[Text, Field(description="The ticket of the repair.")]
     expires: Annotated[date, BeforeValidator(_day), Field(description="The last day of the waiver (UTC).")]
-    environments: Annotated[list[Name] | None, Field(min_length=1, description="Only in these.")] = None
+    environments: Annotated[
+        list[Name] | None, Field(min_length=1, description="The waiver is valid only in these environments.")
+    ] = None
     covers: Annotated[
-        list[Literal["failed", "inconclusive"]], Field(min_length=1, description="The verdicts that it accepts.")
+        list[Literal["failed", "inconclusive"]],
+        Field(min_length=1, description="The verdicts that the waiver accepts."),
     ] = Field(default_factory=lambda: ["failed"])  # type: ignore[arg-type]
 
 

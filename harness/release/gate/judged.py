@@ -1,7 +1,6 @@
-"""Judges the runs that count again under the gate's bounds, then applies the waivers.
-
-A bound of the gate holds in addition to the scenario's own bound. The assertion is judged under each bound, offline,
-from the record, and must pass under all of them. So the tightest bound decides, and a looser bound changes nothing."""
+"""Judges the runs that count again under the gate's bounds, then applies the waivers. A bound of the gate holds in
+addition to the scenario's own bound: the assertion is judged offline under each bound, and must pass under all. So the
+tightest bound decides, and a looser bound changes nothing."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ def judge_gate(loaded: Loaded, environment: str, runs: Sequence[Found], terms: T
 
 
 def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
-    """Judges the repetitions. If there are more than were requested, the number that may fail stays the same."""
+    """Judges the repetitions. If there are more than were requested, still no more of them may fail."""
     more = len(results) - ask.times
     ask = replace(ask, times=len(results), at_least=None if ask.at_least is None else ask.at_least + more)
     return judge_repeats(wanted.name, wanted.scenario.description, results, ask, "done",
@@ -78,7 +77,8 @@ def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
 
 
 def _codes(results: Sequence[Result], together: Repeats | None) -> list[ExitCode]:
-    """The exit codes. A run that can't be judged is not a failed repetition: it closes the gate by itself."""
+    """The exit codes. A run that can't be judged closes the gate by itself; it is not counted as a failed
+    repetition."""
     alone = [result for result in results if together is None or result.verdict is Verdict.ERROR]
     return [*([ExitCode(together.exit_code)] if together else []), *(ExitCode(result.exit_code) for result in alone)]
 
@@ -105,7 +105,7 @@ def _judged(
     names = {FAULTS, *wanted.asserts}
     applied = {name: waivers.apply(cover.get(name) if name in names else None, some) for name, some in variants.items()}
     unsaid = [name for name in wanted.asserts if any(name not in _names(view) for view in views)]
-    extra += [Case(name, "assertion", Verdict.ERROR, "the run's result does not mention it") for name in unsaid]
+    extra += [Case(name, "assertion", Verdict.ERROR, "the run's result has no such case") for name in unsaid]
     cases = [*extra, *_untold(views), *(one.case for name, one in applied.items() if name not in unsaid)]
     first = run.known_result
     result = _result(wanted.name, wanted.scenario.description, first.seed if first else wanted.scenario.seed,
@@ -124,7 +124,7 @@ def _names(view: Result) -> set[str]:
 
 
 def judged_again(run: Found, layers: Sequence[Layer]) -> list[Result]:
-    """The results of the record under each set of bounds. If the gate has none, under the run's own bounds. Raises
+    """The results of the record under each set of bounds, or under the run's own bounds if the gate has none. Raises
     ChaosError, OSError."""
     record, twins = records_of(run.folder.check())
     plans = [_under(record.plan, layer) for layer in layers] or [record.plan]
@@ -157,7 +157,7 @@ def _result(
     red = sorted((case for case in cases if case.verdict is not Verdict.PASSED), key=lambda case: _order(case, views))
     verdict = red[0].verdict if red else Verdict.PASSED
     waived = [case.name for case in cases if waivers.is_waived(case)]
-    reason = f"{red[0].name}: {red[0].reason}" if red else "; ".join(waived) or "everything that was asked for holds"
+    reason = f"{red[0].name}: {red[0].reason}" if red else "; ".join(waived) or "every assertion holds"
     code = verdict.exit_code
     if verdict is Verdict.ERROR:
         wrong = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)
@@ -169,8 +169,8 @@ def _result(
 
 
 def _order(case: Case, views: Sequence[Result]) -> tuple[int, bool]:
-    """The order of cases, as in the run's own verdict: a doubt about the faults comes before failures only if no view
-    of the run failed. Of several equal cases, the case that decided in a view comes first."""
+    """The order of cases, as in the run's own verdict: a doubt about the faults comes before failures, unless a view of
+    the run failed. Of several equal cases, the case that decided in a view comes first."""
     doubted = case.kind == "faults" and not any(view.verdict is Verdict.FAILED for view in views)
     places = (Verdict.ERROR, Verdict.INCONCLUSIVE if doubted else None, Verdict.FAILED, Verdict.INCONCLUSIVE)
     return places.index(case.verdict), all(case.name != view.decided_by for view in views)

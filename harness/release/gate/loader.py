@@ -17,14 +17,14 @@ from torchaos.harness.scenario.loader import load_as
 from torchaos.harness.scenario.parameters import Tell, check_parameters
 from torchaos.harness.scenario.yaml_source import Keys
 
-FAULTS = "faults"  # the name of a case that every run with faults has, in addition to the assertions
+FAULTS = "faults"  # the case about the faults, which every run with faults has beside its assertions
 Layer = Mapping[str, Mapping[str, Any]]  # parameters by assertion
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A scenario that must have a run that counts. `layers`: sets of bounds; each holds in addition to the scenario's
-    own."""
+    """A scenario that must have a run that counts. `layers`: sets of bounds. Each set holds in addition to the
+    scenario's own bounds."""
 
     path: Path
     text: bytes
@@ -61,7 +61,7 @@ def load(path: Path) -> Loaded:
 
 
 def _files(gate: Gate, file: Path, tell: Tell) -> list[Path]:
-    """The scenario files, in the gate's order. The gate's own file may be in the same folder, and is left out."""
+    """The scenario files, in the gate's order. The gate's own file is left out if it is in the same folder."""
     found: list[Path] = []
     for number, text in enumerate(gate.scenarios):
         path = file.parent / text
@@ -98,7 +98,8 @@ def _wanted(files: Sequence[Path], environment: Environment, at: Keys, tell: Tel
 def _bounds(
     pattern: str, items: Sequence[Item], scenarios: Sequence[Scenario], at: Keys, tell: Tell
 ) -> list[tuple[str, Layer]]:  # fmt: skip
-    """The bounds for each scenario that the pattern matches: the scenario's own parameters, overridden by these."""
+    """The bounds for each scenario that the pattern matches: these bounds, and the scenario's own parameters where a
+    bound is missing."""
     matched = [one for one in scenarios if fnmatchcase(one.scenario, pattern)]
     if scenarios and not matched:
         tell(at, f"no scenario is called {pattern!r}{_near(pattern, [one.scenario for one in scenarios])}", True)
@@ -130,7 +131,7 @@ def _check_waivers(gate: Gate, wanted: Sequence[Wanted], tell: Tell) -> None:
                 tell((*at, "environments", where), f"there is no environment {environment!r}{near}")
         if waiver.scenario not in asserts:
             hint = _near(waiver.scenario, asserts)
-            tell((*at, "scenario"), f"the gate asks for no scenario {waiver.scenario!r}{hint}; or remove the waiver")
+            tell((*at, "scenario"), f"the gate has no scenario {waiver.scenario!r}{hint}; or remove the waiver")
         elif waiver.assertion not in asserts[waiver.scenario]:
             near = _near(waiver.assertion, asserts[waiver.scenario])
             told = f"{waiver.scenario} has no assertion {waiver.assertion!r}"

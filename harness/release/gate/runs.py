@@ -1,8 +1,7 @@
-"""Finds run directories, at any depth in a folder of artifacts, and decides which of them count for a gate.
-
-A run counts if its scenario has exactly this text, and if it was run with the gate's options (`set`), at the wanted
-commit, with the wanted versions, and recently enough. Of the runs that count, the newest of each seed is judged. If a
-property of a run is not known, the run still counts, but closes the gate."""
+"""Finds run directories, at any depth in a folder of artifacts, and decides which of them count for a gate. A run
+counts if it was made from exactly the gate's scenario text, with the gate's options (`set`), at the wanted commit, with
+the wanted versions, and recently enough. Of the runs that count, the newest of each seed is judged. A run with an
+unknown property counts too, but closes the gate."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.release.gate.loader import Wanted
 
-SKEW = timedelta(minutes=5)  # by so much the clocks of two machines may differ
+SKEW = timedelta(minutes=5)  # the largest accepted difference between the clocks of two machines
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Found:
-    """A run directory. `result`: its stored result; None, with the `problem`, if it can't be read."""
+    """A run directory that was found. `result`: its stored result; None, with the `problem`, if it can't be read."""
 
     folder: RunDir
     text: bytes
@@ -49,8 +48,8 @@ class Found:
 
     @cached_property
     def known_result(self) -> Result | None:
-        """The stored result of the run. If none is stored, the result judged again from the run's record. None if
-        the record can't be judged."""
+        """The stored result of the run. If there is none, the result of judging the record again. None if the record
+        can't be judged."""
         if self.result is not None:
             return self.result
         try:
@@ -71,7 +70,7 @@ class Found:
 
     @property
     def options(self) -> tuple[str, ...] | None:
-        """The options on its command line that change the run: `--set` with its value, `--attach`. None if not
+        """The options on its command line that change the run: `--set` with its value, `--attach`. None if they are not
         known."""
         try:
             words = shlex.split(self.known_result.reproduce) if self.known_result else []
@@ -90,7 +89,7 @@ def found_in(folders: Sequence[Path]) -> list[Found]:
 
 
 def _run_dirs(folder: Path) -> Iterator[Path]:
-    """The folders that contain a plan or a result. Folders inside a run directory, such as its twins, are left out."""
+    """The folders that contain a plan or a result. Folders inside a run directory, such as the twins, are left out."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -120,7 +119,7 @@ def _found(path: Path) -> Found:
 
 
 def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[Found], str]:
-    """The runs to judge, the newest of each seed. If there are none, the reason."""
+    """The runs to judge, the newest of each seed; or the reason if there are none."""
     same = [one for one in runs if one.text == wanted.text]
     dropped = [(one, why_not(one, terms)) for one in same]
     found = [one for one, why in dropped if not why]
@@ -131,14 +130,12 @@ def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[
         return [], f"no run of it counts: the newest {why}; run it again ({one.folder.root})"
     others = [one for one in runs if one.known_result is not None and one.known_result.scenario == wanted.name]
     if others:
-        return [], (
-            f"{len(others)} runs of it exist, but all were made with another text of {wanted.path.name}; run it again"
-        )
+        return [], (f"it has {len(others)} runs, but none was made from this text of {wanted.path.name}; run it again")
     return [], f"there is no run of it; do `torchaos run {wanted.path}`"
 
 
 def why_not(run: Found, terms: Terms) -> str:
-    """Why the run does not count, as a clause that follows `the run`. Empty if it counts."""
+    """A clause that follows `the run` if the run does not count. Empty if it counts."""
     if run.options is not None and sorted(run.options) != sorted(terms.set):
         options = " ".join(shlex.quote(option) for option in run.options) or "nothing"
         return f"was run with other options than the gate's `set` ({options})"
@@ -153,13 +150,13 @@ def why_not(run: Found, terms: Terms) -> str:
 
 
 def doubt(run: Found, terms: Terms) -> str:
-    """Why a run that counts closes the gate in spite of its verdict. Empty if it does not."""
+    """The reason if a run that counts closes the gate in spite of its verdict; else empty."""
     if run.result is None:
         return run.problem
     if run.started is None:
         return "its start time is not known; run it again"
     if run.started - terms.now > SKEW:
-        return f"it begins {_long(run.started - terms.now)} from now, by its clock; set the clocks, and run it again"
+        return f"by its clock it begins {_long(run.started - terms.now)} from now; set the clocks, and run it again"
     if run.options is None:
         return "its command line is not known; run it again"
     if terms.commit and not run.commit:
@@ -177,7 +174,7 @@ def _long(time: timedelta) -> str:
 
 
 def _at(commit: str, wanted: str) -> bool:
-    """Whether a commit begins with `wanted`. False for a commit with uncommitted changes (`-dirty`)."""
+    """Whether the commit begins with `wanted`. False if it had uncommitted changes (`-dirty`)."""
     return commit.startswith(wanted) and not commit.endswith("-dirty")
 
 

@@ -9,20 +9,20 @@ from datetime import date
 from torchaos.harness.record.result import Case, Verdict
 from torchaos.harness.release.gate.grammar import Waiver
 
-_WAIVED = ", waived"  # after the name of a case, for reports that show names only
+_WAIVED = ", waived"  # added to the name of a waived case, for reports that show only names
 
 
 @dataclass(frozen=True)
 class Waived:
-    """One case after the waiver. `said`: its verdict before the waiver."""
+    """A case after a waiver was applied. `said`: its verdict before the waiver."""
 
     case: Case
     said: Verdict
 
 
 def apply(waiver: Waiver | None, variants: Sequence[Case]) -> Waived:
-    """Applies a waiver to the verdicts of one case: the stored verdict, and the verdicts under each set of bounds. The
-    worst counts. The waiver must cover every verdict that is not passed."""
+    """Applies a waiver to the verdicts of one case: the stored verdict, and the verdict under each set of bounds. The
+    worst verdict counts. The waiver must cover every verdict that is not passed."""
     red = [case for case in variants if case.verdict is not Verdict.PASSED]
     if not red:
         return Waived(variants[-1], Verdict.PASSED)

@@ -1,4 +1,4 @@
-"""How often a scenario is repeated, and the criterion that the repetitions must meet together."""
+"""How often a scenario is repeated, and how many of the repetitions must pass."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ class Ask:
     repetition is judged alone, and the worst verdict counts."""
 
     times: int = 1
-    at_least: int | None = None  # how many of them must pass
-    rate: float | None = None  # at least this share must pass; it must be shown with `confidence`
+    at_least: int | None = None  # the number that must pass
+    rate: float | None = None  # the share that must pass, which must be shown with `confidence`
     confidence: float = CONFIDENCE
 
     @property
     def of_rate(self) -> bool:
-        """Whether the repetitions are judged together. Then one failed repetition does not fail the whole."""
+        """Whether the repetitions are judged together, so that a single failed repetition does not fail the
+        scenario."""
         return self.at_least is not None or self.rate is not None
 
     @property
@@ -40,9 +41,9 @@ def ask_of(
     written: Repeat | None, times: int | None = None, at_least: int | None = None, rate: float | None = None,
     confidence: float | None = None,
 ) -> Ask:  # fmt: skip
-    """Combines `repeat` of the scenario with the options of the command line, which have priority. `times` replaces
-    everything in the scenario; a criterion replaces the scenario's criterion. Raises UsageError if the criterion can't
-    be met or makes no sense."""
+    """Combines `repeat` of the scenario with the options of the command line, which win. `times` replaces everything in
+    the scenario; a criterion replaces the scenario's criterion. Raises UsageError if the criterion can't be met or
+    contradicts itself."""
     base = Ask() if written is None else Ask(written.times, written.at_least, written.rate, written.confidence)
     base = base if times is None else Ask(times)
     if at_least is not None or rate is not None:

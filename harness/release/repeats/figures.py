@@ -1,4 +1,4 @@
-"""The distributions of the values that the repetitions of one scenario measured. Pure."""
+"""The distributions of the values that were measured in the repetitions of one scenario. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Distribution:
 
 
 def p90(values: Sequence[float]) -> float:
-    """The 90th percentile by nearest rank: the smallest of the values that at least 90 % of them do not exceed."""
+    """The 90th percentile by nearest rank: the smallest measured value that is not below 90 % of the values."""
     return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
 
@@ -79,7 +79,6 @@ def _figures(result: Result) -> Iterator[tuple[str, tuple[float | None, bool]]]:
 def _is_repeated(
     name: str, values: list[float | None], known: Sequence[list[float | None]], found: dict[str, Distribution]
 ) -> bool:
-    """Whether an assertion's value is one of the recovery's values under another name, as those of recovery_time
-    are."""
+    """Whether a value of an assertion is already among the recovery's values, as those of recovery_time are."""
     fractions = any(value is not None and not float(value).is_integer() for value in values)
     return name.partition(": ")[2] in found or (fractions and values in known)

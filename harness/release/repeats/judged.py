@@ -1,8 +1,5 @@
-"""Judges the repetitions of one scenario together. Pure.
-
-A repetition passes if its run is *passed*. An inconclusive repetition is no evidence and decides nothing. When the
-question is whether enough passed, it counts as not passed. When the question is whether too few passed, it counts as
-passed."""
+"""Judges the repetitions of one scenario together. Pure. A repetition passes if its run is *passed*. An inconclusive
+repetition proves nothing: it counts neither towards the runs that must pass, nor as a failure."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _ERRORS = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)
 @dataclass(frozen=True)
 class Rate:
     """The rate of the whole scenario, or of one of its cases. The bounds are one-sided, each with the requested
-    confidence. None if SciPy is not installed."""
+    confidence; None if SciPy is not installed."""
 
     name: str  # "scenario", or the case's
     passed: int
@@ -45,7 +42,7 @@ class Repeats:
     scenario: str
     description: str
     asked: str
-    times: int  # how often it should have been run
+    times: int  # the number of repetitions that were requested
     seeds: tuple[int, ...]  # the seeds of the repetitions that ended
     verdict: Verdict
     exit_code: int
@@ -55,16 +52,16 @@ class Repeats:
     cases: tuple[Rate, ...]
     figures: tuple[Distribution, ...]
     notes: tuple[str, ...]
-    of_rate: bool  # judged together, so that a single repetition decides nothing
-    run_dirs: tuple[str, ...] = ()  # of all repetitions, including those that never began
+    of_rate: bool  # whether they are judged together
+    run_dirs: tuple[str, ...] = ()  # the number of all repetitions, also of those that never began
 
 
 def judge_repeats(
     scenario: str, description: str, results: Sequence[Result], ask: Ask, state: State, alike: bool = False,
     run_dirs: Sequence[str] = (),
 ) -> Repeats:  # fmt: skip
-    """Judges the repetitions of a scenario. `results`: those of the repetitions that ended, in order. `alike`: whether
-    the plans differ only in the seed."""
+    """Judges the repetitions of a scenario. `results`: the results of the repetitions that ended, in order. `alike`:
+    whether all plans are equal except for the seed."""
     rate = Rate.of("scenario", [result.verdict for result in results], ask.confidence)
     verdict, code, reason = _verdict(results, ask, state, rate)
     names = list(dict.fromkeys(case.name for result in results for case in result.cases))
@@ -81,7 +78,7 @@ def judge_repeats(
 
 
 def _verdict_of(result: Result, case: Case) -> Verdict:
-    """The verdict of an assertion. If the run is no evidence, the assertion is inconclusive too."""
+    """The verdict of an assertion. It is inconclusive if the run proves nothing."""
     telling = result.verdict in (Verdict.PASSED, Verdict.FAILED) or case.kind == "rollback"
     return case.verdict if telling else Verdict.INCONCLUSIVE
 
@@ -115,7 +112,7 @@ def _judged(ask: Ask, rate: Rate) -> tuple[Verdict, str]:
             return Verdict.PASSED, f"a rate of at least {ask.rate:g} is shown"
         if rate.high < ask.rate:
             return Verdict.FAILED, f"the rate is below {ask.rate:g}"
-        return Verdict.INCONCLUSIVE, f"that shows neither that the rate is at least {ask.rate:g} nor that it is not"
+        return Verdict.INCONCLUSIVE, f"it is not shown whether the rate is at least {ask.rate:g}"
     if rate.failed:
         return Verdict.FAILED, "all must"
     return (Verdict.INCONCLUSIVE if rate.inconclusive else Verdict.PASSED), "all must"
@@ -138,7 +135,6 @@ def _rest(rate: Rate) -> str:
 def _notes(rate: Rate, alike: bool) -> list[str]:
     if alike and rate.passed and rate.failed:
         return [
-            "the plans differ only in the seed, which draws nothing here: so chance decided which runs "
-            "passed and which failed"
+            "the plans differ only in the seed, from which nothing is drawn here: so chance decided which runs passed"
         ]
     return []

@@ -29,7 +29,7 @@ class _One:
 
 
 class Series:
-    """The repetitions of all scenarios. `runs`: file, plan, criterion and run directory, in order. Those of one file
+    """The repetitions of all scenarios. `runs`: file, plan, criterion and run directory, in order. The runs of one file
     are adjacent."""
 
     def __init__(self, runs: Sequence[tuple[Path, Plan, Ask, Path]]) -> None:
@@ -43,8 +43,8 @@ class Series:
             first += len(own)
 
     def judged(self, results: Sequence[Result], ended: bool = False) -> list[Repeats]:
-        """The judgement of each repeated scenario. `results`: those so far, in the order of the runs. `ended`: whether
-        no more results will follow."""
+        """The judgement of each repeated scenario. `results`: the results so far, in the order of the runs. `ended`:
+        whether no more results will follow."""
         return [self._judged(one, one.of(results), ended) for one in self._all if one.ask.times > 1]
 
     def codes(self, results: Sequence[Result], repeats: Sequence[Repeats]) -> list[ExitCode]:

@@ -182,7 +182,7 @@ class FarJob(RunningJob):
         self.faults.tell_all(self._line(node))
 
     def _lapsed(self, node: int, why: str) -> None:
-        self._give_up(f"the agent of node {node} took everything back by itself: {why}")
+        self._give_up(f"the agent of node {node} undid everything by itself: {why}")
 
     def _lost(self, node: int, why: str) -> None:
         """What a dead agent left is undone by its reaper, or else now, by another process on its node."""

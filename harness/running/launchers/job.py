@@ -134,7 +134,7 @@ class Job(RunningJob):
         spec = self._spec_for(self._submission)
         if resources := self._launcher.resources(spec):
             if self._guard is None:
-                raise ChaosError(f"the launcher {self._launcher.name} makes resources whose undo is not guarded")
+                raise ChaosError(f"the launcher {self._launcher.name} makes resources whose undo is not on disk")
             self._guard(resources, self._submission)  # on disk before anything is made
         self._nodes, self._runs = list(self._launcher.create(spec)), {}
         for node in self._nodes[: spec.busy_nodes or None]:

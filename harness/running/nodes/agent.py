@@ -78,7 +78,7 @@ class Agent:
         if self._faults is not None:
             self._faults.end()
             self._faults.heal()
-        self._journal.emit(Kind.NOTE, {"text": f"node {self._node}: {why}: everything was taken back here"})
+        self._journal.emit(Kind.NOTE, {"text": f"node {self._node}: {why}: everything was undone on this node"})
         if self._talk is not None:
             self._talk.say(lapsed=why)
 

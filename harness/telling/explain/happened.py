@@ -1,4 +1,4 @@
-"""The notable events of a run, and between them the steps that were done. Pure."""
+"""The notable events of a run, and the steps that were done between them. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
 from torchaos.harness.telling.terminal.narrator import Narrator
 
-# These events are left out: the history reports them in global steps, or they do not matter when the run has ended.
+# These events get no line: the history reports them in global steps, or they don't matter after the run.
 _ELSEWHERE = frozenset({Kind.STAGE, Kind.STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.ARMED, Kind.HELD})
-_MOST = 400  # lines; of a longer story, the first and the last lines are shown
+_MOST = 400  # lines; a longer story is cut in the middle
 
 
 class Moment(NamedTuple):
@@ -27,14 +27,14 @@ class Moment(NamedTuple):
 
 
 def happened(run: Record) -> list[Moment]:
-    """The lines, in order of time."""
+    """One line for each notable event of a run, in order of time."""
     if not run.events:
         return []
     began = run.events[0].mono_s
     moments = sorted([*_events(run), *_of_history(run)], key=lambda one: one.at_s)
     with_steps = (
         moments if run.plan.job.replicas > 1 else _with_steps(run, moments)
-    )  # each replica has its own, side by side
+    )  # each replica has its own steps at the same time
     lines = [Moment(step.at_s - began, step.text) for step in with_steps]
     if len(lines) > _MOST:
         left_out = len(lines) - _MOST
@@ -61,7 +61,7 @@ def _of_history(run: Record) -> Iterator[Moment]:
 
 
 def _is_empty(event: Event, for_good: set[str]) -> bool:
-    """Whether the event is only the rollback of a fault that can't be undone, such as a kill."""
+    """Whether the event is the rollback of a fault that can't be undone, such as a kill."""
     return event.kind is Kind.ROLLED_BACK and event.data["fault"] in for_good and bool(event.data["verified"])
 
 
@@ -76,7 +76,7 @@ def _attempts(run: Record) -> Iterator[Moment]:
 def _beginning(run: Record, attempt: Attempt) -> str:
     who = f"attempt {attempt.number}"
     if attempt.base is None:
-        return f"{who} makes steps, and it is not known which: {_disagreement(attempt)}"
+        return f"{who} makes steps, and their numbers are not known: {_disagreement(attempt)}"
     from_where = (
         f"from {posixpath.basename(attempt.loaded)}" if attempt.loaded else ("and no load of a checkpoint was seen")
     )
@@ -118,7 +118,7 @@ def _name(save: Save) -> str:
 
 
 def _with_steps(run: Record, moments: Sequence[Moment]) -> Iterator[Moment]:
-    """Adds before each line the steps that were finished since the line before it."""
+    """Adds before each line the steps that were finished after the line before it."""
     steps = _once_each(run.history.executions)
     at = 0
     for moment in moments:

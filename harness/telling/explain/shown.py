@@ -12,7 +12,7 @@ from torchaos.harness.telling.terminal.pen import Pen
 
 
 def tell(story: Story, console: Console) -> None:
-    """Prints the chapters. Each event is shown with its time in seconds since the run began."""
+    """Prints the story of a run. Each event is shown with its time in seconds since the run began."""
     pen = Pen(console)
     pen.gap()
     pen.row([], pen.text(story.title, "bold"), indent=1)

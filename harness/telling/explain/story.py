@@ -1,5 +1,4 @@
-"""Makes the story of a run from its directory. It reads nothing else and changes nothing. The directory may have been
-moved."""
+"""Makes the story of a run from its directory alone, which may have been moved. Changes nothing."""
 
 from __future__ import annotations
 
@@ -43,14 +42,13 @@ class Story:
     about: str
     planned: tuple[str, ...]
     happened: tuple[Moment, ...]
-    seen: tuple[str, ...]  # the effect of each fault, and how the job went on
+    seen: tuple[str, ...]  # the effect of each fault, and how the job continued
     why: tuple[str, ...]  # the verdict
-    doubts: tuple[str, ...]  # parts that may be missing in this story
+    doubts: tuple[str, ...]  # reasons why the story may be incomplete
 
 
 def story_of(folder: RunDir) -> Story:
-    """The story of a run. Raises UsageError if the plan can't be read, because then it is not known what was
-    planned."""
+    """The story of a run. Raises UsageError if the plan can't be read."""
     run, doubts = _load(folder)
     result = _judged(folder, doubts)
     verdict = result.verdict.value if result else "not judged"
@@ -75,7 +73,7 @@ def _load(folder: RunDir) -> tuple[Record, list[str]]:
 
 
 def _without_artifacts(folder: RunDir, error: UsageError) -> Record:
-    """The record from plan and journal only, without the artifacts."""
+    """The record from plan and journal only."""
     try:
         damaged: list[str] = []
         events = read_journal(folder.events, damaged) if folder.events.is_dir() else ()
@@ -92,8 +90,7 @@ def _unread(run: Record) -> list[str]:
 
 
 def _judged(folder: RunDir, doubts: list[str]) -> Result | None:
-    """The result by the rules of this version. If it was different at the time of the run, that is added to
-    `doubts`."""
+    """The result by the rules of this version. If the stored result differs, `doubts` gets a sentence about it."""
     then = _stored(folder)
     try:
         now = judge(folder)
@@ -120,7 +117,9 @@ def _planned(plan: Plan) -> Iterator[str]:
     nodes = "" if plan.job.nodes == 1 else f" on {plan.job.nodes} nodes"
     nodes = nodes if plan.job.replicas == 1 else f" in {plan.job.replicas} replicas"
     command = mask(shlex.join(plan.job.command))
-    description = f"pid {plan.job.attach_pid}, attached to" if plan.job.attach_pid is not None else command
+    description = (
+        f"pid {plan.job.attach_pid}, to which torchaos was attached" if plan.job.attach_pid is not None else command
+    )
     yield f"The job, of {ranks}{nodes}: {description}"
     for fault in plan.faults:
         name = "" if fault.id == fault.inject else f" ({fault.id})"
@@ -136,7 +135,7 @@ def _planned(plan: Plan) -> Iterator[str]:
             yield f"{when}: {'; '.join(named)}"
     if plan.asserts:
         against = ", against a fault-free twin" if plan.twin else ""
-        yield f"To be judged by {', '.join(name_in_words(one.name) for one in plan.asserts)}{against}"
+        yield f"It is judged by {', '.join(name_in_words(one.name) for one in plan.asserts)}{against}"
 
 
 def _start(run: Record) -> Iterator[str]:

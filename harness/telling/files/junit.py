@@ -1,9 +1,8 @@
-"""Results as JUnit XML for the strictest reader: Jenkins's published schema (junit-10.xsd of its xUnit plugin).
-
-GitLab ignores properties and drops cases with equal names, so figures are in the text, and names are unique in the
-file. No case is ever marked as skipped, and a suite is never green if its run did not pass, so a gate that reads it
-stays closed in case of doubt. Jenkins's attachments plugin reads the path of a run's page from a line of system-out, so
-no text of the job may look like such a line."""
+"""Results as JUnit XML for the strictest reader: Jenkins's published schema (junit-10.xsd of its xUnit plugin). GitLab
+ignores properties and drops cases with equal names, so figures are in the text, and names are unique in the file. No
+case is ever skipped, and a suite is never green if its run did not pass, so a gate that reads it stays closed in case
+of doubt. Jenkins's attachments plugin reads the path of a run's page from a line of system-out, so no text of the job
+may look like such a line."""
 
 from __future__ import annotations
 
@@ -31,7 +30,11 @@ from torchaos.harness.telling.terminal.text import (
 
 __all__ = ["placeholder_result", "text", "write"]
 
-_NAME, _MESSAGE, _TEXTS = 200, 500, (8000, 2000, 500, 100)  # characters; of _TEXTS, the first at which the file fits
+_NAME, _MESSAGE, _TEXTS = (
+    200,
+    500,
+    (8000, 2000, 500, 100),
+)  # characters of a text: the first limit with which the file fits is used
 _FILE = 20 << 20  # bytes; GitLab takes 30 MB
 _ATTACHMENT = "[[ATTACHMENT|"
 
@@ -43,8 +46,8 @@ def write(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()
 
 
 def text(results: Sequence[Result], repeats: Sequence[Repeats] = ()) -> str:
-    """The XML. If a scenario is judged by its rate, its single repetitions are no cases, because one failed repetition
-    is no failure."""
+    """The JUnit XML of the results. A repetition of a scenario that is judged by its rate gets no case of its own,
+    because one failed repetition is no failure."""
     found = ""
     for most in _TEXTS:
         found = _text(results, repeats, most)
@@ -54,7 +57,7 @@ def text(results: Sequence[Result], repeats: Sequence[Repeats] = ()) -> str:
 
 
 def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int) -> str:
-    """The XML. `most`: the largest number of characters of a text."""
+    """The JUnit XML. `most`: the largest number of characters of a text."""
     by_rate = {run_dir for one in repeats if one.of_rate for run_dir in one.run_dirs}
     results = [result for result in results if result.run_dir not in by_rate]
     runs = Counter(result.scenario for result in results)
@@ -85,7 +88,7 @@ def _suite(result: Result, suffix: str, several: bool, most: int) -> ElementTree
     for place, (found, case) in enumerate(zip(cases, _cases(result), strict=True)):
         if (place == 0 or case.verdict is not Verdict.PASSED) and page.is_absolute() and page.is_file():
             found.stdout += f"\n{_ATTACHMENT}{page}]]"
-    cases[0].elapsed_sec = round(result.duration_s, 3)  # of the whole run: the cases have no time of their own
+    cases[0].elapsed_sec = round(result.duration_s, 3)  # the time of the whole run, because single cases have none
     suite: ElementTree.Element = TestSuite(
         f"{scenario}, {suffix}", cases, timestamp=on_one_line(result.started)[:19] or None
     ).build_xml_doc()
@@ -94,8 +97,7 @@ def _suite(result: Result, suffix: str, several: bool, most: int) -> ElementTree
 
 
 def _cases(result: Result) -> list[Case]:
-    """The cases of the result. A case for the run itself is added if otherwise all cases would pass although the run
-    did not."""
+    """The cases of the result. If all cases would pass although the run did not, a case for the run itself is added."""
     verdicts = {case.verdict for case in result.cases}
     if result.cases and (result.verdict is Verdict.PASSED or verdicts - {Verdict.PASSED}):
         return root_first(result.cases)

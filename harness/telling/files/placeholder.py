@@ -11,7 +11,7 @@ _NOT_FINISHED = "not finished"
 
 
 def placeholder_result(plan: Plan, run_dir: Path | str) -> Result:
-    """A result with the same cases, in the same order, as the result that will replace it."""
+    """The result of an unfinished run. It has the same cases, in the same order, as the result that will replace it."""
     faults = [Case("faults", "faults", Verdict.ERROR, _NOT_FINISHED)] if plan.faults else []
     asserts = [Case(one.name, "assertion", Verdict.ERROR, _NOT_FINISHED, bound=one.params) for one in plan.asserts]
     return Result(

@@ -1,8 +1,6 @@
-"""The newest run of each scenario, and the newest game day of each name, as metrics in Prometheus' text format.
-
-For the textfile collector of node_exporter, or a push gateway. The format:
-https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format. All are gauges, because runs that are
-pruned from a history would make a counter fall."""
+"""Metrics of the newest run of each scenario, and of the newest game day of each name, in Prometheus' text format
+(https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format). For the textfile collector of
+node_exporter, or a push gateway. All are gauges, because a counter would fall when runs are pruned from the history."""
 
 from __future__ import annotations
 
@@ -21,12 +19,12 @@ Sample = tuple[Mapping[str, str], float]
 
 
 def write(path: Path, runs: Sequence[Kept], days: Sequence[Night] = ()) -> None:
-    """Replaces the file in one step, as collectors ask for. Raises OSError if it can't be written."""
+    """Writes the file in one step, as collectors require. Raises OSError if it can't be written."""
     write_atomically(path, text(runs, days))
 
 
 def text(runs: Sequence[Kept], days: Sequence[Night] = ()) -> str:
-    """The metrics. `runs` and `days` in order of time."""
+    """The metrics as text. `runs`, `days`: all runs and game days, in order of time."""
     newest = {one.result.scenario: one for one in runs}
     days_by_name = {one.name: one for one in days}
     metrics = {
@@ -35,7 +33,7 @@ def text(runs: Sequence[Kept], days: Sequence[Night] = ()) -> str:
         "torchaos_last_run_start_seconds": ("When the newest run began, in seconds since the epoch.", [
             ({"scenario": name}, _epoch(one.result.started)) for name, one in newest.items()
         ]),
-        "torchaos_recovery_seconds": ("From the fault until the job was past its highest step.", _recoveries(newest)),
+        "torchaos_recovery_seconds": ("Seconds from the fault until the job had caught up.", _recoveries(newest)),
         "torchaos_recovery_bound_seconds": ("The bound of that time.", _bounds(newest)),
         "torchaos_lost_steps": ("Steps that were done again after the fault.", _lost(newest)),
         "torchaos_gameday_training_ratio": ("The share of the newest game day in which training went on.", [
@@ -77,7 +75,7 @@ def _verdicts(newest: Mapping[str, Kept]) -> Iterator[Sample]:
 
 
 def _recoveries(newest: Mapping[str, Kept]) -> Iterator[Sample]:
-    """The slowest recovery from each fault; a recovery that never ended has no sample."""
+    """The slowest recovery from each fault. A recovery that never ended has no sample."""
     for scenario, one in newest.items():
         slowest: dict[str, float] = {}
         for recovery in one.result.recoveries:

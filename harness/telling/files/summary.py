@@ -17,17 +17,17 @@ from torchaos.harness.telling.terminal.text import name_in_words, on_one_line, s
 
 _SIGNS = {Verdict.PASSED: "✅", Verdict.FAILED: "❌", Verdict.INCONCLUSIVE: "❔", Verdict.ERROR: "❗"}
 _STATES = {"passed": "✅", "failed": "❌"}
-_MOST_RUNS, _LONGEST = 20, 600  # runs that are told in full; characters of a reason
+_MOST_RUNS, _LONGEST = 20, 600  # runs that are shown in full; characters of a reason
 
 
 def write(results: Sequence[Result], path: Path, happened: Mapping[str, Sequence[str]]) -> None:
-    """Replaces the file in one step. `happened`: the sentences of headline.py, by run directory. Raises OSError if it
+    """Writes the file in one step. `happened`: the sentences of headline.py, by run directory. Raises OSError if it
     can't be written."""
     write_atomically(path, markdown(results, happened))
 
 
 def markdown(results: Sequence[Result], happened: Mapping[str, Sequence[str]]) -> str:
-    """The text: a table if there are several runs, then each run in full, those that did not pass first."""
+    """The text: a table if there are several runs, then each run in full. Runs that did not pass come first."""
     lines = [*_table(results)] if len(results) > 1 else []
     order = sorted(results, key=lambda result: result.verdict is Verdict.PASSED)
     for result in order[:_MOST_RUNS]:
@@ -96,6 +96,7 @@ def _cases(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _safe(text: str) -> str:
-    """The text on one line, as text: no markup, no cell border, nobody is mentioned, and secrets are masked."""
+    """The text on one line, without effect as Markdown: no markup, no cell border, and no notification of a user.
+    Secrets are masked."""
     plain = html.escape(shortened(on_one_line(mask(text)), _LONGEST), quote=False)
     return re.sub(r"([\\`*\[\]|#~])", r"\\\1", plain).replace("@", "&#64;").replace("__", "\\_\\_")

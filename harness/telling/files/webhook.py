@@ -1,6 +1,5 @@
-"""Tells an HTTP server how a long job of ours ended: a chat, a pager, or a program.
-
-The body is JSON. `text` is what Slack, Mattermost and Teams' workflows show; the other keys are for programs."""
+"""Reports the end of a long job of torchaos to an HTTP server: a chat, a pager, or a program. The body is JSON. Slack,
+Mattermost and Teams' workflows show its `text`; the other keys are for programs."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ _PATIENCE_S, _LONGEST, _MOST = 10.0, 500, 5
 
 
 def post(url: str, kind: str, name: str, verdict: Verdict, why: Sequence[str], folder: str = "") -> str:
-    """Sends the verdict. `kind`: gameday or gate; `why`: sentences. Returns what went wrong, without the address, which
-    may be a secret; empty if the server accepted it."""
+    """Sends the verdict. `kind`: gameday or gate; `why`: the reason in sentences. Returns the problem, or an empty text
+    if the server accepted it. The problem never contains the address, which may be a secret."""
     told = [shortened(on_one_line(mask(text)), _LONGEST) for text in why]
     head = f"{_SIGNS[verdict]} torchaos {kind} {on_one_line(name)}: {verdict.value}"
     text = "\n".join([head, *(f"- {text}" for text in told[:_MOST])])

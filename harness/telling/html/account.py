@@ -21,8 +21,8 @@ _MOST_ROWS = 12
 
 
 def samples_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
-    """How many samples the run and its twin consumed, by attempt, and in the steps that differ. Empty if no sample was
-    seen."""
+    """The numbers of samples that the run and its twin consumed, for each attempt, and the steps in which they differ.
+    Empty if no sample was seen."""
     history = history_of(run, twins)
     mine, other = history.by_step(), twins[0].history.by_step() if twins else StepTable.of({})
     if not _many(mine.executions):
@@ -54,7 +54,7 @@ def _many(steps: Executions) -> int:
 
 
 def _differ(ours: StepTable, theirs: StepTable) -> list[int]:
-    """The steps of which all ranks together did not consume the same samples."""
+    """The steps in which all ranks together did not consume the twin's samples."""
     mine, twins = common(ours, theirs)
     same = np.ones(len(mine), bool)
     for name in ("samples_sum", "in_seen"):
@@ -68,8 +68,8 @@ def _samples(by_rank: Mapping[int, Execution]) -> list[str]:
 
 
 def _over(these: Mapping[int, list[str]], those: Mapping[int, list[str]], steps: Iterable[int]) -> int:
-    """How many samples the first side has in these steps that the second side lacks. A sample that the second side has
-    less often counts too."""
+    """How many samples of the first side the second side lacks. Samples are counted, so one that occurs twice must be
+    there twice."""
     one, other = Counter[str](), Counter[str]()
     for step in steps:
         one.update(these.get(step, ()))
@@ -83,8 +83,8 @@ def _row(step: int, ours: Mapping[int, list[str]], theirs: Mapping[int, list[str
 
 
 def checkpoints_of(run: Record) -> list[dict[str, Any]]:
-    """The history of each checkpoint: a row for each save, in order of time, even if all saves write the same file;
-    then a row for each checkpoint on disk whose save was not seen. A load belongs to the newest save before it."""
+    """The history of each checkpoint. Each save is a row, in order of time, even if all saves write the same file. Then
+    comes a row for each checkpoint on disk whose save was not seen. A load belongs to the newest save before it."""
     inventory = run.artifacts.get("inventory")
     looked = isinstance(inventory, dict) and bool(inventory.get("checkpoints"))
     listed = inventory.get("checkpoints", []) if isinstance(inventory, dict) else []
@@ -104,8 +104,9 @@ def checkpoints_of(run: Record) -> list[dict[str, Any]]:
 
 
 def _below(path: str, roots: Sequence[str], entries: Mapping[str, Any]) -> str:
-    """The name of the checkpoint in the inventory: the end of its path, because a run directory may have been moved. If
-    the inventory lacks it, its path below the first of these folders that contains it."""
+    """The name of the checkpoint in the inventory. Names are compared by the end of the path, because a run directory
+    may have been moved. If the inventory lacks the checkpoint: its path below the first of these folders that contains
+    it."""
     fitting = [name for name in entries if path == name or path.endswith("/" + name) or f"/{name}/" in path]
     own = next((os.path.relpath(path, root) for root in roots if root and path.startswith(root + "/")), path)
     return max(fitting, key=len, default=own)
@@ -114,7 +115,7 @@ def _below(path: str, roots: Sequence[str], entries: Mapping[str, Any]) -> str:
 def _saved(
     run: Record, name: str, saves: Sequence[Save], entry: Mapping[str, Any] | None, looked: bool
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one path, in order of time. The file that exists at the end belongs to the last save."""
+    """The rows of one path, in order of time. The file that exists at the end is the result of the last save."""
     start = run.events[0].mono_s
     ends = [*(one.begun_s for one in saves[1:]), math.inf]
     for save, end_s, later in zip(saves, ends, [*saves[1:], None], strict=True):
@@ -136,9 +137,9 @@ def _gone(run: Record, later: Save | None, looked: bool) -> str:
     if later is not None:
         return "overwritten" if later.global_step is None else f"overwritten in step {later.global_step}"
     if looked:
-        return "no longer there"
+        return "it no longer exists"
     if Need.INVENTORY in run.plan.collect:
-        return "not read: the run ended before that"
+        return "not read: the run ended too early"
     return "not read: no assertion, such as checkpoint_integrity, needed it"
 
 

@@ -25,7 +25,7 @@ _INK, _DIM, _GRID, _RUN, _TWIN, _FAULT = "#1b1f24", "#5b6370", "#e3e5e8", "#1f6f
 
 
 def card(result: Result, run: Record, twins: Sequence[Record]) -> str:
-    """The SVG."""
+    """The picture of a run, as SVG."""
     run = run if run.plan.job.replicas == 1 else without_steps(run)
     parts, y = [*_title(result)], 66
     for text, colour in ((" ".join(happened(run, result)), _INK), (root_cause(result) or result.reason, _DIM)):
@@ -99,7 +99,7 @@ def _chart(curves: Mapping[str, Any], top: float) -> Iterator[str]:
 
 
 def _lines(steps: Sequence[int], values: Sequence[float | None]) -> Iterator[list[tuple[int, float]]]:
-    """The stretches of a curve without a gap."""
+    """The parts of a curve without a gap."""
     line: list[tuple[int, float]] = []
     for step, value in zip(steps, values, strict=True):
         if value is None:

@@ -17,15 +17,15 @@ from torchaos.harness.record.steps import StepTable
 from torchaos.harness.record.steps.columns import is_absent, is_none, lengths
 from torchaos.harness.telling.html.thinning import telling
 
-MOST_POINTS = 2_000  # of a curve, about
-_MOST_FAULTS = 12  # marks
+MOST_POINTS = 2_000  # about so many points of a curve are drawn
+_MOST_FAULTS = 12  # the most marks of a curve
 _ROUND = 9  # significant digits
 
 
 def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
-    """The data of the curves: `steps`, and by name a list with a value or None for each step. `loss` and `lr` are those
-    of the run (the final history, means over the ranks). `first_loss` is the first loss of steps that were done again.
-    `twin_loss` and `twin_lr` are those of the twin. `apart` is the relative difference of the two losses."""
+    """The data of the curves: `steps`, and by name a list with a value or None for each step. `loss` and `lr`: of the
+    run (the final history, means over the ranks). `first_loss`: the first loss of steps that were done again.
+    `twin_loss` and `twin_lr`: of the twin. `apart`: the relative difference of the two losses."""
     history = history_of(run, twins)
     ours, theirs = history.by_step(), twins[0].history.by_step() if twins else StepTable.of({})
     again = StepTable(history.repeated()[0].last_of("global_step", "rank"))
@@ -56,14 +56,14 @@ def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
 
 
 def _compared(columns: Mapping[str, Sequence[float | None]]) -> int:
-    """The number of steps of which both sides have the loss or the learning rate."""
+    """The number of steps for which both sides have the loss or the learning rate."""
     pairs = (("loss", "twin_loss"), ("lr", "twin_lr"))
     both = (zip(columns[ours], columns[theirs], strict=True) for ours, theirs in pairs)
     return sum(any(None not in pair for pair in step) for step in zip(*both, strict=True))
 
 
 def _hit(run: Record) -> list[tuple[int, str]]:
-    """The step in which each fault landed, or else the last step before it, with the fault's name."""
+    """The step in which each fault landed, or else the last step before the fault, with the fault's name."""
     found: dict[tuple[int, str], None] = {}
     for landing in landings(run):
         hits = (event for event in run.of_fault(landing.fault, Kind.APPLYING) if event.mono_s >= landing.at_s)
@@ -110,5 +110,5 @@ def _in_words(value: float | None) -> str:
 
 
 def _short(value: float | None) -> float | None:
-    """The value with nine digits. None if a chart can't show it."""
+    """The value with nine digits, or None if a chart can't show it."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{_ROUND}g}")

@@ -1,5 +1,4 @@
-"""The evidence that a reader needs if a run did not pass: the log around each fault, hangs, and dumps of
-collectives."""
+"""The evidence for a reader if a run did not pass: the log around each fault, hangs, and dumps of collectives."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from torchaos.harness.watching.diagnosis import flight
 from torchaos.harness.watching.diagnosis.calls import Call
 
 BEFORE, AFTER, TAIL = 20, 40, 40  # lines
-_MOST_BYTES, _LONGEST = 32 << 20, 400  # of a log that are searched; characters of a line
+_MOST_BYTES, _LONGEST = 32 << 20, 400  # bytes of a log that are searched; characters of a line that are shown
 _MOST_FILES, _MOST_CALLS = 64, 6
 _DUMP = re.compile(r"(?:trace|fr|flight)[\w.-]*rank[_-]?\d+|nccl_trace", re.I)
 
@@ -51,8 +50,8 @@ def _lines(path: Path) -> tuple[list[str], bool]:
 
 
 def _places(run: Record, lines: Sequence[str]) -> Iterator[tuple[Landing, int]]:
-    """The lines of the log at which faults came. The lines have no times, so the place is found by events that the
-    journal has too: the last step before the fault, the death of a process that was hit, or a known cause."""
+    """The lines of the log at which faults happened. The lines have no times, so each place is found by an event that
+    the journal has too: the last step before the fault, the death of a process that was hit, or a known cause."""
     for landing in landings(run):
         steps = [e.data["step"] for e in run.of_kind(Kind.LOG_STEP) if e.mono_s <= landing.at_s]
         begin = _nth(lines, steps[-1], steps.count(steps[-1])) if steps else None
@@ -65,7 +64,7 @@ def _places(run: Record, lines: Sequence[str]) -> Iterator[tuple[Landing, int]]:
 
 
 def _nth(lines: Sequence[str], step: object, count: int) -> int | None:
-    """The line that mentions the step for the nth time. After each resume, a log mentions a step again."""
+    """The line that mentions the step for the nth time. A log mentions a step again after a resume."""
     wanted = re.compile(rf"(?i)(?:step|iter(?:ation)?)\D{{0,12}}0*{step}\b")
     found = [n for n, line in enumerate(lines) if wanted.search(line)]
     return found[min(count, len(found)) - 1] if found else None
@@ -78,7 +77,7 @@ def _piece(title: str, lines: Sequence[str], place: int, before: int, after: int
 
 
 def hangs_of(run: Record) -> list[dict[str, Any]]:
-    """Each hang that was declared: which observers noticed it, which ranks are to blame, and why."""
+    """Each hang that was declared: which observers noticed it, which ranks they blamed, and why."""
     start = run.events[0].mono_s if run.events else 0.0
     return [
         {
@@ -102,7 +101,8 @@ def dumps_of(folder: RunDir) -> list[dict[str, Any]]:
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """The files at most three levels below the folder. A checkpoint folder may hold very many files."""
+    """The files at most three levels below the folder. Deeper levels are left out, because a checkpoint folder may hold
+    very many files."""
     for depth in range(1, 4):
         yield from (path for _, path in zip(range(2000), root.glob("/".join("*" * depth)), strict=False))
 

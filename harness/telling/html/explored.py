@@ -17,9 +17,9 @@ from torchaos.harness.record.result import Result
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.html.page import render
 
-_STEP, _LANE = 12, 22  # units of the picture, from operation to operation and from lane to lane
-_MOST = 1500  # operations that are shown
-_WIDTH = 1000  # of the picture of the run's time
+_STEP, _LANE = 12, 22  # distance of operations and of lanes, in units of the picture
+_MOST = 1500  # the most operations that are shown
+_WIDTH = 1000  # width of the picture of the run's time
 
 
 def write(found: Explored, result: Result, path: Path) -> None:
@@ -28,7 +28,7 @@ def write(found: Explored, result: Result, path: Path) -> None:
 
 
 def text(found: Explored, result: Result, home: Path) -> str:
-    """The HTML. `home`: the directory of the exploration, from which links begin."""
+    """The HTML of the page of an exploration. `home`: the directory of the exploration; links are relative to it."""
     share = found.fatal_share
     return render("explored.html", {}, {
         "result": result.to_json(), "found": found.warm, "there_are": found.choice.there_are,
@@ -52,7 +52,7 @@ def _mark(kind: Class) -> str:
 
 
 def _time(found: Explored) -> dict[str, Any]:
-    """The time of the recorded run, coloured by what a death of all processes would come to."""
+    """The time of the recorded run, coloured by the outcome of a death of all processes at that time."""
     began_s, whole_s = found.recording.began_s, found.seconds or 1.0
     parts = [
         {
@@ -67,8 +67,8 @@ def _time(found: Explored) -> dict[str, Any]:
 
 
 def _line(found: Explored) -> dict[str, Any]:
-    """The operations from left to right, a lane for each rank. Below them a lane for each model, with the states that
-    begin after the operation."""
+    """The operations from left to right, with a lane for each rank. Below them is a lane for each model, with the
+    states that begin after the operation."""
     shown = _shown(found)
     place = {operation.number: number for number, operation in enumerate(shown)}
     ranks = sorted({operation.rank for operation in shown}, key=lambda rank: (rank is None, rank))
@@ -83,7 +83,7 @@ def _line(found: Explored) -> dict[str, Any]:
     ]  # fmt: skip
     states, ends = [], {state.name: state.last_operation for state in found.choice.states}
     height: dict[tuple[str, int], int] = {}
-    for one in sorted(found.outcomes, key=lambda one: list(Class).index(one.kind)):  # the worst on top
+    for one in sorted(found.outcomes, key=lambda one: list(Class).index(one.kind)):  # the worst is drawn last, on top
         last = ends.get(one.state)
         at = -1 if last is None else place.get(last.number)
         if at is not None and (beside := height.setdefault((one.model, at), 0)) < 3:
@@ -99,7 +99,7 @@ def _line(found: Explored) -> dict[str, Any]:
 
 
 def _shown(found: Explored) -> Sequence[Operation]:
-    """The operations that fit: those around the smallest failing state, or the first."""
+    """The operations to show: those around the smallest failing state, or else the first ones."""
     operations, smallest = found.recording.operations, found.smallest
     if len(operations) <= _MOST:
         return operations

@@ -1,4 +1,4 @@
-"""A recovery as a flame graph: stretches such as the start of the ranks, and below them their parts. Pure."""
+"""A recovery as a flame graph: blocks such as the start of the ranks, and below them their parts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Block:
     """A block of the graph. `left` and `width` in percent of the recovery."""
 
     words: str
-    stretch: str  # which colour it has
+    stretch: str  # decides the colour
     took_s: float
     left: float
     width: float
@@ -26,7 +26,8 @@ class Flame:
 
 
 def flame_of(parts: Mapping[str, float | None]) -> Flame | None:
-    """None if the recovery has fewer than two parts with a duration: then there is nothing to compare."""
+    """The graph of a recovery. None if fewer than two of its parts have a duration, because then there is nothing to
+    compare."""
     seen = [span for span in spans(parts) if span.end_s is not None and span.took_s > 0]
     whole_s = max((span.end_s or 0.0 for span in seen), default=0.0)
     if len(seen) < 2:

@@ -1,5 +1,5 @@
-"""Many runs on one page: a table with a filter, a chart of each scenario's recovery times, and a chart of the share of
-training time of each game day."""
+"""Many runs on one page: a table with a filter, a chart of the recovery times for each scenario, and a chart of the
+share of training time for each game day."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(path: Path, runs: Sequence[Kept], days: Sequence[Night] = ()) -> None:
 
 
 def text(runs: Sequence[Kept], home: Path, days: Sequence[Night] = ()) -> str:
-    """The HTML of the page. `home`: its folder; links to reports are relative to it."""
+    """The HTML of the page of many runs. `home`: the folder of the page; links to reports are relative to it."""
     by_scenario: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for one in runs:
         if one.result.recoveries:

@@ -1,8 +1,6 @@
-"""Puts a page together: data, template, style, script and the charting library, all in one file.
-
-Templates are Jinja2's with autoescape; data for the charts is JSON with `<`, `>` and `&` as escapes. A content security
-policy with the hashes of the page's own scripts keeps everything else from being run or loaded, even if a log contains
-a script."""
+"""Puts a page together: data, template, style, script and the charting library, all in one file. Templates are Jinja2's
+with autoescape; data for the charts is JSON with `<`, `>` and `&` as escapes. A content security policy with the hashes
+of the page's own scripts blocks everything else, even if a log contains a script."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _SCRIPTS, _STYLES = ("uPlot.iife.min.js", "charts.js"), ("uPlot.min.css", "page.css")
-_MOST_TEXT = 60_000  # characters of any one text
+_MOST_TEXT = 60_000  # the most characters of a text
 _MOST_STORY = 300  # lines
 _STORY = frozenset(Kind) - {Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.NETWORK}
 
@@ -50,7 +48,7 @@ def write(folder: RunDir, result: Result, records: tuple[Record, list[Record]] |
 
 
 def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None) -> str:
-    """The HTML of the page. `records`: those of the run and its twins, if they were read already."""
+    """The HTML of the page of a run. `records`: those of the run and its twins, if they were read already."""
     run, twins = records or records_of(folder)
     replicas = run.plan.job.replicas
     run = run if replicas == 1 else without_steps(run)
@@ -74,7 +72,7 @@ def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | 
 
 
 def render(template: str, charts: Mapping[str, Any], context: Mapping[str, Any]) -> str:
-    """A page from a template. `charts`: data for its script; `context`: values for the template."""
+    """The HTML of a page, from a template. `charts`: data for the page's script; `context`: values for the template."""
     scripts = [_static(name) for name in _SCRIPTS]
     return _environment_of_templates().get_template(template).render(
         charts=clean(charts), scripts=scripts, styles=[_static(name) for name in _STYLES],
@@ -83,8 +81,9 @@ def render(template: str, charts: Mapping[str, Any], context: Mapping[str, Any])
 
 
 def clean(value: Any) -> Any:
-    """A copy in which every text is masked, shortened and without dangerous characters, and every number is finite."""
-    if isinstance(value, float):  # the most frequent type in charts; JSON has no NaN and no infinity
+    """A copy in which every text is shortened and has no secrets or dangerous characters, and every number is
+    finite."""
+    if isinstance(value, float):  # first, because charts have mostly floats; JSON has no NaN and no infinity
         return value if math.isfinite(value) else None
     if isinstance(value, str):
         return shortened(printable(mask(value)), _MOST_TEXT)
@@ -97,7 +96,7 @@ def clean(value: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _environment_of_templates() -> Environment:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined  # only where a page is written
+    from jinja2 import Environment, FunctionLoader, StrictUndefined  # imported here, because only pages need it
 
     found = Environment(
         loader=FunctionLoader(lambda name: _static(name)), autoescape=True, undefined=StrictUndefined,

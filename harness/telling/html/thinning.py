@@ -1,4 +1,4 @@
-"""Chooses which points of a long series are drawn: all points near important moments, and few elsewhere. Pure."""
+"""Chooses the points of a long series that are drawn: all points near important moments, and few elsewhere. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def groups(
     times: Sequence[float], most: int, moments: Sequence[float], apart: Sequence[Hashable]
 ) -> Iterator[tuple[int, int]]:
     """Joins neighbours until about `most` groups are left. Yields (first, last) of each group. Points next to a moment
-    stay single. Points that differ in `apart` are never joined. `times` must ascend."""
+    are not joined, and points with different values in `apart` are never in one group. `times` must ascend."""
     if len(times) <= most:
         yield from ((number, number) for number in range(len(times)))
         return

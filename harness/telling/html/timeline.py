@@ -1,7 +1,6 @@
-"""A run as lanes over time: faults, recoveries, torchelastic, probes, and a lane for each rank. Pure.
-
-All times are seconds since the run began. In a long run, steps far from every fault are drawn in groups. In a large
-run, not every rank has a lane. The page says what was left out."""
+"""A run as lanes over time: faults, recoveries, torchelastic, probes, and a lane for each rank. Pure. All times are
+seconds since the run began. In a long run, steps far from every fault are drawn in groups. In a large run, not every
+rank has a lane. The page names everything that was left out."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ from torchaos.harness.telling.terminal.timeline import spans as parts_of
 from torchaos.harness.telling.terminal.timeline import spent_in_words
 
 MOST_RANKS, MOST_FAULTS = 32, 8  # lanes
-MOST_STEPS, MOST_MARKS, MOST_CALLS = 12_000, 400, 4_000  # in all lanes together
-PHASES = ("data", "forward", "backward", "optimizer")  # in the order in which they come within a step
+MOST_STEPS, MOST_MARKS, MOST_CALLS = 12_000, 400, 4_000  # steps in all lanes together
+PHASES = ("data", "forward", "backward", "optimizer")  # in the order within a step
 _PROBES = (Kind.RANK_STATE, Kind.PROBED, Kind.NETWORK, Kind.EFFECT, Kind.HANG_SUSPECTED, Kind.HANG_DECLARED)
 _EVENTS = (
     Kind.JOB_STARTED, Kind.JOB_EXITED, Kind.NODE_STARTED, Kind.NODE_EXITED, Kind.ELASTIC_FAILURE, Kind.ELASTIC_TEARDOWN,
@@ -87,7 +86,7 @@ def timeline_of(run: Record, recoveries: Sequence[Recovery], stamps: Sequence[Se
 
 
 def _faults(to: Timeline, run: Record, landed: Sequence[Landing], recoveries: Sequence[Recovery]) -> None:
-    """Draws the faults. A fault is on from its landing until it is undone. A fault that can't be undone is drawn as a
+    """Draws the faults. A fault lasts from its landing until it is undone; a fault that can't be undone is drawn as a
     mark. The shade of each fault ends when the job has caught up."""
     if not run.plan.faults:
         return
@@ -126,14 +125,14 @@ def _markers(to: Timeline, run: Record, name: str, kinds: tuple[Kind, ...]) -> N
     if not events:
         return
     if len(events) > MOST_MARKS:
-        to.left_out.append(f"of {len(events)} {name} every {-(-len(events) // MOST_MARKS)}. is marked")
+        to.left_out.append(f"only every {-(-len(events) // MOST_MARKS)}. of {len(events)} {name} is marked")
         events = events[:: -(-len(events) // MOST_MARKS)]
     lane, markers = to.lane(name, "marks"), words(run.plan, events)
     to.marks += [[lane, to.at(event.mono_s), event.kind.value, text] for event, text in markers]
 
 
 def words(plan: Plan, events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
-    """Each event with a sentence. An event that has no sentence is shown by its data."""
+    """A sentence for each event, or the event's data if there is no sentence for it."""
     narrator = Narrator(plan)
     for event in events:
         line = narrator.tell(event)
@@ -185,8 +184,8 @@ def _steps(to: Timeline, run: Record, lanes: dict[int, int], moments: Sequence[f
 
 
 def _begins(own: Sequence[Execution]) -> list[float]:
-    """The time at which each step begins: the end of the step before it. For the first step of an attempt: the time at
-    which its phases began."""
+    """The time at which each step begins, which is the end of the step before it. For the first step of an attempt: the
+    time at which its phases began."""
     found = []
     for number, one in enumerate(own):
         before = own[number - 1] if number and own[number - 1].attempt == one.attempt else None
@@ -209,7 +208,7 @@ def _files(to: Timeline, run: Record, lanes: dict[int, int]) -> None:
 
 
 def _calls(to: Timeline, lanes: dict[int, int], stamps: Sequence[Sequence[Stamp]]) -> None:
-    """Draws the last collectives of each rank process, if its agent stamped them."""
+    """Draws the last collectives of each rank process, if the agent recorded their times."""
     own = [stamp for some in stamps for stamp in some if stamp.rank in lanes]
     if len(own) > MOST_CALLS:
         to.left_out.append(f"the last {MOST_CALLS} of {len(own)} collectives are drawn")
@@ -218,7 +217,9 @@ def _calls(to: Timeline, lanes: dict[int, int], stamps: Sequence[Sequence[Stamp]
         end = stamp.end_mono_s if stamp.end_mono_s is not None else to.start_s + to.end
         label = f"{stamp.op} no. {stamp.seq} of group {stamp.group}, {stamp.bytes} bytes"
         kind = "call" if stamp.end_mono_s is not None else "call open"
-        to.span(lanes[stamp.rank], stamp.start_mono_s, end, kind, label + ("" if kind == "call" else ", never over"))
+        to.span(
+            lanes[stamp.rank], stamp.start_mono_s, end, kind, label + ("" if kind == "call" else ", never finished")
+        )
 
 
 def _name(path: str) -> str:

@@ -28,14 +28,15 @@ _ONLY = "only torchaos can show it"
 
 
 def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str = "") -> dict[str, Any]:
-    """The facts as JSON. Raises UsageError, with the reason, if plain torchrun and kill can't show the finding."""
+    """The facts about the run that the script needs, as JSON. Raises UsageError, with the reason, if plain torchrun and
+    kill can't show the finding."""
     plan, job = run.plan, run.plan.job
     if job.attach_pid is not None:
-        raise UsageError(f"the run was attached to pid {job.attach_pid}, so it is not known how that job is started")
+        raise UsageError(f"torchaos was attached to pid {job.attach_pid}, so it is not known how that job is started")
     if job.nodes > 1:
         raise UsageError(f"the job ran on {job.nodes} nodes: {_ONLY}")
     if any(MASK in word for word in (*job.command, job.cwd)):
-        raise UsageError(f"the job's command held a secret, which was not kept: {_ONLY}")
+        raise UsageError(f"the job's command had a secret, which was not kept: {_ONLY}")
     if job.checkpoints_size:
         raise UsageError(f"its checkpoints were on a small file system that was made for the run: {_ONLY}")
     if not plan.faults:
@@ -65,16 +66,18 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
 
 
 def _kill(run: Record, fault: PlannedFault, patterns: Sequence[str]) -> dict[str, Any]:
-    """The ranks to signal, the signals, and the time: after the log has a line of `step`, or, without `step`, when
-    `path` exists."""
+    """The ranks to signal, the signals, and the time. The time is after the log has a line of `step`; without `step`,
+    when `path` exists."""
     as_signals = injector_of(fault).signals(fault.duration_s)
     if as_signals is None:
-        raise UsageError(f"fault {fault.id}: {fault.inject} is no fault that `kill` can cause: {_ONLY}")
+        raise UsageError(f"fault {fault.id}: `kill` can't cause {fault.inject}: {_ONLY}")
     when, landed = fault.trigger, [landing for landing in landings(run) if landing.fault == fault.id]
     if not landed:
         raise UsageError(f"fault {fault.id}: it never landed, so there is nothing to show")
     if fault.times > 1 or (isinstance(when, Moment) and when.attempt is not None):
-        raise UsageError(f"fault {fault.id}: its moment, within the recovery, can't be seen from outside: {_ONLY}")
+        raise UsageError(
+            f"fault {fault.id}: it came within the recovery, at a moment that can't be seen from outside: {_ONLY}"
+        )
     agents = not landed[0].ranks
     step = _logged_step(run, landed[0]) if patterns else None
     path = _checkpoint_path(run, landed[0]) if step is None else None
@@ -87,7 +90,7 @@ def _kill(run: Record, fault: PlannedFault, patterns: Sequence[str]) -> dict[str
 
 
 def _patterns(run: Record) -> list[str]:
-    """The patterns by which the run's log was read. Empty if its lines have no step."""
+    """The regular expressions by which the run's log was read. Empty if they find no step."""
     names = {str(event.data["adapter"]) for event in run.of_kind(Kind.LOG_STEP) if event.data["step"] is not None}
     own = (run.plan.job.log or {}).get("regex")
     if (run.plan.job.log or {}).get("path") is not None or not names:
@@ -99,7 +102,7 @@ def _patterns(run: Record) -> list[str]:
 
 
 def _logged_step(run: Record, landing: Landing) -> int | None:
-    """The last step in the log before the fault, by the job's own count. None if there is none."""
+    """The last step in the log before the fault, as the job itself counts. None if there is none."""
     lines = [(e.mono_s, int(e.data["step"])) for e in run.of_kind(Kind.LOG_STEP) if e.data["step"] is not None]
     placed = run.history.executions.placed
     steps = list(zip(placed.mono_s.tolist(), placed.global_step.tolist(), strict=True))
@@ -160,7 +163,6 @@ def _noisy(twins: Sequence[Record]) -> set[str]:
 
 
 def _bound(result: Result) -> float | None:
-    """The shortest time in seconds that an assertion allows until the job gets further than before. None if there is no
-    bound."""
+    """The shortest time in seconds that an assertion allows until the job has caught up. None if there is no bound."""
     bounds = [case.bound.get("catch_up") for case in result.cases]
     return min((float(bound) for bound in bounds if isinstance(bound, (int, float))), default=None)

@@ -1,4 +1,4 @@
-"""Joins the parts in script/ to one file, and fills in the case."""
+"""Joins the parts in script/ to one file, and fills in the facts of the case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 
 def script_of(case: Mapping[str, Any]) -> str:
-    """The text of the script. `case`: see case.py."""
+    """The text of the script that shows a finding. `case`: the facts, as case.py returns them."""
     literal = pprint.pformat(dict(case), width=116, sort_dicts=False)
     running = _part("running").replace("CASE: dict[str, Any] = {}  #", f"CASE: dict[str, Any] = {literal}  #")
     showing = _part("showing").replace('SUMMARY = ""  #', f"SUMMARY = r'''{_source('summary')}'''  #")

@@ -24,7 +24,7 @@ from torchaos.harness.telling.terminal.text import (
 
 __all__ = ["catalogue", "plan", "ready_scenarios", "show", "summary", "warnings"]
 
-_LABEL, _PART = 10, 15  # columns of a label such as "rollback", and of the name of a part of a recovery
+_LABEL, _PART = 10, 15  # columns: a label such as "rollback"; the name of a part of a recovery
 _LONGEST_BAR, _LONGEST_NAME = 60, 28
 
 
@@ -130,7 +130,7 @@ def _case(pen: Pen, case: Case, width: int) -> None:
 
 
 def against(case: Case) -> str:
-    """The measured values with their bounds. For a case that passed, only values with a bound."""
+    """The measured values with their bounds. If the case passed, only values with a bound."""
     both = {name: bound for name, bound in case.bound.items() if name in case.measured}
     parts = [
         f"{name_in_words(name)} {value_in_words(name, case.measured[name], case.seconds)} "
@@ -194,6 +194,6 @@ def summary(results: Sequence[Result], console: Console) -> None:
 
 
 def _most(values: Sequence[float | None], unknown: str, words: Callable[[float], str]) -> str:
-    """The largest value of several recoveries. If a value is unknown, the text `unknown`."""
+    """The largest value of several recoveries, or the text `unknown` if a value is unknown."""
     known = [value for value in values if value is not None]
     return "" if not values else unknown if len(known) < len(values) else words(max(known))

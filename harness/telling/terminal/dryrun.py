@@ -28,8 +28,7 @@ _LABEL = 12
 
 
 def plan(plan: Plan, console: Console) -> None:
-    """Prints a dry run: the actions, their targets and times, their undo, and their requirements. Secrets are
-    masked."""
+    """Prints a plan: the actions, their targets and times, their undo, and their requirements. Secrets are masked."""
     pen = Pen(console)
     pen.gap()
     badge, name = Text(" PLAN ", "bold reverse"), pen.text(plan.scenario, "bold")
@@ -94,7 +93,7 @@ def _rows(pen: Pen, rows: Mapping[str, str], indent: int = 3, width: int = _LABE
 
 
 def _transport(plan: Plan) -> str:
-    """The transport of the collectives of a job that is started here, in words."""
+    """What carries the collectives of a job that is started here, in words."""
     over = transport_of({**os.environ, **plan.job.env}, plan.job.nodes, Machine.this())
     return f"{over.name}: {over.why}"
 
@@ -147,12 +146,12 @@ def _fault(fault: PlannedFault) -> dict[str, str]:
 
 
 def _no_undo(fault: PlannedFault) -> str | None:
-    """Why the fault can't be undone. None if it can, or if that is known only in a live job."""
+    """Why the fault can't be undone. None if it can, or if only a live job shows that."""
     from torchaos.harness.mechanics.site import OutsideSite
 
     try:
         changes = registry.injector_of(fault).changes(OutsideSite(fault.id, (), lambda *_: None))  # type: ignore[arg-type]
-    except Exception:  # an injector that needs a live job to find out
+    except Exception:  # an injector that needs a live job
         return None
     return changes.why if isinstance(changes, Irreversible) else None
 
@@ -163,10 +162,10 @@ def _named(named: tuple[Named, ...]) -> str:
 
 
 def given(group: str, named: Named) -> str:
-    """The parameters in words. Durations have a unit."""
+    """The parameters of a plug-in in words. Durations have a unit."""
     try:
         seconds = registry.seconds_of(registry.find(group, named.name))
-    except UsageError:  # a plan from a machine that has other plug-ins
+    except UsageError:  # the plan comes from a machine with other plug-ins
         seconds = frozenset()
     return pairs_in_words(named.params, seconds)
 

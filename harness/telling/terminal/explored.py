@@ -1,4 +1,4 @@
-"""What an exploration found, on the terminal."""
+"""Prints the result of an exploration on a terminal."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NAME = 17  # columns
 
 
 def tell_outcome(outcome: Outcome, number: int, of: int) -> str:
-    """A line about a state that was just tried."""
+    """Prints a line about a state that was just tried."""
     how = "" if outcome.warm else ", cold"
     why = f": {outcome.reason}" if outcome.kind is not Class.RIGHT else ""
     return f"{number}/{of} {outcome.state}: {outcome.kind.value}{why} ({outcome.seconds:.1f} s{how})"
 
 
 def show(found: Explored, result: Result, console: Console) -> None:
-    """The verdict, the classes, and the story of the smallest state that fails."""
+    """Prints the verdict, the classes, and the story of the smallest state that fails."""
     pen = Pen(console)
     pen.gap()
     pen.row([(pen.mark(result.verdict), 1)], pen.text(f"{result.verdict.value}: {result.reason}", "bold"))

@@ -17,7 +17,7 @@ _LONGEST = 34
 
 
 def show(judged: Judged, console: Console) -> None:
-    """Prints the gate. Readable at 80 columns, without colour, and in ASCII."""
+    """Prints the result of a gate, readable at 80 columns, without colour, and in ASCII."""
     pen = Pen(console)
     word, colour = ("OPEN", "green") if judged.exit_code is ExitCode.PASSED else ("CLOSED", "red")
     badge = Text(f" {word} ", f"bold reverse {colour}")
@@ -54,6 +54,6 @@ def _result(pen: Pen, result: Result) -> None:
 
 
 def _needs_line(result: Result, case: Case) -> bool:
-    """Whether the case needs a separate line: it did not pass, it is waived, or a value has a bound."""
+    """Whether the case needs a line of its own: it did not pass, it is waived, or one of its values has a bound."""
     bounded = any(name in case.measured for name in case.bound)
     return case.verdict is not Verdict.PASSED or result.scenario == WAIVERS or is_waived(case) or bounded

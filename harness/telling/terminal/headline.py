@@ -1,6 +1,5 @@
-"""What happened in a run, in a sentence for each recovery, and three figures against their bounds.
-
-The sentences are of events and figures; the reason of the verdict stands beside them."""
+"""What happened in a run, in a sentence for each recovery, and three figures against their bounds. The sentences
+describe events; the reason of the verdict is printed beside them."""
 
 from __future__ import annotations
 
@@ -15,22 +14,23 @@ from torchaos.harness.record.result import Case, Recovery, Result, Verdict
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.terminal.timeline import went_on
 
-_MOST = 3  # sentences; a game day has many more faults
+_MOST = 3  # the most sentences; a game day has many more faults
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """A figure against its bound. `share`: how much of the bound it is, from 0 to 1; None: there is nothing to draw."""
+    """A figure against its bound. `share`: the figure as a share of the bound, from 0 to 1; None: there is nothing to
+    draw."""
 
     name: str
     value: str
     bound: str
-    state: str  # passed, failed, unbounded, or unknown
+    state: str  # passed, failed, unbounded (no bound), or unknown
     share: float | None
 
 
 def root_cause(result: Result) -> str:
-    """The likeliest cause of the verdict in a few words, if an assertion found it; otherwise empty."""
+    """The most likely cause of the verdict in a few words, if an assertion found it; otherwise empty."""
     by_name = {case.name: case for case in result.cases}
     case = by_name.get(result.decided_by)
     if case is not None and case.follows in by_name:
@@ -39,14 +39,15 @@ def root_cause(result: Result) -> str:
 
 
 def failures_first(cases: Sequence[Case]) -> list[Case]:
-    """The cases in another order: failed cases first, each followed by the failures that follow from it, then
-    inconclusive cases, then passed cases."""
+    """The cases in another order: failed cases, each followed by its consequences; then inconclusive cases; then passed
+    cases."""
     order = (Verdict.ERROR, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
     return sorted(cases, key=lambda case: (order.index(case.verdict), case.follows is not None))
 
 
 def happened(run: Record, result: Result) -> list[str]:
-    """A sentence for each of the first recoveries, and for each fault that never landed."""
+    """A sentence for each fault that landed and its recovery (the first few only), and for each fault that never
+    landed."""
     found = [_sentence(run, landing, one) for landing, one in zip(landings(run), result.recoveries, strict=False)]
     found += [f"{fault.inject} at {fault.target} never landed." for fault in result.faults if fault.applied is None]
     if not found:
@@ -140,7 +141,7 @@ def _lost_steps(recoveries: Sequence[Recovery], bound: float | None) -> Gauge:
 def _samples(case: Case | None) -> Gauge:
     name = "samples skipped / repeated"
     if case is None:
-        return Gauge(name, "not known", "sample_accounting was not asked for", "unknown", None)
+        return Gauge(name, "not known", "the scenario has no sample_accounting", "unknown", None)
     skipped, repeated = _number(case.measured.get("skipped")), _number(case.measured.get("repeated"))
     if case.verdict not in (Verdict.PASSED, Verdict.FAILED) or skipped is None or repeated is None:
         return Gauge(name, "not known", f"sample_accounting {case.verdict.value}", "unknown", None)

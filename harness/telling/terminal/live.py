@@ -1,7 +1,5 @@
-"""Shows a run while it is in progress: bars for each rank on a terminal, otherwise a line for each notable event.
-
-The thread that saw an event only puts it into a queue. So a terminal that is slow, stopped or gone delays only the
-thread of this display."""
+"""Shows a run while it is in progress: bars for each rank on a terminal, otherwise a line for each notable event. A
+thread of its own prints, so a terminal that is slow, stopped or gone delays nothing else."""
 
 from __future__ import annotations
 
@@ -23,11 +21,11 @@ from torchaos.harness.telling.terminal.narrator import Line, Narrator
 from torchaos.harness.telling.terminal.pen import Pen
 from torchaos.harness.telling.terminal.progress import Progress, RankView
 
-STEPS_EVERY_S = 5.0  # a line about the steps at most this often
-SILENCE_S = 30.0  # and a line after so many seconds without an event
+STEPS_EVERY_S = 5.0  # seconds between two lines about the steps, at least
+SILENCE_S = 30.0  # seconds without an event after which a line is printed
 LEAVE_S = 2.0  # seconds that the end of a run waits for a slow terminal
-_EVENTS_MAX = 50_000  # with more events, the base of an attempt would cost too much for a display
-_RANKS_MAX = 16  # rows
+_EVENTS_MAX = 50_000  # with more events, it would cost too much to compute the base of an attempt
+_RANKS_MAX = 16  # the most rows for ranks
 _REST = "bright_black"
 
 
@@ -70,7 +68,7 @@ class Live:
                     if event is None:
                         return
                     view.show(event)
-        except (Exception, SystemExit):  # rich raises SystemExit for a closed pipe; the run goes on without a display
+        except (Exception, SystemExit):  # rich raises SystemExit for a closed pipe; the run continues without a display
             self._open = False
 
     def _base(self, attempt: int) -> int | None:
@@ -79,13 +77,13 @@ class Live:
 
 
 class _Lines:
-    """Output that is no terminal: lines such as ` 12.03 s the job runs as pid 4711`."""
+    """Output to anything but a terminal: lines such as ` 12.03 s the job runs as pid 4711`."""
 
     def __init__(self, plan: Plan, console: Console, known: Progress) -> None:
         self._pen, self._plan, self._known = Pen(console), plan, known
         self._narrator = Narrator(plan)
         self._began: float | None = None
-        self._spoke_s = 0.0  # of the last line about steps
+        self._spoke_s = 0.0  # time of the last line about steps
         self._news = False
 
     def __enter__(self) -> _Lines:
@@ -125,7 +123,7 @@ class _Lines:
 
 
 class _Bars(_Lines):
-    """Output on a terminal: the same lines, above a row for each rank."""
+    """Output to a terminal: the same lines, above a row for each rank."""
 
     def __init__(self, plan: Plan, console: Console, known: Progress, steps: int | None) -> None:
         super().__init__(plan, console, known)

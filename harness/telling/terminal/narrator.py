@@ -1,4 +1,4 @@
-"""Turns events into sentences while a run is in progress. It remembers which events it has reported."""
+"""Turns events into sentences during a run. It remembers which events it has reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STAGES = {
     "prepare": "", "run": "", "end": "", "launch": "starting the job", "collect": "collecting the evidence",
     "heal": "rolling back", "stop job": "ending the rest of the job", "inventory": "reading the checkpoints",
 }  # fmt: skip
-_EACH = 8  # lines about single ranks per attempt; of a thousand ranks, only the first few are shown
+_EACH = 8  # the most lines about single ranks in an attempt
 
 
 class Line(NamedTuple):
@@ -51,14 +51,14 @@ class Narrator:
             Kind.APPLIED: self._applied,
             Kind.MISSED: lambda e: Line(f"{self._fault(e)} missed: {e.data['reason']}", "yellow"),
             Kind.EFFECT: lambda e: Line(f"{self._fault(e)}: {e.data['effect']}"),
-            Kind.HANG_SUSPECTED: lambda e: Line(f"a hang? suspected by {e.data['observer']}", "yellow"),
+            Kind.HANG_SUSPECTED: lambda e: Line(f"{e.data['observer']} suspects a hang", "yellow"),
             Kind.HANG_DECLARED: lambda e: Line(f"the job hangs; {e.data.get('summary', '')}", "bold yellow"),
             Kind.ROLLED_BACK: lambda e: self._rolled_back(e, self._fault(e)),
             Kind.HEALED: lambda e: None if e.data["verified"] else self._rolled_back(e, str(e.data["record"])),
         }  # fmt: skip
 
     def tell(self, event: Event) -> Line | None:
-        """One line, safe to print. None if the event gets no line."""
+        """One line about the event, safe to print. None if the event gets no line."""
         teller = self._tell.get(event.kind)
         line = teller(event) if teller else None
         return line and Line(shortened(on_one_line(line.text), 400), line.style)

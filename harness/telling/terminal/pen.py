@@ -1,4 +1,4 @@
-"""Writes to a console: symbols in its encoding, few colours, and lines that wrap under their own column."""
+"""Writes to a console: symbols in its encoding, few colours, and lines that wrap within their own column."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchaos.harness.record.result import Verdict
 from torchaos.harness.telling.terminal.text import on_one_line
 
 COLOURS = {Verdict.PASSED: "green", Verdict.FAILED: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.ERROR: "red"}
-_NARROWEST = 24  # columns that a wrapped text gets, however narrow the console
+_NARROWEST = 24  # the fewest columns of a wrapped text
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""The progress of each rank. The base of each attempt comes from a function, since only the history makes global
-steps."""
+"""The progress of each rank. A function gives the base of each attempt, because only the history makes global steps."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 
 from torchaos.harness.agent.wire import Event, Kind
 
-_ASK_AT = (1, 3)  # steps of an attempt at which its base is requested: one step may be too few to align samples
+_ASK_AT = (1, 3)  # ask for the base of an attempt after these steps: one step may be too few to align samples
 
 
 @dataclass
@@ -28,10 +27,10 @@ class Progress:
         self._asked: set[tuple[int, int]] = set()
         self.ranks: dict[int, RankView] = {}
         self.highest = 0
-        self.checkpoint = ""  # the last that was saved
+        self.checkpoint = ""  # the last checkpoint that was saved
 
     def note(self, event: Event) -> bool:
-        """Whether the event shows progress of a rank."""
+        """Records the event. Returns whether it shows progress of a rank."""
         if event.kind is Kind.SAVE_END and event.data["ok"]:
             self.checkpoint = posixpath.basename(str(event.data["path"]).rstrip("/"))
         if event.kind is Kind.LOSS and event.rank in self.ranks:
@@ -46,7 +45,7 @@ class Progress:
         return True
 
     def step_of(self, view: RankView) -> int | None:
-        """The global step that a rank has finished. None if not known."""
+        """The global step that a rank has finished. None if it is not known."""
         base = self._bases.get(view.attempt)
         return None if base is None else base + view.local_step
 

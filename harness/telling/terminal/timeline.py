@@ -1,4 +1,4 @@
-"""A recovery as a timeline: each part begins at the end of the part that ended last before it. Pure."""
+"""A recovery as a timeline: each part begins when all parts before it have ended. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torchaos.harness.telling.terminal.pen import Marks
 
-# Of each part: what is over at its end, and what its time was spent on.
+# For each part: what is over at its end, and what its time was spent on.
 _WORDS = {
     "felt": ("felt", "until it was felt"), "detected": ("noticed", "noticing it"),
     "torn_down": ("ranks gone", "stopping the ranks"), "rendezvous": ("rendezvous", "rendezvous"),
@@ -21,7 +21,7 @@ STRETCHES = {
     "start of the ranks": ("imported", "prepared", "joined", "set_up"), "checkpoint": ("restored",),
     "steps": ("first_step", "caught_up"),
 }  # fmt: skip
-_WORTH = 0.1  # of the recovery: what took less is not among the longest
+_WORTH = 0.1  # share of the recovery: a shorter part is not among the longest
 _RESTART = ("detected", "torn_down", "rendezvous", "workers_up")
 
 
@@ -37,7 +37,8 @@ class Span:
 
 
 def spans(parts: Mapping[str, float | None]) -> list[Span]:
-    """The parts. If the job continued without a restart, the parts of a restart that never came are left out."""
+    """The parts of a recovery as a timeline. If the job continued without a restart, the parts of a restart that never
+    came are left out."""
     if went_on(parts):
         parts = {part: at for part, at in parts.items() if at is not None}
     found, latest = [], 0.0
@@ -48,12 +49,12 @@ def spans(parts: Mapping[str, float | None]) -> list[Span]:
 
 
 def over_in_words(part: str) -> str:
-    """What is over at the end of the part, in a word or two."""
+    """What has happened at the end of the part, in a word or two."""
     return _WORDS[part][0] if part in _WORDS else part.replace("_", " ")
 
 
 def spent_in_words(part: str) -> str:
-    """What the time of the part was spent on."""
+    """What the job did during the part, such as `start of the ranks`."""
     return _WORDS[part][1] if part in _WORDS else part.replace("_", " ")
 
 

@@ -1,8 +1,7 @@
-"""Compares two sets of runs, scenario by scenario: is the second worse than the first? Pure.
-
-A difference counts if it is larger than a tolerance and if chance alone would cause it in at most 5 of 100 cases, by an
-exact rank test (Mann and Whitney, one-sided). The test needs at least three runs on each side. If it can't decide, the
-result is unclear, never the same."""
+"""Compares two sets of runs, scenario by scenario: is the second worse than the first? Pure. A difference counts if it
+is larger than a tolerance, and if chance alone would cause it in at most 5 of 100 cases, by an exact rank test (Mann
+and Whitney, one-sided). The test needs at least three runs on each side. If it can't decide, the result is *unclear*,
+never *the same*."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ from statistics import median
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.telling.trends.store import Kept
 
-TOLERANCE, FLOOR_S = 0.25, 0.5  # relative; in seconds: smaller differences do not count
+TOLERANCE, FLOOR_S = 0.25, 0.5  # relative; in seconds. Smaller differences do not count
 _CHANCE, _FEWEST = 0.05, 3
-_EXACT = 20_000  # ways to divide the runs into two sides; beyond, the normal approximation is as good
+_EXACT = 20_000  # ways to divide the runs into two sides; for more, the normal approximation is as good
 
 
 class Change(str, Enum):
@@ -118,7 +117,7 @@ def _recovery(name: str, old: Sequence[Kept], new: Sequence[Kept], tolerance: fl
 
 
 def judged(old: Sequence[float], new: Sequence[float], tolerance: float, floor: float) -> tuple[Change, str]:
-    """Judges a measure for which less is better. Both sides need at least one value."""
+    """The judgement of a measure for which less is better. Both sides need at least one value."""
     before, after = median(old), median(new)
     low, high = sorted((before, after))
     if high <= low * (1 + tolerance) + floor:
@@ -131,13 +130,16 @@ def judged(old: Sequence[float], new: Sequence[float], tolerance: float, floor: 
         return Change.UNCLEAR, f"{few}: --repeat {_FEWEST} or more"
     chance = p_greater(old, new)
     if chance > _CHANCE:
-        return Change.UNCLEAR, f"the runs differ as much among themselves (p = {chance:.2g}): repeat them more often"
+        return (
+            Change.UNCLEAR,
+            f"the runs of one side differ as much from each other (p = {chance:.2g}): repeat them more often",
+        )
     return Change.WORSE, f"p = {chance:.2g}"
 
 
 def p_greater(small: Sequence[float], large: Sequence[float]) -> float:
-    """The probability that chance alone makes the values of `large` rank as high as they do (Mann and Whitney's U;
-    equal values get their mean rank)."""
+    """The probability that chance alone ranks the values of `large` as high as they are (Mann and Whitney's U; equal
+    values get their mean rank)."""
     every = sorted((*small, *large))
     ranks = [(every.index(value) + len(every) - 1 - every[::-1].index(value)) / 2 for value in (*large, *small)]
     seen, count = sum(ranks[: len(large)]), len(large)

@@ -46,12 +46,12 @@ def add(path: Path, table: str, rows: Iterable[tuple[object, ...]]) -> None:
             database.execute("BEGIN IMMEDIATE")
             _prepare(database, path)
             database.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-    except (sqlite3.Error, OSError, OverflowError, ValueError) as error:  # also what SQLite can't hold
+    except (sqlite3.Error, OSError, OverflowError, ValueError) as error:  # also for a value that SQLite can't hold
         raise UsageError(f"{path}: the history can't be used: {error}; move it away, or name another") from error
 
 
 def rows_of(path: Path, table: str, *columns: str) -> list[tuple[str, ...]]:
-    """The rows of a table of the history at `path`, in order of time. Changes nothing. Empty if there is no file.
+    """The rows of a table of the history at `path`, in order of time. Empty if there is no file. Changes nothing.
     Raises UsageError if the file can't be used."""
     if not os.path.lexists(path):
         return []
@@ -79,8 +79,8 @@ def each_in(out: Path, file: str, read: Callable[[Path], Entry]) -> Iterator[Ent
 
 
 def _claim(path: Path) -> None:
-    """Creates the file, or checks that it belongs to this user. An existing file is never opened here, because closing
-    it would release the locks that SQLite holds on it in another thread."""
+    """Creates the file, or checks that it belongs to this user. An existing file is never opened here: closing it would
+    release the locks that SQLite holds on it in another thread."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -1,7 +1,6 @@
-"""The scores of game days, in the history beside their folder, and comparisons between nights.
-
-One row for each night; `score` holds the whole score.json. A night is its own sample: its rounds are compared by the
-share of training time, its faults by recovery and lost steps."""
+"""The scores of game days ("nights"), in the history beside their folder, and comparisons between them. One row for
+each night; `score` holds the whole score.json. A night is its own sample: its rounds are compared by the share of
+training time, its faults by recovery and lost steps."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.telling.trends import database
 from torchaos.harness.telling.trends.compare import FLOOR_S, TOLERANCE, Change, Row, judged
 
-_FLOOR_SHARE, _FLOOR_STEPS = 0.02, 1.0  # share of the time, and steps: smaller differences do not count
+_FLOOR_SHARE, _FLOOR_STEPS = 0.02, 1.0  # share of the time; steps. Smaller differences do not count
 
 
 @dataclass(frozen=True)
 class Night:
-    """One game day. `commit`: that of the job's working directory; empty if there is none. `raw`: the contents of
+    """One game day. `commit`: the commit of the job's working directory; empty if there is none. `raw`: the contents of
     score.json."""
 
     folder: str
@@ -34,8 +33,8 @@ class Night:
     verdict: str
     why: str
     ettr: float | None  # the share of the time in which training went on
-    idle: tuple[float, ...]  # for each round, the share of the time in which it did not
-    caught_up_s: tuple[float, ...]  # of each recovery
+    idle: tuple[float, ...]  # for each round, the share of the time in which training did not go on
+    caught_up_s: tuple[float, ...]  # for each recovery
     lost_steps: tuple[float, ...]
     outcomes: Mapping[str, int]  # number of faults by outcome
     raw: Mapping[str, Any] = field(repr=False)
@@ -54,7 +53,7 @@ class Night:
     @classmethod
     def of_score(cls, folder: str, raw: Mapping[str, Any]) -> Night:
         """The night from the contents of score.json. Raises KeyError, ValueError, TypeError or AttributeError if it is
-        no score."""
+        not a score."""
         about = {key: str(raw[key]) for key in ("name", "started", "commit", "verdict")}
         shares = [_share(game_round["clock"]) for game_round in raw["rounds"]]
         faults = [fault for game_round in raw["rounds"] for fault in game_round["faults"]]
@@ -82,8 +81,8 @@ def add(path: Path, nights: Sequence[Night]) -> None:
 
 
 def kept(path: Path, names: Sequence[str] = (), commit: str = "", beside: Sequence[Night] = ()) -> list[Night]:
-    """The nights of the history at `path`, in order of time: those with these names (none: all), and with a commit that
-    begins with this text. `beside`: nights that are added if the file lacks them. Changes nothing."""
+    """The nights of the history at `path`, in order of time. `names`: only these (none: all). Only nights whose commit
+    begins with the given text. `beside`: nights that are added if the file lacks them. Changes nothing."""
     rows = database.rows_of(path, "nights", "folder", "score")
     found = {one.folder: one for one in (*(night for row in rows for night in _read(*row)), *beside)}
     wanted = (one for one in found.values() if not names or one.name in names)
@@ -91,7 +90,7 @@ def kept(path: Path, names: Sequence[str] = (), commit: str = "", beside: Sequen
 
 
 def _read(folder: str, raw: str) -> Iterator[Night]:
-    with suppress(ValueError, KeyError, TypeError, AttributeError):  # of a later version
+    with suppress(ValueError, KeyError, TypeError, AttributeError):  # written by a later version
         yield Night.of_score(folder, json.loads(raw))
 
 

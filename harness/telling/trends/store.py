@@ -1,7 +1,6 @@
-"""The results of many runs in one SQLite file, which is beside the folder of their run directories and outlives them.
-
-One row for each run. `result` holds the whole result.json; the other columns are for queries. Runs that were removed
-from the disk stay in the file."""
+"""The results of many runs in one SQLite file beside the folder of their run directories. Runs that were removed from
+the disk stay in the file. One row for each run: `result` holds the whole result.json; the other columns are for
+queries."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from torchaos.harness.telling.trends import database
 
 @dataclass(frozen=True)
 class Kept:
-    """One run. `commit`: that of the job's working directory, with `-dirty` if it had uncommitted changes; empty if
-    there is none."""
+    """One run in the history. `commit`: the commit of the job's working directory, with `-dirty` if it had uncommitted
+    changes; empty if there is none."""
 
     result: Result
     commit: str
@@ -38,7 +37,8 @@ class Kept:
         return None if None in lost or not lost else sum(one for one in lost if one is not None)
 
     def part_s(self, part: str) -> float | None:
-        """The longest time in seconds from a fault until this part of the recovery was over. None if not seen."""
+        """The longest time in seconds from a fault until this part of the recovery was over. None if it was not
+        seen."""
         return max(
             (at for recovery in self.result.recoveries if (at := recovery.parts.get(part)) is not None), default=None
         )
@@ -56,9 +56,9 @@ def add(path: Path, runs: Sequence[Kept]) -> None:
 
 
 def kept(path: Path, scenarios: Sequence[str] = (), commit: str = "", beside: Sequence[Kept] = ()) -> list[Kept]:
-    """The runs of the history at `path`, in order of time: those of these scenarios (none: all), and with a commit that
-    begins with this text. `beside`: runs that are added if the file lacks them. Each run is listed once. Results that
-    can't be read, such as those of a later version, are left out. Changes nothing. Raises UsageError."""
+    """The runs of the history at `path`, in order of time. `scenarios`: only these (none: all). Only runs whose commit
+    begins with the given text. `beside`: runs that are added if the file lacks them. Results that can't be read, such
+    as those of a later version, are left out. Changes nothing. Raises UsageError."""
     found: dict[tuple[str, str, int, str], Kept] = {}
     for one in (*(run for row in database.rows_of(path, "runs", "commit", "result") for run in _read(*row)), *beside):
         if _identity(one.result) not in found or Path(one.result.run_dir).is_absolute():
@@ -78,7 +78,9 @@ def kept_of(folder: RunDir) -> Kept:
         result = result_in(folder)
     except (OSError, UsageError) as error:
         raise UsageError(f"{folder.root}: no result in it: {error}; `torchaos judge` shows its outcome") from error
-    return Kept(replace(result, run_dir=str(folder.root.absolute())), commit_in(folder))  # it may have been moved
+    return Kept(
+        replace(result, run_dir=str(folder.root.absolute())), commit_in(folder)
+    )  # the folder may have been moved
 
 
 def found_in(out: Path) -> list[Kept]:
@@ -88,7 +90,7 @@ def found_in(out: Path) -> list[Kept]:
 
 
 def in_file(path: Path) -> list[Kept]:
-    """The results in a `--json` file. Raises UsageError if it is no such file."""
+    """The results in a `--json` file. Raises UsageError if it is not such a file."""
     try:
         results = results_in(path)
     except (OSError, UsageError) as error:

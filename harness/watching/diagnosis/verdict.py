@@ -62,7 +62,7 @@ class Diagnosis:
         if self.culprits:
             others = self.suspects - self.culprits
             more = f"; {ranges(sorted(others))} can't be ruled out" if others else ""
-            return f"{ranges(sorted(self.culprits))} held the others up (confidence: {self.confidence}){more}"
+            return f"{ranges(sorted(self.culprits))} held up the other ranks (confidence: {self.confidence}){more}"
         if self.suspects:
             return f"nobody can be named; if it hangs, the culprit is among {ranges(sorted(self.suspects))}"
         return "nobody is to blame: no rank waits for another one"

@@ -45,7 +45,7 @@ def _cause(
 CAUSES = (
     _cause(
         "gloo-stale-store", "torch", r"Gloo connectFullMesh failed.*(?:Connection refused|timed out|[Tt]imeout)",
-        "after a restart the ranks read gloo addresses of the attempt before from torchrun's store, which it keeps; "
+        "after a restart, the ranks read gloo addresses of the previous attempt from torchrun's store; "
         "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the job's environment",
         "2.5, 2.13", "pytorch/pytorch#135712", after_restart=True,
     ),

@@ -1,8 +1,7 @@
-"""Makes symbols.inc, which the C sources include, and docs/nvml-table.md from symbols.tsv and consumers.tsv.
-
+"""Makes symbols.inc, which the C sources include, and docs/nvml-table.md, from symbols.tsv and consumers.tsv.
 `generate.py` writes both files. `generate.py add NVML.H|PYNVML.PY|LIBRARY...` first adds to symbols.tsv the functions
-that a newer header, nvidia-ml-py or library has. The overlay forwards them. The overlay does not export a function
-without a row, and callers of that function then conclude that the driver is too old."""
+that a newer header, nvidia-ml-py or library has; the overlay then forwards them. The overlay does not export a function
+without a row, and a caller of that function takes the driver for too old."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class Symbol:
 
 
 def read() -> list[Symbol]:
-    """The rows of the table. Raises ValueError for a malformed row."""
+    """Reads the table of NVML functions (symbols.tsv). Raises ValueError for a malformed row."""
     found = [Symbol(*line.split("\t")) for line in _lines("symbols.tsv")]
     for one in found:
         if one.takes not in ("device", "other") or one.served not in SERVED:
@@ -71,7 +70,8 @@ def page(symbols: list[Symbol]) -> str:
 
 
 def add(source: Path, symbols: list[Symbol]) -> list[Symbol]:
-    """The table with the functions of another source added. A library is read with nm(1)."""
+    """A new table: the rows of this table, and rows for the functions that another source has in addition. The
+    functions of a library are read with nm(1)."""
     known = {symbol.name for symbol in symbols}
     if source.suffix == ".h":
         found = {

@@ -157,7 +157,7 @@ def test_a_job_that_gets_stuck_again_and_again_ends_the_day(tmp_path: Path, trai
 
     rounds, cut_short = at(tmp_path, Played(dies), give_up=2)[0]()
     assert len(rounds) == 2
-    assert "stuck in 2 rounds in a row" in cut_short
+    assert "stuck in 2 rounds, one after the other" in cut_short
 
 
 def test_nothing_is_begun_too_late(tmp_path: Path, recovers: Play, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,23 +13,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-CASE: dict[str, Any] = {}  # what was found, and how it was done
+CASE: dict[str, Any] = {}  # the finding, and how it was made
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # signals that end the script and the job
-MARK = "REPRO_MARK"  # in the environment of all processes that are started here, so that all can be ended
-LATE_S = 0.5  # for so many seconds after the kill, a rank that was not hit may still print a step
+MARK = "REPRO_MARK"  # marks all processes that are started here in their environment, so that all can be ended
+LATE_S = 0.5  # seconds after the kill in which a rank that was not hit may still print a step
 
 
 class Run:
     def __init__(self, command: list[str], kills: list[dict[str, Any]], folder: Path) -> None:
         self.folder, self.kills = folder, list(kills)
         self.done: list[str] = []  # the kills that were carried out, in words
-        self.steps: list[tuple[float, int, str | None]] = []  # when a line came, its step, its loss as printed
+        self.steps: list[tuple[float, int, str | None]] = []  # time of a line, its step, its loss as printed
         self.killed_s: float | None = None
         self.code: int | None = None  # None: it took too long
         self._command = [word.replace("{run}", str(folder)) for word in command]
         self._mark = uuid.uuid4().hex
-        self._victims: dict[int, int] = {}  # pidfd by pid, of the processes that the next kill is for
-        self._due: list[tuple[float, int, dict[int, int]]] = []  # signals that are still to be sent
+        self._victims: dict[int, int] = {}  # pidfd by pid, for the processes that the next kill hits
+        self._due: list[tuple[float, int, dict[int, int]]] = []  # signals that have not been sent yet
         self._started_s = time.monotonic()
 
     def __call__(self) -> Run:
@@ -67,7 +67,7 @@ class Run:
         self.code = None
 
     def _start(self) -> None:
-        """Starts torchrun. A signal that ends this script is held back until the process is known here, so that the
+        """Starts torchrun. A signal that ends this script is blocked until the new process is known, so that the
         process is ended too."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         try:
@@ -89,11 +89,11 @@ class Run:
         if found is not None:
             self.steps.append((time.monotonic(), *found))
             if self.kills and not self._victims:
-                self._find_victims()  # beforehand: it takes longer than a step may
+                self._find_victims()  # found now, because the search may take longer than a step
             self._act()
 
     def _act(self) -> None:
-        """Sends the signals that are due, and begins the next kill when its moment has come."""
+        """Sends the signals that are due, and prepares the next kill when its moment has come."""
         now = time.monotonic()
         for signal_due in [signal_due for signal_due in self._due if signal_due[0] <= now]:
             self._due.remove(signal_due)
@@ -139,7 +139,7 @@ class Run:
 
     def _ranks(self) -> Iterator[tuple[int, int]]:
         """Yields (pid, rank) of all ranks among the descendants of the torchrun that was started here. A data-loader
-        worker has its parent's RANK and is left out."""
+        worker, which has its parent's RANK, is left out."""
         parents = dict(processes())
         for pid in parents:
             ancestor = pid
@@ -171,7 +171,7 @@ class Run:
 
     @property
     def losses(self) -> dict[int, str | None]:
-        """The loss that was printed last for each step."""
+        """For each step, the loss that was printed last."""
         return {step: loss for _, step, loss in self.steps}
 
     @property
@@ -203,7 +203,7 @@ def send(number: int, victims: dict[int, int]) -> None:
 
 
 def processes() -> Iterator[tuple[int, int]]:
-    """(pid, parent's pid) of all processes."""
+    """Yields (pid, parent's pid) of all processes."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:

@@ -17,12 +17,12 @@ from typing import Any
 
 from torchaos.harness.telling.repro.script.running import CASE, ENDS, Run
 
-SUMMARY = ""  # of a checkpoint; the job's own Python runs it
+SUMMARY = ""  # the code that reads a checkpoint; the job's own Python runs it
 CLOCK = re.compile(r"time|date|clock|elapsed|duration|seconds|uuid|host", re.IGNORECASE)
 
 
 class CantTell(Exception):
-    """The runs neither show the finding nor refute it; the message says why."""
+    """The runs neither show the finding nor refute it. The message has the reason."""
 
 
 class Control:
@@ -46,7 +46,7 @@ def signs_of(run: Run, control: Control) -> dict[str, str]:
         raise CantTell("the job ended before the moment for the kill: give it more steps")
     for step, loss in sorted(run.before_kill.items()):
         if control.losses.get(step, loss) != loss:
-            raise CantTell(f"the losses differ from the control's before the kill already, in step {step}")
+            raise CantTell(f"already before the kill, the losses differ from the control's, in step {step}")
     found = {"end": _end(run, control), "losses": _losses(run, control), "time": _time(run)}
     found["checkpoint"] = "" if found["end"] else _checkpoint(run, control)
     return {kind: words for kind, words in found.items() if words}
@@ -73,7 +73,7 @@ def _checkpoint(run: Run, control: Control) -> str:
     differ = [name for name in names if mine.get(name) != control.summary[name]]
     if mine and differ:
         return f"the final checkpoint differs in {len(differ)} of {len(names)} entries, first in {differ[0]}"
-    return "there is no checkpoint in the end" if names and not mine else ""
+    return "there is no checkpoint at the end" if names and not mine else ""
 
 
 def _time(run: Run) -> str:
@@ -86,7 +86,7 @@ def _time(run: Run) -> str:
 
 
 def summary_of(run: Run) -> dict[str, str]:
-    """Digests of the newest checkpoint that the run left. Empty if there is none that can be read."""
+    """Digests of the newest readable checkpoint that the run left. Empty if there is none."""
     if CASE["checkpoints"] is None:
         return {}
     root = str(CASE["checkpoints"]).replace("{run}", str(run.folder))
@@ -126,7 +126,7 @@ def show(command: list[str], folder: Path, times: int) -> int:
         seen.append(found.keys() & set(CASE["signs"]))
     common = sorted(set.intersection(*seen))
     if not common and any(seen):
-        raise CantTell(f"it shows in {sum(map(bool, seen))} of {times} runs, but not with the same sign in each")
+        raise CantTell(f"{sum(map(bool, seen))} of {times} runs show it, but not all by the same sign")
     print(f"REPRODUCED in {times} of {times} runs: {', '.join(common)}" if common else f"NOT REPRODUCED, {times} tried")
     return 0 if common else 1
 
@@ -148,7 +148,7 @@ def main() -> int:
     parser.add_argument("command", nargs="*", help="another command for the job, after --; {run}: a folder of its own")
     args = parser.parse_args()
     command = args.command or CASE["command"]
-    tell("finding", CASE["finding"] or "none: the run passed, so this should not reproduce")
+    tell("finding", CASE["finding"] or "none: the run passed, so nothing should be reproduced")
     if CASE["promise"]:
         tell("promise", CASE["promise"])
     tell("job", shlex.join(command))

@@ -14,6 +14,7 @@ from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.noise.quantities import Steps
 from torchaos.harness.judging.replicas import absences, absent_in_words, why_no_steps
 from torchaos.harness.judging.twins.agreement import before, common, history_of, unreported, until
+from torchaos.harness.judging.twins.first_uses import FirstUses, came_earlier, indices_of
 from torchaos.harness.judging.twins.samples import (
     Read,
     Samples,
@@ -286,19 +287,19 @@ def _replayed(run: Record, history: History) -> Finding | None:
     over: at least one more batch was left. (drop_last leaves out less than a batch, and those samples may come first in
     a later epoch.) A job that repeated samples before any fault draws with replacement, and is not judged."""
     steps = history.by_step()
-    indices = {step: [i for one in by_rank.values() for i in one.indices] for step, by_rank in steps.items()}
-    first_use = {index: step for step in sorted(indices, reverse=True) for index in indices[step]}
+    resumed = {attempt.base + 1 for attempt in history.attempts if attempt.number and attempt.base is not None}
+    if not any(came_earlier(steps, step) for step in resumed & steps.keys()):
+        return None
+    first_uses = FirstUses(steps)
+    repeated = first_uses.repeated()
     landed = landings(run)
     done_before = max(before(history, landed[0].at_s), default=0) if landed else max(steps, default=0)
-    repeated = {step for step, own in indices.items() if own and all(first_use[index] < step for index in own)}
     if any(step <= done_before for step in repeated):
         return None
-    resumed = {attempt.base + 1 for attempt in history.attempts if attempt.number and attempt.base is not None}
     for step in sorted(resumed & repeated):
-        own = indices[step]
-        if sum(first > step for first in first_use.values()) >= len(own):
-            old = first_use[own[0]]
-            twice = f"{ranges(own)} were consumed twice in one epoch, in steps {old} and {step}"
+        own = indices_of(steps, step)
+        if first_uses.after(step) >= len(own):
+            twice = f"{ranges(own)} were consumed twice in one epoch, in steps {first_uses.of(own[0])} and {step}"
             return failed(twice, First(What.SAMPLES, step), step=step)
     return None
 

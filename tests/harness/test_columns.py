@@ -16,6 +16,7 @@ from mutating.mutate import damaged
 
 from torchaos.harness.agent import packed
 from torchaos.harness.agent.wire import Event, EventFile, Kind, Phase
+from torchaos.harness.judging.twins.first_uses import FirstUses, came_earlier
 from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.record.events.journal import read_events, read_journal
 from torchaos.harness.record.events.payloads import read
@@ -149,6 +150,43 @@ def test_columns_of_objects_and_of_blocks_are_equal(tmp_path: Path) -> None:
     for name in names:
         one, other = Executions.all_of(mixed).column(name), Executions.all_of(plain).column(name)
         assert one.tobytes() == other.tobytes(), name
+
+
+def test_rows_of_a_file_are_read_again_while_it_grows(tmp_path: Path) -> None:
+    """The lines of a journal's blocks are not kept: they come from the file, in which there may be more by now."""
+    lines = _lines(tmp_path)
+    (block, *_) = read_journal(tmp_path).blocks
+    with open(tmp_path / "rank1.jsonl", "ab") as file:
+        file.write(lines[0])
+    assert [block.event(row) for row in range(len(block))] == [read(line) for line in block.lines]
+    assert set(block.lines) <= set(lines)
+    assert block.lines[1:] == list(block.lines)[1:]
+
+
+@pytest.mark.parametrize("draws", range(20))
+def test_first_uses_of_samples(draws: int, tmp_path: Path) -> None:
+    """In which step each sample came first is found from packed and from other lines, as plain dicts find it."""
+    draw = Random(draws)
+    drawn = {(rank, step): [draw.randrange(-3, 40) for _ in range(draw.randrange(4))]
+             for rank in (0, 1) for step in range(1, 9)}  # fmt: skip
+    for rank in (0, 1):
+        file = EventFile(tmp_path / f"rank{rank}.jsonl", f"rank{rank}", rank, 0)
+        for step in range(1, 9):
+            rows = drawn[rank, step]
+            file.emit_step(step, **{**USUAL, "indices": rows, "opt_step": draw.choice((2**70, step))})
+        file.close()
+    executions = read_journal(tmp_path).steps_made.once_each()
+    executions.place(0, 0)
+    steps = StepTable(executions.last_of("global_step", "rank"))
+    whole = {step: [*drawn[0, step], *drawn[1, step]] for step in range(1, 9)}
+    first = {index: step for step in reversed(whole) for index in whole[step]}
+    found = FirstUses(steps)
+    assert {index: found.of(index) for index in first} == first
+    assert found.repeated() == {at for at, own in whole.items() if own and all(first[one] < at for one in own)}
+    assert [found.after(at) for at in whole] == [sum(one > at for one in first.values()) for at in whole]
+    assert {at for at, own in whole.items() if came_earlier(steps, at)} == {
+        at for at, own in whole.items() if own and first[own[0]] < at
+    }
 
 
 def test_table_of_steps() -> None:

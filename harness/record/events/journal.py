@@ -35,7 +35,7 @@ def read_journal(folder: Path, damaged: list[str] | None = None, gaps: Gaps | No
     events, blocks = list[Event](), list[Block]()
     for path in sorted(folder.glob("*.jsonl")):
         lines = path.read_bytes().splitlines(keepends=True)
-        usual, left = blocks_of(lines)
+        usual, left = blocks_of(lines, path)
         for block in usual:
             gaps.note_all(block.source, block.own["seq"])
         blocks += usual

@@ -1,5 +1,5 @@
 """Packed lines (agent/packed.py) of one process as columns: all lines of one length at once, without an object for
-each."""
+each. What is compared in every run is kept; the rest of a line is read again when it is asked for."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from binascii import Error, a2b_base64
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from torchaos.harness.agent import packed
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.agent.wire import Event, Kind, Phase
+from torchaos.harness.record.steps import samples
 
 Array = npt.NDArray[Any]
 
-_LONGEST_S = 2**31 / 1e6  # of a phase: in microseconds it fits into 32 bits
+_LONGEST_S = 2**31 / 1e6  # of a phase
 _TIME_END = 2.0**62  # as in events/payloads.py
 _BITS = 64
 
@@ -31,8 +33,13 @@ class Block:
     rank: int
     attempt: int
     phases: tuple[str, ...]
-    # By name, as in packed._HEAD; a row for each step. Without "nones", all losses were seen.
+    in_samples: int  # of each step; -1: not seen
+    in_indices: int
+    # A row for each step. As in packed._HEAD: "seq", "mono_s", "step", "opt_step", "sched_step", "nones" (without it,
+    # all losses were seen); "losses", "lr"; numbers for the samples: "samples", "samples_sum", "indices" (see
+    # samples.py); seconds in all phases and in saving: "took_s", "saving_s". What is not there is 0.
     own: dict[str, Array] = field(repr=False)
+    lines: Sequence[bytes] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.own["seq"])
@@ -42,39 +49,71 @@ class Block:
         return replace(self, own={**self.own, "mono_s": self.own["mono_s"] + seconds})
 
     def event(self, row: int) -> Event:
-        own = self.own
-        return Event(
-            Kind.STEP, self.source, int(own["seq"][row]), float(own["wall_s"][row]), float(own["mono_s"][row]),
-            self.rank, self.attempt, int(own["step"][row]), self.payload(row),
-        )  # fmt: skip
+        fields = packed.unpack(self.lines[row])
+        return Event(Kind.STEP, **{**fields, "mono_s": float(self.own["mono_s"][row])})
 
     def payload(self, row: int) -> dict[str, Any]:
-        own = self.own
-        opt_step, sched_step, skipped = (int(own[name][row]) for name in ("opt_step", "sched_step", "skipped"))
-        losses = own["losses"][row].tolist()
-        if "nones" in own:
-            nones = int(own["nones"][row])
-            losses = [None if nones >> place & 1 else value for place, value in enumerate(losses)]
-        return packed.payload(
-            losses, own["lr"][row].tolist(), None if opt_step == packed.NONE else opt_step,
-            None if sched_step == packed.NONE else sched_step, None if skipped < 0 else bool(skipped),
-            own["samples"][row].tobytes() if "samples" in own else None,
-            own["indices"][row].tolist() if "indices" in own else None,
-            dict(zip(self.phases, (own["took_us"][row] / 1e6).tolist(), strict=True)),
-        )  # fmt: skip
+        """The payload of the event, with losses that arrived late."""
+        found: dict[str, Any] = packed.unpack(self.lines[row])["data"]
+        if "nones" in self.own:
+            losses, nones = self.own["losses"][row].tolist(), int(self.own["nones"][row])
+            found["losses"] = [None if nones >> place & 1 else value for place, value in enumerate(losses)]
+        return found
+
+    def again(self) -> Array:
+        """All fields of the lines, see _wire."""
+        lines = list(self.lines)
+        start = lines[0].rindex(b" ") + 1
+        decoded = [np.frombuffer(a2b_base64(line[start:]), np.uint8) for line in lines]
+        losses, lr = (self.own[name].shape[1] for name in ("losses", "lr"))
+        wire = _wire(len(self.phases), losses, lr, self.in_samples, self.in_indices)
+        found: Array = np.stack(decoded).view(wire)[:, 0]
+        return found
 
 
-def blocks_of(lines: Sequence[bytes]) -> tuple[list[Block], list[int]]:
+class Stored(Sequence[bytes]):
+    """Lines of equal length in a file to which nothing but further lines is written."""
+
+    _AHEAD = 1 << 14  # bytes that are read at once
+
+    def __init__(self, path: Path, starts: Array, size: int) -> None:
+        self._path, self._starts, self._size = path, starts, size
+        self._at, self._text = 0, b""
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, row: int) -> bytes: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[bytes]: ...
+    def __getitem__(self, row: int | slice) -> bytes | list[bytes]:
+        if isinstance(row, slice):
+            return [self[one] for one in range(*row.indices(len(self)))]
+        start = int(self._starts[row]) - self._at
+        if not 0 <= start <= len(self._text) - self._size:
+            self._at, start = int(self._starts[row]), 0
+            with open(self._path, "rb") as file:
+                file.seek(self._at)
+                self._text = file.read(max(self._AHEAD, self._size))
+        return self._text[start : start + self._size]
+
+
+def blocks_of(lines: Sequence[bytes], path: Path | None = None) -> tuple[list[Block], list[int]]:
     """The packed lines as blocks, and the places of all lines that are not in a block: other events, torn and damaged
-    lines, and steps that do not fit."""
+    lines, and steps that do not fit. `path`: of the file with these lines; the blocks then keep no line in memory."""
     places: dict[int, list[int]] = defaultdict(list)
     others: list[int] = []
     for place, line in enumerate(lines):
         (places[len(line)] if line[:1] == packed.MARK else others).append(place)
+    starts = _narrow(np.cumsum([0, *map(len, lines)])) if path else np.zeros(0)
     blocks: list[Block] = []
-    for alike in places.values():
-        left = _Lines([lines[place] for place in alike])
-        blocks += left.blocks()
+    for size, alike in places.items():
+        own = [lines[place] for place in alike]
+        left = _Lines(own)
+        for block, rows in left.blocks():
+            kept = Stored(path, starts[np.array(alike)[rows]], size) if path else [own[row] for row in rows.tolist()]
+            blocks.append(replace(block, lines=kept))
         others += [alike[row] for row in np.flatnonzero(left.left).tolist()]
     return blocks, sorted(others)
 
@@ -87,7 +126,8 @@ class _Lines:
         self.left = np.ones(len(lines), bool)
         self._text = np.frombuffer(b"".join(lines), np.uint8).reshape(len(lines), len(self._first))
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[tuple[Block, Array]]:
+        """Blocks without their lines, and which of the lines those are."""
         prefix, _, coded = self._first.rpartition(b" ")
         prefix += b" "
         try:
@@ -107,9 +147,10 @@ class _Lines:
             return
         while len(rows := np.flatnonzero(self.left & self._whole)):
             first = records[rows[0]]
-            in_phases, losses, lr, samples, indices = packed.SHAPE.unpack(first[_HEAD.itemsize :][: packed.SHAPE.size])
+            shape = packed.SHAPE.unpack(first[_HEAD.itemsize :][: packed.SHAPE.size])
+            in_phases, losses, _lr, in_samples, in_indices = shape
             head = _HEAD.itemsize + packed.SHAPE.size + in_phases
-            wire = _wire(in_phases, losses, lr, samples, indices)
+            wire = _wire(*shape)
             self._whole[rows[0]] = False  # so that the loop ends
             if wire.itemsize != records.shape[1]:
                 continue
@@ -122,8 +163,8 @@ class _Lines:
             self._whole[same] = False
             self.left[same[fits]] = False
             if fits.any():
-                found = found if fits.all() else found[fits]
-                yield Block(*who, tuple(packed.PHASES[code] for code in codes), _columns(found, samples, indices))
+                phases = tuple(packed.PHASES[code] for code in codes)
+                yield Block(*who, phases, in_samples, in_indices, _columns(found[fits], phases), ()), same[fits]
 
     def _records(self, prefix: bytes, coded: int) -> Array | None:
         """The decoded records, a row for each line. Sets `_whole`: those whose check sum is right."""
@@ -175,27 +216,36 @@ def _fits(found: Array, losses: int) -> Array:
     return right & ((found["phases"] >= 0) & (found["phases"] < _LONGEST_S)).all(1)
 
 
-def _columns(found: Array, samples: int, indices: int) -> dict[str, Array]:
-    names = [*(_HEAD.names or ()), "losses", "lr"]
-    names += ["samples"] if samples >= 0 else []
-    if not found["nones"].any():
-        names.remove("nones")
-    own = {name: np.ascontiguousarray(found[name]) for name in names}
-    own["took_us"] = _in_us(found["phases"])
-    if indices >= 0:
-        wide = found["indices"]
-        small = not wide.size or -(2**31) <= wide.min() <= wide.max() < 2**31
-        own["indices"] = wide.astype(np.int32 if small else np.int64)
+def _columns(found: Array, phases: Sequence[str]) -> dict[str, Array]:
+    own = {name: _narrow(found[name]) for name in ("seq", "step", "opt_step", "sched_step")}
+    own |= {name: np.ascontiguousarray(found[name]) for name in ("mono_s", "losses", "lr")}
+    if found["nones"].any():
+        own["nones"] = np.ascontiguousarray(found["nones"])
+    digests = samples.of_bytes(found["samples"])
+    if digests.size:
+        own["samples"], own["samples_sum"] = samples.in_order(digests), samples.in_any_order(digests)
+    if found["indices"].size:
+        own["indices"] = samples.in_order(found["indices"].astype(np.uint64))
+    own["took_s"] = np.zeros(len(found))
+    for phase, took_s in zip(phases, _rounded(found["phases"]).T, strict=True):
+        own["took_s"] = own["took_s"] + took_s  # in order, as `sum` does
+        if phase == Phase.CHECKPOINT_WRITE.value:
+            own["saving_s"] = np.ascontiguousarray(took_s)
     return own
 
 
-def _in_us(seconds: Array) -> Array:
+def _narrow(values: Array) -> Array:
+    small = not values.size or -(2**31) <= values.min() <= values.max() < 2**31
+    return values.astype(np.int32 if small else np.int64)
+
+
+def _rounded(seconds: Array) -> Array:
     """As packed.py rounds them: it takes the nearest decimal number, and the product alone may miss it."""
     exact = seconds * 1e6
     rounded = np.rint(exact)
     for at in np.argwhere(np.abs(np.abs(exact - rounded) - 0.5) < 1e-6):
         rounded[tuple(at)] = round(round(float(seconds[tuple(at)]), 6) * 1e6)
-    return rounded.astype(np.int32)
+    return rounded / 1e6
 
 
 def in_order(blocks: Iterable[Block]) -> Iterator[tuple[Block, int]]:

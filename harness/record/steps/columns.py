@@ -4,7 +4,7 @@ steps that are objects."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ Key = tuple[int, int]  # attempt, rank
 NONE, ABSENT = np.array([0x7FF8_70C7_A050_0001, 0x7FF8_70C7_A050_0002], np.uint64).view(float)
 # The columns that are asked for again and again, and what blocks call the same values.
 _KEPT = {"rank": "", "attempt": "", "local_step": "step", "mono_s": "mono_s", "losses": "losses", "lr": "lr",
-         "samples": ""}  # fmt: skip
+         "samples": "samples"}  # fmt: skip
 _SAVING = Phase.CHECKPOINT_WRITE.value
 
 
@@ -109,6 +109,20 @@ class Columns:
         one = part.steps[place]
         who = one.rank, one.attempt, one.local_step
         return Event(Kind.STEP, part.sources[place], part.numbers[place], 0.0, one.mono_s, *who)
+
+    def indices_of(self, rows: Array) -> Iterator[tuple[Array, Array]]:
+        """Rows and, for each of them, the indices of its samples, without rows that have none. They come in parts, so
+        that not all are in memory at once."""
+        rows = np.sort(rows)
+        cuts = np.searchsorted(rows, self._starts)
+        for part, start, first, end in zip(self.parts, self._starts, cuts, cuts[1:], strict=False):
+            own = rows[first:end]
+            if isinstance(part, Loose):
+                for row in own.tolist():
+                    if indices := part.steps[row - start].indices:
+                        yield np.array([row]), samples.as_indices([indices])
+            elif len(own) and part.in_indices > 0:
+                yield own, part.again()["indices"][own - start]
 
     def loose(self) -> Array:
         """The rows of the steps that are objects."""
@@ -202,27 +216,16 @@ def _losses(block: Block) -> Array:
     return losses
 
 
-def _count(block: Block, name: str, size: int = 1) -> Array:
-    return np.full(len(block), block.own[name].shape[1] // size if name in block.own else 0)
+def _count(block: Block, each: int) -> Array:
+    return np.full(len(block), max(each, 0))
 
 
-def _numbers(block: Block) -> Array:
-    rows = block.own.get("samples")
-    return np.zeros((len(block), 0), np.uint64) if rows is None else samples.numbers_of_bytes(rows)
+def _or_zero(name: str, kind: type = float) -> Callable[[Block], Array]:
+    return lambda block: block.own[name] if name in block.own else np.zeros(len(block), kind)
 
 
-def _indices(block: Block) -> Array:
-    rows = block.own.get("indices")
-    return np.zeros((len(block), 0), np.uint64) if rows is None else rows.astype(np.uint64)
-
-
-def _took(block: Block, wanted: Callable[[str], bool]) -> Array:
-    """Seconds in some phases, added in order, as `sum` does."""
-    total = np.zeros(len(block))
-    for place, phase in enumerate(block.phases):
-        if wanted(phase):
-            total = total + block.own["took_us"][:, place] / 1e6
-    return total
+def _indices_sum(block: Block) -> Array:
+    return samples.in_any_order(block.again()["indices"].astype(np.uint64))
 
 
 _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
@@ -235,15 +238,15 @@ _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
     "sched_step": lambda block: _counter(block.own["sched_step"]),
     "losses": _losses,
     "lr": lambda block: block.own["lr"],
-    "samples": lambda block: samples.in_order(_numbers(block)),  # equal if the samples are, in this order
-    "samples_sum": lambda block: samples.in_any_order(_numbers(block)),
-    "indices": lambda block: samples.in_order(_indices(block)),
-    "indices_sum": lambda block: samples.in_any_order(_indices(block)),
-    "in_samples": lambda block: _count(block, "samples", packed.ROW),
-    "in_seen": lambda block: _count(block, "samples", packed.ROW),  # samples whose digest was seen
-    "in_indices": lambda block: _count(block, "indices"),
-    "took_s": lambda block: _took(block, lambda phase: True),  # in all phases
-    "saving_s": lambda block: _took(block, lambda phase: phase == _SAVING),
+    "samples": _or_zero("samples", np.uint64),  # equal if the samples are, in this order
+    "samples_sum": _or_zero("samples_sum", np.uint64),
+    "indices": _or_zero("indices", np.uint64),
+    "indices_sum": _indices_sum,
+    "in_samples": lambda block: _count(block, block.in_samples),
+    "in_seen": lambda block: _count(block, block.in_samples),  # samples whose digest was seen
+    "in_indices": lambda block: _count(block, block.in_indices),
+    "took_s": _or_zero("took_s"),  # in all phases
+    "saving_s": _or_zero("saving_s"),
     "in_phases": lambda block: np.full(len(block), len(block.phases)),
 }  # fmt: skip
 

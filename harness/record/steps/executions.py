@@ -123,6 +123,10 @@ class Executions(Sequence[Execution]):
         seen: Array = (many > 0) & (many == self.column("in_seen"))
         return seen
 
+    def indices(self) -> Iterator[tuple[Array, Array]]:
+        """Global steps and, for each of them, the indices of its samples on one rank; see Columns.indices_of."""
+        return ((self._global_step[rows], indices) for rows, indices in self._columns.indices_of(self._rows))
+
     def event(self, place: int) -> Event:
         """The event that reported the step at this place."""
         return self._columns.event(int(self._rows[place]))

@@ -19,7 +19,7 @@ _WORD = 8  # bytes
 _DIGEST = 2 * ROW  # digits
 
 
-def numbers_of_bytes(rows: Array) -> Array:
+def of_bytes(rows: Array) -> Array:
     """Turns the digests of the samples of each step (`rows`, ROW bytes for each digest) into an array with a row for
     each step and a column for each sample."""
     padded = np.zeros((len(rows), rows.shape[1] // ROW, _WORD), np.uint8)
@@ -37,6 +37,11 @@ def number_of(sample: Hashable) -> int:
         except ValueError:
             pass
     return xxhash.xxh3_64_intdigest(f"{type(sample).__name__} {sample}".encode()) | 1 << 63
+
+
+def as_indices(rows: Sequence[Sequence[Hashable]]) -> Array:
+    """Rows of equal lengths of any indices, as in packed lines."""
+    return np.array([[number_of(index) for index in row] for row in rows], np.uint64).view(np.int64)
 
 
 def in_order(numbers: Array) -> Array:

@@ -18,9 +18,12 @@ from torchaos.harness.agent import packed
 from torchaos.harness.agent.wire import Event, EventFile, Kind, Phase
 from torchaos.harness.judging.twins.first_uses import FirstUses, came_earlier
 from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.events import growing
+from torchaos.harness.record.events.growing import Growing
 from torchaos.harness.record.events.journal import read_events, read_journal
+from torchaos.harness.record.events.merged import Merged, Snapshot
 from torchaos.harness.record.events.payloads import read
-from torchaos.harness.record.history import Executions
+from torchaos.harness.record.history import Executions, History
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.steps.blocks import blocks_of
@@ -161,6 +164,24 @@ def test_rows_of_a_file_are_read_again_while_it_grows(tmp_path: Path) -> None:
     assert [block.event(row) for row in range(len(block))] == [read(line) for line in block.lines]
     assert set(block.lines) <= set(lines)
     assert block.lines[1:] == list(block.lines)[1:]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_looks_at_a_growing_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at a run in progress has the history that all its events have, and puts each step into one block."""
+    monkeypatch.setattr(growing, "_ENOUGH", 2)
+    copy = tmp_path / run.name
+    shutil.copytree(run, copy)
+    for path in copy.glob("events/*.jsonl"):
+        _pack(path)
+    events, live = read_events(RunDir(copy).events), Growing()
+    for end in sorted({len(events) * part // 4 for part in range(5)}):
+        seen = Snapshot(events[:end], live.merged)
+        found, plain = History.of(seen), History.of(events[:end])
+        assert list(found.executions) == list(plain.executions)
+        assert replace(found, executions=plain.executions) == plain
+        assert sorted(map(repr, Merged.of(seen))) == sorted(map(repr, events[:end]))
+    assert len(Merged.of(seen).others) < len(events) or not any(event.kind is Kind.STEP for event in events)
 
 
 @pytest.mark.parametrize("draws", range(20))

@@ -11,7 +11,8 @@ from torchaos.harness.agent.wire import Event, EventFile, Kind
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.record.events.clocks import Clocks
 from torchaos.harness.record.events.gaps import Gaps
-from torchaos.harness.record.events.merged import Merged
+from torchaos.harness.record.events.growing import Growing
+from torchaos.harness.record.events.merged import Merged, Snapshot
 from torchaos.harness.record.events.nodes import nodes_of, with_unique_pids
 from torchaos.harness.record.events.outer_pids import OuterPids
 from torchaos.harness.record.events.payloads import of_later_version, read
@@ -81,6 +82,7 @@ class Journal:
         if node is not None:
             self._offsets |= dict.fromkeys(folder.glob(follow), -1)
         self._events: list[Event] = []
+        self._growing = Growing()
         self._pids = OuterPids()
         self._lock = threading.RLock()
         self._closed, self._closed_file = threading.Event(), False
@@ -110,10 +112,10 @@ class Journal:
             self._add([event])
         return event
 
-    def snapshot(self) -> list[Event]:
+    def snapshot(self) -> Snapshot:
         """The events so far, in order of arrival."""
         with self._lock:
-            return list(self._events)
+            return Snapshot(self._events, self._growing.merged)
 
     @property
     def count(self) -> int:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from heapq import merge
 from itertools import islice
 from typing import overload
 
-from torchaos.harness.agent.wire import Event
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.steps.blocks import Block, in_order
 from torchaos.harness.record.steps.columns import Columns
 from torchaos.harness.record.steps.executions import Executions
+
+OF_STEPS = frozenset({Kind.STEP, Kind.LOSS})
 
 
 class Merged(Sequence[Event]):
@@ -23,7 +25,19 @@ class Merged(Sequence[Event]):
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> Merged:
-        return events if isinstance(events, Merged) else cls(sorted(events, key=_when), ())
+        if isinstance(events, Snapshot):
+            return events.merged
+        return events if isinstance(events, Merged) else cls.of_parts(events, ())
+
+    @classmethod
+    def of_parts(cls, others: Iterable[Event], blocks: Sequence[Block]) -> Merged:
+        """`others`: in any order."""
+        return cls(sorted(others, key=_when), blocks)
+
+    @cached_property
+    def beside_steps(self) -> tuple[Event, ...]:
+        """All events except those of steps and their losses."""
+        return tuple(event for event in self.others if event.kind not in OF_STEPS)
 
     @cached_property
     def steps(self) -> Columns:
@@ -54,6 +68,19 @@ class Merged(Sequence[Event]):
             ends += self.others[place : place + 1 or None]
             return min(ends, key=_when) if place == 0 else max(ends, key=_when)
         return list(self)[place] if place < 0 else next(islice(self, place, None))
+
+
+class Snapshot(list[Event]):
+    """The events of a run so far, in order of arrival."""
+
+    def __init__(self, events: Sequence[Event], merge: Callable[[Sequence[Event]], Merged]) -> None:
+        super().__init__(events)
+        self._merge = merge
+
+    @cached_property
+    def merged(self) -> Merged:
+        """The same in order of time. Events that arrived later may be among them."""
+        return self._merge(self)
 
 
 def _when(event: Event) -> tuple[float, str, int]:

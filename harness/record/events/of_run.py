@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.record.events.merged import Merged
+from torchaos.harness.record.events.merged import OF_STEPS, Merged
 from torchaos.harness.record.steps import Executions
-
-_OF_STEPS = frozenset({Kind.STEP, Kind.LOSS})
 
 
 class RunEvents:
@@ -21,8 +19,9 @@ class RunEvents:
     @cached_property
     def beside_steps(self) -> tuple[Event, ...]:
         """All events except those of steps and their losses."""
-        events = self.events.others if isinstance(self.events, Merged) else self.events
-        return tuple(event for event in events if event.kind not in _OF_STEPS)
+        if isinstance(self.events, Merged):
+            return self.events.beside_steps
+        return tuple(event for event in self.events if event.kind not in OF_STEPS)
 
     @cached_property
     def sources_of_steps(self) -> dict[tuple[int, int], set[str]]:
@@ -35,7 +34,7 @@ class RunEvents:
         return Merged.of(self.events).steps_made
 
     def of_kind(self, *kinds: Kind) -> Iterator[Event]:
-        searched = self.beside_steps if _OF_STEPS.isdisjoint(kinds) else self.events
+        searched = self.beside_steps if OF_STEPS.isdisjoint(kinds) else self.events
         return (event for event in searched if event.kind in kinds)
 
     def of_fault(self, fault: str, *kinds: Kind) -> Iterator[Event]:

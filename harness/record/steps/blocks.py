@@ -48,6 +48,15 @@ class Block:
         """The same with other times. `seconds`: to add to each."""
         return replace(self, own={**self.own, "mono_s": self.own["mono_s"] + seconds})
 
+    def is_like(self, other: Block) -> bool:
+        """Whether both can be joined: they are of the same process, and have the same columns."""
+        mine, others = ({name: values.shape[1:] for name, values in one.own.items()} for one in (self, other))
+        return mine == others and replace(self, own={}, lines=()) == replace(other, own={}, lines=())
+
+    def joined(self, other: Block) -> Block:
+        own = {name: np.concatenate([values, other.own[name]]) for name, values in self.own.items()}
+        return replace(self, own=own, lines=[*self.lines, *other.lines])
+
     def event(self, row: int) -> Event:
         fields = packed.unpack(self.lines[row])
         return Event(Kind.STEP, **{**fields, "mono_s": float(self.own["mono_s"][row])})

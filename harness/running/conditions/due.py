@@ -10,6 +10,7 @@ from functools import partial
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.recovery.going_on import has_settled, went_on
+from torchaos.harness.record.events.merged import Merged
 from torchaos.harness.record.events.of_run import RunEvents
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After
@@ -20,14 +21,17 @@ def after_is_due(
 ) -> bool:
     """Whether the trigger is due. `now_s`: CLOCK_MONOTONIC. `history`: the history of these events, for a caller that
     checks several triggers."""
-    if now_s < _launched_at(events) + trigger.not_before_s:  # the cheapest check comes first
+    whole = Merged.of(events)
+    if now_s < _launched_at(whole.beside_steps) + trigger.not_before_s:  # the cheapest check comes first
         return False
-    start = _start_of(trigger, events, history or partial(History.of, events))
+    start = _start_of(trigger, whole, history or partial(History.of, whole))
     if start is None:
         return False
     if trigger.checkpoints:
         saves = [
-            e.mono_s for e in events if e.kind is Kind.SAVE_END and e.data["ok"] and e.rank == 0 and e.mono_s >= start
+            e.mono_s
+            for e in whole.beside_steps
+            if e.kind is Kind.SAVE_END and e.data["ok"] and e.rank == 0 and e.mono_s >= start
         ]
         if len(saves) < trigger.checkpoints:
             return False
@@ -39,7 +43,8 @@ def _launched_at(events: Sequence[Event]) -> float:
     return next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), math.inf)
 
 
-def _start_of(trigger: After, events: Sequence[Event], history: Callable[[], History]) -> float | None:
+def _start_of(trigger: After, whole: Merged, history: Callable[[], History]) -> float | None:
+    events = whole.beside_steps
     if trigger.fault is None:
         launched = _launched_at(events)
         return launched if launched < math.inf else None
@@ -57,9 +62,9 @@ def _start_of(trigger: After, events: Sequence[Event], history: Callable[[], His
         return next(
             (e.mono_s for e in events if e.kind is Kind.RANK_EXITED and e.data["pid"] in pids and e.mono_s >= at), None
         )
-    if (trigger.lasting and back is None) or not _stepped_since(events, at, trigger.lethal):
+    if (trigger.lasting and back is None) or not _stepped_since(whole, at, trigger.lethal):
         return None
-    recovered = _recovered_at(Seen(tuple(events), history()), trigger)
+    recovered = _recovered_at(Seen(whole, history()), trigger)
     return None if recovered is None else max(recovered, back or recovered) if trigger.lasting else recovered
 
 
@@ -67,17 +72,19 @@ def _start_of(trigger: After, events: Sequence[Event], history: Callable[[], His
 class Seen(RunEvents):
     """What is known about the run so far."""
 
-    events: tuple[Event, ...]
+    events: Sequence[Event]
     history: History
 
 
-def _stepped_since(events: Sequence[Event], at: float, lethal: bool) -> bool:
+def _stepped_since(whole: Merged, at: float, lethal: bool) -> bool:
     """Whether a step has ended since the fault. Without such a step the job has not recovered, and the costly history
     is not needed."""
-    steps = [event for event in events if event.kind in (Kind.STEP, Kind.LOG_STEP)]
-    seen = [step.attempt or 0 for step in steps if step.mono_s <= at and step.kind is Kind.STEP]
-    hit = max(seen, default=0)  # or a later one
-    return any(step.mono_s > at and (not lethal or step.attempt is None or step.attempt > hit) for step in steps)
+    steps = whole.steps_made
+    hit = steps.at(steps.mono_s <= at).attempt.max(initial=0)  # or a later one
+    logged = (event for event in whole.beside_steps if event.kind is Kind.LOG_STEP and event.mono_s > at)
+    return bool((steps.after(at).attempt > (hit if lethal else -1)).any()) or any(
+        not lethal or event.attempt is None or event.attempt > hit for event in logged
+    )
 
 
 def _recovered_at(seen: Seen, trigger: After) -> float | None:

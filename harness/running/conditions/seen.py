@@ -19,6 +19,7 @@ from torchaos.harness.agent.fault import DRAWN
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.record.events.merged import Merged
 from torchaos.harness.record.history import History
 from torchaos.harness.record.history.uptime import is_down, new_steps, stands_still
 from torchaos.harness.record.plan import After, PlannedFault
@@ -135,22 +136,28 @@ class Recovered:
     name: ClassVar[str] = "recovered"
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        history = cache(lambda: History.of(events))
+        whole = Merged.of(events)
+        history = cache(lambda: History.of(whole))
         return all(
-            after_is_due(self._of(fault), events, now_s, history)
+            after_is_due(self._of(fault), whole, now_s, history)
             for fault in reversed(self.faults)  # as long as the last fault has not landed, this is cheap
-        ) and (not self.faults or self._goes_on(history(), events, now_s))
+        ) and (not self.faults or self._goes_on(history(), whole, now_s))
 
     def _of(self, fault: str) -> After:
         return After(self.rest, fault, "recovered", lasting=fault in self.lasting, lethal=fault in self.lethal)
 
-    def _goes_on(self, history: History, events: Sequence[Event], now_s: float) -> bool:
+    def _goes_on(self, history: History, whole: Merged, now_s: float) -> bool:
         """Whether the job is alive and has ended a step at least `rest` seconds after it recovered. If the job dies
         again, the seconds are counted again from its next recovery."""
         steps = new_steps(history)
-        if not steps or steps[-1] < steps[0] + self.rest or is_down(history, events) or stands_still(steps, now_s):
+        if (
+            not steps
+            or steps[-1] < steps[0] + self.rest
+            or is_down(history, whole.beside_steps)
+            or stands_still(steps, now_s)
+        ):
             return False
-        return all(after_is_due(self._of(fault), events, steps[-1], lambda: history) for fault in self.faults)
+        return all(after_is_due(self._of(fault), whole, steps[-1], lambda: history) for fault in self.faults)
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> dict[str, Any]:

@@ -1,0 +1,68 @@
+"""The events of a run in progress, which are looked at again and again."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Sequence
+
+from torchaos.harness.agent import packed
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.record.events.merged import Merged
+from torchaos.harness.record.steps.blocks import Block, blocks_of
+
+_ENOUGH = 64  # usual steps of a process that make a block
+_VALUES = frozenset(packed.payload([], [], None, None, None, None, None, {}))
+
+
+class Growing:
+    """Turns the steps of a growing list into blocks, each step once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._others: list[Event] = []
+        self._waiting: dict[str, list[tuple[Event, bytes]]] = {}  # usual steps by source
+        self._blocks: dict[str, list[Block]] = {}  # by source
+        self._lock = threading.Lock()
+
+    def merged(self, events: Sequence[Event]) -> Merged:
+        """All events so far. `events`: those of the call before, and perhaps more."""
+        with self._lock:
+            for event in events[self._seen :]:
+                self._take(event)
+            self._seen = max(self._seen, len(events))
+            waiting = [event for own in self._waiting.values() for event, _line in own]
+            return Merged.of_parts([*self._others, *waiting], [one for own in self._blocks.values() for one in own])
+
+    def _take(self, event: Event) -> None:
+        line = _line(event)
+        if line is None:
+            self._others.append(event)
+            return
+        own = self._waiting.setdefault(event.source, [])
+        own.append((event, line))
+        if len(own) >= _ENOUGH:
+            del self._waiting[event.source]
+            made, left = blocks_of([line for _event, line in own])
+            self._others += [own[place][0] for place in left]
+            for block in made:
+                self._put(self._blocks.setdefault(event.source, []), block)
+
+    def _put(self, blocks: list[Block], block: Block) -> None:
+        """Joins blocks of one size to a larger one, so that there are few, and none is copied often."""
+        while blocks and len(blocks[-1]) <= len(block) and blocks[-1].is_like(block):
+            block = blocks.pop().joined(block)
+        blocks.append(block)
+
+
+def _line(event: Event) -> bytes | None:
+    """The packed line that means the same as the event. None if there is none."""
+    if event.kind is not Kind.STEP or event.data.keys() != _VALUES or event.rank is None or event.attempt is None:
+        return None
+    data, who = dict(event.data), (event.source, event.rank, event.attempt)
+    try:
+        data["samples"] = None if data["samples"] is None else bytes.fromhex("".join(data["samples"]))
+        line = packed.Packer(*who).line(event.seq, event.wall_s, event.mono_s, event.step or 0, **data)
+        return line if Event(Kind.STEP, **packed.unpack(line)) == event else None
+    except (struct.error, ValueError, TypeError, AttributeError):
+        return None

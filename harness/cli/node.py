@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+from pathlib import Path
 
 import click
 
-from torchaos.harness.cli.options import cli
+from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.running.launchers.handover import receive
 from torchaos.harness.running.nodes.join import WAIT_S, join
 from torchaos.harness.running.nodes.place import place_of, socket_of
 from torchaos.harness.undo import recovery
@@ -18,15 +20,19 @@ NO_AGENT = 6  # exit code: nobody listens
 @cli.command("node")
 @click.option("--join", "joined", metavar="RUN", help="Connect standard input and output with the agent.")
 @click.option("--wait", "wait_s", type=float, default=WAIT_S, help="Seconds to wait for the agent.")
+@click.option("--receive", "received", type=PATH, metavar="DIR", help="Make the run directory from standard input.")
 @click.option("--recover", "recovered", metavar="RUN", help="Undo what a dead agent left on this node.")
-def node(joined: str | None, wait_s: float, recovered: str | None) -> None:
+def node(joined: str | None, wait_s: float, received: Path | None, recovered: str | None) -> None:
     """Reach the agent of this node; launchers start this command. RUN is the name of the node's part of a run. Standard
     input and output carry lines of JSON."""
     if joined:
         sys.exit(0 if join(socket_of(joined), wait_s) else NO_AGENT)
+    if received:
+        click.echo("shared" if receive(received, sys.stdin.buffer) else "made")
+        return
     if recovered:
         sys.exit(_recover(recovered))
-    raise click.UsageError("write --join RUN or --recover RUN")
+    raise click.UsageError("write --join RUN, --receive DIR or --recover RUN")
 
 
 def _recover(mark: str) -> int:

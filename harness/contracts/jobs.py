@@ -29,6 +29,7 @@ class JobSpec:
     busy_nodes: int = 0  # how many nodes start at once; the others start when all ranks are up; 0: all at once
     hosts: tuple[str, ...] = ()  # the names of the machines that are the nodes, if the scenario gives them
     timeout_s: float = 0.0  # the job is ended after this time
+    pods: Mapping[str, Any] = field(default_factory=dict)  # if nodes are pods: their settings, see the grammar
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,14 @@ class FarLauncher(Launcher, Protocol):
     """A launcher whose nodes are other machines. On each node, `torchaos exec` wraps the job's command and does the
     work of torchaos there. A node's `argv` starts a small helper beside it."""
 
+    # Whether the nodes of `create` see the run directory of this machine. Otherwise their agents send what they write.
+    shares_folder: bool = True
+
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
         """The commands that start the job; they are run on this machine. They end when the job ends, with an exit code
         other than 0 if the command of a node failed. On each node they run `wrapper`, to which the launcher adds --node
         or --hosts, and then the command of the spec."""
+
+    def gone(self, node: Node) -> bool:
+        """Whether a node does not exist any more. Then nothing is left of what faults changed in it."""
+        return False

@@ -70,6 +70,7 @@ class PlannedJob:
     container: Mapping[str, Any] = field(default_factory=dict)  # if nodes are containers: their settings
     busy_nodes: int = 0  # how many nodes have ranks at first (the others are spare); 0: all
     hosts: tuple[str, ...] = ()  # the machines that are the nodes, if the scenario names them
+    pods: Mapping[str, Any] = field(default_factory=dict)  # if nodes are pods: their settings
 
     @property
     def per_node(self) -> int:

@@ -251,6 +251,9 @@ CHECKS: dict[str, _Check] = {
         "run it where Slurm's programs are on the PATH, as on a login node",
     ),
     "ssh": _Check("nodes that are reached by ssh", _program("ssh"), "apt-get install openssh-client"),
+    "kubectl": _Check(
+        "nodes that are pods of a Kubernetes cluster", _program("kubectl"), "pip install 'torchaos[kubernetes]'"
+    ),
     "freezer": _Check("ranks that SIGKILL does not end", _freezer, "needs the cgroup freezer of version 1"),
     "nvtx": _Check("stalling NCCL calls", _nvtx, "needs a C compiler: apt-get install gcc"),
     "nccl_net": _Check("NCCL's connections, by a plug-in", _nccl_net, "needs a C compiler: apt-get install gcc"),

@@ -64,6 +64,21 @@ class Container(Strict):
     ] = Field(default_factory=list)  # fmt: skip
 
 
+class Pods(Strict):
+    """The pods of the launcher kubernetes: each node is a pod."""
+
+    manifest: Annotated[
+        str, Field(min_length=1, description="A file with the objects to make, relative to this file. In their pods, "
+                   "job.command takes the place of the container's command.")
+    ]  # fmt: skip
+    container: Annotated[
+        str, Field(description="The container that runs the job; by default the first of each pod.")
+    ] = ""  # fmt: skip
+    python: Annotated[str, Field(description="The Python in that container that has torchaos.")] = "python3"
+    context: Annotated[str, Field(description="The context of kubectl; by default the current one.")] = ""
+    namespace: Annotated[str, Field(description="The namespace; by default the one of the context.")] = ""
+
+
 def _address(text: str) -> str:
     if not re.fullmatch(r"[^\s:/]+:\d{1,5}", text):
         raise ValueError(f"{text!r} is not an address; write host:port, such as 127.0.0.1:9000")
@@ -101,6 +116,7 @@ class Job(Strict):
         Count, Field(description="How many times the command is started side by side, as for torchft's replica groups.")
     ] = 1
     container: Annotated[Container | None, Field(description="For launcher: docker.")] = None
+    pods: Annotated[Pods | None, Field(description="For launcher: kubernetes.")] = None
     log: Annotated[Log | None, Field(description="How to read steps and losses from the job's log.")] = None
     resubmit: Annotated[
         Resubmit | None, Field(description="Start the command again when it fails; without it, it is started once.")

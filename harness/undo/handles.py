@@ -19,6 +19,7 @@ from torchaos.harness.machine import proc
 from torchaos.harness.undo.cgroup import CpuCgroup, FreezerCgroup, MemoryCgroup
 from torchaos.harness.undo.containers import Container, Containers, DockerImage, DockerNetwork
 from torchaos.harness.undo.file import File
+from torchaos.harness.undo.kubernetes import KubernetesObjects
 from torchaos.harness.undo.mount import Mount
 from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc, QueueRule
 from torchaos.harness.undo.proxy import Toxic
@@ -194,6 +195,7 @@ _ALL: tuple[type[Handle], ...] = (
     Container,
     Toxic,
     SlurmWork,
+    KubernetesObjects,
 )
 REGISTRY: Mapping[str, type[Handle]] = {cls.kind: cls for cls in _ALL}
 

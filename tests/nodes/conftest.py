@@ -37,6 +37,12 @@ class Nodes:
     folder: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
+    launcher = "ssh"
+
+    def where(self) -> dict[str, Any]:
+        """The part of the job that says what its nodes are."""
+        return {"hosts": ["a", "b"]}
+
     @property
     def tag(self) -> str:
         return str(self.folder)
@@ -51,11 +57,11 @@ class Nodes:
         """Starts `torchaos run`."""
         command = f"{BARE_PYTHON} {STAND_IN}/torchrun --nproc-per-node 1 --max-restarts 1 "
         job = {
-            "command": f"{command} {STAND_IN}/train.py {steps} --save {{run}}/checkpoints", "hosts": ["a", "b"],
-            "world_size": 2, "timeout": "100s", "checkpoints": {"path": "{run}/checkpoints"},
+            "command": f"{command} {STAND_IN}/train.py {steps} --save {{run}}/checkpoints", "world_size": 2,
+            "timeout": "100s", "checkpoints": {"path": "{run}/checkpoints"}, **self.where(),
         }  # fmt: skip
         scenario = {
-            "scenario": "far", "launcher": "ssh", "job": job, "faults": list(faults),
+            "scenario": "far", "launcher": self.launcher, "job": job, "faults": list(faults),
             "assert": [{"completed": {"steps": steps}}], "twin": "none", **more,
         }  # fmt: skip
         file = self.folder / "far.yaml"
@@ -115,15 +121,44 @@ class Nodes:
         return self.pid("undo.reaper", f".node{node}")
 
 
+class Pods(Nodes):
+    """Two pods of an Indexed Job. Their processes and their run directory are in namespaces of their own."""
+
+    launcher = "kubernetes"
+
+    def where(self) -> dict[str, Any]:
+        container = {"name": "trainer", "image": "none", "command": ["sleep", "infinity"]}
+        job = {
+            "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "llm"},
+            "spec": {
+                "completions": 2, "parallelism": 2, "completionMode": "Indexed",
+                "template": {"spec": {"containers": [container]}},
+            },
+        }  # fmt: skip
+        (self.folder / "job.yaml").write_text(json.dumps(job))
+        return {"pods": {"manifest": "job.yaml", "python": sys.executable}, "nodes": 2}
+
+
 @pytest.fixture
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    folder = tmp_path_factory.mktemp("far", numbered=True)
+    yield from _stand_in(Nodes(tmp_path_factory.mktemp("far", numbered=True)), "ssh", _SSH)
+
+
+@pytest.fixture
+def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    if os.geteuid() != 0:
+        pytest.skip("pods are stood in for by namespaces, which only root may make")
+    one = Pods(tmp_path_factory.mktemp("pods", numbered=True))
+    kubectl = Path(__file__).with_name("kubectl.py")
+    yield from _stand_in(one, "kubectl", f'#!/bin/sh\nexec {sys.executable} {kubectl} {one.folder}/cluster "$@"\n')
+
+
+def _stand_in(one: Nodes, program: str, script: str) -> Iterator[Nodes]:
     for name in ("bin", "tmp", "home"):
-        (folder / name).mkdir(mode=0o700)
-    ssh = folder / "bin" / "ssh"
-    ssh.write_text(_SSH)
-    ssh.chmod(0o755)
-    one = Nodes(folder)
+        (one.folder / name).mkdir(mode=0o700)
+    path = one.folder / "bin" / program
+    path.write_text(script)
+    path.chmod(0o755)
     yield one
     for pid in one.processes():
         os.kill(pid, signal.SIGKILL)

@@ -113,8 +113,9 @@ class FarJob(RunningJob):
             for number, argv in enumerate(commands)
         ]
         on = Handler(self._up, self._journal.take, self._lost, self._lapsed)
+        keep = None if self._launcher.shares_folder else self._run_dir
         self._lines = [
-            Line(node.index, node.argv([*TORCHAOS, "node", "--join", self._mark(node.index)]), on)
+            Line(node.index, node.argv([*TORCHAOS, "node", "--join", self._mark(node.index)]), on, keep)
             for node in self._nodes
         ]
         data = {"submission": self._submission, "pid": self._commands[0].pid, "node": 0}
@@ -199,7 +200,8 @@ class FarJob(RunningJob):
             done = subprocess.run(
                 argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RECOVER_S, check=False
             )  # fmt: skip
-            wrong = "" if done.returncode == 0 else (done.stdout + done.stderr).strip()[-300:] or "nobody can say"
+            fine = done.returncode == 0 or self._launcher.gone(reach)
+            wrong = "" if fine else (done.stdout + done.stderr).strip()[-300:] or "nobody can say"
         except (OSError, subprocess.TimeoutExpired) as error:
             wrong = str(error)
         said = f"node {node} after the loss of its agent: {wrong or 'what it held is undone'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import threading
@@ -11,12 +12,14 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from torchaos.harness.agent.wire import Event
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.record.events.nodes import on_node
 from torchaos.harness.record.events.payloads import read
+from torchaos.harness.running.launchers.handover import append
 from torchaos.harness.running.launchers.words import BEAT_S, VERSION
 
 _EXCHANGES = 8  # of clocks, at the beginning
@@ -41,11 +44,13 @@ class Handler:
 
 @dataclass
 class Line:
-    """Starts `argv`, the pipe to the agent of `node`, and again when it breaks, for `patience_s` seconds."""
+    """Starts `argv`, the pipe to the agent of `node`, and again when it breaks, for `patience_s` seconds. `keep`: the
+    run directory, if the node does not see it: then the node's part of the record is written here."""
 
     node: int
     argv: Sequence[str]
     on: Handler
+    keep: Path | None = None
     patience_s: float = 120.0
     left: threading.Event = field(default_factory=threading.Event)  # the agent has said its last word, or is lost
     _process: subprocess.Popen[bytes] | None = None
@@ -121,7 +126,7 @@ class Line:
         except OSError as error:
             return f"{self.argv[0]}: {error.strerror}"
         assert process.stdout is not None
-        self.tell("hello", version=VERSION)
+        self.tell("hello", version=VERSION, collect=self.keep is not None)
         for line in process.stdout:
             with suppress(ValueError, KeyError, TypeError):
                 said = json.loads(line)
@@ -143,7 +148,11 @@ class Line:
         elif "event" in said:
             event = read(said["event"])
             self._heard = int(said["n"]) + 1
+            if self.keep is not None:
+                append(self.keep, f"events/sent-by-node{self.node}.jsonl", said["event"].encode() + b"\n")
             self.on.take([on_node(replace(event, mono_s=event.mono_s + self._offset_s), self.node)])
+        elif "file" in said and self.keep is not None:
+            append(self.keep, str(said["file"]), base64.b64decode(said["bytes"]))
         elif "re" in said:
             answer = self._waiting.pop(said["re"], None)
             if answer is not None:

@@ -2,7 +2,7 @@
 on each line.
 
 The controller says              and the agent answers
-    hello {version}                  {hello: {version, node, host, boot, pids, missing, lapsed, mono_s}}, or {error}
+    hello {version, collect}         {hello: {version, node, host, boot, pids, missing, lapsed, mono_s}}, or {error}
     beat {sent_s}                    {beat, mono_s}; it must come every few seconds, see LEASE_S
     clock {offset_s, error_s}        nothing; the agent records it as the offset of its clock
     follow {since}                   {event, n} for each event of the node from number `since` on
@@ -13,6 +13,7 @@ The controller says              and the agent answers
     heal {id, fault}                 {re, ok: []}; the fault is taken back (null: all are), and the journal says how
     leave                            {bye: {}}; the agent takes everything back and does not wait for the lease
 
+{file, bytes} comes after the job's end for each piece of a file that the node wrote, if the controller said `collect`.
 {lapsed: why} comes at the end of the lease, and {bye: {}} as the last line of an agent whose command has ended.
 Whoever may write to the agent is decided by the agent's socket: it has mode 0700 in a folder of its user, and the
 kernel names the user at the other end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.machine import proc
 from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.running.launchers.handover import files_to_send
 from torchaos.harness.running.launchers.words import LEASE_S, VERSION
 from torchaos.harness.running.nodes.faults import NodeFaults
 from torchaos.harness.running.nodes.server import Server, Talk
@@ -23,21 +25,23 @@ _LAST_S = 10.0  # seconds for which the end waits until the controller has heard
 
 class Agent:
     """Serves one controller at a time, the latest. `faults`: None if the node's reaper could not be started, which
-    `trouble` explains. `missing`: what the plan needs and this machine lacks. `signal`: sends a signal to the node's
-    command. Raises OSError if the socket can't be made."""
+    `trouble` explains. `folder`: the run directory. `missing`: what the plan needs and this machine lacks. `signal`:
+    sends a signal to the node's command. Raises OSError if the socket can't be made."""
 
     def __init__(
         self, path: Path, node: int, journal: Journal, faults: NodeFaults | None, signal: Callable[[int], None], *,
-        missing: Sequence[str] = (), trouble: str = "", lease_s: float = LEASE_S,
+        folder: Path, missing: Sequence[str] = (), trouble: str = "", lease_s: float = LEASE_S,
     ) -> None:  # fmt: skip
+        self._folder = folder
         self._node, self._journal, self._faults, self._signal = node, journal, faults, signal
         self._missing, self._trouble, self._lease_s = list(missing), trouble, lease_s
         self._heard_s: float | None = None  # when the controller last said something; None: it never has
         self._lapsed = ""
-        self._leaving, self._over = threading.Event(), threading.Event()
+        self._leaving, self._over, self._met = threading.Event(), threading.Event(), threading.Event()
         self._news = threading.Condition()
         self._sent = 0  # events that the present connection was given
         self._talk: Talk | None = None
+        self._sees_nothing = False  # whether the controller does not see the run directory of this node
         journal.listen(lambda event: self._tell_news())
         self._server = Server(path, self._converse)
         self._thread = threading.Thread(target=self._keep_lease, name="lease", daemon=True)
@@ -46,6 +50,12 @@ class Agent:
     def take_back(self) -> None:
         """Makes the agent undo everything soon. May be called from a signal handler."""
         self._leaving.set()
+
+    def await_controller(self, wait_s: float) -> None:
+        """Returns when a controller has connected, or after `wait_s` seconds, or if everything is to be undone."""
+        end = time.monotonic() + wait_s
+        while not self._met.wait(_LOOK_S) and not self._leaving.is_set() and time.monotonic() < end:
+            pass
 
     def settle(self) -> bool:
         """The command has ended: takes everything back. Returns whether nothing is left to undo."""
@@ -60,6 +70,9 @@ class Agent:
             while time.monotonic() < end and self._talk and self._talk.open and self._sent < self._journal.count:
                 self._news.wait(_LOOK_S)
         if self._talk is not None:
+            if self._sees_nothing:
+                for name, piece in files_to_send(self._folder):
+                    self._talk.say(file=name, bytes=base64.b64encode(piece).decode())
             self._talk.say(bye={})
         self._server.close()
 
@@ -88,8 +101,9 @@ class Agent:
         if hello.get("do") != "hello" or hello.get("version") != VERSION:
             talk.say(error=f"this agent speaks version {VERSION}; use the same version of torchaos on all nodes")
             return
-        self._talk, self._heard_s = talk, time.monotonic()
+        self._talk, self._heard_s, self._sees_nothing = talk, time.monotonic(), bool(hello.get("collect"))
         talk.say(hello=self._about())
+        self._met.set()
         for said in words:
             self._heard_s = time.monotonic()
             with suppress(KeyError, TypeError, ValueError, StopIteration):

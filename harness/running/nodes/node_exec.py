@@ -28,6 +28,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.command import Command
 from torchaos.harness.running.launchers.elastic_env import elastic_env
+from torchaos.harness.running.launchers.handover import is_made
 from torchaos.harness.running.launchers.job_env import job_env
 from torchaos.harness.running.launchers.local import LocalNode
 from torchaos.harness.running.launchers.node_run import start
@@ -48,6 +49,7 @@ NODE_VARIABLES = (
     ENV_NODE, "SLURM_NODEID", "PET_NODE_RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_NODE_RANK",
     "PBS_NODENUM",
 )  # fmt: skip
+_MEET_S = 60.0
 _DRAIN_S = 5.0
 _END_S = 30.0  # seconds; torchrun gives its ranks the same time
 
@@ -126,9 +128,11 @@ class NodeExec:
         needs = sorted(set(plan.needs) - registry.find("launchers", plan.launcher).needs)  # those are the controller's
         missing = [name for name in needs if not capabilities.check(name).present]
         agent = Agent(
-            socket_of(self._mark), self._node, self._journal, faults, relay.send, missing=missing, trouble=trouble
-        )
+            socket_of(self._mark), self._node, self._journal, faults, relay.send, folder=self._folder.root,
+            missing=missing, trouble=trouble,
+        )  # fmt: skip
         relay.on_signal = agent.take_back
+        agent.await_controller(_MEET_S)  # else an early fault would come too late
         try:
             return self._run(relay)
         finally:
@@ -190,18 +194,6 @@ def _await_plan(folder: RunDir) -> AgentPlan:
             raise UsageError(f"{folder.root}: there is no run directory; start node 0 with --scenario, which makes it")
         time.sleep(0.1)
     return AgentPlan.read(str(folder.agent_plan))
-
-
-def is_made(folder: RunDir) -> bool:
-    """Whether the run directory is complete. The agent's plan is written last. Raises UsageError if the directory, or
-    the path to the plan, belongs to another user or is a link, because in a shared folder other users could then choose
-    what the ranks read."""
-    for path in (folder.root, folder.agent_plan.parent, folder.agent_plan):
-        try:
-            folder.own(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-    return True
 
 
 def _submissions(folder: RunDir, node: int) -> int:

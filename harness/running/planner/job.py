@@ -10,12 +10,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from torchaos.harness import registry
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.machine.native import NVML
 from torchaos.harness.mechanics.storage.own_disk import memory_left
 from torchaos.harness.record.environment import job_python, ranks_per_node, resolve_program
 from torchaos.harness.record.plan import PlannedJob
+from torchaos.harness.running.launchers.pod_manifest import Manifest
 from torchaos.harness.running.launchers.torchrun_line import most_nodes, ranks_in_words, script_of, world_of
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job import Job
@@ -76,6 +79,7 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
         container=_container(job, here, values),
         busy_nodes=_busy_nodes(most_nodes(command, env), nodes, world, per_node),
         hosts=tuple(job.hosts),
+        pods=_pods(job, here),
     )
 
 
@@ -91,8 +95,8 @@ def check_script(job: Job, file: Path) -> None:
 
 
 def _is_of_this_machine(job: Job) -> bool:
-    """Whether the job uses this machine's own programs, not those of a container image."""
-    return job.container is None or job.container.image == "host"
+    """Whether the job uses this machine's own programs, not those of an image of containers or pods."""
+    return job.pods is None and (job.container is None or job.container.image == "host")
 
 
 def _counted(command: Sequence[str], env: Mapping[str, str]) -> int | None:
@@ -153,6 +157,16 @@ def _size(job: Job, attach: int | None) -> int | None:
             f"job.checkpoints.size: {size_in_words(size)} would be in memory, of which {size_in_words(left)} are free"
         )
     return size or None
+
+
+def _pods(job: Job, here: Path) -> dict[str, Any]:
+    """The settings, and the digest of the manifest: a twin is of the same manifest."""
+    if job.pods is None:
+        return {}
+    file = (here / job.pods.manifest).absolute()
+    Manifest.read(file)
+    digest = xxhash.xxh3_128_hexdigest(file.read_bytes())
+    return {**job.pods.model_dump(), "manifest": str(file), "digest": digest}
 
 
 def _container(job: Job, here: Path, values: Mapping[str, str]) -> dict[str, Any]:

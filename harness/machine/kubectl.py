@@ -1,0 +1,56 @@
+"""kubectl as a program: the user's own kubeconfig, credentials and proxies are used as they are."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_ASK_S = 30.0
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """`context` and `namespace`: empty for those of the user's kubeconfig."""
+
+    context: str = ""
+    namespace: str = ""
+
+    def argv(self, *words: str) -> list[str]:
+        where = {"--context": self.context, "--namespace": self.namespace}
+        return ["kubectl", *(f"{option}={value}" for option, value in where.items() if value), *words]
+
+    def ask(self, *words: str, given: bytes = b"", timeout_s: float = _ASK_S) -> str:
+        """What kubectl prints. `given`: its standard input. Raises OSError if it fails, with its last words, and
+        TimeoutError if it does not answer in time."""
+        return self.said(self.argv(*words), given, timeout_s)
+
+    def may(self, verb: str, resource: str) -> bool:
+        """Whether the user has this right. Raises OSError if the cluster does not answer."""
+        try:
+            return self.ask("auth", "can-i", verb, resource).split()[:1] == ["yes"]
+        except _Refused as error:
+            if error.printed.split()[:1] == ["no"]:
+                return False
+            raise
+
+    @staticmethod
+    def said(argv: Sequence[str], given: bytes, timeout_s: float) -> str:
+        """The same as `ask`, for a whole command line."""
+        try:
+            done = subprocess.run(argv, input=given, capture_output=True, timeout=timeout_s, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"kubectl has not answered for {timeout_s:g} s: {' '.join(argv[1:6])}") from error
+        printed = done.stdout.decode(errors="replace")
+        if done.returncode:
+            words = done.stderr.decode(errors="replace").strip()[-300:]
+            raise _Refused(f"kubectl: {words or f'exit code {done.returncode}'}", printed)
+        return printed
+
+
+class _Refused(OSError):
+    """kubectl ended with an error. `printed`: its standard output."""
+
+    def __init__(self, text: str, printed: str) -> None:
+        super().__init__(text)
+        self.printed = printed

@@ -1,0 +1,111 @@
+"""The run directory of a node that shares no folder with the controller. The plans are handed over through a pipe
+before the job starts; what the node writes comes back through the pipe to its agent, at the end of the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.record.rundir import RunDir
+
+_SENT = ("agent/manifests", "agent/reads", "agent/stamps", "logs")
+_PIECE = 1 << 18
+
+
+def is_made(folder: RunDir) -> bool:
+    """Whether the run directory is complete. The agent's plan is written last. Raises UsageError if the directory, or
+    the path to the plan, belongs to another user or is a link, because in a shared folder other users could then choose
+    what the ranks read."""
+    for path in (folder.root, folder.agent_plan.parent, folder.agent_plan):
+        try:
+            folder.own(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
+
+
+def packed(root: Path, node: int, hosts: Sequence[str]) -> bytes:
+    """What a node must know: its number, the names or addresses of all nodes, the plans, and the folder of torchaos's
+    injectors on this machine."""
+    run = RunDir(root)
+    plans = {"plan": run.plan.read_text(), "agent_plan": run.agent_plan.read_text()}
+    return json.dumps({"node": node, "hosts": hosts, "injectors": _injectors(), **plans}).encode()
+
+
+def receive(root: Path, given: IO[bytes]) -> bool:
+    """Takes what `packed` returned, and makes the run directory of this node, unless the node sees the controller's.
+    Returns whether it sees that. Raises UsageError if it can't be made, or if an injector of the plan is not on this
+    machine."""
+    said, run = json.loads(given.read()), RunDir(root)
+    shared = is_made(run)
+    if not shared:
+        run.create(finish=True)
+        plan, agent_plan = (_of_this_machine(said[name], said["injectors"]) for name in ("plan", "agent_plan"))
+        missing = [fault["source"] for fault in json.loads(plan)["faults"] if not Path(fault["source"]).is_file()]
+        if missing:
+            raise UsageError(f"{missing[0]}: this injector is not on the node; install its package in the image")
+        run.plan.write_text(plan)
+        _write(run.agent_plan, agent_plan)
+    _write(_place(run), json.dumps({"node": said["node"], "hosts": said["hosts"]}))
+    return shared
+
+
+def await_place(root: Path, wait_s: float) -> tuple[int, list[str]]:
+    """The number of this node, and the names of all nodes, as soon as the controller has said them. Raises UsageError
+    after `wait_s` seconds."""
+    place, end = _place(RunDir(root)), time.monotonic() + wait_s
+    while not place.exists():
+        if time.monotonic() > end:
+            raise UsageError(f"{root}: the controller did not hand over the run within {wait_s:g} s")
+        time.sleep(0.1)
+    said = json.loads(place.read_text())
+    return int(said["node"]), list(said["hosts"])
+
+
+def files_to_send(root: Path) -> Iterator[tuple[str, bytes]]:
+    """What a node wrote into its run directory, in pieces of at most _PIECE bytes: the path in the run directory, and
+    the next bytes of that file. The events are not among it, because they are sent at once."""
+    for folder in _SENT:
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                with open(path, "rb") as file:
+                    while piece := file.read(_PIECE):
+                        yield str(path.relative_to(root)), piece
+
+
+def append(root: Path, name: str, piece: bytes) -> None:
+    """Appends bytes to a file in the run directory. Raises ValueError if `name` is none that a node may write."""
+    path = PurePosixPath(name)
+    if ".." in path.parts or not any(path.is_relative_to(folder) for folder in (*_SENT, "events")):
+        raise ValueError(f"{name}: a node does not write this file")
+    target = root / path
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(target, "ab", opener=lambda at, flags: os.open(at, flags, 0o600)) as file:
+        file.write(piece)
+
+
+def _of_this_machine(plan: str, injectors: str) -> str:
+    """The plan with the files of torchaos's injectors where they are on this machine."""
+    return plan.replace(json.dumps(injectors)[1:-1], json.dumps(_injectors())[1:-1])
+
+
+def _place(run: RunDir) -> Path:
+    """The file that says which node this is. Nodes that share the folder have a file each."""
+    return run.agent_plan.with_name(f"node-{os.uname().nodename}.json")
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file that somebody waits for."""
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def _injectors() -> str:
+    return str(files("torchaos.injectors"))

@@ -1,0 +1,181 @@
+"""Nodes that are pods of a Kubernetes cluster. The run makes the objects of a manifest and deletes them at its end. It
+uses kubectl, with the rights of the user."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
+from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec, Node, UsageError
+from torchaos.harness.machine.kubectl import Kubectl
+from torchaos.harness.running.launchers.handover import packed
+from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange
+from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.undo.kubernetes import LABEL, KubernetesObjects, label_of
+
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_SPARE_S = 300.0  # after the job's time-out, Kubernetes ends what nobody else has ended
+_READY_S = 600.0  # seconds for which the pods may wait for machines and images
+_LOOK_S = 0.5
+_OVER = ("Succeeded", "Failed")
+_OF_THE_AGENT = frozenset({ENV_PLAN, ENV_RUN_ID, ENV_ATTEMPT_BASE, "PYTHONPATH"})
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A node. `python`: the interpreter in the container that has torchaos."""
+
+    index: int
+    name: str
+    container: str
+    python: str
+    kubectl: Kubectl
+    env: Mapping[str, str] = field(default_factory=dict)
+    link: ClassVar[None] = None
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        words = [self.python if word == sys.executable else word for word in command]
+        return self.kubectl.argv("exec", "--stdin", self.name, f"--container={self.container}", "--", *words)
+
+    def host_pid(self, pid: int) -> int | None:
+        return None
+
+
+class Kubernetes(FarLauncher):
+    """`job.pods` names the manifest. In its pods the job's command takes the place of the container's command."""
+
+    name: ClassVar[str] = "kubernetes"
+    needs: ClassVar[frozenset[str]] = frozenset({"kubectl"})
+    sets_rendezvous: ClassVar[bool] = True
+    on_nodes: ClassVar[bool] = True
+    cannot: ClassVar[Mapping[str, str]] = {
+        "links": "the network of a pod is not touched; write launcher: netns",
+        "docker": "the nodes are pods; write launcher: docker",
+        "endpoints": "the pods do not reach a proxy of the harness's; write launcher: local or netns",
+        "node.reboot": "the command of a pod is started only once; write node.freeze or node.kill",
+    }
+
+    def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        where = _kubectl(spec)
+        objects = KubernetesObjects(spec.env[ENV_RUN_ID], _manifest(spec).kinds, where.context, where.namespace)
+        return (objects, JobProcesses(spec.env[ENV_RUN_ID]))
+
+    def create(self, spec: JobSpec) -> Sequence[Pod]:
+        """Makes the objects, waits until the pods run, and gives them the run directory. Raises UsageError if a right
+        is missing, and ChaosError if the pods do not come up."""
+        kubectl, manifest = _kubectl(spec), _manifest(spec)
+        _check_rights(kubectl, manifest.kinds.split(","))
+        run_dir = spec.log.parent.parent
+        env = {name: value for name, value in spec.own_env.items() if name not in _OF_THE_AGENT}
+        wrapper = (
+            str(spec.pods["python"]), "-m", "torchaos.harness", "exec", "--run", str(run_dir),
+            "--served", str(spec.submission), "--", *spec.argv,
+        )  # fmt: skip
+        label = (LABEL, label_of(spec.env[ENV_RUN_ID]))
+        change = PodChange(
+            label, wrapper, env, PurePosixPath(run_dir.parent), round(spec.timeout_s + _SPARE_S), _container(spec)
+        )  # fmt: skip
+        try:
+            kubectl.ask("create", "--filename=-", given=manifest.changed(change).encode(), timeout_s=60.0)
+            found = sorted(_await_pods(kubectl, label, spec.nodes), key=_order)
+            pods = [_pod(index, raw, spec, kubectl) for index, raw in enumerate(found)]
+            addresses = [str(raw["status"]["podIP"]) for raw in found]
+            shared = [_hand_over(pod, run_dir, addresses) for pod in pods]
+            self.shares_folder = all(shared)
+        except OSError as error:
+            raise ChaosError(str(error)) from error
+        return pods
+
+    def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
+        """The pods run the job already. These commands end when the containers do."""
+        pods = [node for node in nodes if isinstance(node, Pod)]
+        return [pod.kubectl.argv("logs", "--follow", pod.name, f"--container={pod.container}") for pod in pods]
+
+    def gone(self, node: Node) -> bool:
+        """Whether the pod has ended or was deleted, and with it everything that was in it."""
+        assert isinstance(node, Pod)
+        try:
+            said = node.kubectl.ask("get", "pod", node.name, "--ignore-not-found", "--output=jsonpath={.status.phase}")
+        except OSError:
+            return False
+        return said.strip() in ("", *_OVER)
+
+
+def _manifest(spec: JobSpec) -> Manifest:
+    if not spec.pods:
+        raise UsageError("launcher: kubernetes needs job.pods, with the manifest of the pods")
+    return Manifest.read(Path(spec.pods["manifest"]))
+
+
+def _kubectl(spec: JobSpec) -> Kubectl:
+    return Kubectl(str(spec.pods.get("context", "")), str(spec.pods.get("namespace", "")))
+
+
+def _container(spec: JobSpec) -> str:
+    return str(spec.pods.get("container", ""))
+
+
+def _pod(index: int, raw: Mapping[str, Any], spec: JobSpec, kubectl: Kubectl) -> Pod:
+    container = _container(spec) or raw["spec"]["containers"][0]["name"]
+    return Pod(index, raw["metadata"]["name"], container, str(spec.pods["python"]), kubectl)
+
+
+def _order(raw: Mapping[str, Any]) -> tuple[int, list[int | str]]:
+    """The pods are numbered as their Indexed Job numbers them, or else in the order of their names, with the numbers in
+    a name as numbers."""
+    metadata = raw["metadata"]
+    given = next((metadata[key][_INDEX] for key in ("annotations", "labels") if _INDEX in metadata.get(key, {})), "0")
+    name = re.split(r"(\d+)", metadata["name"])
+    return int(given), [int(part) if part.isdigit() else part for part in name]
+
+
+def _check_rights(kubectl: Kubectl, kinds: Sequence[str]) -> None:
+    """Raises UsageError that names all missing rights, and ChaosError if the cluster does not answer."""
+    wanted = [(verb, kind) for kind in kinds for verb in ("create", "delete", "list")]
+    wanted += [(verb, "pods") for verb in ("get", "list", "delete")] + [("create", "pods/exec"), ("get", "pods/log")]
+    try:
+        missing = [f"{verb} {what}" for verb, what in dict.fromkeys(wanted) if not kubectl.may(verb, what)]
+    except OSError as error:
+        raise ChaosError(str(error)) from error
+    if missing:
+        raise UsageError(f"this user may not {', '.join(missing)}; docs/kubernetes.md has a Role with these rights")
+
+
+def _await_pods(kubectl: Kubectl, label: tuple[str, str], count: int) -> list[dict[str, Any]]:
+    """The running pods. Raises ChaosError if one ends, or if they are not there in time."""
+    end = time.monotonic() + _READY_S
+    while True:
+        listed = json.loads(kubectl.ask("get", "pods", f"--selector={'='.join(label)}", "--output=json"))["items"]
+        states = [_state(pod) for pod in listed]
+        over = next((state for pod, state in zip(listed, states, strict=True) if pod["status"]["phase"] in _OVER), None)
+        if over:
+            raise ChaosError(f"{over}, before the others were up")
+        if len(listed) >= count and all(pod["status"]["phase"] == "Running" for pod in listed):
+            return list(listed)
+        if time.monotonic() > end:
+            raise ChaosError(
+                f"{count} pods are not running after {_READY_S:g} s: {'; '.join(states) or 'there is none'}"
+            )
+        time.sleep(_LOOK_S)
+
+
+def _state(pod: Mapping[str, Any]) -> str:
+    """The state of a pod, with the reason for which it waits, as a clause."""
+    status = pod["status"]
+    waits = [one["state"]["waiting"] for one in status.get("containerStatuses") or [] if "waiting" in one["state"]]
+    waits += [one for one in status.get("conditions") or [] if one.get("status") == "False"]
+    why = next((f" ({one.get('reason')}: {one.get('message', '')})" for one in waits if one.get("reason")), "")
+    return f"pod {pod['metadata']['name']} is {status['phase']}{why}"
+
+
+def _hand_over(pod: Pod, run_dir: Path, addresses: Sequence[str]) -> bool:
+    """Gives a pod the run directory. Returns whether the pod shares the folder with this machine, and so has it."""
+    argv = pod.argv([sys.executable, "-m", "torchaos.harness", "node", "--receive", str(run_dir)])
+    return "shared" in Kubectl.said(argv, packed(run_dir, pod.index, addresses), 60.0)

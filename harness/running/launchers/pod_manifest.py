@@ -1,0 +1,124 @@
+"""A Kubernetes manifest, changed so that its pods run the job under the agent of torchaos."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from torchaos.harness.contracts import UsageError
+
+_VOLUME = "torchaos-run"
+
+
+@dataclass(frozen=True)
+class PodChange:
+    """What is changed in each pod of a manifest. `container`: the name of the container that runs the job; empty: the
+    first. `folder`: the parent of the run directory, for which an empty volume is mounted, unless one of the
+    container's volumes has it already. `limit_s`: the pod is ended after this many seconds."""
+
+    label: tuple[str, str]
+    command: Sequence[str]
+    env: Mapping[str, str]
+    folder: PurePosixPath
+    limit_s: int
+    container: str = ""
+
+
+@dataclass
+class Manifest:
+    """The objects of a manifest file. `kinds`: how kubectl names their kinds, such as `job.batch`."""
+
+    file: Path
+    objects: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, file: Path) -> Manifest:
+        """Raises UsageError if the file can't be read, or has no pod."""
+        try:
+            found = [one for one in yaml.safe_load_all(file.read_text()) if one is not None]
+        except OSError as error:
+            raise UsageError(f"{file}: {error.strerror}; correct job.pods.manifest") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
+            raise UsageError(f"{where}: it is no YAML: {getattr(error, 'problem', error)}") from error
+        objects = [part for one in found for part in _parts(one)]
+        for one in objects:
+            if not all(isinstance(one.get(key), str) for key in ("apiVersion", "kind")):
+                raise UsageError(f"{file}: an object has no apiVersion or no kind; write a manifest of Kubernetes")
+        manifest = cls(file, objects)
+        if not any(True for _ in manifest._pods(manifest.objects)):
+            raise UsageError(
+                f"{file}: there is no pod in it, which is an object whose spec has containers; the pods of a TrainJob "
+                "are elsewhere, in its runtime: name a manifest with the pods themselves"
+            )
+        return manifest
+
+    @property
+    def kinds(self) -> str:
+        names = (f"{one['kind'].lower()}.{_group(one)}".rstrip(".") for one in self.objects)
+        return ",".join(dict.fromkeys(names))
+
+    def changed(self, change: PodChange) -> str:
+        """The manifest with the change, as a YAML text. Raises UsageError if a pod has no such container."""
+        objects = copy.deepcopy(self.objects)
+        key, value = change.label
+        for one in objects:
+            _below(_below(one, "metadata"), "labels")[key] = value
+        for pod in self._pods(objects):
+            _below(_below(pod, "metadata"), "labels")[key] = value
+            self._change(pod["spec"], change)
+        return yaml.safe_dump_all(objects, sort_keys=False)
+
+    def _change(self, spec: dict[str, Any], change: PodChange) -> None:
+        names = [one.get("name") for one in spec["containers"]]
+        if change.container and change.container not in names:
+            raise UsageError(f"{self.file}: no container {change.container} among {', '.join(map(str, names))}")
+        container = spec["containers"][names.index(change.container) if change.container else 0]
+        container["command"] = list(change.command)
+        container.pop("args", None)
+        kept = [one for one in container.get("env") or [] if one.get("name") not in change.env]
+        container["env"] = [*kept, *({"name": name, "value": value} for name, value in change.env.items())]
+        spec["restartPolicy"] = "Never"  # torchrun restarts the ranks; a second agent would begin a run of its own
+        spec["activeDeadlineSeconds"] = min(change.limit_s, spec.get("activeDeadlineSeconds", change.limit_s))
+        mounts = container.get("volumeMounts") or []
+        if not any(change.folder.is_relative_to(str(one.get("mountPath"))) for one in mounts):
+            container["volumeMounts"] = [*mounts, {"name": _VOLUME, "mountPath": str(change.folder)}]
+            spec["volumes"] = [*(spec.get("volumes") or []), {"name": _VOLUME, "emptyDir": {}}]
+
+    @staticmethod
+    def _pods(tree: Any) -> Iterator[dict[str, Any]]:
+        """Every pod, and every template of pods, of whatever kind the object around it is."""
+        if isinstance(tree, dict):
+            spec = tree.get("spec")
+            containers = spec.get("containers") if isinstance(spec, dict) else None
+            if isinstance(containers, list) and containers and all(isinstance(one, dict) for one in containers):
+                yield tree
+                return
+        children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+        for child in children:
+            yield from Manifest._pods(child)
+
+
+def _parts(found: Any) -> list[dict[str, Any]]:
+    """The objects of a document: of a `List`, its items."""
+    if isinstance(found, dict) and isinstance(found.get("items"), list):
+        return [one for one in found["items"] if isinstance(one, dict)]
+    return [found if isinstance(found, dict) else {}]
+
+
+def _group(found: Mapping[str, Any]) -> str:
+    """The group of an API version: of `batch/v1` it is `batch`, of `v1` none."""
+    return str(found["apiVersion"]).rpartition("/")[0]
+
+
+def _below(found: dict[str, Any], key: str) -> dict[str, Any]:
+    if not isinstance(found.get(key), dict):
+        found[key] = {}
+    below: dict[str, Any] = found[key]
+    return below

@@ -1,0 +1,25 @@
+"""Runs whose nodes are pods that share no folder with this machine."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from torchaos.harness.agent.wire import Kind
+
+STEP = {"step": 8, "phase": "backward"}
+
+
+def test_a_rank_in_a_pod_is_killed(pods: Any) -> None:
+    """The plan reaches the pods through the pipe, and what they record comes back through it: the death of the rank in
+    the second pod, the steps of both ranks, and the output of the job. In the end the pods are deleted."""
+    run = pods.run({"inject": "process.kill", "target": {"rank": 1}, "when": STEP})
+    said = run.communicate(timeout=200)[0]
+    assert run.returncode in (0, 2), said  # the stand-in's other node does not wait for the first
+    (hit,) = pods.events(Kind.APPLYING)
+    deaths = [event for event in pods.events(Kind.RANK_EXITED) if event.data["exit_code"] == -signal.SIGKILL]
+    assert [(one.source, one.data["pid"]) for one in deaths] == [("node1", hit.data["pid"])]
+    assert {event.rank for event in pods.events(Kind.STEP)} == {0, 1}
+    assert (pods.record.logs / "job-0.log").stat().st_size
+    assert not list((pods.folder / "cluster").glob("*/pod.json"))
+    assert pods.processes() == {}

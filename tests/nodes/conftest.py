@@ -138,6 +138,12 @@ class Pods(Nodes):
         (self.folder / "job.yaml").write_text(json.dumps(job))
         return {"pods": {"manifest": "job.yaml", "python": sys.executable}, "nodes": 2}
 
+    def kill_pod(self, node: int) -> None:
+        """Kills process 1 of the pod, and with it all processes there."""
+        outer = (self.folder / "cluster" / f"llm-{node}" / "pid").read_text()
+        first = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()[0]
+        os.kill(int(first), signal.SIGKILL)
+
 
 @pytest.fixture
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:

@@ -23,3 +23,27 @@ def test_a_rank_in_a_pod_is_killed(pods: Any) -> None:
     assert (pods.record.logs / "job-0.log").stat().st_size
     assert not list((pods.folder / "cluster").glob("*/pod.json"))
     assert pods.processes() == {}
+
+
+def test_rights_that_are_missing(pods: Any) -> None:
+    """All missing rights are named, and nothing is made."""
+    (pods.folder / "cluster").mkdir()
+    (pods.folder / "cluster" / "forbidden").write_text("create pods/exec\ndelete job.batch\n")
+    run = pods.run({"inject": "process.kill", "target": {"rank": 1}, "when": STEP})
+    said = run.communicate(timeout=200)[0]
+    assert run.returncode == 3, said
+    assert "this user may not delete job.batch, create pods/exec" in said
+    assert not list((pods.folder / "cluster").glob("*/pod.json"))
+
+
+def test_a_pod_that_ends_under_the_run(pods: Any) -> None:
+    """A pod that is killed as a whole is no rollback that failed, because nothing of it is left. The run says that the
+    node was lost, and judges nothing."""
+    fault = {"inject": "node.freeze", "target": {"node": 1}, "when": STEP, "for": "60s"}
+    run = pods.run(fault, steps=3000)
+    pods.seen(Kind.APPLIED)
+    pods.kill_pod(1)
+    said = run.communicate(timeout=200)[0]
+    assert run.returncode == 2, said
+    assert "node 1 was lost" in said
+    assert pods.processes() == {}

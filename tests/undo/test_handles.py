@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import docker_engine
+import kubectl_program
 import netspace
 import pytest
 import slurm_programs
@@ -39,6 +40,8 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Iterator
         yield from docker_engine.in_engine(request.param, request.getfixturevalue("docker_engine"))
     elif request.param == "toxic":
         yield from toxiproxied.on_a_proxy(tmp_path)
+    elif request.param == "kubernetes_objects":
+        yield from kubectl_program.on_a_cluster(tmp_path)
     elif request.param == "slurm_work":
         yield from slurm_programs.on_a_cluster(tmp_path)
     else:

@@ -317,6 +317,7 @@ class UndoTarget(_FileOfRun):
             {"kind": "process", **victim, "action": "resume"},
             {"kind": "job_processes", "run_id": "the-run-of-nobody"},
             {"kind": "slurm_work", "name": "the-run-of-nobody", "job": "1"},
+            {"kind": "kubernetes_objects", "run_id": "the-run-of-nobody", "kinds": "job.batch", "context": "nowhere"},
             {"kind": "page_slot", "path": str(self.run / "agent" / "pages" / "process.kill-rank1.page")},
             {"kind": "file", "path": str(data), "root": str(data.parent), "copy": str(self.run / "undo" / "0.copy"),
              "sha256": "770e607624d689265ca6c44884d0807d9b054d23c473c106c72be9de08b7376c", "mode": 0o644,

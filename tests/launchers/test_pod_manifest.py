@@ -1,0 +1,106 @@
+"""How a Kubernetes manifest is changed for a run."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import yaml
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange
+
+CHANGE = PodChange(
+    ("torchaos.run", "run-1"), ["python3", "exec"], {"A": "1"}, PurePosixPath("/home/me/runs"), 900, "trainer"
+)
+POD = """
+    metadata: {labels: {app: llm}}
+    spec:
+      restartPolicy: OnFailure
+      containers:
+      - {name: sidecar, image: proxy}
+      - {name: trainer, image: train, command: [python], args: [train.py],
+         env: [{name: A, value: "0"}, {name: B, value: b}]}
+"""
+JOB = f"""
+apiVersion: batch/v1
+kind: Job
+metadata: {{name: llm}}
+spec:
+  completions: 2
+  template: {POD}
+"""
+PYTORCH_JOB = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: llm}
+spec:
+  pytorchReplicaSpecs:
+    Master: {replicas: 1, template: {metadata: {}, spec: {containers: [{name: trainer, image: train}]}}}
+    Worker: {replicas: 3, template: {metadata: {}, spec: {containers: [{name: trainer, image: train}]}}}
+"""
+
+
+def _changed(folder: Path, text: str, change: PodChange = CHANGE) -> list[dict[str, Any]]:
+    (folder / "job.yaml").write_text(text)
+    return list(yaml.safe_load_all(Manifest.read(folder / "job.yaml").changed(change)))
+
+
+def test_the_pod_runs_the_job_under_the_agent(tmp_path: Path) -> None:
+    """The named container gets command, environment and a folder for the run. Its other variables, the other container,
+    and everything else stay as they are."""
+    (job,) = _changed(tmp_path, JOB)
+    pod = job["spec"]["template"]
+    sidecar, trainer = pod["spec"]["containers"]
+    assert sidecar == {"name": "sidecar", "image": "proxy"}
+    assert trainer == {
+        "name": "trainer", "image": "train", "command": ["python3", "exec"],
+        "env": [{"name": "B", "value": "b"}, {"name": "A", "value": "1"}],
+        "volumeMounts": [{"name": "torchaos-run", "mountPath": "/home/me/runs"}],
+    }  # fmt: skip
+    assert pod["spec"]["volumes"] == [{"name": "torchaos-run", "emptyDir": {}}]
+    assert (pod["spec"]["restartPolicy"], pod["spec"]["activeDeadlineSeconds"]) == ("Never", 900)
+    assert pod["metadata"]["labels"] == {"app": "llm", "torchaos.run": "run-1"}
+    assert job["metadata"] == {"name": "llm", "labels": {"torchaos.run": "run-1"}}
+    assert job["spec"]["completions"] == 2
+
+
+def test_every_template_of_an_operator(tmp_path: Path) -> None:
+    """An object of a kind that nobody here knows has its pods changed wherever they are in it."""
+    (job,) = _changed(tmp_path, PYTORCH_JOB)
+    specs = job["spec"]["pytorchReplicaSpecs"]
+    commands = [specs[role]["template"]["spec"]["containers"][0]["command"] for role in ("Master", "Worker")]
+    assert commands == [["python3", "exec"]] * 2
+    assert specs["Worker"]["replicas"] == 3
+    assert Manifest.read(tmp_path / "job.yaml").kinds == "pytorchjob.kubeflow.org"
+
+
+def test_a_volume_that_has_the_runs(tmp_path: Path) -> None:
+    """No volume is added if one of the container's holds the folder already: it may be shared."""
+    mounted = JOB.replace("image: train,", "image: train, volumeMounts: [{name: home, mountPath: /home/me}],")
+    (job,) = _changed(tmp_path, mounted)
+    spec = job["spec"]["template"]["spec"]
+    assert spec["containers"][1]["volumeMounts"] == [{"name": "home", "mountPath": "/home/me"}]
+    assert "volumes" not in spec
+
+
+def test_a_shorter_limit_of_the_user(tmp_path: Path) -> None:
+    """The pod's own time limit is kept if it is shorter."""
+    (job,) = _changed(tmp_path, JOB.replace("restartPolicy:", "activeDeadlineSeconds: 60\n      restartPolicy:"))
+    assert job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 60
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("kind: [", r"job.yaml:\d+:\d+: it is no YAML"),
+        ("a: b", "has no apiVersion or no kind"),
+        ("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}", "there is no pod in it"),
+        (JOB.replace("name: trainer", "name: other"), "no container trainer among sidecar, other"),
+    ],
+)
+def test_a_manifest_that_can_not_be_used(tmp_path: Path, text: str, why: str) -> None:
+    """The error says what is wrong, and where."""
+    with pytest.raises(UsageError, match=why):
+        _changed(tmp_path, text)

@@ -1,0 +1,34 @@
+"""The handle of objects in a Kubernetes cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchaos.harness.undo.kubernetes import KubernetesObjects, label_of
+
+
+def test_the_cluster_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If nobody can be asked, nothing is verified."""
+    program = tmp_path / "kubectl"
+    program.write_text("#!/bin/sh\necho 'Unable to connect to the server' >&2; exit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(OSError, match="Unable to connect"):
+        KubernetesObjects("run-1", "job.batch").restored()
+
+
+@pytest.mark.parametrize(("run_id", "kinds"), [("", "job.batch"), ("run-1", ""), ("run-1", "job --all")])
+def test_objects_that_could_be_those_of_others(run_id: str, kinds: str) -> None:
+    """A handle that would find the objects of others is refused."""
+    with pytest.raises(ValueError, match="objects of Kubernetes"):
+        KubernetesObjects(run_id, kinds)
+
+
+def test_the_label_of_a_long_run() -> None:
+    """A label has at most 63 characters and begins with a letter or digit, and two runs of a scenario differ in it."""
+    one, other = (label_of("a-long-name" * 5 + "-20261123-113546-" + end) for end in ("0a1b2c3d", "0a1b2c3e"))
+    assert one != other
+    assert len(one) <= 63
+    assert one[0].isalnum()

@@ -27,7 +27,8 @@ from .conftest import REPOSITORY, Block, Torchaos, blocks
 
 DAYS = [block for block in blocks("yaml") if block.text.startswith("gameday:")]
 GATES = [block for block in blocks("yaml") if block.text.startswith("gate:")]
-YAML = [block for block in blocks("yaml") if block not in DAYS + GATES]
+MANIFESTS = [block for block in blocks("yaml") if block.text.startswith("apiVersion:")]
+YAML = [block for block in blocks("yaml") if block not in DAYS + GATES + MANIFESTS]
 GUIDE = REPOSITORY / "docs" / "write-a-scenario.md"
 
 
@@ -62,6 +63,7 @@ def whole(block: Block) -> dict[str, Any]:
 def test_every_scenario_can_be_planned(block: Block, tmp_path: Path) -> None:
     """Each is well-formed, as it stands where it is whole, and can be resolved on this machine."""
     path = tmp_path / "scenario.yaml"
+    (tmp_path / "job.yaml").write_text(MANIFESTS[0].text)
     path.write_text(block.text if "scenario:" in block.text else yaml.safe_dump(whole(block), sort_keys=False))
     scenario = load(path)
     plan = make_plan(scenario, path, seed=scenario.seed)

@@ -3,6 +3,8 @@ on from the oldest checkpoint, and with --newest from the newest."""
 
 import copy
 import multiprocessing
+import os
+import queue
 
 import torch
 import torch.distributed as dist
@@ -23,8 +25,12 @@ class HandsToAProcess(Trainer):
         super().train()
 
     def write_all(self):
-        while True:
-            path, state = self.queue.get()
+        parent = os.getppid()
+        while os.getppid() == parent:  # a rank that is killed ends nobody
+            try:
+                path, state = self.queue.get(timeout=0.2)
+            except queue.Empty:
+                continue
             torch.save(state, path.with_suffix(".tmp"))
             path.with_suffix(".tmp").rename(path)
             self.queue.task_done()

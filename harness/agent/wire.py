@@ -92,12 +92,15 @@ class Kind(str, Enum):
     CONTAINER = "container.event"
     GUARDED = "undo.guarded"
     HEALED = "undo.healed"
+    GPU = "gpu.sample"
+    GPU_EVENT = "gpu.event"
     HANG_SUSPECTED = "hang.suspected"
     HANG_DECLARED = "hang.declared"
 
 
 _FLOATS = "list[float | None] | None"
 _HIT = {"fault": "str", "phase": "str | None", "global_step": "Whole | None"}
+_GPU = {"node": "Whole", "ranks": "list[Whole]"}
 _RANK = {"pid": "Whole", "start_ticks": "Whole | None", "local_rank": "Whole | None", "world_size": "Whole | None"}
 
 # The keys of each kind of event, and the types of their values, which `record/events/payloads.py` explains (`Whole`: an
@@ -180,6 +183,11 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.GUARDED: {"record": "str", "handles": "list[str]", "why?": "str | None"},
     # the reaper has undone a handle
     Kind.HEALED: {"record": "str", "handle": "dict", "verified": "bool", "fault?": "str", "reason?": "str | None"},
+    # What NVML shows of a GPU that ranks use: values by name, with units (machine/nvml_reader.py); a value that is not
+    # known is left out. gpu: NVML's index; pids: the ranks' processes that the driver lists on it
+    Kind.GPU: {**_GPU, "gpu": "Whole", "values": "dict[str, float]", "pids": "list[Whole]"},
+    # an Xid, or why the GPU no longer answers; gpu None: the driver did not say which
+    Kind.GPU_EVENT: {**_GPU, "gpu": "Whole | None", "event": "str", "xid?": "Whole"},
     # Reported by observers outside the job. ranks: the culprits, if known; since_s: seconds of CLOCK_MONOTONIC
     Kind.HANG_SUSPECTED: {"observer": "str", "ranks": "list[Whole]", "since_s": "float"},
     # + the result of the diagnosis

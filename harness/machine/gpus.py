@@ -6,6 +6,8 @@ reads it (its programming guide, "CUDA Environment Variables"; torch/cuda/__init
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 
+READER = (sys.executable, "-m", "torchaos.harness.machine.nvml_reader")  # a process that asks the driver
 DRIVER = Path("/proc/driver/nvidia/gpus")
 _SIMULATED = re.compile(r"GPU-746f7263-6861-6f73-0000-([0-9a-f]{12})")  # simulate.c of the NVML overlay
 
@@ -47,6 +50,17 @@ def gpu_of(environ: Mapping[str, str], local_rank: int, here: Sequence[Gpu] | No
         return None  # CUDA numbers the fastest GPU 0, whatever its PCI address is
     visible = range(len(here) or local_rank + 1) if listed is None else _visible(listed.split(","), prefix, here)
     return visible[local_rank] if local_rank < len(visible) else visible[0] if len(visible) == 1 else None
+
+
+@lru_cache
+def parent_of(mig: str) -> int | None:
+    """NVML's index of the GPU that has this MIG device. None if the driver does not know the name, or can't be asked.
+    This takes up to 20 s."""
+    try:
+        asked = subprocess.run([*READER, "--parent", mig], capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return int(asked.stdout) if asked.returncode == 0 else None
 
 
 def _visible(words: Sequence[str], prefix: str, here: Sequence[Gpu]) -> Sequence[int]:

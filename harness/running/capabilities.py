@@ -192,7 +192,8 @@ def _overlay() -> str | None:
 
 
 def _pynvml() -> str | None:
-    return "nvidia-ml-py" if util.find_spec("pynvml") else None
+    version = installed(sys.executable).get("nvidia-ml-py", "")
+    return f"nvidia-ml-py {version}".strip() if util.find_spec("pynvml") else None
 
 
 def _tracing() -> str | None:
@@ -260,7 +261,9 @@ CHECKS: dict[str, _Check] = {
     "gpu": _Check("faults in NCCL's connections", _gpu, "run it on a machine with an NVIDIA GPU for each rank"),
     "nccl": _Check("faults in NCCL's connections", _nccl, "install a CUDA build of torch, which brings NCCL"),
     "nvml_overlay": _Check("simulated GPU health", _overlay, "needs a C compiler: apt-get install gcc"),
-    "pynvml": _Check("the health agent of the ready GPU scenarios", _pynvml, "pip install 'torchaos[gpu]'"),
+    "pynvml": _Check(
+        "samples of the GPUs, and the health agent of the ready GPU scenarios", _pynvml, "pip install 'torchaos[gpu]'"
+    ),
     "dcgmi": _Check("values in a DCGM host engine", _program("dcgmi"), "install NVIDIA's datacenter-gpu-manager"),
     "fuse": _Check(
         "storage that fails, is slow or hangs",

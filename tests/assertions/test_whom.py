@@ -66,6 +66,27 @@ def test_the_report_says_which_rank_the_node_had(trainer: Any, nodes: dict[int, 
     assert (found.verdict, found.target) == (Verdict.PASSED, words), found.reason
 
 
+def listed(gpu: int, pid: int) -> Event:
+    """A sample in which the driver lists the process on this GPU of node 1."""
+    data = {"node": 1, "gpu": gpu, "ranks": [1], "values": {}, "pids": [pid]}
+    return Event(Kind.GPU, "harness", 0, 0.0, 0.0, None, None, None, data)
+
+
+def test_a_gpu_fault_that_missed_the_ranks_gpu_landed_wrong(trainer: Any) -> None:
+    """The driver shows the target's process on another GPU than its environment: the trainer chose its GPU itself.
+    Samples of other processes, and a GPU that the scenario names, say nothing against it."""
+    served = effect(**SERVED, served_to=50, node=1, gpu=0)
+    found = judged(run_on(trainer, {0: 0, 1: 1}, XID, served, listed(3, 1001)))
+    assert (found.verdict, found.reason) == (
+        Verdict.INCONCLUSIVE, "it was shown for GPU 0, as the environment of its target says, and the driver lists the "
+        "target on GPU 3; write gpu",
+    )  # fmt: skip
+    named = replace(XID, params={**XID.params, "gpu": 0})
+    for fault, more in ((XID, listed(0, 1001)), (XID, listed(3, 1000)), (named, listed(3, 1001))):
+        found = judged(run_on(trainer, {0: 0, 1: 1}, fault, served, more))
+        assert found.verdict is Verdict.PASSED, found.reason
+
+
 def test_a_gpu_fault_that_another_node_felt_landed_wrong(trainer: Any) -> None:
     """GPUs are numbered on each node: who watches those of node 0 must hear nothing of rank 1's on node 1."""
     own, others = effect(**SERVED, served_to=50, node=1), effect(**SERVED, served_to=40, node=0)

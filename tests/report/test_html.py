@@ -25,6 +25,7 @@ from torchaos.harness.telling import html
 from torchaos.harness.telling.html.account import checkpoints_of, samples_of
 from torchaos.harness.telling.html.curves import curves_of
 from torchaos.harness.telling.html.evidence import hangs_of, logs_of
+from torchaos.harness.telling.html.gpus import gpus_of
 from torchaos.harness.telling.html.timeline import timeline_of
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)> {{ 7*7 }} \x1b[2J\u2028 & ]]>"
@@ -288,6 +289,37 @@ def test_a_hang_is_told_with_its_culprits(run: RunDir) -> None:
     words = page_of(run).text
     assert "rank 1 holds the others up" in words
     assert "it is in <recv>" in words
+
+
+def test_the_gpus_have_curves_and_figures(run: RunDir) -> None:
+    """Rates come from counters, without the time in which a counter began again. Errors are those that came during the
+    run. What was not sampled is an empty cell, and a chart without values is left out. A run without GPUs has none."""
+    assert gpus_of(Record.load(run)) == {"charts": [], "rows": []}
+    assert 'id="gpus"' not in html.text(run, judged(run))
+    first = {"busy_percent": 10.0, "nvlink_bytes": 0, "ecc_corrected": 70, "clock_reasons": 1}
+    more = {**first, "busy_percent": 99.0, "nvlink_bytes": 3e9, "ecc_corrected": 72, "clock_reasons": 0x41}
+    again = {**first, "nvlink_bytes": 5, "ecc_corrected": 0}
+    begin = Record.load(run).events[0].mono_s
+    samples = [(1.0, 0, first), (1.5, 1, {"memory_bytes": 2e9}), (2.0, 0, more), (3.0, 0, again)]
+    lines = [("gpu.sample", at, {"gpu": gpu, "ranks": [gpu], "values": one, "pids": []}) for at, gpu, one in samples]
+    lines.append(("gpu.event", 3.5, {"gpu": 1, "ranks": [1], "event": "Xid 79", "xid": 79}))
+    with open(run.events / "harness.jsonl", "a") as file:
+        for number, (kind, at, data) in enumerate(lines, 900):
+            place = {"source": "harness", "seq": number, "wall_s": 1795218610.0, "mono_s": begin + at}
+            file.write(json.dumps({"kind": kind, **place, "data": {"node": 0, **data}}) + "\n")
+    found = gpus_of(Record.load(run))
+    assert [(chart["title"], chart["times"], chart["lines"]) for chart in found["charts"]] == [
+        ("busy, % of the time", [1.0, 2.0, 3.0], [["GPU 0", [10, 99, 10]]]),
+        ("over NVLink and PCIe, GB/s", [2.0], [["GPU 0", [3.0]]]),
+        ("memory in use, GB", [1.5], [["GPU 1", [2.0]]]),
+    ]
+    assert found["rows"][0] == {
+        "name": "GPU 0", "ranks": [0], "busy": "99 %", "memory": "", "temperature": "", "power": "",
+        "slowed": "heat (hardware)", "errors": "2 corrected", "events": "",
+    }  # fmt: skip
+    words = page_of(run).text
+    assert "GPU 1, node 0: Xid 79" in words
+    assert "heat (hardware)" in words
 
 
 def test_a_run_of_which_hardly_anything_is_left_has_a_page(run: RunDir) -> None:

@@ -4,7 +4,7 @@ torchelastic numbers the ranks again in each attempt. GPUs are numbered on each 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence, Set
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Target
@@ -41,7 +41,23 @@ def strayed(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | No
     meant = set(fault.target.nodes) or {up.data["node"] for up in run.of_kind(Kind.RANK_UP) if up.data["pid"] in pids}
     felt_on = {effect.data["node"] for effect in run.of_fault(fault.id, Kind.EFFECT) if "node" in effect.data}
     others = felt_on - meant if meant else set()
-    return f"it was felt on node {min(others)}, which is not its target" if others else None
+    if others:
+        return f"it was felt on node {min(others)}, which is not its target"
+    return _on_another_gpu(run, fault, pids)
+
+
+def _on_another_gpu(run: Record, fault: PlannedFault, pids: Set[int]) -> str | None:
+    """How a fault of the ranks' own GPUs missed them: the driver lists the ranks on other GPUs. None if it does not."""
+    given = {effect.data["gpu"] for effect in run.of_fault(fault.id, Kind.EFFECT) if "gpu" in effect.data}
+    processes = {(up.data["node"], up.data["pid"]) for up in run.of_kind(Kind.RANK_UP) if up.data["pid"] in pids}
+    samples = [sample.data for sample in run.of_kind(Kind.GPU)]
+    used = {one["gpu"] for one in samples if any((one["node"], pid) in processes for pid in one["pids"])}
+    if not used or given <= used or fault.params.get("gpu") is not None:
+        return None
+    return (
+        f"it was shown for GPU {min(given - used)}, as the environment of its target says, and the driver lists the "
+        f"target on GPU {', '.join(map(str, sorted(used)))}; write gpu"
+    )
 
 
 def _there(run: Record, hit: Event) -> list[Event]:

@@ -19,7 +19,7 @@ from typing import ClassVar
 from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import ENV_NODE, Kind
 from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, NodeSite, Probe, Where
-from torchaos.harness.machine.gpus import gpu_of, gpus_here
+from torchaos.harness.machine.gpus import gpu_of, gpus_here, parent_of
 from torchaos.harness.machine.native import ENV_CONTROL
 from torchaos.harness.record.record import Record
 from torchaos.harness.undo.file import File
@@ -121,7 +121,8 @@ class Served:
                 self._reported.add((served["pid"], served["order"]))
                 effect = {"fault": self.fault, "effect": served["order"], "served_to": int(served["pid"])}
                 node = {"node": int(served["node"])} if served["node"] else {}
-                emit(Kind.EFFECT, {**effect, "served_mono_s": float(served["mono_s"]), **node})
+                gpu = int(key.partition(".")[0].removeprefix("gpu"))
+                emit(Kind.EFFECT, {**effect, "served_mono_s": float(served["mono_s"]), "gpu": gpu, **node})
 
     def _lines(self) -> Iterator[re.Match[str]]:
         try:
@@ -165,6 +166,8 @@ def _gpu_of(gpu: int | None, pid: int, env: Mapping[str, str]) -> int:
     if gpu is None and not local.isdigit():
         raise ChaosError(f"pid {pid} has no LOCAL_RANK, so it is unknown which GPU is meant; write gpu")
     found = gpu_of(env, int(local)) if gpu is None else gpu
+    if found is None and listed and listed.startswith("MIG-") and "," not in listed:
+        found = parent_of(listed)
     if found is None:
         seen = "the GPUs are of several models" if listed is None else f"CUDA_VISIBLE_DEVICES={listed}"
         raise ChaosError(f"it is not known which GPU local rank {local} uses ({seen}); write gpu, NVML's index")

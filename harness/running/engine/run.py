@@ -41,6 +41,7 @@ from torchaos.harness.undo.recovery import PROBES
 from torchaos.harness.watching.observers import report
 from torchaos.harness.watching.observers.leftovers import Leftovers
 from torchaos.harness.watching.observers.watch import hangs_of
+from torchaos.harness.watching.probes.gpus import GpuWatch
 
 WATCH_S = 0.1
 STOP_GRACE_S = 5.0
@@ -126,7 +127,9 @@ class Run:
         self._guards = Guards(self.folder.root)
         self._watches = Watches(plan, Watched(self.folder.root, root, self.run_id + PROBES), self.journal.emit)
         stack.callback(self._watches.stop)
-        self._hangs = hangs_of(plan, self.folder, self._job.ranks, self.journal.emit)
+        self._gpus = GpuWatch(dict if far else self._job.ranks, self.journal.emit)
+        stack.callback(self._gpus.stop)
+        self._hangs = hangs_of(plan, self.folder, self._job.ranks, self.journal.emit, self._gpus.seen)
         stack.callback(self._hangs.stop)
         permits = Permits(
             plan, self.run_id, [self.folder.root, *([root] if root else [])], self._job.members, self._world_size
@@ -151,6 +154,7 @@ class Run:
         self._job.start()
         self._leftovers.start()
         self._watches.start()
+        self._gpus.start()
         self._hangs.start()
         for life in self._lives:
             life.start()
@@ -191,6 +195,7 @@ class Run:
         self._context.ended.set()
         self._watches.stop()
         self._hangs.stop()
+        self._gpus.stop()
         stuck = [life.fault.id for life in self._lives if not life.join(10.0, self._is_hurried)]
         for name in stuck:
             self.journal.emit(Kind.NOTE, {"text": f"fault {name} has not ended; it is rolled back now"})

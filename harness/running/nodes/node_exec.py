@@ -39,6 +39,7 @@ from torchaos.harness.running.nodes.part import NodePart
 from torchaos.harness.running.nodes.place import make_place, socket_of
 from torchaos.harness.running.nodes.relay import Relay
 from torchaos.harness.undo.client import UndoError
+from torchaos.harness.watching.probes.gpus import GpuWatch
 from torchaos.harness.watching.probes.job_log import JobLog
 from torchaos.harness.watching.probes.ranks import RankWatch
 
@@ -94,16 +95,19 @@ class NodeExec:
         self._log = JobLog(self._journal, None)
         self._log.by_round = True
         self._watch = RankWatch(self._journal, mark)
+        self._gpus = GpuWatch(self._watch.ranks, self._journal.emit)
         self._clock = Clock(folder.root / "clock", node, self._journal.emit)
         self._mark, self._served = mark, served is not None
 
     def __call__(self) -> int:
         self._journal.listen(self._note_round)
         self._watch.start()
+        self._gpus.start()
         try:
             with Relay() as relay:
                 return self._serve(relay) if self._served else self._measure(relay)
         finally:
+            self._gpus.stop()
             self._watch.stop()
             self._journal.close()
 

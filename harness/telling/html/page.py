@@ -27,6 +27,7 @@ from torchaos.harness.telling.html.account import checkpoints_of, samples_of
 from torchaos.harness.telling.html.curves import curves_of
 from torchaos.harness.telling.html.evidence import dumps_of, hangs_of, logs_of, stamps_of
 from torchaos.harness.telling.html.flame import flame_of
+from torchaos.harness.telling.html.gpus import gpus_of
 from torchaos.harness.telling.html.timeline import PHASES, timeline_of, words
 from torchaos.harness.telling.terminal import timeline as parts_timeline
 from torchaos.harness.telling.terminal.headline import failures_first, gauges, happened, root_cause
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _SCRIPTS, _STYLES = ("uPlot.iife.min.js", "charts.js"), ("uPlot.min.css", "page.css")
 _MOST_TEXT = 60_000  # the most characters of a text
 _MOST_STORY = 300  # lines
-_STORY = frozenset(Kind) - {Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.NETWORK}
+_STORY = frozenset(Kind) - {Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.NETWORK, Kind.GPU}
 
 
 def write(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None) -> None:
@@ -56,7 +57,8 @@ def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | 
     curves = curves_of(run, twins)
     left_out = [*timeline.left_out, *([curves["left_out"]] if curves["left_out"] else [])]
     left_out += [f"The steps of {replicas} replicas are not shown: each has its own"] if replicas > 1 else []
-    charts = {"timeline": asdict(timeline), "phases": PHASES, "curves": curves}
+    gpus = gpus_of(run)
+    charts = {"timeline": asdict(timeline), "phases": PHASES, "curves": curves, "gpus": gpus["charts"]}
     return render("report.html", charts, {
         "result": result.to_json(), "happened": happened(run, result), "cause": root_cause(result),
         "gauges": gauges(result),
@@ -65,6 +67,7 @@ def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | 
         "landed": len(landings(run)), "has_steps": bool(curves["steps"]), "curves": curves,
         "samples": samples_of(run, twins), "checkpoints": checkpoints_of(run),
         "logs": logs_of(folder, run), "hangs": hangs_of(run), "dumps": dumps_of(folder),
+        "gpus": gpus,
         "story": _story(run), "environment": _environment(run), "job": _job(run),
         "scenario": folder.scenario.read_text(errors="replace") if folder.scenario.is_file() else "",
         "left_out": left_out,

@@ -27,7 +27,9 @@ from torchaos.harness.telling.terminal.timeline import spent_in_words
 MOST_RANKS, MOST_FAULTS = 32, 8  # lanes
 MOST_STEPS, MOST_MARKS, MOST_CALLS = 12_000, 400, 4_000  # steps in all lanes together
 PHASES = ("data", "forward", "backward", "optimizer")  # in the order within a step
-_PROBES = (Kind.RANK_STATE, Kind.PROBED, Kind.NETWORK, Kind.EFFECT, Kind.HANG_SUSPECTED, Kind.HANG_DECLARED)
+_PROBES = (
+    Kind.RANK_STATE, Kind.PROBED, Kind.NETWORK, Kind.EFFECT, Kind.GPU_EVENT, Kind.HANG_SUSPECTED, Kind.HANG_DECLARED,
+)  # fmt: skip
 _EVENTS = (
     Kind.JOB_STARTED, Kind.JOB_EXITED, Kind.NODE_STARTED, Kind.NODE_EXITED, Kind.ELASTIC_FAILURE, Kind.ELASTIC_TEARDOWN,
     Kind.ELASTIC_RENDEZVOUS, Kind.ELASTIC_RESTART, Kind.LOG_CAUSE, Kind.STOPPED,

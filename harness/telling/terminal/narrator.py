@@ -51,6 +51,7 @@ class Narrator:
             Kind.APPLIED: self._applied,
             Kind.MISSED: lambda e: Line(f"{self._fault(e)} missed: {e.data['reason']}", "yellow"),
             Kind.EFFECT: lambda e: Line(f"{self._fault(e)}: {e.data['effect']}"),
+            Kind.GPU_EVENT: lambda e: Line(f"GPU {e.data['gpu']}, node {e.data['node']}: {e.data['event']}", "yellow"),
             Kind.HANG_SUSPECTED: lambda e: Line(f"{e.data['observer']} suspects a hang", "yellow"),
             Kind.HANG_DECLARED: lambda e: Line(f"the job hangs; {e.data.get('summary', '')}", "bold yellow"),
             Kind.ROLLED_BACK: lambda e: self._rolled_back(e, self._fault(e)),

@@ -16,7 +16,9 @@ from torchaos.harness.watching.observers.collectives import Overdue
 from torchaos.harness.watching.observers.log import LogSilence
 from torchaos.harness.watching.observers.metrics import Idle
 from torchaos.harness.watching.observers.opinion import Opinion, Rule, Tick
+from torchaos.harness.watching.observers.spinning import spinning
 from torchaos.harness.watching.observers.stagnation import Stagnation
+from torchaos.harness.watching.probes.gpus import Sample
 
 _SILENT_START_S = 30.0  # after this time, a job without output counts as training
 _LINES = 5  # if the log has grown more often than this, the job counts as training
@@ -24,15 +26,17 @@ _LINES = 5  # if the log has grown more often than this, the job counts as train
 
 class HangWatch:
     """A probe that declares hangs. `ranks`: returns the live ranks; `logs`: returns the files of the job's output;
-    `stamps`: the folder of the agent's stamps, None without an agent; `record`: receives all opinions."""
+    `stamps`: the folder of the agent's stamps, None without an agent; `record`: receives all opinions; `gpus`:
+    returns the newest samples of each GPU."""
 
     period_s = 0.1
 
     def __init__(
         self, ranks: Callable[[], Mapping[int, RankProcess]], logs: Callable[[], Sequence[Path]],
         stamps: Path | None, record: Callable[[Tick], None] | None = None,
+        gpus: Callable[[], Mapping[int, Sequence[Sample]]] = dict,
     ) -> None:  # fmt: skip
-        self._ranks, self._logs, self._stamps, self._record = ranks, logs, stamps, record
+        self._ranks, self._logs, self._stamps, self._record, self._gpus = ranks, logs, stamps, record, gpus
         self._rule = Rule()
         self._pids: set[int] = set()
         self._most = 0  # most ranks seen at a time: ranks of other machines are never seen
@@ -95,8 +99,11 @@ class HangWatch:
         agreed = self._rule.agree(opinions)
         if agreed and not self._declared:
             self._declared = True
-            found = live.diagnose({rank.rank: rank for rank in ranks}, stamps=self._stamps, hangs=True).to_json()
             since = now - max(opinion.quiet_s for opinion in agreed)
+            diagnosis = live.diagnose({rank.rank: rank for rank in ranks}, stamps=self._stamps, hangs=True)
+            for rank, words in spinning(self._gpus(), since):
+                diagnosis.say(rank, words)
+            found = diagnosis.to_json()
             emit(Kind.HANG_DECLARED, {
                 "observers": sorted(sure.observer for sure in agreed), "ranks": found["culprits"], "since_s": since,
                 "declared_s": now, "bound_s": max(self._rule.bound_s(sure, opinions) for sure in agreed), **found,
@@ -137,9 +144,12 @@ class Watching:
             self._emit(Kind.NOTE, {"text": text})
 
 
-def hangs_of(plan: Plan, folder: RunDir, ranks: Callable[[], Mapping[int, RankProcess]], emit: Emit) -> Watching:
+def hangs_of(
+    plan: Plan, folder: RunDir, ranks: Callable[[], Mapping[int, RankProcess]], emit: Emit,
+    gpus: Callable[[], Mapping[int, Sequence[Sample]]],
+) -> Watching:  # fmt: skip
     """The hang observers of a run. They do nothing if no assertion needs them."""
     if Need.HANGS not in plan.collect:
         return Watching(None, emit)
     stamps = folder.stamps if plan.job.attach_pid is None else None
-    return Watching(HangWatch(ranks, lambda: sorted(folder.logs.glob("*.log")), stamps), emit)
+    return Watching(HangWatch(ranks, lambda: sorted(folder.logs.glob("*.log")), stamps, gpus=gpus), emit)

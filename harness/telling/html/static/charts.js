@@ -286,6 +286,19 @@
     curve(at("lr-chart"), "learning rate", [["twin", twin_lr, "twin", [], 4], ["run", lr, "run"]]);
   }
 
+  function overTime(element, one) {
+    const colours = ["run", "twin", "mark", "bad", "save", "load", "call", "forward", "backward", "optimizer", "data", "dim"];
+    make(element, {
+      title: one.title, height: 200, padding: [8, 12, 0, 0], scales: { x: { time: false }, y: { range: (_, _min, max) => [0, (max || 1) * 1.1] } },
+      series: [{ label: "s", value: (_, value) => value ?? "" }, ...one.lines.map(([label], n) => ({
+        label, stroke: () => css(colours[n % colours.length]), width: 1.5, spanGaps: true, points: { show: one.times.length < 60, size: 4 },
+        value: (_, value) => value === null || value === undefined ? "" : String(value),
+      }))],
+      axes: [axis({ size: 30, values: (_, splits) => splits.map((s) => s + " s") }), axis({ size: 56 })],
+      cursor: { sync: { key: "gpus", scales: ["x", null] }, drag: { x: true, y: false } },
+    }, [one.times, ...one.lines.map(([, values]) => values)]);
+  }
+
   // ---- index page ------------------------------------------------------------------------------------------------
   function trend(element, one) {
     const runs = one.runs;
@@ -312,6 +325,7 @@
 
   if (data.timeline) timeline(at("timeline-chart"), at("timeline-tools"));
   if (data.curves && at("loss-chart")) allCurves();
+  (data.gpus || []).forEach((one, n) => overTime(at("gpu-chart-" + n), one));
   (data.trends || []).forEach((one, n) => trend(at("trend-" + n), one));
   filterRows(at("log-filter"), document.querySelectorAll("pre.log > span"));
   filterRows(at("run-filter"), document.querySelectorAll("#runs tbody tr"));

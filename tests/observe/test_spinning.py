@@ -1,0 +1,52 @@
+"""A GPU that is busy and moves nothing, as samples show it."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchaos.harness.watching.observers.spinning import spinning
+from torchaos.harness.watching.probes.gpus import Sample
+
+
+def samples(*values: dict[str, float]) -> list[Sample]:
+    return [Sample(10.0 + second, (1,), one) for second, one in enumerate(values)]
+
+
+STILL = {"busy_percent": 100, "nvlink_bytes": 5e9}
+
+
+def test_a_kernel_that_waits_is_a_fact() -> None:
+    """Busy all the time, and no byte more on any link."""
+    seen = {3: samples(STILL, STILL, {**STILL, "pcie_bytes": 7}, STILL)}
+    assert list(spinning(seen, 10.0)) == [
+        (1, "its GPU 3 was busy all the time for 3.0 s, and moved 0 bytes over NVLink")
+    ]
+    both = {**STILL, "pcie_bytes": 100}
+    assert list(spinning({3: samples(both, {**both, "pcie_bytes": 4196})}, 10.0)) == [
+        (1, "its GPU 3 was busy all the time for 1.0 s, and moved 0 bytes over NVLink and 4096 bytes over PCIe")
+    ]
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        [],
+        samples(STILL),
+        samples({"busy_percent": 100}, {"busy_percent": 100}),
+        samples({"nvlink_bytes": 5}, {"nvlink_bytes": 5}),
+        samples(STILL, {**STILL, "busy_percent": 40}, STILL),
+        samples(STILL, {**STILL, "nvlink_bytes": 9e9}),
+        samples(STILL, {**STILL, "nvlink_bytes": 0}),
+        samples(STILL, {"busy_percent": 100}),
+    ],
+)
+def test_what_was_not_seen_is_not_said(seen: list[Sample]) -> None:
+    """No or one sample, no counter, no utilization, a pause, traffic, and counters that began again or were lost."""
+    assert list(spinning({0: seen}, 10.0)) == []
+
+
+def test_only_the_time_of_the_hang_counts() -> None:
+    """Before it, the same GPU moved data."""
+    seen = {0: samples({**STILL, "nvlink_bytes": 0}, STILL, STILL)}
+    assert list(spinning(seen, 10.0)) == []
+    assert len(list(spinning(seen, 11.0))) == 1

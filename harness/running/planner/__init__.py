@@ -6,6 +6,7 @@ Input: a scenario and a seed. Output: a `Plan`, the same for the same seed. Noth
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torchaos.harness import registry
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Phase
 from torchaos.harness.contracts import Need, UsageError
+from torchaos.harness.record.environment import installed, job_python
 from torchaos.harness.record.plan import Plan, PlannedFault, stream
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.engine.permits import beyond
@@ -76,7 +78,12 @@ def make_plan(
     except UsageError as error:
         raise UsageError(f"{file}: job: {error}") from error
     needs |= {"mount"} if job.checkpoints_size else set()
-    needs |= {"pynvml"} if any(word.endswith("/health_agent.py") for word in job.command) else set()
+    if any(Path(word).name == "health_agent.py" for word in job.command):
+        python = job_python(job.command)
+        if python == sys.executable:
+            needs |= {"pynvml"}
+        elif not far and not installed(python).keys() & {"nvidia-ml-py", "pynvml"}:
+            raise UsageError(f"{file}: job: {python} lacks nvidia-ml-py, by which the health agent asks about GPUs")
     _check_machine(registry.find("launchers", scenario.launcher).needs if far else needs, file)
     limits = scenario.limits
     plan = Plan(

@@ -78,12 +78,15 @@ def test_a_gpu_fault_that_missed_the_ranks_gpu_landed_wrong(trainer: Any) -> Non
     served = effect(**SERVED, served_to=50, node=1, gpu=0)
     found = judged(run_on(trainer, {0: 0, 1: 1}, XID, served, listed(3, 1001)))
     assert (found.verdict, found.reason) == (
-        Verdict.INCONCLUSIVE, "it was shown for GPU 0, as the environment of its target says, and the driver lists the "
-        "target on GPU 3; write gpu",
+        Verdict.INCONCLUSIVE, "it was shown for GPU 0, as the environment of rank 1 says, and the driver lists "
+        "that rank on GPU 3; write gpu",
     )  # fmt: skip
     named = replace(XID, params={**XID.params, "gpu": 0})
-    for fault, more in ((XID, listed(0, 1001)), (XID, listed(3, 1000)), (named, listed(3, 1001))):
-        found = judged(run_on(trainer, {0: 0, 1: 1}, fault, served, more))
+    both = effect(effect="gpu3.xid = 48", served_mono_s=0.0, served_to=50, node=1, gpu=3)
+    for fault, more in (
+        (XID, [listed(0, 1001)]), (XID, [listed(3, 1000)]), (named, [listed(3, 1001)]), (XID, [both, listed(3, 1001)]),
+    ):  # fmt: skip
+        found = judged(run_on(trainer, {0: 0, 1: 1}, fault, served, *more))
         assert found.verdict is Verdict.PASSED, found.reason
 
 

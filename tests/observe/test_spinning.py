@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import RankProcess
+from torchaos.harness.watching.diagnosis import live
+from torchaos.harness.watching.diagnosis.verdict import Diagnosis
+from torchaos.harness.watching.observers.opinion import Opinion
 from torchaos.harness.watching.observers.spinning import spinning
+from torchaos.harness.watching.observers.watch import HangWatch
 from torchaos.harness.watching.probes.gpus import Sample
 
 
@@ -50,3 +59,23 @@ def test_only_the_time_of_the_hang_counts() -> None:
     seen = {0: samples({**STILL, "nvlink_bytes": 0}, STILL, STILL)}
     assert list(spinning(seen, 10.0)) == []
     assert len(list(spinning(seen, 11.0))) == 1
+
+
+def test_the_report_of_a_hang_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what the diagnosis found, which it does not change: nobody is blamed for a busy GPU."""
+    now = time.monotonic()
+    seen = {3: [Sample(now - 3 + second, (1,), STILL) for second in range(3)]}
+    told: list[tuple[Kind, dict[str, Any]]] = []
+
+    def emit(kind: Kind, data: Any) -> Event:
+        told.append((kind, data))
+        return Event(kind, "harness", 0, 0.0, now, data=data)
+
+    monkeypatch.setattr(live, "diagnose", lambda *_any, **_more: Diagnosis())
+    watch = HangWatch(dict, list, None, gpus=lambda: seen)
+    quiet = [Opinion("stacks", 5.0, 0.0), Opinion("log", 4.0, 0.0)]
+    watch._tell(quiet, emit, [RankProcess(1, 1, 0, 7, 1, 0, 2, 3)], now)
+    kind, declared = told[-1]
+    assert kind is Kind.HANG_DECLARED
+    assert declared["evidence"] == {"1": ["its GPU 3 was busy all the time for 2.0 s, and moved 0 bytes over NVLink"]}
+    assert (declared["ranks"], declared["culprits"], declared["suspects"]) == ([], [], [])

@@ -47,17 +47,21 @@ def strayed(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | No
 
 
 def _on_another_gpu(run: Record, fault: PlannedFault, pids: Set[int]) -> str | None:
-    """How a fault of the ranks' own GPUs missed them: the driver lists the ranks on other GPUs. None if it does not."""
+    """How a fault of the ranks' own GPUs missed one of them: the driver lists the rank on other GPUs than those that
+    were shown as broken. None if it does not."""
     given = {effect.data["gpu"] for effect in run.of_fault(fault.id, Kind.EFFECT) if "gpu" in effect.data}
-    processes = {(up.data["node"], up.data["pid"]) for up in run.of_kind(Kind.RANK_UP) if up.data["pid"] in pids}
-    samples = [sample.data for sample in run.of_kind(Kind.GPU)]
-    used = {one["gpu"] for one in samples if any((one["node"], pid) in processes for pid in one["pids"])}
-    if not used or given <= used or fault.params.get("gpu") is not None:
+    if not given or fault.params.get("gpu") is not None:
         return None
-    return (
-        f"it was shown for GPU {min(given - used)}, as the environment of its target says, and the driver lists the "
-        f"target on GPU {', '.join(map(str, sorted(used)))}; write gpu"
-    )
+    samples = [sample.data for sample in run.of_kind(Kind.GPU)]
+    for up in run.of_kind(Kind.RANK_UP):
+        node, pid = up.data["node"], up.data["pid"]
+        used = {one["gpu"] for one in samples if pid in pids and pid in one["pids"] and one["node"] == node}
+        if used and not used & given:
+            return (
+                f"it was shown for GPU {min(given)}, as the environment of rank {up.rank} says, and the driver lists "
+                f"that rank on GPU {min(used)}; write gpu"
+            )
+    return None
 
 
 def _there(run: Record, hit: Event) -> list[Event]:

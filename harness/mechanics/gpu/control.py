@@ -158,6 +158,7 @@ def folders_of(pids: Sequence[int]) -> dict[Path, list[int]]:
 def gpus_of(gpu: int | None, pids: Sequence[int]) -> list[int]:
     """NVML's indices: `gpu` if given, otherwise those of the target ranks' GPUs. Raises ChaosError if they are not
     known, or if there is no such GPU."""
+    gpus_here.cache_clear()  # the driver shows no UUID before the first program uses the GPU
     return sorted({_gpu_of(gpu, pid, environ_of(pid)) for pid in pids})
 
 

@@ -11,6 +11,7 @@ SHORT = {
     "latency.py": ["--firings", "300", "--freezes", "30"],
     "harness_cost.py": ["--pairs", "3"],
     "exactness.py": ["--runs", "6"],
+    "gpu_samples.py": [],
     "collect.py": ["--pairs", "10"],
     "judge.py": [],
     "nvml_xid.py": [],

@@ -287,7 +287,7 @@
   }
 
   function overTime(element, one) {
-    const colours = ["run", "twin", "mark", "bad", "save", "load", "call", "forward", "backward", "optimizer", "data", "dim"];
+    const colours = ["run", "mark", "save", "bad", "call", "forward", "backward", "optimizer", "load", "data", "twin", "dim"];
     make(element, {
       title: one.title, height: 200, padding: [8, 12, 0, 0], scales: { x: { time: false }, y: { range: (_, _min, max) => [0, (max || 1) * 1.1] } },
       series: [{ label: "s", value: (_, value) => value ?? "" }, ...one.lines.map(([label], n) => ({

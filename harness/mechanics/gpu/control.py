@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -198,11 +199,12 @@ def _text(injector: OverlayFault, pids: Sequence[int]) -> str:
 
 
 def _since_s(orders: Path) -> float:
-    """When the orders were given, CLOCK_MONOTONIC. File times are coarser than the clock."""
-    try:
-        return time.monotonic() - (time.time() - orders.stat().st_mtime) - 0.02
-    except OSError:
-        return math.inf  # they were taken back already
+    """A time before the orders were given, CLOCK_MONOTONIC: a second ago, or earlier if the file is older. Its time may
+    be that of a server with another clock."""
+    now = time.monotonic()
+    with suppress(OSError):  # they may be taken back already
+        return min(now - 1.0, now - (time.time() - orders.stat().st_mtime) - 0.02)
+    return now - 1.0
 
 
 def _path(folder: Path, fault: str) -> Path:

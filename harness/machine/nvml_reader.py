@@ -85,6 +85,7 @@ class Reader:
         for pid, guess in self._wanted.items():
             for gpu in self._listed.get(pid, set() if guess is None else {guess}):
                 users.setdefault(gpu, []).append(pid)
+        self._listen({gpu for gpu in users if gpu not in self._lost})  # first, so that no Xid comes in between
         for gpu, pids in sorted(users.items()):
             if time.monotonic() >= self._lost.get(gpu, 0.0) and (values := self._values(gpu)):
                 listed = [pid for pid in pids if pid in self._listed]
@@ -145,12 +146,12 @@ class Reader:
             if self._events is not None:
                 nvml.nvmlEventSetFree(self._events)
         self._handles, self._events = dict.fromkeys(gpus), None
-        with suppress(nvml.NVMLError, AttributeError):  # not everywhere, such as on WSL
-            events = nvml.nvmlEventSetCreate()
-            for gpu in gpus:
+        with suppress(nvml.NVMLError, AttributeError):  # there are no events everywhere, such as on WSL
+            self._events = nvml.nvmlEventSetCreate() if gpus else None
+        for gpu in gpus if self._events is not None else ():
+            with suppress(nvml.NVMLError):
                 self._handles[gpu] = nvml.nvmlDeviceGetHandleByIndex(gpu)
-                nvml.nvmlDeviceRegisterEvents(self._handles[gpu], nvml.nvmlEventTypeXidCriticalError, events)
-            self._events = events if gpus else None
+                nvml.nvmlDeviceRegisterEvents(self._handles[gpu], nvml.nvmlEventTypeXidCriticalError, self._events)
 
 
 def _address(handle: Any) -> int | None:

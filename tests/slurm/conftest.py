@@ -35,7 +35,9 @@ class Cluster:
     def popen(self, node: str, *command: str) -> subprocess.Popen[str]:
         """Starts a command as the unprivileged user."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        env = ["env", "-C", str(self.shared), f"PATH={path}", "OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1"]
+        # By default both are in the user's home, which all nodes share.
+        usual = ["-u", "XDG_CACHE_HOME", "-u", "XDG_STATE_HOME"]
+        env = ["env", *usual, "-C", str(self.shared), f"PATH={path}", "OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1"]
         return subprocess.Popen(
             self.argv("as", node, *env, *command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,

@@ -1,11 +1,10 @@
 """Accelerate's loop for a resume in the middle of an epoch, as its guide has it: skip_first_batches on the loader, with
 a sampler that is seeded by the epoch. --order says whether the epoch is set before or after the skip."""
 
-import argparse
 import json
-from pathlib import Path
 
 import torch
+import trainer_main
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch import nn
@@ -37,7 +36,8 @@ class Loop:
         return rest
 
 
-def plain(order):
+def plain(folder, order):
+    del folder
     states = {}
 
     def run(name, done):
@@ -56,7 +56,7 @@ def plain(order):
     print(json.dumps({**both, "still": [] if same else ["checkpoint_integrity"]}))
 
 
-def train(order, folder):
+def train(folder, order):
     loop = Loop(order)
     accelerator, done = loop.accelerator, 0
     table = torch.randn(4096, 8, generator=torch.Generator().manual_seed(1))
@@ -83,15 +83,4 @@ def train(order, folder):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--order", choices=("before", "after"), required=True)
-    parser.add_argument("--plain", action="store_true")
-    options = parser.parse_args()
-    options.dir.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    if options.plain:
-        plain(options.order)
-    else:
-        train(options.order, options.dir)
+    trainer_main.main(plain, train, order={"choices": ("before", "after"), "required": True})

@@ -2,14 +2,14 @@
 wrong is the data's. A row gives a class with `epoch` (the batches of an epoch, from the place that `load` set),
 `state` and `load`."""
 
-import argparse
 import io
 import json
 import os
-from pathlib import Path
+from functools import partial
 
 import torch
 import torch.distributed as dist
+import trainer_main
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -85,7 +85,7 @@ def train(kind, folder):
     dist.destroy_process_group()
 
 
-def plain(kind, folder, cuts):
+def plain(kind, cuts, folder):
     """The batches of a run in one go, and of runs that each begin from the state that the run before saved after `cut`
     batches (or with the epoch in which it had them). No model, no process group."""
 
@@ -120,14 +120,4 @@ def plain(kind, folder, cuts):
 
 
 def main(kind, cuts):
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plain", action="store_true")
-    options = parser.parse_args()
-    options.dir.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    if options.plain:
-        plain(kind, options.dir, cuts)
-    else:
-        train(kind, options.dir)
+    trainer_main.main(partial(plain, kind, cuts), partial(train, kind))

@@ -1,12 +1,11 @@
 """A plain loop with the EMA of diffusers, which is saved and put back by its own state. No loss depends on it."""
 
-import argparse
 import json
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import trainer_main
 from diffusers.training_utils import EMAModel
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -75,11 +74,4 @@ def train(folder):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plain", action="store_true")
-    options = parser.parse_args()
-    options.dir.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    (plain if options.plain else train)(options.dir)
+    trainer_main.main(plain, train)

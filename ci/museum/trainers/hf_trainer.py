@@ -1,14 +1,13 @@
 """Hugging Face's Trainer, resumed from its newest checkpoint. --stop: with EarlyStoppingCallback, on an evaluation that
 gets worse from the first one on."""
 
-import argparse
 import json
 import os
-from pathlib import Path
 
 os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # old versions load generators' states with pickle
 
 import torch
+import trainer_main
 from torch import nn
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
@@ -84,17 +83,10 @@ def plain(folder, stop):
     print(json.dumps({"whole": whole.model.seen, "resumed": kept + resumed.model.seen}))
 
 
+def train(folder, stop):
+    trainer(folder, stop).train(resume_from_checkpoint=get_last_checkpoint(str(folder)))
+    torch.distributed.destroy_process_group()
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stop", action="store_true")
-    parser.add_argument("--plain", action="store_true")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.plain:
-        plain(options.dir, options.stop)
-    else:
-        options.dir.mkdir(parents=True, exist_ok=True)
-        trainer(options.dir, options.stop).train(resume_from_checkpoint=get_last_checkpoint(str(options.dir)))
-        torch.distributed.destroy_process_group()
+    trainer_main.main(plain, train, stop={"action": "store_true"})

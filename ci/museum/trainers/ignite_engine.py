@@ -1,12 +1,11 @@
 """Ignite's Engine with a ConcatScheduler, both resumed from their own states."""
 
-import argparse
 import json
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import trainer_main
 from ignite.engine import Engine, Events
 from ignite.handlers.param_scheduler import ConcatScheduler, LinearCyclicalScheduler
 from torch import nn
@@ -86,11 +85,4 @@ def train(folder):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plain", action="store_true")
-    options = parser.parse_args()
-    options.dir.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    (plain if options.plain else train)(options.dir)
+    trainer_main.main(plain, train)

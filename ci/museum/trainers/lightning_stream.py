@@ -1,14 +1,13 @@
 """Lightning with a stream that is in another order each time it is iterated, saved at the end of each epoch. The stream
 counts how often it was iterated, and the checkpoint keeps the count."""
 
-import argparse
 import json
 import logging
 import os
-from pathlib import Path
 
 import lightning
 import torch
+import trainer_main
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -50,7 +49,7 @@ class Net(lightning.LightningModule):
         self.stream.passes = checkpoint["passes"]
 
 
-def train(folder, epochs=EPOCHS, strategy="auto"):
+def fit(folder, epochs=EPOCHS, strategy="auto"):
     lightning.seed_everything(0, verbose=False)
     stream = Stream()
     net = Net(stream)
@@ -63,16 +62,15 @@ def train(folder, epochs=EPOCHS, strategy="auto"):
     return net.seen
 
 
+def plain(folder):
+    whole = fit(folder / "whole")
+    print(json.dumps({"whole": whole, "resumed": fit(folder / "r", 1) + fit(folder / "r")}))
+
+
+def train(folder):
+    assert "RANK" in os.environ, "start it by torchrun"
+    fit(folder, strategy="ddp")
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plain", action="store_true")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.plain:
-        whole = train(options.dir / "whole")
-        print(json.dumps({"whole": whole, "resumed": train(options.dir / "r", 1) + train(options.dir / "r")}))
-    else:
-        assert "RANK" in os.environ, "start it by torchrun"
-        train(options.dir, strategy="ddp")
+    trainer_main.main(plain, train)

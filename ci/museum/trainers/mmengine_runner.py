@@ -1,15 +1,14 @@
 """MMEngine's Runner with an iteration-based loop and its usual InfiniteSampler, resumed from its newest checkpoint."""
 
-import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
 os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # its checkpoints hold objects
 sys.modules["transformers"] = None  # registers an Adafactor, which torch has too by now
 
 import torch
+import trainer_main
 from mmengine.dataset import InfiniteSampler
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
@@ -55,16 +54,15 @@ def run(folder, stop=STEPS, launcher="none"):
     return net.seen
 
 
+def plain(folder):
+    whole = run(folder / "whole")
+    print("\n" + json.dumps({"whole": whole, "resumed": run(folder / "r", 10) + run(folder / "r")}))
+
+
+def train(folder):
+    run(folder, launcher="pytorch")
+    torch.distributed.destroy_process_group()
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plain", action="store_true")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.plain:
-        whole = run(options.dir / "whole")
-        print("\n" + json.dumps({"whole": whole, "resumed": run(options.dir / "r", 10) + run(options.dir / "r")}))
-    else:
-        run(options.dir, launcher="pytorch")
-        torch.distributed.destroy_process_group()
+    trainer_main.main(plain, train)

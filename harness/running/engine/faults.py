@@ -28,7 +28,7 @@ from torchaos.harness.running.engine.arming import Slots
 from torchaos.harness.running.engine.permits import Permits
 from torchaos.harness.running.engine.throttle import Throttle
 from torchaos.harness.running.engine.victims import ranks_now, victims_of
-from torchaos.harness.running.launchers.running_job import RunningJob
+from torchaos.harness.running.launchers.job_view import JobView
 from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import PageSlot
@@ -43,7 +43,7 @@ NEAR_S, FAR_S = 0.0005, 0.02  # seconds between looks at a control page: close t
 @dataclass(frozen=True)
 class Context:
     journal: Journal
-    job: RunningJob
+    job: JobView
     reaper: Reaper
     limit_s: float  # the reaper undoes a fault by itself this long after it was guarded
     undo_copies: Path = OutsideSite.undo_copies

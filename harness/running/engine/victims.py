@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from torchaos.harness.contracts import ChaosError, Hits
 from torchaos.harness.mechanics.site import Victim
 from torchaos.harness.record.plan import PlannedFault
-from torchaos.harness.running.launchers.running_job import RunningJob
+from torchaos.harness.running.launchers.job_view import JobView
 
 
-def ranks_now(fault: PlannedFault, job: RunningJob) -> Sequence[int]:
+def ranks_now(fault: PlannedFault, job: JobView) -> Sequence[int]:
     """The ranks to hit. If the target is a node, the ranks that it has now. After a restart, or with a standby node,
     they may differ from the plan. A fault in the rank always hits the planned ranks, in which it was armed."""
     target = fault.target
@@ -19,7 +19,7 @@ def ranks_now(fault: PlannedFault, job: RunningJob) -> Sequence[int]:
     return sorted(rank for rank, process in job.ranks().items() if process.node in target.nodes)
 
 
-def victims_of(fault: PlannedFault, hits: Hits, job: RunningJob) -> list[Victim]:
+def victims_of(fault: PlannedFault, hits: Hits, job: JobView) -> list[Victim]:
     """The processes to hit. Empty if the fault hits nodes, files or endpoints. Raises ChaosError if a target has no
     process now."""
     if hits in ("nodes", "files", "endpoints"):

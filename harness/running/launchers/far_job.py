@@ -13,61 +13,51 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Mapping
 
-from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
-from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec, Node, RankProcess
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec, RankProcess
 from torchaos.harness.machine import proc
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.running.launchers.command import Command
 from torchaos.harness.running.launchers.far_faults import FarFaults
 from torchaos.harness.running.launchers.line import Handler, Line
-from torchaos.harness.running.launchers.running_job import RunningJob
+from torchaos.harness.running.launchers.submitted_job import SubmittedJob
 from torchaos.harness.running.launchers.words import mark_of
-from torchaos.harness.watching.probes.ranks import RankWatch
 
 TORCHAOS = (sys.executable, "-m", "torchaos.harness")
 _BYE_S = 20.0  # seconds for which the agents' last words are waited for
 _RECOVER_S = 60.0
 _LOOK_S = 0.05
-_TELL_ATTEMPT = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
 
 
-class FarJob(RunningJob):
-    """`spec_for(n)` returns submission n, from 0. `faults`: of the plan. The methods may be called from any thread."""
+class FarJob(SubmittedJob):
+    """A job whose nodes are other machines. `faults`: of the plan. The methods may be called from any thread."""
+
+    _launcher: FarLauncher
 
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: FarLauncher, journal: Journal, run_dir: Path, *,
         faults: Sequence[PlannedFault] = (), resubmit_times: int = 0, resubmit_delay_s: float = 0.0,
         guard: Callable[[Sequence[Handle], int], None] | None = None,
     ) -> None:  # fmt: skip
-        self._spec_for, self._launcher, self._journal, self._run_dir = spec_for, launcher, journal, run_dir
+        super().__init__(
+            spec_for, launcher, journal, resubmit_times=resubmit_times, resubmit_delay_s=resubmit_delay_s, guard=guard
+        )  # fmt: skip
+        self._run_dir = run_dir
         self.faults = FarFaults({fault.id: fault for fault in faults}, lambda: self._lines, self.ranks)
-        self._times, self._delay_s, self._guard = resubmit_times, resubmit_delay_s, guard
-        self._run_id = spec_for(0).env[ENV_RUN_ID]
-        super().__init__(RankWatch(journal, self._run_id))  # never started: no rank is on this machine
         self._ranks: dict[int, RankProcess] = {}
         self._lines: list[Line] = []
-        self._nodes: Sequence[Node] = ()
         self._commands: list[Command] = []
-        self._submission = 0
         self._trouble = ""
-        self._ending, self._lock = threading.Event(), threading.RLock()
+        self._ranks_lock = threading.Lock()
         journal.listen(self._note)
 
     @property
     def trouble(self) -> str:
         return self._trouble
 
-    def start(self) -> None:
-        try:
-            self._submit()
-        except ChaosError:
-            self._done.set()
-            raise
-        self._thread.start()
-
     def ranks(self) -> dict[int, RankProcess]:
-        with self._lock:
+        with self._ranks_lock:
             return dict(self._ranks)
 
     def agents(self, nodes: Sequence[int] = ()) -> list[Any]:
@@ -78,7 +68,8 @@ class FarJob(RunningJob):
         return proc.family(self._run_id)
 
     def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
-        self._ending.set()
+        with self._lock:
+            self._ending.set()
         started = self._thread.ident is not None
         if started and not self._done.is_set():
             for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, grace_s)):
@@ -99,13 +90,7 @@ class FarJob(RunningJob):
     def _line(self, node: int) -> Line:
         return next(line for line in self._lines if line.node == node)
 
-    def _submit(self) -> None:
-        spec = self._spec_for(self._submission)
-        if resources := self._launcher.resources(spec):
-            if self._guard is None:
-                raise ChaosError(f"the launcher {self._launcher.name} makes things that nobody would remove")
-            self._guard(resources, self._submission)  # on disk before anything is made
-        self._nodes = list(self._launcher.create(spec))
+    def _start_nodes(self, spec: JobSpec) -> None:
         wrapper = [*TORCHAOS, "exec", "--run", str(self._run_dir), "--served", str(self._submission)]
         commands = self._launcher.commands(spec, self._nodes, wrapper)
         self._commands = [
@@ -119,34 +104,21 @@ class FarJob(RunningJob):
             for node in self._nodes
         ]
         data = {"submission": self._submission, "pid": self._commands[0].pid, "node": 0}
-        self._journal.emit(Kind.JOB_STARTED, data, attempt=self._next_attempt())
+        self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
         for line in self._lines:
             line.start()
 
     def _mark(self, node: int) -> str:
         return mark_of(self._run_id, node, self._submission)
 
-    def _live(self) -> None:
-        while True:
-            codes = [command.wait() for command in self._commands]
-            at_s = time.monotonic()
-            self._await_last_words()
-            self._exit_code = self._code(codes)
-            data = {"submission": self._submission, "pid": self._commands[0].pid, "exit_code": self._exit_code}
-            self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
-            again = self._exit_code != 0 and self._submission < self._times
-            if not again or self._ending.wait(self._delay_s) or not self._submit_again():
-                break
-        self._done.set()
-
-    def _submit_again(self) -> bool:
-        self._submission += 1
-        try:
-            self._submit()
-        except ChaosError as error:
-            self._journal.emit(Kind.NOTE, {"text": f"the job could not be submitted again: {error}"})
-            return False
-        return True
+    def _await_exit(self) -> int:
+        codes = [command.wait() for command in self._commands]
+        at_s = time.monotonic()
+        self._await_last_words()
+        code = self._code(codes)
+        data = {"submission": self._submission, "pid": self._commands[0].pid, "exit_code": code}
+        self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
+        return code
 
     def _await_last_words(self) -> None:
         end = time.monotonic() + _BYE_S
@@ -217,22 +189,19 @@ class FarJob(RunningJob):
     def _note(self, event: Event) -> None:
         """Called by the journal for each event, of all nodes."""
         if event.kind is Kind.RANK_UP and event.rank is not None:
-            data, one = event.data, event.attempt or 0
-            with self._lock:
-                self._ranks[event.rank] = RankProcess(
-                    event.rank, data["local_rank"] or 0, data["node"] or 0, data["pid"], data["start_ticks"] or 0, one,
-                    data["world_size"] or 0, data.get("gpu"),
-                )  # fmt: skip
+            data, attempt = event.data, event.attempt or 0
+            rank = RankProcess(
+                event.rank, data["local_rank"] or 0, data["node"] or 0, data["pid"], data["start_ticks"] or 0, attempt,
+                data["world_size"] or 0, data.get("gpu"),
+            )  # fmt: skip
+            with self._ranks_lock:
+                self._ranks[event.rank] = rank
         elif event.kind is Kind.RANK_EXITED and event.rank is not None:
-            with self._lock:
-                if (rank := self._ranks.get(event.rank)) and rank.pid == event.data["pid"]:
+            with self._ranks_lock:
+                if (known := self._ranks.get(event.rank)) and known.pid == event.data["pid"]:
                     del self._ranks[event.rank]
         else:
             self.faults.note(event)
-
-    def _next_attempt(self) -> int:
-        seen = [event.attempt for event in self._journal.snapshot() if event.kind in _TELL_ATTEMPT]
-        return max((attempt for attempt in seen if attempt is not None), default=-1) + 1
 
 
 def _ignore(text: str, mono_s: float) -> None:

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import select
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, Node
 from torchaos.harness.machine import proc
 from torchaos.harness.mechanics.proxy.server import Endpoint
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.fronted import Fronted
 from torchaos.harness.running.launchers.node_run import LiveNode, NodeRun, start
-from torchaos.harness.running.launchers.running_job import RunningJob
+from torchaos.harness.running.launchers.submitted_job import SubmittedJob
 from torchaos.harness.watching.probes.job_log import JobLog
 from torchaos.harness.watching.probes.log_adapters import Adapter
 from torchaos.harness.watching.probes.metrics_file import MetricsFile
-from torchaos.harness.watching.probes.ranks import RankWatch
 from torchaos.harness.watching.probes.sampling import Sampling
 
-_TELL_ATTEMPT = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
 _DRAIN_S = 1.0  # the last lines of the output come after the exit
 _LOOK_S = 0.05  # seconds between checks whether a node's command was started again
 
 
-class Job(RunningJob):
-    """A job with all its submissions. `spec_for(n)` returns submission n, from 0. If a submission ends with an exit
-    code other than 0, the next is started, if any is left. The methods may be called from any thread."""
+class Job(SubmittedJob):
+    """A job whose processes are on this machine. The methods may be called from any thread."""
 
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
@@ -40,33 +36,24 @@ class Job(RunningJob):
         watchdogs: Sequence[str] = (), metrics: Path | None = None,
         guard: Callable[[Sequence[Handle], int], None] | None = None,
     ) -> None:  # fmt: skip
-        """`guard` writes to disk the undo of everything that the launcher makes for a submission, or raises an
-        error."""
-        self._guard = guard
-        self._spec_for, self._launcher, self._journal = spec_for, launcher, journal
-        self._times, self._delay_s = resubmit_times, resubmit_delay_s
-        self._run_id = spec_for(0).env[ENV_RUN_ID]
+        super().__init__(
+            spec_for, launcher, journal, resubmit_times=resubmit_times, resubmit_delay_s=resubmit_delay_s, guard=guard
+        )  # fmt: skip
         self._new_log = partial(JobLog, journal, log_adapter, watchdogs)
         self._logs: dict[int, JobLog] = {0: self._new_log()}  # by node
-        super().__init__(RankWatch(journal, self._run_id))
         self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._logs[0].emit)
-        self._nodes: list[Node] = []  # of this submission
-        self._runs: dict[int, NodeRun] = {}  # likewise, of those that were started, by node
-        self._submission, self._base = 0, 0
+        self._runs: dict[int, NodeRun] = {}  # the nodes of this submission that were started, by index
         self._exited_s = 0.0  # when the last command ended, CLOCK_MONOTONIC
         journal.listen(self._note_attempt)
-        self._ending, self._lock = threading.Event(), threading.Lock()
 
     def start(self) -> None:
         self._watch.start()
         try:
-            self._submit()
+            super().start()
         except ChaosError:
             self._watch.stop()
-            self._done.set()
             raise
         self._sampling.start()
-        self._thread.start()
 
     def nodes(self) -> list[LiveNode]:
         with self._lock:
@@ -106,37 +93,8 @@ class Job(RunningJob):
                 with suppress(OSError):
                     proc.send({pid: ticks}, number)
 
-    def _live(self) -> None:
-        while True:
-            self._exit_code = self._await_exit()
-            again = self._exit_code != 0 and self._submission < self._times and not self._ending.is_set()
-            if again:
-                self._clear_away()
-            self._drain()
-            if not again or self._ending.wait(self._delay_s) or not self._submit_again():
-                break
-        self._done.set()
-
-    def _submit_again(self) -> bool:
-        with self._lock:  # `stop` comes either before it, or finds what it started
-            if self._ending.is_set():
-                return False
-            self._submission += 1
-            try:
-                self._submit()
-            except ChaosError as error:
-                self._journal.emit(Kind.NOTE, {"text": f"the job could not be submitted again: {error}"})
-                return False
-        return True
-
-    def _submit(self) -> None:
-        self._base = self._next_attempt()
-        spec = self._spec_for(self._submission)
-        if resources := self._launcher.resources(spec):
-            if self._guard is None:
-                raise ChaosError(f"the launcher {self._launcher.name} makes resources whose undo is not on disk")
-            self._guard(resources, self._submission)  # on disk before anything is made
-        self._nodes, self._runs = list(self._launcher.create(spec)), {}
+    def _start_nodes(self, spec: JobSpec) -> None:
+        self._runs = {}
         for node in self._nodes[: spec.busy_nodes or None]:
             self._start(node, spec, self._base)
         first = next(iter(self._runs.values()))
@@ -237,18 +195,14 @@ class Job(RunningJob):
         for run in list(self._runs.values()):
             run.command.drain(_DRAIN_S)
 
-    def _clear_away(self) -> None:
-        """Ends the processes that the job left behind, before it is started again. A scheduler does the same."""
-        leftover = self.members()
+    def _put_away(self, again: bool) -> None:
+        """Before another submission: ends the processes that are left, as a scheduler does. Reads the last output."""
+        leftover = self.members() if again else {}
         if leftover:
             text = f"{len(leftover)} processes outlived submission {self._submission}; they were ended before the next"
             self._journal.emit(Kind.NOTE, {"text": text})
             proc.end(self.members)
-
-    def _next_attempt(self) -> int:
-        """The number of the next attempt. Restarts and submissions share one counter."""
-        seen = [event.attempt for event in self._journal.snapshot() if event.kind in _TELL_ATTEMPT]
-        return max((attempt for attempt in seen if attempt is not None), default=-1) + 1
+        self._drain()
 
     def members(self) -> dict[int, int]:
         """Every living process of the job: start times (clock ticks since boot) by pid."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable
 
-from torchaos.harness.contracts import ChaosError, LiveNode, RankProcess
-from torchaos.harness.mechanics.proxy.server import Endpoint
-from torchaos.harness.mechanics.site import Victim
+from torchaos.harness.running.launchers.job_view import JobView
 from torchaos.harness.watching.probes.ranks import RankWatch
 
 
-class RunningJob(ABC):
-    """The common interface of `Job` and `Attached`."""
+class RunningJob(JobView):
+    """A job that the harness starts (or attaches to), follows to its end, and stops."""
 
     def __init__(self, watch: RankWatch) -> None:
-        self._watch = watch
+        super().__init__(watch)
         self._exit_code: int | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._live, name="job", daemon=True)
@@ -39,31 +37,6 @@ class RunningJob(ABC):
         """The exit code of the last submission (negative: the number of a signal). None while it runs, or if only the
         job's parent process can know it."""
         return self._exit_code if self._done.wait(timeout_s) else None
-
-    def ranks(self) -> dict[int, RankProcess]:
-        """The live ranks, by number. A rank that is ambiguous, or not up yet, is left out."""
-        return self._watch.ranks()
-
-    def agents(self, nodes: Sequence[int] = ()) -> list[Victim]:
-        """Torchelastic's agents of these nodes; of all nodes if none is named. Raises ChaosError if a node has none
-        now."""
-        found = self._watch.agents()
-        missing = [node for node in nodes if node not in found]
-        if missing or not found:
-            raise ChaosError(f"node {missing[0] if missing else 0} has no torchelastic agent now")
-        return [Victim(*found[node], rank=None) for node in nodes or sorted(found)]
-
-    def nodes(self) -> Sequence[LiveNode]:
-        """The nodes, in order of their index."""
-        return []
-
-    def endpoints(self) -> Mapping[str, Endpoint]:
-        """The endpoints that have a proxy, by name."""
-        return {}
-
-    @abstractmethod
-    def members(self) -> dict[int, int]:
-        """Every living process of the job: start times (clock ticks since boot) by pid."""
 
     @abstractmethod
     def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:

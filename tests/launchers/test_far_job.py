@@ -1,0 +1,93 @@
+"""The life of a job whose nodes are other machines, with a launcher that starts its commands on this machine."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import FarLauncher, Handle, JobSpec, Node
+from torchaos.harness.running.launchers.far_job import FarJob
+from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.running.launchers.local import LocalNode
+
+Bench = Any  # of conftest.py, which tests can't import
+
+
+class Quiet(LocalNode):
+    """A node whose agent says goodbye at once."""
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        return ["echo", '{"bye": 0}']
+
+
+class Far(FarLauncher):
+    """The first submission fails, and the second does not end by itself. `between()` is called while the second is
+    made."""
+
+    name: ClassVar[str] = "far"
+
+    def __init__(self, between: Callable[[], object]) -> None:
+        self._between = between
+
+    def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        return ()
+
+    def create(self, spec: JobSpec) -> Sequence[Node]:
+        if spec.submission:
+            self._between()
+        return [Quiet(0)]
+
+    def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
+        return [["sleep", "600"] if spec.submission else ["false"]]
+
+
+@pytest.fixture
+def far(bench: Bench) -> Callable[[Callable[[], object]], FarJob]:
+    def make(between: Callable[[], object]) -> FarJob:
+        def spec_for(submission: int) -> JobSpec:
+            env = job_env(os.environ, run_id=bench.run_id, agent_plan=None)
+            return JobSpec((), bench.folder, env, bench.folder / f"job-{submission}.log", submission)
+
+        job = FarJob(spec_for, Far(between), bench.journal, Path(bench.folder), resubmit_times=3)
+        bench.jobs.append(job)
+        return job
+
+    return make
+
+
+def test_a_stop_while_it_is_submitted_again(bench: Bench, far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `stop` that comes in the middle of a submission waits until the submission is made, and ends it."""
+    submitting, looked = threading.Event(), threading.Event()
+
+    def between() -> None:
+        submitting.set()
+        looked.wait(0.5)  # a `stop` that does not wait looks for processes now, and finds none
+
+    job = far(between)
+    members = job.members
+    monkeypatch.setattr(job, "members", lambda: (looked.set() if submitting.is_set() else None, members())[1])
+    job.start()
+    assert submitting.wait(60.0)
+    stopping = threading.Thread(target=job.stop, daemon=True)
+    stopping.start()
+    stopping.join(30.0)
+    assert not stopping.is_alive()
+    assert bench.left() == {}
+    assert len(bench.events(Kind.JOB_STARTED)) == 2
+
+
+def test_no_submission_after_a_stop(bench: Bench, far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the job is stopped when a submission is over, and just before the next, there is no next."""
+    job = far(lambda: None)
+    wait = job._ending.wait
+    # The stop comes right after the delay between two submissions.
+    monkeypatch.setattr(job._ending, "wait", lambda timeout_s: (wait(timeout_s), job._ending.set())[0])
+    job.start()
+    bench.wait_until(lambda: job.done)
+    assert len(bench.events(Kind.JOB_STARTED)) == 1

@@ -61,7 +61,7 @@ def far(bench: Bench) -> Callable[[Callable[[], object]], FarJob]:
     return make
 
 
-def test_a_stop_while_it_is_submitted_again(bench: Bench, far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_while_it_is_submitted_again(bench: Bench, far: Callable[..., FarJob], monkeypatch: pytest.MonkeyPatch) -> None:
     """A `stop` that comes in the middle of a submission waits until the submission is made, and ends it."""
     submitting, looked = threading.Event(), threading.Event()
 
@@ -71,7 +71,13 @@ def test_a_stop_while_it_is_submitted_again(bench: Bench, far: Any, monkeypatch:
 
     job = far(between)
     members = job.members
-    monkeypatch.setattr(job, "members", lambda: (looked.set() if submitting.is_set() else None, members())[1])
+
+    def look() -> dict[int, int]:
+        if submitting.is_set():
+            looked.set()
+        return members()
+
+    monkeypatch.setattr(job, "members", look)
     job.start()
     assert submitting.wait(60.0)
     stopping = threading.Thread(target=job.stop, daemon=True)
@@ -82,12 +88,15 @@ def test_a_stop_while_it_is_submitted_again(bench: Bench, far: Any, monkeypatch:
     assert len(bench.events(Kind.JOB_STARTED)) == 2
 
 
-def test_no_submission_after_a_stop(bench: Bench, far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_submission_after_a_stop(bench: Bench, far: Callable[..., FarJob], monkeypatch: pytest.MonkeyPatch) -> None:
     """If the job is stopped when a submission is over, and just before the next, there is no next."""
     job = far(lambda: None)
-    wait = job._ending.wait
-    # The stop comes right after the delay between two submissions.
-    monkeypatch.setattr(job._ending, "wait", lambda timeout_s: (wait(timeout_s), job._ending.set())[0])
+
+    def stopped_after_the_delay(timeout_s: float) -> bool:
+        job._ending.set()
+        return False
+
+    monkeypatch.setattr(job._ending, "wait", stopped_after_the_delay)
     job.start()
     bench.wait_until(lambda: job.done)
     assert len(bench.events(Kind.JOB_STARTED)) == 1

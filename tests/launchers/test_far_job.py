@@ -61,7 +61,9 @@ def far(bench: Bench) -> Callable[[Callable[[], object]], FarJob]:
     return make
 
 
-def test_a_stop_while_it_is_submitted_again(bench: Bench, far: Callable[..., FarJob], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_while_it_is_submitted_again(
+    bench: Bench, far: Callable[..., FarJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A `stop` that comes in the middle of a submission waits until the submission is made, and ends it."""
     submitting, looked = threading.Event(), threading.Event()
 

@@ -42,7 +42,7 @@ class Agent:
 
     def __init__(self, plan: AgentPlan, who: Identity, events: wire.EventFile) -> None:
         self.plan, self.who, self.on = plan, who, True
-        self.child: int | None = None  # in a child that the rank forked: its pid
+        self.child: int | None = None  # the pid of this process, if the rank forked it
         self._events, self.emit_step = events, events.emit_step
         self.broken: set[str] = set()  # hooks that failed
         self.thread = threading.get_ident()  # the thread that trains
@@ -63,7 +63,7 @@ class Agent:
         return [alive for ref in list(self.made.values()) if (alive := ref()) is not None]
 
     def _wanted(self) -> tuple[str, ...]:
-        """The hooks that the plan names, and those that the orders of this rank need."""
+        """The hooks that the plan names, and the hooks that the orders of this rank need."""
         wanted = {"steps", *self.plan.hooks}
         for order in self.orders.mine:
             if order.when.step is not None:
@@ -73,7 +73,7 @@ class Agent:
         return tuple(sorted(wanted))
 
     def emit(self, kind: wire.Kind, data: Mapping[str, Any], step: int | None = None) -> wire.Event:
-        """Write an event. `step` None: use the number of iterations completed in this attempt."""
+        """Writes an event. `step` None: the number of iterations completed in this attempt."""
         return self._events.emit(kind, data, step=self.steps_over if step is None else step)
 
     def fail(self, hook: str, error: BaseException) -> None:
@@ -120,7 +120,8 @@ class Agent:
         self.unseen.discard(hook)
 
     def enter(self, phase: wire.Phase, call: Call | None = None) -> None:
-        """A phase begins in this rank. An order may fire here; an exception that its fault raises goes to the job."""
+        """Must be called when a phase begins in this rank. An order may fire here; an exception that its fault raises
+        goes to the job."""
         self.phases.enter(phase)
         if self.orders.current:
             self.orders.enter(phase, call)
@@ -128,12 +129,13 @@ class Agent:
             self.lasting.enter(call)
 
     def starts(self) -> None:
-        """The process has imported torch, and not used it yet. An order may fire here, as in `enter`."""
+        """Must be called when the process has imported torch and not used it yet. An order may fire here, as in
+        `enter`."""
         if self.orders.current:
             self.orders.enter(wire.Phase.START)
 
     def started(self, torch_version: str | None) -> None:
-        """Emit the event that describes this rank. `torch_version` None: it never imported torch."""
+        """Emits the event that describes this rank. `torch_version` None: the rank never imported torch."""
         import platform
 
         data = {

@@ -34,14 +34,15 @@ def identify(environ: Mapping[str, str], pid: int) -> Identity | None:
     number."""
     if not {"RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", wire.ENV_PLAN} <= environ.keys():
         return None
-    if environ.get(wire.ENV_ARMED, str(pid)) != str(pid):  # the same pid: this rank has called exec
+    if environ.get(wire.ENV_ARMED, str(pid)) != str(pid):  # if the pid is the same, this rank has called exec
         return None
     size, attempt = int(environ.get("WORLD_SIZE", "1")), wire.attempt_of(environ)
     return Identity(wire.rank_of(environ), int(environ["LOCAL_RANK"]), size, attempt, pid)
 
 
 def start() -> None:
-    """Arm this process if it is a rank. An error is printed on stderr, and the job goes on without an agent."""
+    """Starts the agent if this process is a rank. An error is printed on stderr, and the job goes on without an
+    agent."""
     try:
         who = identify(os.environ, os.getpid())
         if who is not None:

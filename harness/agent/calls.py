@@ -33,7 +33,7 @@ class Call:
 
     @cached_property
     def bytes(self) -> int:
-        """The larger of input and output on this rank, in bytes."""
+        """The larger of the collective's input and output on this rank, in bytes."""
         return 0 if self.op == "barrier" else max(map(_bytes, self.args), default=0)
 
     @property
@@ -49,7 +49,7 @@ class Call:
 
     def kept_back(self, through: Callable[[], Any], site: Any, patience_s: float, started: Any) -> Any:
         """A function for `instead`: holds the collective back until the rank has started its next collective, or for
-        `patience_s` seconds."""
+        `patience_s` seconds. `started`: as in `mismatch.kept_back`."""
         from . import mismatch
 
         return mismatch.kept_back(self, through, site.at_collectives, patience_s, started)

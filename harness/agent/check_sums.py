@@ -1,17 +1,12 @@
-"""A check sum of tensors that adds up over the ranks that share them, whatever their number.
+"""A check sum of tensors that adds up over the ranks that share them, whatever their number. It consists of two sums,
+modulo 2**64, over the tensors' bits read as integers. In the first sum each tensor has a factor of its own; the second,
+the plain sum, has no factors. So the check sum changes if a bit flips or if two tensors change places. It does not
+change if elements change places within one tensor. The plain sum is the same for every order of the tensors.
 
-It consists of two sums, modulo 2**64, over the tensors' bits read as integers. In the first sum each tensor has a
-factor of its own; the second, the plain sum, has none. So one flipped bit changes the check sum, and so do two tensors
-that change places. Elements that change places within one tensor do not. The plain sum is the same for every order of
-the tensors.
-
-A check sum is 32 hexadecimal digits, after a prefix that says what it covers:
-
-- no prefix: every tensor is whole in this rank, as under DDP
-- SHARD: parts of tensors, or some of the tensors; the sums of all ranks add up to that of the whole tensors
-- COPY: parts that another rank has as well (hybrid sharding), which count once
-- MIXED: whole tensors and parts; such sums can't be added up
-"""
+A check sum is 32 hexadecimal digits, after a prefix that says what it covers: no prefix: every tensor is whole in this
+rank, as under DDP; SHARD: parts of tensors, or some of the tensors, and the sums of all ranks add up to the sum of the
+whole tensors; COPY: parts that another rank has as well (hybrid sharding), which count once; MIXED: whole tensors and
+parts, whose sums can't be added up."""
 
 from __future__ import annotations
 
@@ -47,8 +42,7 @@ def plain_of_each(torch: Any, tensors: Sequence[Any]) -> list[str]:
 
 
 def plain(text: str) -> int:
-    """The plain sum (the second sum, which is the same for every order of the tensors) from the check sum `text` of
-    whole tensors."""
+    """The plain sum (the second of the two sums) from the check sum `text` of whole tensors."""
     return int(text[_DIGITS:], 16)
 
 
@@ -71,7 +65,7 @@ def over_all(of_ranks: Sequence[str | None]) -> str | None:
 
 
 def local(tensor: Any) -> Any:
-    """This rank's part of a DTensor; any other tensor is returned unchanged."""
+    """This rank's part of a DTensor. Any other tensor is returned unchanged."""
     part = getattr(tensor, "_local_tensor", None)
     return tensor if part is None else part
 

@@ -77,7 +77,8 @@ class Transfers:
         return any(path == other or path.startswith(other + os.sep) for other in self.open)
 
     def written(self) -> None:
-        """Is called when a save has written everything but has not yet returned to the job. An order may fire here."""
+        """Must be called when a save has written everything but has not yet returned to the job. An order may fire
+        here."""
         if self._agent.on and self._agent.orders.expects(Phase.CHECKPOINT_WRITTEN):
             self.digesting.settle()  # the manifest reads the file before a fault can damage it
             self._agent.orders.enter(Phase.CHECKPOINT_WRITTEN)
@@ -128,8 +129,8 @@ class Transfer:
         self._later: Callable[[Callable[[bool], None]], None] | None = None
 
     def ends_later(self, when: Callable[[Callable[[bool], None]], None]) -> None:
-        """Handles a call that returns before its save ends, such as `async_save`. `when` is called with a function. It
-        must call this function at the end of the save, with True if the save succeeded."""
+        """Handles a call that returns before its save ends, such as `async_save`. It calls `when` with a function
+        `end`, which must be called at the end of the save, with True if the save succeeded."""
         self._later = when
 
     def __enter__(self) -> Transfer:

@@ -10,8 +10,8 @@ from .wire import Kind
 
 
 class Children:
-    """Reports the saves that a forked child of the rank makes. `fields` are added to the events of a save: in a child,
-    its pid."""
+    """Reports the saves that a forked child of the rank makes. `fields`: added to the events of a save; in a child, its
+    pid."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -23,9 +23,9 @@ class Children:
         return {} if self._agent.child is None else {"child": self._agent.child}
 
     def saves(self) -> None:
-        """A save begins. At the first save in a child, os._exit is wrapped, so that the end of the child is reported
-        too: then its saves are complete. Children that Python forks, also those of multiprocessing, end with
-        os._exit."""
+        """Must be called when a save begins. At the first save in a child, os._exit is wrapped, so that the end of the
+        child is reported too: then its saves are complete. Children that Python forks, also those of multiprocessing,
+        end with os._exit."""
         child, leave = self._agent.child, os._exit
         if child is None or child == self._watched:
             return

@@ -35,7 +35,8 @@ class CollectiveHook:
         self._libraries: list[Any] = []  # the hooks live as long as these objects
 
     def install(self) -> None:
-        """Install the hooks, after torch.distributed is imported. Raises if this torch has no such dispatcher."""
+        """Installs the hooks, after torch.distributed is imported. Raises an error if this torch has no such
+        dispatcher."""
         torch: Any = import_module("torch")
 
         library = torch.library.Library("c10d", "IMPL")
@@ -49,7 +50,6 @@ class CollectiveHook:
                 library.impl(name, self._hook(op, packet.default, excluded, torch._C._ExcludeDispatchKeyGuard), key)
 
     def remove(self) -> None:
-        """Remove the hooks."""
         while self._libraries:
             self._libraries.pop()._destroy()
 
@@ -69,7 +69,7 @@ class CollectiveHook:
         return collective
 
     def around(self, call: Call, through: Callable[[], Any]) -> Any:
-        """Run the collective, with the faults that are due before and after it."""
+        """Runs the collective, with the faults that are due before and after it."""
         agent, stamping = self._agent, self.stamping
         counts = self._counts()
         if counts:
@@ -98,8 +98,8 @@ class CollectiveHook:
 
     def _counts(self) -> bool:
         """Whether the call counts for Moments. Calls in the training thread and in autograd's threads count. Calls in a
-        background thread, such as that of an asynchronous save, do not, because their place between the calls of
-        training is different in each run."""
+        background thread, such as the thread of an asynchronous save, do not count, because their place between the
+        calls of training is different in each run."""
         thread = threading.current_thread()
         return thread.ident == self._agent.thread or isinstance(thread, threading._DummyThread)
 

@@ -1,8 +1,6 @@
-"""Makes torch.compile skip the agent's files.
-
-Otherwise torch.compile would inline the agent's optimizer hooks into a compiled step. Now it breaks the graph at the
-hooks and runs them uncompiled. Torch breaks the graph at every optimizer step anyway, so a job that sets fullgraph=True
-works as before."""
+"""Makes torch.compile skip the agent's files. Otherwise torch.compile would inline the agent's optimizer hooks into a
+compiled step. If it skips them, it breaks the graph at the hooks and runs them uncompiled. Torch breaks the graph at
+every optimizer step anyway, so a job that sets fullgraph=True works as before."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A *segment* ends with an optimizer step that had a backward before it. With one optimizer, a segment is an iteration.
 With several (a GAN: backward, D, backward, G), the iteration ends when all of them have stepped, or when an optimizer
-steps again after a backward of its own. From then on, an optimizer that had not stepped by that time is not waited for.
+steps again after a backward of its own. From then on, the counter does not wait for an optimizer that had not stepped
+by that time.
 
 If some optimizers step more often than others (five steps of a critic for each step of a generator), nothing shows
 where a cycle begins, and a resumed process may begin anywhere in the cycle. So each step with a backward of its own is
@@ -17,7 +18,7 @@ from typing import Hashable
 
 @dataclass(frozen=True)
 class Closed:
-    """What ended at the end of a call: a segment (`segment`), the iteration before that segment (`before`), or the
+    """The parts that ended with a call: a segment (`segment`), the iteration before that segment (`before`), or the
     iteration that includes the segment (`after`). `stray`: the optimizer step belongs to an iteration that had already
     ended."""
 
@@ -33,8 +34,8 @@ IN_BACKWARD = "in backward"  # all optimizers that step inside a backward count 
 
 class StepCounter:
     """Counts iterations from backwards and optimizer steps. `uneven`: some optimizers step more often than others.
-    `loose`: the optimizers that had not stepped when an iteration was over; the counter does not wait for these. The
-    caller may set both; the counter also finds them out itself."""
+    `loose`: the optimizers that had not stepped when an iteration was over; the counter does not wait for them. The
+    counter finds out both by itself; the caller may also set them."""
 
     def __init__(self) -> None:
         self.uneven = False
@@ -72,7 +73,7 @@ class StepCounter:
         self._follow.pop(key, None)
 
     def _forget(self, key: Hashable) -> None:
-        """Iterations no longer wait for this optimizer."""
+        """From now on, iterations do not wait for this optimizer."""
         self._alone = None
         self._made.discard(key)
         self._seen.discard(key)
@@ -83,7 +84,8 @@ class StepCounter:
         self._ever_backward = True
 
     def backward_end(self, ok: bool = True) -> Closed:
-        """A backward ends. `ok` False: it raised an exception, so it left no gradient."""
+        """Notes that a backward ended, and returns what ended with it. `ok` False: it raised an exception, so it left
+        no gradient."""
         self._backward_depth -= 1
         if self._backward_depth or not ok:
             return NOTHING
@@ -94,14 +96,15 @@ class StepCounter:
         return NOTHING
 
     def step_begin(self, key: Hashable) -> None:
-        if key in self._steps:  # that call raised, which no hook sees
+        if key in self._steps:  # that call raised an exception, which no hook sees
             del self._steps[self._steps.index(key) :]
         if self._steps:  # an optimizer inside another one: the outer one counts
             self._forget(key)
         self._steps.append(key)
 
     def step_end(self, key: Hashable) -> Closed:
-        """A step ends. The caller also reports steps that a GradScaler skips."""
+        """Notes that an optimizer step ended, and returns what ended with it. The caller also reports steps that a
+        GradScaler skips."""
         while self._steps and self._steps.pop() != key:
             pass
         if self._steps:
@@ -119,15 +122,15 @@ class StepCounter:
         return closed
 
     def dropped(self, key: Hashable) -> bool:
-        """An optimizer's gradients are cleared. Returns whether that discards a backward: no step has used it, and no
-        other optimizer could use it."""
+        """Notes that an optimizer's gradients were cleared. Returns whether that discards a backward: no step has used
+        it, and no other optimizer could use it."""
         nothing = self.fresh and not self._steps and not self._backward_depth and self._made | self._seen == {key}
         self.fresh = self.fresh and not nothing
         return nothing
 
     def finish(self) -> Closed:
-        """The job has ended. Closes an iteration that was left open because a further optimizer step could have
-        belonged to it."""
+        """Notes that the job has ended. Closes an iteration that was left open because a further optimizer step could
+        have belonged to it."""
         left, self._stepped = self._stepped, set()
         return Closed(after=bool(left))
 
@@ -137,7 +140,7 @@ class StepCounter:
             return WHOLE if key == self._raw else STRAY
         fresh, self.fresh = self.fresh, False
         self._seen.add(key)
-        if not fresh:  # no backward of its own: part of the segment before
+        if not fresh:  # no backward of its own: the step is part of the segment before
             if not self._stepped:
                 return STRAY
             self._stepped.add(key)

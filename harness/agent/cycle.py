@@ -1,9 +1,7 @@
-"""Remembers across restarts how the optimizers of this job take turns.
-
-It keeps whether some optimizers step more often than others, and which optimizers do not step in each iteration.
-Otherwise a step could count as an iteration before a restart, and as a part of an iteration after it. And the first
-iteration after a restart could end later than it did before, with another optimizer's step.
-"""
+"""Remembers across restarts how the optimizers of this job take turns: whether some optimizers step more often than
+others, and which optimizers do not step in each iteration. Without this, a step could count as an iteration before a
+restart, and as a part of an iteration after it. And the first iteration after a restart could end with another
+optimizer's step than before."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class DistributedCheckpointHook:
         module._load_state_dict = _load_state_dict  # type: ignore[attr-defined]
 
     def _new_path(self, signature: inspect.Signature, args: Any, kwargs: Any, storage: str) -> str | None:
-        """The path of a save or load, or None if it is nested in another one and so is not reported."""
+        """The path of a save or load. None if it is nested in another save or load, and so is not reported."""
         if not (self._agent.on or storage == "storage_writer") or not self._agent.sees_saves:
             return None
         path: str | None = self._where(signature, args, kwargs, storage)

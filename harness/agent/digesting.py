@@ -85,8 +85,8 @@ class Digesting:
         return result
 
     def _old_form(self, original: Call, path: str, target: Any, args: Any, kwargs: Any) -> Any:
-        """Digests a torch.save in the format from before torch 1.6. `patch_serialization` inserts the Tee after torch
-        has opened the file."""
+        """Digests a torch.save in the format from before torch 1.6. `patch_serialization` inserts the Tee (writers.py)
+        after torch has opened the file."""
         is_path = isinstance(target, (str, os.PathLike))
         old: list[Tee] | None = [] if is_path or _at_start(target) else None
         self._thread.old = old
@@ -191,7 +191,7 @@ class Digesting:
                 tee.error = f"{about.st_size} bytes are in it, and {tee.digester.size} passed through Python"
         elif about is None and "://" not in path:
             about = os.stat(path)
-        crcs = isinstance(tee, WithoutDescriptor) or path.endswith(".safetensors")  # others keep CRCs
+        crcs = isinstance(tee, WithoutDescriptor) or path.endswith(".safetensors")  # other formats have CRCs
         self._ledger.whole(path, save, tee, about, crcs)
 
 

@@ -27,7 +27,7 @@ _MARK, _WORD = 4096, 8  # bytes of memory that identify a tensor, and bytes of a
 
 
 class Known(NamedTuple):
-    """A tensor that is known again, as long as it lives and is not changed in place."""
+    """A tensor that can be recognized as long as it lives and is not changed in place."""
 
     id: int
     reference: weakref.ref[Any]
@@ -44,13 +44,13 @@ class Batch:
 
     samples: bytes | None  # a digest for each row, of ROW bytes; None: the batch could not be read
     indices: tuple[int, ...] | None = None
-    kept: Sequence[int | bytes] = ()  # of each of its tensors: the mark, or a copy of the memory; see View.mark
+    kept: Sequence[int | bytes] = ()  # for each tensor of the batch: the mark, or a copy of the memory; see View.mark
     tensors: Sequence[Known] = ()
-    used: bool = False  # it has been trained on
+    used: bool = False  # the batch has been trained on
 
     @cached_property
     def marks(self) -> frozenset[int]:
-        """The mark of each of its tensors, made from the memory at the time when the batch was received."""
+        """The mark of each tensor of the batch, made from the memory at the time when the batch was received."""
         return frozenset([each if isinstance(each, int) else _mark(each) for each in self.kept])
 
 
@@ -96,7 +96,7 @@ class View:
         return self.mark()
 
     def is_mask(self) -> bool:
-        """Whether it looks like an attention mask: a square matrix."""
+        """Whether the tensor looks like an attention mask: a square matrix."""
         shape = self._leaf.shape
         return len(shape) == 2 and shape[0] == shape[1]
 
@@ -136,7 +136,7 @@ class _Tensor(View):
         return data if isinstance(data, bytes) and len(data) == self._size <= _KEPT else self.mark()
 
     def known(self) -> Known | None:
-        """None for a tensor whose changes torch does not count."""
+        """The tensor, to be recognized later. None for a tensor whose changes torch does not count."""
         leaf = self._leaf
         return None if leaf.is_inference() else Known(id(leaf), weakref.ref(leaf), leaf._version)
 
@@ -173,7 +173,7 @@ class _Texts(View):
 
 
 def look(value: Any) -> list[View]:
-    """A view of each tensor, array and list of texts in `value` that is in host memory. Others are left out."""
+    """A view of each tensor, array and list of texts in `value` that is in host memory."""
     return [view for view in map(_view, _leaves(value)) if view is not None]
 
 
@@ -233,7 +233,7 @@ def _memory(address: int, size: int) -> memoryview:
 
 @lru_cache(maxsize=256)
 def _array(size: int) -> Any:
-    """Cached, because making a ctypes array type takes longer than digesting the array."""
+    """A ctypes array type. Cached, because making it takes longer than digesting the array."""
     return ctypes.c_ubyte * size
 
 

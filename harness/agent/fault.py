@@ -28,13 +28,15 @@ class Fault:
     `apply` and `felt` itself. There is no default for how a fault is undone."""
 
     name: ClassVar[str]
-    where: ClassVar[tuple[Where, ...]]  # where it can be applied, the better first
+    where: ClassVar[tuple[Where, ...]]  # where it can be applied, the best place first
     needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine and of the launch
     hits: ClassVar[Hits] = "ranks"
     lethal: ClassVar[bool] = False  # the target process does not survive it
-    lasting: ClassVar[bool] = False  # applied in a rank, it stays on until it is taken back
+    lasting: ClassVar[bool] = False  # applied in a rank, it stays on until it is undone
     phase: ClassVar[str | None] = None  # the phase in which it lands if the trigger names a step only
-    late: ClassVar[bool] = False  # its changes are known at the Moment only, such as which checkpoint is the newest
+    late: ClassVar[bool] = (
+        False  # its changes are known at the Moment only: only then is it known which checkpoint is newest
+    )
     on_collectives: ClassVar[bool] = False  # it hits only the TCP traffic between ranks
     hooks: ClassVar[tuple[str, ...]] = ()  # the agent's hooks that its proof needs
     own_disk: ClassVar[bool] = False  # it hits the file system that job.checkpoints.size makes

@@ -22,7 +22,7 @@ class GoingBack:
         self._loaded = True
 
     def puts_back(self, place: int, optimizer: Any) -> None:
-        """An optimizer is about to load a state."""
+        """Must be called when an optimizer is about to load a state."""
         self._come_to(place)
         self._before.setdefault(id(optimizer), optimizer_step(optimizer))
 

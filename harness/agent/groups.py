@@ -1,4 +1,4 @@
-"""Reports when this rank joined the default process group, and how long it waited for the others."""
+"""Reports when this rank joined the default process group, and how many seconds it waited for the other ranks."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CHUNK = 1 << 20
 ALGORITHM = "crc32" if xxh3_64 is None else "xxh3"
 ASIDE = 1 << 17  # bytes: less than this is digested in the calling thread, which is quicker than a handover
 _PIECE = 1 << 22  # bytes
-_WAITING = 4  # pieces of work that may wait for the helper, since each holds a tensor or a copy from another device
+_WAITING = 4  # pieces of work that may wait for the helper; each holds a tensor, or a copy from another device
 
 
 class Digester:
@@ -71,8 +71,8 @@ class Tensors:
         self.error = ""
 
     def add(self, name: str, data: Any, size: int) -> None:
-        """Digest `size` bytes of `data`: bytes, text, a storage or a tensor on any device. `data` must not change until
-        the helper is done."""
+        """Digests `size` bytes of `data`: bytes, text, a storage or a tensor on any device. `data` must not change
+        until the helper is done."""
         if size < ASIDE:
             self.add_now(name, data, size)
         else:
@@ -81,7 +81,7 @@ class Tensors:
             helper.lend_a_hand(lambda: helper.waiting() <= _WAITING)
 
     def add_all(self, tensors: list[tuple[str, Any, int]]) -> None:
-        """Digest many (name, data, bytes) entries. The helper gets them in pieces of at least _PIECE bytes."""
+        """Digests many (name, data, bytes) entries. The helper gets them in pieces of at least _PIECE bytes."""
         part: list[tuple[str, Any, int]] = []
         total = 0
         for tensor in tensors:

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Callable
 
-THREAD = "torchaos"  # name of our threads in the kernel: storage faults spare them, since their reads are not the job's
+THREAD = "torchaos"  # name of our threads in the kernel; storage faults spare them
 
 
 class Helper:
@@ -23,7 +23,7 @@ class Helper:
         self._queue.put(work)
 
     def finish(self, timeout_s: float | None = None) -> None:
-        """Wait until all work that was given so far is done, at most `timeout_s` seconds (None: no limit)."""
+        """Waits until all work that was given so far is done, at most `timeout_s` seconds (None: no limit)."""
         if timeout_s is None:
             self._queue.join()
             return
@@ -59,7 +59,7 @@ class Helper:
 
 
 def _present(idle: bool) -> None:
-    """Set this thread's name and, if `idle`, the lowest priority. Does nothing on systems that allow neither."""
+    """Sets this thread's name and, if `idle`, the lowest priority. Does nothing on systems that don't allow it."""
     try:
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(THREAD)
         if idle:

@@ -1,4 +1,4 @@
-"""Call a function when a module has been imported, without importing the module and without changing its loader."""
+"""Calls a function when a module has been imported, without importing the module and without changing its loader."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Then = Callable[[ModuleType], None]
 
 
 class PostImport:
-    """An import finder that finds no module itself. It asks the other finders, and wraps the function that executes the
-    module which they find."""
+    """Calls functions after imports. It is an import finder that finds no module itself: it asks the other finders, and
+    wraps the function that executes the module."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Then]] = {}
@@ -22,7 +22,7 @@ class PostImport:
         sys.meta_path.insert(0, self)
 
     def when(self, name: str, then: Then) -> None:
-        """Call `then` with the module: now if it is imported, else at the end of its import."""
+        """Calls `then` with the module: now if it is imported already, otherwise at the end of its import."""
         module = sys.modules.get(name)
         under_way = getattr(getattr(module, "__spec__", None), "_initializing", False) and name not in self._ended
         if module is not None and not under_way:

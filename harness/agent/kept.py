@@ -21,7 +21,7 @@ HOOK = "kept"
 # The parts that wrappers (DDP, torch.compile, FSDP, checkpointing of activations) add to a parameter's name.
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _MOST = 20_000  # parameters
-_TRIES = 3  # searches for names, if some parameter has no name
+_TRIES = 3  # searches for the names, if some parameter has no name
 
 
 class ParameterSums:

@@ -1,7 +1,5 @@
-"""Faults in a rank that last until they are taken back, or until their lease is over.
-
-To take a fault back, the harness, the reaper or `torchaos recover` writes to its control page. The lease ends the fault
-if none of them is alive."""
+"""Faults in a rank that last until they are undone, or until their lease is over. To undo a fault, the harness, the
+reaper or `torchaos recover` writes to its control page. The lease ends the fault if none of these is alive."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ class Lease:
         return self._end - time.monotonic()
 
     def sleep(self, seconds: float | None = None) -> None:
-        """Sleeps at most `seconds` (None: until the lease ends). Returns at once when the fault is taken back."""
+        """Sleeps at most `seconds` (None: until the lease ends). Returns at once when the fault is undone."""
         end = self._end if seconds is None else min(self._end, time.monotonic() + seconds)
         while self.on and (left := end - time.monotonic()) > 0:
             time.sleep(min(_STEP_S, left))

@@ -1,6 +1,6 @@
-"""Makes manifests in the background. A save waits for two things only: for the digests, since the job may change the
-tensors as soon as the save returns, and for the opening of the file, which the job may soon replace by another file of
-the same name."""
+"""Makes manifests in the background. A save waits only until the digests are made, because the job may change the
+tensors as soon as the save returns, and until the file is opened, because the job may soon replace it by another file
+of the same name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .writers import Tee
 
 HOOK = "manifests"
 _KEPT = 3  # folders of DCP saves whose newest manifest is remembered
-_BEHIND = 16  # files that may wait for their CRCs; further files get none
+_BEHIND = 16  # files that may wait for their CRCs; no CRCs are made for further files
 _PATIENCE_S = 10.0  # seconds to wait for the CRCs at the end of the process
 SpansOf = Callable[[BinaryIO, "dict[str, tuple[int, str]]"], "list[tuple[int, int, str]]"]
 
@@ -30,7 +30,7 @@ class Ledger:
         self._folder = Path(agent.plan.events).parent / "agent" / FOLDER
         self._number, self._lock = count(), threading.Lock()
         self._helpers: dict[str, Helper] = {}
-        self._by_folder: dict[str, Manifest] = {}  # the newest of each folder that DCP saves to
+        self._by_folder: dict[str, Manifest] = {}  # the newest manifest of each folder that DCP saves to
 
     def digester(self) -> Helper:
         """The thread that makes digests. A save does not end before they are done."""
@@ -55,9 +55,9 @@ class Ledger:
             self._helpers["crcs"].finish(_PATIENCE_S)
 
     def from_file(self, path: str, tensors: Tensors, spans_of: SpansOf, crcs: bool) -> None:
-        """Adds the manifest of a file that a library wrote by itself. `spans_of` finds in the file where each tensor
-        is. The file is opened now, because the job may rename it soon. `crcs`: the format has no CRCs, so they are made
-        here."""
+        """Adds the manifest of a file that a library wrote by itself. `spans_of` finds the place of each tensor in the
+        file. The file is opened now, because the job may rename it soon. `crcs`: make CRCs, because the format has
+        none."""
         file = None if tensors.error else self._opened(path)
 
         def work() -> None:
@@ -83,7 +83,7 @@ class Ledger:
         self._helper("layouts").do(self._agent.careful(HOOK)(work))
 
     def whole(self, path: str, save: str, tee: Tee, about: os.stat_result | None, crcs: bool) -> None:
-        """Add a file of which every byte passed through `tee`. `save`: this file, or the folder that is saved."""
+        """Adds a file of which every byte passed through `tee`. `save`: this file, or the folder that is saved."""
 
         def work() -> None:
             manifest = self._by_folder.get(save) if save != path else None
@@ -102,7 +102,7 @@ class Ledger:
                 try:
                     self._crcs_later(manifest, path, open(path, "rb"), spans)  # noqa: SIM115 (closed there)
                 except OSError:
-                    pass  # renamed already: it gets no CRCs
+                    pass  # the file was renamed already: it gets no CRCs
 
         self._helper("layouts").do(self._agent.careful(HOOK)(work))
 

@@ -63,7 +63,7 @@ class LoaderHook:
             thread = threading.get_ident()
             if not agent.on or thread in self._inside:
                 return original(iterator)
-            mine = thread == agent.thread  # else a thread of the job's own fetches ahead
+            mine = thread == agent.thread  # otherwise a thread of the job itself fetches ahead
             if mine:
                 agent.enter(Phase.DATA)
             self._inside.add(thread)
@@ -116,7 +116,7 @@ class LoaderHook:
         drawn = iterator.__dict__.get(_DRAWN)
         index = drawn.popleft() if drawn else None
         if not getattr(iterator, "_in_order", True):
-            index = None  # batches come as they are ready
+            index = None  # batches come in any order, as soon as they are ready
         batch = digests.digest(digests.look(value), _indices(index))
         if ahead is None:
             self._ring.fetch(batch)

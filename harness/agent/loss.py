@@ -38,7 +38,7 @@ class Losses:
         self._late: list[tuple[int, Segment]] = []
 
     def backward(self, tensors: Any) -> None:
-        """Add one entry for a backward: the sum of its scalar roots, or None if no root can be read now."""
+        """Adds an entry for a backward: the sum of its scalar roots, or None if some root can't be read now."""
         if self._late:
             self.poll()
         segment = self._agent.tally.now
@@ -60,11 +60,11 @@ class Losses:
             segment.pending.append((len(segment.losses) - 1, _Copy(scalars[0].detach())))
 
     def step_over(self, step: int, segment: Segment) -> None:
-        """Remember a step whose losses are still being copied."""
+        """Remembers a step whose losses are still being copied from the GPU."""
         self._late.append((step, segment))
 
     def poll(self) -> None:
-        """Emit the losses that have arrived, in the order of their steps."""
+        """Emits the losses that have arrived, in the order of their steps."""
         while self._late and all(copy.ready() for _place, copy in self._late[0][1].pending):
             step, segment = self._late.pop(0)
             for place, copy in segment.pending:

@@ -41,13 +41,13 @@ class Manifest:
         return any(entry["path"] == path for entry in self._files)
 
     def add(self, path: str, fd: int, spans: list[tuple[int, int, str]], rest: str, raced: bool) -> None:
-        """Add a file of which parts were digested. `rest`: digest of the other bytes. `raced`: right after the save,
+        """Adds a file of which parts were digested. `rest`: digest of the other bytes. `raced`: right after the save,
         the file already differed from the memory."""
         about = os.fstat(fd)
         self._add(path, about, about.st_size, spans, rest, raced)
 
     def add_whole(self, path: str, about: os.stat_result | None, spans: list[tuple[int, int, str]]) -> None:
-        """Add a file of which every byte was digested. `about` None: it is not on a local file system."""
+        """Adds a file of which every byte was digested. `about` None: the file is not on a local file system."""
         self._add(path, about, spans[-1][1], spans, None)
 
     def _add(

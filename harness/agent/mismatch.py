@@ -30,7 +30,7 @@ def kept_back(
     `started` is called with the name of that next operation, or with None after `patience_s` seconds. It is called
     before and not after, because the wrong order may kill the rank at once. Functional collectives are not delayed."""
     torch: Any = import_module("torch")
-    if not call.has_work:  # functional: its result must be there at once
+    if not call.has_work:  # functional: its result must exist at once
         started(None)
         return through()
     future, once = torch.futures.Future(), threading.Lock()

@@ -32,11 +32,11 @@ class NativePage:
 
     @classmethod
     def of_this_process(cls: type[Self]) -> Self:
-        """The page of this process. Raises KeyError if the environment variable is not set, which means that the plan
-        had no such fault."""
+        """The page of this process. Raises KeyError if the environment variable is not set, because no fault of the
+        plan uses such a page."""
         return cls(Path(os.environ[cls.env]) / f"p{os.getpid()}.{cls.suffix}")
 
     @property
     def loaded(self) -> bool:
-        """Whether the library is in the process. NCCL loads it with its first call or communicator."""
+        """Whether the library is loaded in this process. NCCL loads it with its first call or communicator."""
         return bool(self._words[0] == self.magic)

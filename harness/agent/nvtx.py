@@ -60,7 +60,8 @@ class NvtxPage(NativePage):
 
     @property
     def held_s(self) -> float | None:
-        """How many seconds the newest stall delayed a call of NVTX. None: no call yet, or it still does."""
+        """How many seconds the newest stall delayed an NCCL call. None: there was no stall yet, or it still delays the
+        call."""
         begun, ended = self.read(BEGUN_NS), self.read(ENDED_NS)
         return (ended - begun) / 1e9 if self.read(STALLED) == self.read(ORDER) and ended >= begun else None
 

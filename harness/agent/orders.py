@@ -38,12 +38,12 @@ class Pending:
         self.order, self.when = order, order.when
         self.page = ControlPage(order.page)
         self.injector: Any = None
-        self.entered = 0  # how often its phase was entered, in this step or (if the order names no step) in all steps
+        self.entered = 0  # how often its phase was entered: in this step, or in all if the order names no step
 
     @property
     def has_fired(self) -> bool:
-        """Whether it must not fire again: it has fired as often as it may, or the rank died after the harness had
-        released it from the hold, or the harness has called the order off."""
+        """Whether the order must not fire again: it has fired as often as it may, or the rank died after the harness
+        had released it from the hold, or the harness has called the order off."""
         fired = self.page.read(ControlPage.FIRED)
         died_held = self.page.read(ControlPage.GO) == fired + 1
         called_off = self.page.read(ControlPage.ARMED_PID) == ControlPage.CALLED_OFF
@@ -64,7 +64,7 @@ class Orders:
         self._agent = agent
         self.mine = [order for order in agent.plan.orders if self._is_mine(order.when)]
         self.base: int | None = 0  # global steps before this attempt; None: unknown after a load
-        self._going_back, self._gone_back_by = GoingBack(), 0  # steps gone back since the last step was over
+        self._going_back, self._gone_back_by = GoingBack(), 0  # steps gone back since the last step ended
         self.current: list[Pending] = []
         self._pending: list[Pending] = []
         careful = agent.careful("orders")
@@ -93,7 +93,8 @@ class Orders:
         return None if self.base is None else self.base + self._agent.steps_over + 1
 
     def loaded(self) -> None:
-        """A checkpoint was loaded. Until the next step is over, only the harness may know the number of that step."""
+        """Must be called when a checkpoint was loaded. Until the next step is over, only the harness may know the
+        number of that step."""
         if not self._waits_for_a_step():
             return
         if self._agent.steps_over == 0:
@@ -104,7 +105,7 @@ class Orders:
             self._count_again()
 
     def puts_back(self, optimizer: Any) -> None:
-        """An optimizer is about to load a state."""
+        """Must be called when an optimizer is about to load a state."""
         if self._agent.steps_over:
             self._going_back.puts_back(self._agent.steps_over, optimizer)
 
@@ -117,8 +118,8 @@ class Orders:
         return any(pending.when.step is not None and not pending.has_fired for pending in self._pending)
 
     def _count_again(self) -> None:
-        """A checkpoint and the state of an optimizer were loaded between two steps. The optimizer's step counter then
-        shows which step comes next. If it doesn't, orders that name a step are missed."""
+        """Finds the number of the next step from the optimizer's step counter, after a checkpoint and the state of an
+        optimizer were loaded between two steps. If the counter doesn't show it, orders that name a step are missed."""
         if not self._going_back.happened(self._agent.steps_over):
             return
         by = self._going_back.by
@@ -131,7 +132,8 @@ class Orders:
                 self._forget(pending, _NO_COUNTER.format(self._agent.steps_over))
 
     def step_over(self) -> None:
-        """An iteration is over, and its event is written. Orders that are due right after it fire here."""
+        """Must be called when an iteration is over, and its event is written. Orders that are due right after it fire
+        here."""
         if self._pending:
             self._prepare()
             due = [pending for pending in self.current if pending.when.phase is None and pending.when.step is not None]
@@ -144,7 +146,7 @@ class Orders:
         return any(pending.when.phase is phase for pending in self.current)
 
     def enter(self, phase: Phase, call: Call | None = None) -> None:
-        """A phase begins (`call`: the collective, in the phase `collective`). Orders that are due in it fire here."""
+        """Fires the orders that are due at the begin of a phase. `call`: the collective, in the phase `collective`."""
         self._carry_out(self._due(phase, call) or [], phase, call)
 
     def _carry_out(self, due: list[Pending], phase: Phase | None, call: Call | None = None) -> None:
@@ -182,8 +184,8 @@ class Orders:
                 pending.entered = 0
 
     def _reach_moment(self, pending: Pending, phase: Phase | None, call: Call | None) -> RankSite | None:
-        """The Moment has come. Waits until the harness has armed the order. Then it holds the rank and returns None, or
-        returns the site at which the injector is applied. None also if the order does not fire."""
+        """Handles an order whose Moment has come. Waits until the harness has armed it. Then holds the rank and returns
+        None, or returns the site at which the injector is applied. None also if the order does not fire."""
         if pending.when.step is None and phase is not Phase.START:
             if not pending.armed:
                 return None  # it becomes due as soon as the harness arms it
@@ -223,7 +225,7 @@ class Orders:
             page.write(ControlPage.FIRED, number)
             page.write(ControlPage.STATE, State.RELEASED)
         else:
-            page.write(ControlPage.FIRED, number)  # first, because from here on the harness must not apply it any more
+            page.write(ControlPage.FIRED, number)  # first, because from now on the harness must not apply it any more
             page.write(ControlPage.STATE, State.MISSED)
             self._missed(pending.order, "the time to hold the rank was over: the rank went on by itself")
 

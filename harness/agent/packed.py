@@ -38,7 +38,7 @@ class Packer:
     def __init__(self, source: str, rank: int, attempt: int) -> None:
         self._prefix = MARK + f"{source} {rank} {attempt} ".encode()
         self._crc = crc32(self._prefix)
-        self._shapes: dict[tuple[Any, ...], tuple[Any, bytes]] = {}  # how to pack a record, and its shape as bytes
+        self._shapes: dict[tuple[Any, ...], tuple[Any, bytes]] = {}  # how to pack a record; its shape as bytes
 
     def line(
         self, seq: int, wall_s: float, mono_s: float, step: int, losses: Sequence[float | None],
@@ -131,6 +131,6 @@ def payload(
 
 
 def in_hex(samples: bytes) -> list[str]:
-    """The digest of each sample as text."""
+    """The digest of each sample, as hexadecimal text."""
     text = samples.hex()
     return [text[place : place + 2 * ROW] for place in range(0, len(text), 2 * ROW)]

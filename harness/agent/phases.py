@@ -30,7 +30,8 @@ class Phases:
         self._stack.append(phase)
 
     def leave(self, phase: Phase) -> None:
-        """End the innermost `phase` and all phases that were left open inside it. Does nothing if it is not open."""
+        """Ends the innermost `phase`, and all phases inside it that are still open. Does nothing if `phase` is not
+        open."""
         if phase in self._stack:
             now = self._clock()
             self._seconds[self._stack[-1]] += now - self._since

@@ -44,7 +44,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class Order:
-    """At a Moment: apply the class `injector` of the file `source`, or (None) hold the rank for an outside fault."""
+    """An order for a rank: at a Moment, apply the class `injector` of the file `source`, or hold the rank for a fault
+    from outside (both None)."""
 
     fault: str
     when: Moment
@@ -70,7 +71,7 @@ class AgentPlan:
     checkpoints: str | None = None
 
     def write(self, path: Path) -> None:
-        """Write the plan to `path`, readable only by its owner."""
+        """Writes the plan to `path`, readable only by its owner."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, 0o600), "w") as file:
             json.dump(asdict(self), file, indent=1)

@@ -20,7 +20,7 @@ def parse_duration(value: object) -> float:
 
 
 class _DurationSchema:
-    """Lets pydantic read fields of type `Seconds`. This module does not import pydantic."""
+    """Lets pydantic read fields of type `Seconds`, without an import of pydantic here."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema

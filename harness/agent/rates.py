@@ -43,7 +43,7 @@ class Rates:
     def _bind_scheduler(self, scheduler: Any) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
         for bound in (optimizer, getattr(optimizer, "optimizer", None)):  # Accelerate wraps the optimizer that steps
-            if bound is not None:  # an outer scheduler is made after the schedulers that it holds, so it wins
+            if bound is not None:  # an outer scheduler is made after the schedulers that it holds, so it replaces them
                 self._schedulers[id(bound)] = weakref.ref(bound), weakref.ref(scheduler)
 
     def rates(self, optimizer: Any) -> list[float | None]:
@@ -69,7 +69,7 @@ class Rates:
 
 def optimizer_step(optimizer: Any) -> int | None:
     """The step counter of the first parameter that has a counter, among the first five parameters of the optimizer.
-    None if there is none, or if the counter is not in CPU memory."""
+    None if none of them has a counter, or if the counter is not in CPU memory."""
     state = getattr(optimizer, "state", None) or {}
     for checked, entry in enumerate(state.values()):
         if isinstance(entry, dict) and "step" in entry:

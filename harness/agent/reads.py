@@ -26,8 +26,8 @@ _MODULES = (".py", ".so")
 
 
 class Reads:
-    """Records the files that this process reads. An audit hook can't be removed, so this hook returns at once after
-    MOST paths are recorded."""
+    """Records the files that this process reads. An audit hook can't be removed, so it returns at once after MOST paths
+    are recorded."""
 
     def __init__(self, agent: Agent) -> None:
         run = os.path.dirname(agent.plan.events)

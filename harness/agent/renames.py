@@ -25,7 +25,7 @@ class Renames:
     def install(self) -> None:
         os.rename, os.replace = self._reporting(os.rename), self._reporting(os.replace)
         shutil.move = self._reporting(shutil.move)
-        if accessor := getattr(pathlib, "_NormalAccessor", None):  # Python 3.10: it has the functions of os already
+        if accessor := getattr(pathlib, "_NormalAccessor", None):  # Python 3.10 keeps references to both in it
             accessor.rename, accessor.replace = staticmethod(os.rename), staticmethod(os.replace)
 
     def saved(self, path: str) -> None:

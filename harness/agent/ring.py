@@ -13,16 +13,16 @@ UNSEEN = Batch(None)  # stands for a batch that the loop took from a thread with
 
 
 class Ring:
-    """The last batches that were fetched for the loop. A loader or a thread may not have given some of them to the loop
-    yet."""
+    """The last batches that were fetched for the training loop. A loader or a thread may still hold some of them back
+    from the loop."""
 
     def __init__(self) -> None:
         self._received: deque[Batch] = deque()
-        self._fetched: deque[Batch] = deque(maxlen=_RING)  # by a thread; the loop has not got them yet
+        self._fetched: deque[Batch] = deque(maxlen=_RING)  # fetched by a thread; the loop has not got them yet
         self._handed_over = False  # it was seen that the loop takes batches from the thread
         self._fresh: dict[Batch, None] = {}  # not trained on yet, oldest first
         self._ahead = self._count = 0
-        self._last: Batch | None = None  # the batch trained on last
+        self._last: Batch | None = None  # the batch that was trained on last
         # By the id of a tensor: the tensor and its batch. The batch is None if several untrained batches contain the
         # tensor.
         self._tensors: dict[int, tuple[Known, Batch | None]] = {}
@@ -118,8 +118,8 @@ class Ring:
         return self._count - self._ahead
 
     def pass_over(self, handed_out: int) -> None:
-        """Records that the first `handed_out` batches will not be trained on. The loop may still try the newest of them
-        again."""
+        """Records that the first `handed_out` batches will not be trained on. The newest of them may still be trained
+        on in another try."""
         for batch in list(self._received)[: max(0, len(self._received) - (self._count - handed_out))]:
             if not batch.used:
                 self.use(batch)

@@ -37,7 +37,7 @@ def _wrap_etcd(module: ModuleType) -> None:
 
 
 def _wrap(module: ModuleType, name: str, method: str, round_of: Callable[[Any, Any], Any]) -> None:
-    """Record the round after each call of the method. `round_of` gets the object and the method's result."""
+    """Records the round after each call of the method. `round_of` gets the object and the method's result."""
     kind: Any = getattr(module, name, None)
     original = getattr(kind, method, None)
     if original is None:

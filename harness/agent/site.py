@@ -88,5 +88,5 @@ class RankSite:
         self._agent.lasting.on_steps.append((waiting, report))
 
     def after_steps(self, then: Callable[[], None]) -> None:
-        """Call `then` after each step while the fault lasts."""
+        """Calls `then` after each step while the fault lasts."""
         self._agent.lasting.on_steps.append((self.lease, then))

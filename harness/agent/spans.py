@@ -1,5 +1,5 @@
-"""Finds the spans: the places in the file of the tensors that were digested in memory. Also digests the rest of the
-file."""
+"""Finds the places of digested tensors in their file (spans), after tensors were digested in memory. Also digests the
+rest of the file."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rest_of(file: BinaryIO, size: int, spans: list[tuple[int, int, str]]) -> str
 
 
 def with_crcs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]] | None:
-    """The same spans with a CRC-32 after each xxh3, or None if the file differs from the memory at the time of the
+    """The same spans with a CRC-32 after each xxh3. None if the file differs from the memory at the time of the
     save."""
     result = []
     for offset, length, digests in spans:

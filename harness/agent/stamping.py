@@ -26,7 +26,8 @@ _MOST_WAITS = 256  # results of functional collectives that nobody has waited fo
 
 
 class Stamping:
-    """All methods are safe to call in a collective: an error switches the stamps off and never breaks the job."""
+    """Stamps the collectives of this rank. All methods are safe to call in a collective: an error switches the stamps
+    off and never breaks the job."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -43,7 +44,7 @@ class Stamping:
         self._thread: threading.Thread | None = None
         c10d: Any = import_module("torch._C._distributed_c10d")
         self._unbox: Any = getattr(getattr(c10d, "Work", None), "unbox", None)  # None: not in this torch
-        self._unwaited: Any = getattr(c10d, "_get_work_registry_size", None)  # how many are not waited for
+        self._unwaited: Any = getattr(c10d, "_get_work_registry_size", None)  # returns how many
         careful = agent.careful("stamps")
         self.begin, self.returned, self.waited = careful(self._begin), careful(self._returned), careful(self._waited)
         self._look = careful(self._check_open)
@@ -85,7 +86,7 @@ class Stamping:
 
     def _await(self, number: int, address: int) -> None:
         if len(self._waits) >= _MOST_WAITS:
-            self.stamps.ended(self._waits.pop(next(iter(self._waits))))  # its result was thrown away
+            self.stamps.ended(self._waits.pop(next(iter(self._waits))))  # its result was dropped
         self._waits[address] = number
         self._watch()
 
@@ -112,7 +113,7 @@ class Stamping:
             self._look()
 
     def stop(self) -> None:
-        """Stop the thread before the interpreter ends: a thread that wakes up after that may abort the process."""
+        """Stops the thread before the interpreter ends: a thread that wakes up after that may abort the process."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(1.0)

@@ -55,7 +55,7 @@ class Stamp:
     ranks: tuple[int, ...] | None  # global ranks of the group; None: unknown
     bytes: int  # the larger of input and output on this rank
     step: int  # iterations completed in this attempt
-    start_mono_s: float  # when the rank handed it to torch
+    start_mono_s: float  # when the rank called torch with it
     returned_mono_s: float | None  # when torch returned (an asynchronous collective is then in progress)
     end_mono_s: float | None  # when it was seen to be over (at most 0.1 s late); None: in progress
     thread: int = 0  # the kernel's number of a thread in the background; 0: training itself
@@ -84,12 +84,12 @@ class Stamps:
         self._words[0] = MAGIC
 
     def known(self, name: str) -> int | None:
-        """The code that `group` has given to a process group. None if it has none yet."""
+        """The code of a process group. None if `group` was not called for it yet."""
         return self._groups.get(name)
 
     def group(self, name: str, ranks: Iterable[int] | None = None) -> int:
-        """The code of a process group, which the first call makes. If there are more than GROUPS groups, the rest share
-        the last code."""
+        """The code of a process group, made at the first call. If there are more than GROUPS groups, the rest share the
+        last code."""
         code = self._groups.get(name)
         if code is None:
             code = self._groups[name] = min(len(self._groups), GROUPS - 1)
@@ -101,8 +101,8 @@ class Stamps:
         return code
 
     def begin(self, op: str, group: int, size: int, step: int, thread: int = 0) -> int:
-        """A collective of `size` bytes begins; `thread` as in a Stamp. Returns its number, which `returned` and `ended`
-        take."""
+        """Records that a collective of `size` bytes begins; `thread` as in a Stamp. Returns its number, for `returned`
+        and `ended`."""
         number, words = next(self._numbers), self._words
         at = _place(number)
         words[at] = 0
@@ -124,7 +124,7 @@ class Stamps:
 
     def _stamp(self, number: int, word: int) -> None:
         at = _place(number)
-        if self._words[at] == number:  # else the entry holds a later collective by now
+        if self._words[at] == number:  # otherwise a later collective has taken the entry
             self._words[at + word] = time.monotonic_ns()
 
     def close(self) -> None:

@@ -19,8 +19,8 @@ from .tally import Shown
 from .wire import Kind
 
 _MOST_MOMENTS = 16  # per parameter
-SPIKE, MEMORY = 10.0, 20  # a note is written if the norm is over SPIKE times the mean of the last MEMORY steps
-SUMS = 8  # in a sketch
+SPIKE, MEMORY = 10.0, 20  # a note is written if the norm is more than SPIKE times the mean of the last MEMORY steps
+SUMS = 8  # sums in a sketch
 
 
 class StateHook:

@@ -29,12 +29,12 @@ class StepHooks:
     def __init__(self, agent: Agent, losses: Losses, rates: Rates, trained: Trained) -> None:
         self._agent, self._losses, self._rates, self._trained = agent, losses, rates, trained
         self._counter, self._cycle = StepCounter(), Cycle(agent.who.attempt, agent.who.rank)
-        self._loose = 0  # optimizers that are noted as loose
+        self._loose = 0  # optimizers that were reported as loose
         self._said_unseen = False
         self._begun = False  # an optimizer has stepped
         self._dummy = False
         self._state: Any = None
-        self._scaled: list[bool] = []  # GradScaler steps under way: whether the optimizer has stepped inside
+        self._scaled: list[bool] = []  # by GradScaler step in progress: whether the optimizer has stepped inside it
         self._skip = agent.careful("steps")(self._skipped)
 
     def watch_state(self, state: Any) -> None:
@@ -215,7 +215,7 @@ class StepHooks:
                 self._agent.fail("lr", error)
 
     def _recall(self, optimizers: Sequence[Any]) -> None:
-        """Count as the attempts before did."""
+        """Takes over from earlier attempts how optimizers take turns."""
         self._counter.uneven = self._cycle.is_uneven(optimizers)
         for place in self._cycle.loose(optimizers):
             if place < len(optimizers):
@@ -238,13 +238,14 @@ class StepHooks:
         return closed if closed is NOTHING else self._seal(closed)
 
     def _dropped(self, optimizer: Any) -> None:
-        """The job clears gradients without a step (torchft does this when a replica is gone). This is no iteration."""
+        """Handles a job that clears gradients without a step (torchft does this when a replica is gone). This is no
+        iteration."""
         if self._counter.dropped(id(optimizer)):
             self._trained.drop()
             self._agent.tally.now = Segment(before=self._agent.tally.now.before)
 
     def _state_loads(self, optimizer: Any) -> None:
-        """The job loads an optimizer's state during an iteration. This iteration does not count."""
+        """Handles a job that loads an optimizer's state during an iteration. This iteration does not count."""
         self._agent.orders.puts_back(optimizer)
         self._trained.put_back()
         self._agent.tally.now = Segment(before=self._agent.tally.now.before)
@@ -273,7 +274,7 @@ class StepHooks:
         return closed
 
     def _follow(self, closed: Closed) -> None:
-        """Write the event of each iteration that was closed, then fire the orders of the next step."""
+        """Writes the event of each iteration that was closed, then fires the orders of the next step."""
         for with_last in (False, True):
             if closed.after if with_last else closed.before:
                 try:

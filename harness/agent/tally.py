@@ -28,7 +28,7 @@ class Segment:
     lr: list[float | None] = field(default_factory=list)
     opt_step: int | None = None
     sched_step: int | None = None
-    skipped: bool | None = False  # None: only the GPU has the answer
+    skipped: bool | None = False  # None: only the GPU knows
     after: Shown | None = None  # the training state at its end
     before: Shown | None = None  # the state before it, in the first segment of a process and after a load
     norm: float | None = None  # of the gradient, at the end of the last backward
@@ -40,7 +40,7 @@ class Tally:
         self._done: list[Segment] = []
 
     def seal(self) -> None:
-        """End the current segment and begin a new one."""
+        """Ends the current segment and begins a new one."""
         self._done.append(self.now)
         self.now = Segment()
 

@@ -1,7 +1,6 @@
-"""Runs in the torchrun of a job of one node. Records the number of its first attempt.
-
-Each torchrun counts its restarts from 0, and a script may start torchrun again (`until torchrun train.py; do sleep 1;
-done`). The attempts of the next torchrun are numbered after those of the torchrun before."""
+"""Runs in the torchrun of a job of one node, and records the number of its first attempt. Each torchrun counts its
+restarts from 0, and a script may start torchrun again (`until torchrun train.py; do sleep 1; done`). So the first
+attempt of a torchrun follows the last attempt of the torchrun before."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ class Trained:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._through_model = False  # a wrapped model has been seen in training
-        self._forwards: list[Batch | None] = []  # since the last backward; None: a batch that is not known
+        self._forwards: list[Batch | None] = []  # since the last backward; None: an unknown batch
         self._committed: list[Batch | None] = []
         self._handed_out = 0  # batches that the loop had got at the last backward
         self.wrapper_is_idle = False  # a backward came before any call of a wrapped model
 
     def forward(self, inputs: Any) -> None:
-        """A wrapped model gets these inputs in training."""
+        """Must be called when a wrapped model gets these inputs in training."""
         self._through_model, self.wrapper_is_idle = True, False
         args, kwargs = inputs
         if (owner := self._ring.owner((*args, *kwargs.values()))) is not None:
@@ -43,7 +43,8 @@ class Trained:
         self._ring.pass_over(self._handed_out)
 
     def put_back(self) -> None:
-        """The job loads an earlier state. The batches since the last segment will not be trained on."""
+        """Must be called when the job loads an earlier state. The batches since the last segment will not be trained
+        on."""
         if self._forwards or self._committed:
             for batch in self._forwards:
                 if batch is not None:

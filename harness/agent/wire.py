@@ -1,7 +1,5 @@
-"""The names of environment variables, and the events that the agent and the harness share. They also share `plan`,
-`page` and `quantities`.
-
-The agent may run in a Python without torchaos, so this file imports the standard library only."""
+"""The names of environment variables, and the events that the agent and the harness exchange. Standard library only,
+because the agent may run in a Python without torchaos."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ ENV_ARMED = "TORCHAOS_ARMED"  # pid of the armed rank process; its children inhe
 class Phase(str, Enum):
     """The part of a step that a rank's host code is in. The GPU may be in another part."""
 
-    __hash__ = str.__hash__  # that of Enum is a Python function, and phases are looked up many times in a step
+    __hash__ = str.__hash__  # Enum's own is a Python function, and phases are looked up many times in a step
 
     START = "start"
     DATA = "data"
@@ -46,7 +44,7 @@ class Phase(str, Enum):
 
 
 class Kind(str, Enum):
-    """Every kind of event. `PAYLOADS` gives the keys of each payload."""
+    """Every kind of event. `PAYLOADS` has the keys of each payload."""
 
     STAGE = "run.stage"
     NOTE = "run.note"
@@ -111,7 +109,7 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.NOTE: {"text": "str"},  # a text that is shown with the verdict
     # interrupted: by a person or program outside of torchaos; enough: the scenario ended the run on purpose
     Kind.STOPPED: {"reason": "str", "interrupted?": "bool", "enough?": "bool"},
-    Kind.PROBED: {"probe": "str", "holds": "bool"},  # by a condition that looks at something; + reason
+    Kind.PROBED: {"probe": "str", "holds": "bool"},  # the answer of a condition's probe; + reason
     Kind.JOB_STARTED: {"submission": "Whole", "pid": "Whole"},  # the command was started, by its own pid
     # exit_code: negative: signal; None: unknown
     Kind.JOB_EXITED: {"submission": "Whole", "pid": "Whole", "exit_code": "Whole | None"},
@@ -250,7 +248,7 @@ class EventFile:
         self, kind: Kind, data: Mapping[str, Any], *, step: int | None = None,
         rank: int | None = None, attempt: int | None = None, mono_s: float | None = None,
     ) -> Event:  # fmt: skip
-        """Write an event. Raises ValueError if the payload lacks a key of its kind."""
+        """Writes an event. Raises ValueError if the payload lacks a key of its kind."""
         if not FIELDS[kind] <= data.keys():
             missing = FIELDS[kind] - data.keys()
             raise ValueError(f"{kind.value} needs {', '.join(sorted(missing))}")
@@ -266,7 +264,7 @@ class EventFile:
         sched_step: int | None, skipped: bool | None, samples: bytes | None, indices: Sequence[int] | None,
         phases: Mapping[Phase, float],
     ) -> None:  # fmt: skip
-        """Write the event of a usual step. `samples`: packed.ROW bytes for each."""
+        """Writes the event of a usual step. `samples`: packed.ROW bytes for each sample."""
         assert self._packer is not None
         seq, wall_s, mono_s = next(self._seq), time.time(), time.monotonic()
         given = (losses, lr, opt_step, sched_step, skipped, samples, indices, phases)

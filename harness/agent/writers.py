@@ -86,7 +86,7 @@ class Records:
 
 
 class Stream:
-    """The context in which torch.distributed.checkpoint writes one file."""
+    """The context in which torch.distributed.checkpoint writes one file, with a Tee around the file."""
 
     def __init__(
         self, inner: Any, opened: Callable[[Any], Tee | None], closed: Callable[[Tee, os.stat_result | None], None]
@@ -101,7 +101,7 @@ class Stream:
         try:
             self._about = os.fstat(file.fileno())
         except (AttributeError, OSError, ValueError):
-            pass  # not on a local file system
+            pass  # the file is not on a local file system
         return file if self._tee is None else self._tee
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:

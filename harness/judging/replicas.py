@@ -34,7 +34,7 @@ def each_hit(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
 
 
 def as_one(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
-    """Judges the whole job at once, for assertions that do not look at ranks."""
+    """Judges the whole job at once, for assertions that do not depend on ranks."""
     return assertion.judge(run, twins)
 
 
@@ -52,7 +52,7 @@ def _of(numbers: Iterable[int], assertion: Assertion, run: Record, twins: Sequen
 
 
 def absences(parts: Sequence[Record]) -> Mapping[int, tuple[int, ...]]:
-    """The replicas that did not take part in a step that other replicas made, by global step."""
+    """By global step: the replicas that did not take part, in steps that other replicas made."""
     done = [set(replica.history.by_step()) for replica in parts]
     every = set().union(*done)
     gone = {step: tuple(number for number, own in enumerate(done) if step not in own) for step in sorted(every)}
@@ -60,7 +60,7 @@ def absences(parts: Sequence[Record]) -> Mapping[int, tuple[int, ...]]:
 
 
 def absent_in_words(parts: Sequence[Record]) -> str | None:
-    """A sentence about the steps that were made without some replica. None if all replicas made all steps."""
+    """A sentence about the steps that were made without one of the replicas. None if all replicas made all steps."""
     gone = absences(parts)
     if not gone:
         return None

@@ -1,4 +1,4 @@
-"""Makes sure that changes are on disk, and tells when a file was made."""
+"""Makes sure that changes are on disk, and finds when a file was made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def sync_folder(folder: Path) -> None:
-    """When this returns, the entries of the folder are on disk (files made, renamed or removed in it)."""
+    """Returns when the entries of the folder are on disk: the names of files that were made, renamed or removed in
+    it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -34,8 +34,8 @@ def address() -> str:
 
 @contextmanager
 def engine(where: str, timeout_s: float = ANSWER_S) -> Iterator[Any]:
-    """Gives a docker.APIClient. Inside the `with` block, its errors become EngineErrors with the message of the
-    engine."""
+    """A context manager with a docker.APIClient. Inside the `with` block, the client's errors become EngineErrors with
+    the message of the engine."""
     _check_socket(where)
     try:
         import docker
@@ -72,7 +72,7 @@ def version(where: str, timeout_s: float = 5.0) -> str:
 
 
 def of_run(run_id: str, node: int | None = None) -> dict[str, Any]:
-    """The filter for everything that a run has made, or that it has made for one node."""
+    """The filter for all objects of a run or, with `node`, of one node of the run."""
     return {"label": [f"{RUN}={run_id}", *([] if node is None else [f"{NODE}={node}"])]}
 
 

@@ -12,7 +12,7 @@ from typing import Callable, Iterator, Mapping, NamedTuple
 from torchaos.harness.agent.wire import ENV_RUN_ID, start_ticks
 
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
-END_S = 30.0  # seconds; a rank that gives back pinned or GPU memory takes its time to die
+END_S = 30.0  # seconds; a rank that returns pinned or GPU memory dies slowly
 _AT_ONCE = 256  # pidfds open at the same time; by default a process may have 1,024 open files
 
 
@@ -22,8 +22,8 @@ class Stat(NamedTuple):
     state: str  # T: stopped by a signal, Z: zombie
     parent: int
     ticks: int  # start time in clock ticks since boot
-    cpu_ticks: int  # that it has used, in user mode and in the kernel
-    status: int  # how it ended, as in waitpid(2); only meaningful for a zombie
+    cpu_ticks: int  # CPU time in user mode and in the kernel, in clock ticks
+    status: int  # how the process ended, as in waitpid(2); only meaningful for a zombie
 
 
 def stat(pid: int) -> Stat | None:
@@ -186,9 +186,8 @@ def _ended(fds: list[int], deadline: float) -> set[int]:
 
 def family(run_id: str, variable: str = ENV_RUN_ID) -> dict[int, int]:
     """The start times, by pid, of all living processes of a job: the processes that have its mark in the environment
-    (`variable`), and all their descendants (a rank that sets its title may have overwritten its environment).
-
-    Never includes this process and its ancestors, nor other descendants of these."""
+    (`variable`), and all their descendants, because a rank that sets its title may have overwritten its environment.
+    Never includes this process, its ancestors, or other descendants of its ancestors."""
     table = {pid: found for pid in _pids() if (found := stat(pid)) and found.state not in "ZX"}
     spared = _lineage()
     children: dict[int, list[int]] = {}
@@ -243,7 +242,7 @@ def _pids() -> list[int]:
 def _marked(pid: int, variable: str, value: str) -> bool:
     try:
         return f"{variable}={value}".encode() in _image(pid)[1].split(b"\0")
-    except OSError:  # gone, or another user's, which is not of this job
+    except OSError:  # the process is gone, or belongs to another user and so not to this job
         return False
 
 

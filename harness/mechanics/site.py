@@ -47,7 +47,7 @@ class Victim:
 @dataclass(frozen=True)
 class OutsideSite:
     """The site of a fault from outside; implements `contracts.NodeSite`. `release` lets the rank that is held at the
-    Moment continue, if there is one."""
+    Moment continue; it does nothing if no rank is held."""
 
     fault: str
     victims: Sequence[Victim]

@@ -123,8 +123,7 @@ def _etcd() -> str | None:
 
 
 def _fuse() -> str | None:
-    """The requirements of storage faults: the kernel's device, libfuse, and its Python binding. None if one is
-    missing."""
+    """What storage faults use: the kernel's device, libfuse, and its Python binding. None if one of them is missing."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK) or util.find_spec("mfusepy") is None:
         return None
     found = find_library("fuse3") or find_library("fuse")
@@ -177,7 +176,7 @@ def _gpu() -> str | None:
 
 
 def _nccl() -> str | None:
-    """A torch with NCCL in this Python. The job's own torch may be another."""
+    """The version of NCCL in this Python's torch. The job's own torch may be another."""
     version = installed(sys.executable).get("torch", "the job's own")
     return None if version.endswith("+cpu") else f"torch {version}"
 
@@ -278,4 +277,4 @@ CHECKS: dict[str, _Check] = {
     "root": _Check("faults in networks, mounts and cgroups", _root, "run as root, or leave such scenarios out"),
 }
 
-NEEDED = ("pidfd", "proc", "agent", "torchrun")  # by every scenario that starts its job
+NEEDED = ("pidfd", "proc", "agent", "torchrun")  # what every scenario needs that starts its job

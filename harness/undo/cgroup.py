@@ -17,15 +17,15 @@ from torchaos.harness.undo.touches import Touches
 
 PERIOD_US = 10_000  # short, so that a rank is throttled for a few milliseconds at a time
 _PREFIX = "torchaos-"
-_EMPTY_S = 1.0  # for so many seconds, a process that was just moved out may still keep the group busy
+_EMPTY_S = 1.0  # seconds for which a process that was just moved out may still keep the group busy
 
 Group = TypeVar("Group", bound="CpuCgroup")
 
 
 @dataclass(frozen=True)
 class CpuCgroup:
-    """The CPU group `path`, made by torchaos. It is below or beside `home`, the group from which its processes came.
-    Undo moves the processes back and removes the group."""
+    """The CPU group `path`, made by torchaos, below or beside `home`. `home`: the earlier group of its processes. Undo
+    moves the processes back and removes the group."""
 
     kind: ClassVar[str] = "cpu_cgroup"
     controller: ClassVar[str] = "cpu"

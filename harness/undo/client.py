@@ -109,8 +109,8 @@ class Reaper:
     def guard(
         self, record: str, handles: Sequence[Handle] | Irreversible, owner: str, limit_s: float | None = None
     ) -> None:
-        """Returns when the handles are on disk. The reaper restores them at the latest `limit_s` seconds from now.
-        Raises UndoError if that failed (then inject nothing), UsageError without handles."""
+        """Returns when the handles are on disk. The reaper restores them `limit_s` seconds from now, if nobody does
+        before. Raises UndoError if they can't be guarded (then inject nothing), UsageError without handles."""
         irreversible = handles.why if isinstance(handles, Irreversible) else None
         if not (handles if irreversible is None else irreversible):
             raise UsageError(f"{record}: it lists no changes, and gives no reason why they can't be undone")
@@ -133,7 +133,7 @@ class Reaper:
         self._ask(ANSWER_S, do="mark", record=record, state=state, limit_s=limit_s)
 
     def check(self) -> None:
-        """Raises UndoError if the reaper is gone. Then nobody would undo the guarded changes, although they are on
+        """Raises UndoError if the reaper is gone. Then no process would undo the guarded changes, although they are on
         disk."""
         if self._lost:
             raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
@@ -231,8 +231,8 @@ class Reaper:
 
 
 def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
-    """Undoes the changes that a dead reaper left open: those of one owner or record, or (None) all. Returns an empty
-    list if there is no log, because then nothing was guarded. Raises UndoError if the log can't be read or belongs to
+    """Undoes the changes that a dead reaper left open. `name`: a record or an owner; None: all. Returns an empty list
+    if there is no log, because then nothing was guarded. Raises UndoError if the log can't be read or belongs to
     another user, Busy if another process heals the run."""
     writer = None
     try:

@@ -17,14 +17,14 @@ from torchaos.harness.undo.touches import Touches
 
 _SETTLE_S = 0.3  # seconds between rounds; the engine may still carry out a request of a dead process
 _QUIET_S = 3.0  # seconds in which the engine makes a container
-_END_S = 30.0  # seconds for all rounds; including the last request, it is less than the healer's limit
+_END_S = 30.0  # seconds for all rounds; together with the last request, less than the healer's limit
 _LEAST_S = 1.0  # seconds for a request when that time is over
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class _LabelledObjects:
-    engine: str  # its address, unix://...
+    engine: str  # address of the engine, unix://...
     run_id: str
 
     def __post_init__(self) -> None:
@@ -80,7 +80,8 @@ class _LabelledObjects:
         return found, [problem for problem in problems if problem]
 
     def _all_came(self, seen: Collection[str]) -> bool:
-        """Whether everything that a dead process requested has appeared. `seen`: the nodes whose container was seen."""
+        """Whether every container that a dead process may have requested has appeared. `seen`: the nodes whose
+        container was seen."""
         return True
 
     def _found(self, client: Any) -> list[Any]:

@@ -31,9 +31,9 @@ class File:
 
     kind: ClassVar[str] = "file"
     path: str
-    root: str  # nothing outside of it is changed
+    root: str  # nothing outside this folder is changed
     copy: str | None = None
-    sha256: str | None = None  # None: there was no file
+    sha256: str | None = None  # None: there was no file before
     mode: int = 0
     uid: int = -1
     gid: int = -1
@@ -42,7 +42,7 @@ class File:
     born_ns: int = 0  # 0 if the file system does not store it
     made: str | None = None  # SHA-256 of what the fault puts there
     yields: bool = False
-    removes: bool = False  # the fault itself removes it
+    removes: bool = False  # the fault itself removes the file
 
     def touches(self) -> Touches:
         return Touches(path=self.path, own=self.copy)
@@ -126,7 +126,7 @@ class File:
         return not self._ours(path) if os.path.lexists(path) else not self.removes
 
     def _place(self) -> Path:
-        """The path at which the file is now: its own, or, with `yields`, the path to which the job has moved it."""
+        """The path at which the file is now. If it `yields` and the job has moved it, this is the new path."""
         path = Path(self.path)
         if not self.yields or self.sha256 is None or (os.path.lexists(path) and self._ours(path)):
             return path

@@ -164,8 +164,8 @@ class PageSlot:
 
 
 def check_within(handle: Handle, folders: Collection[Path]) -> None:
-    """Raises ValueError if the file that only the handle uses (a page, a file of names or a saved copy) is in none of
-    the run's folders. Then the log is damaged, or belongs to another run."""
+    """Raises ValueError if a file that only the handle uses (a page, a file of names or a saved copy) is outside the
+    run's folders. Then the log is damaged, or belongs to another run."""
     own = handle.touches().own
     if own is None:
         return

@@ -25,9 +25,9 @@ Result = TypeVar("Result")
 @dataclass(frozen=True)
 class Healed:
     record: str
-    handle: Mapping[str, Any]  # its JSON
+    handle: Mapping[str, Any]  # the handle as JSON
     verified: bool
-    reason: str = ""  # why it is not verified
+    reason: str = ""  # why the undo is not verified
 
 
 class Healer:
@@ -45,7 +45,7 @@ class Healer:
         self._healing = threading.Lock()
         self._state = threading.Lock()
         self._taken_back: set[str] = set()
-        self._again: set[str] = set()  # applied after they were healed
+        self._again: set[str] = set()  # records that were applied after they were healed
         self._unreported: dict[str, list[Healed]] = {}
 
     def guard(self, record: UndoRecord) -> None:
@@ -79,8 +79,8 @@ class Healer:
         return not late
 
     def heal(self, name: str | None, why: str) -> list[Healed]:
-        """Heals what is open of a record or an owner, or (None) everything. Returns the result of each handle that was
-        not reported before. So results of heals at a time limit are also returned."""
+        """Undoes the open changes of a record or an owner, or all (None). Returns the result of each handle that was
+        not reported before, so also those of heals at a time limit."""
         self.carry_out(name, why)
         ids = [record.id for record in self._chosen(name)]
         return [healed for id_ in ids for healed in self._unreported.pop(id_, [])]

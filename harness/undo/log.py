@@ -43,7 +43,7 @@ class UndoRecord:
     id: str
     owner: str
     handles: Sequence[Mapping[str, Any]] = ()  # handles as JSON, in the order in which they are changed
-    irreversible: str | None = None  # why it can't be undone
+    irreversible: str | None = None  # why the change can't be undone
     limit_s: float | None = None  # seconds after the guard at which it is undone in any case
     state: State = State.PLANNED
 

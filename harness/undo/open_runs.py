@@ -127,7 +127,7 @@ def private_parent(folder: Path) -> Path:
 
 
 def remove(run_id: str) -> None:
-    """Remove the entry of a run that is clean, if there is one. Raises OSError."""
+    """Removes the entry of a run, if there is one. Must be called only after everything is undone. Raises OSError."""
     _remove(_runs() / _name(run_id))
 
 
@@ -163,8 +163,8 @@ def entries() -> tuple[list[OpenRun], list[str]]:
 
 
 def of_folder(run_dir: Path) -> OpenRun:
-    """The run of a run directory, from the first line of its undo log. Raises OSError if there is no log or it is
-    another user's, ValueError if it can't be read."""
+    """The run of a run directory, from the first line of its undo log. Raises OSError if there is no log or it belongs
+    to another user, ValueError if it can't be read."""
     info = os.lstat(run_dir)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise PermissionError(f"{run_dir}: it is a link, or another user's")

@@ -36,7 +36,8 @@ class Toxic:
         return Api(self.pid, self.start_ticks, self.port)
 
     def restore(self) -> None:
-        """Tries three times, since the last order of the dead harness may arrive in between. Raises OSError."""
+        """Removes the toxics, and enables the proxy if it was disabled. Tries three times, because a last order of the
+        dead harness may arrive in between. Raises OSError."""
         for _again in range(3):
             if self.restored():
                 return

@@ -34,7 +34,7 @@ from torchaos.harness.undo.healer import Healed, Healer
 from torchaos.harness.undo.log import State, UndoLog, UndoRecord
 from torchaos.harness.undo.open_runs import OpenRun
 
-FORKS_S = 1.0  # a job process that the harness forked just before its death has this many seconds to call exec
+FORKS_S = 1.0  # seconds for a process that the harness forked just before its death to call exec
 
 
 class Reaper:
@@ -44,7 +44,7 @@ class Reaper:
     def __init__(self, sock: socket.socket, healer: Healer, harness: int) -> None:
         self._sock, self._healer = sock, healer
         self._pidfd: int | None = None  # the harness has died already
-        with suppress(ProcessLookupError):  # before the harness is told that we are armed
+        with suppress(ProcessLookupError):  # before the harness learns that the reaper is ready
             self._pidfd = os.pidfd_open(harness)
         self._parent_image = proc.image(harness)
         self._sending = threading.Lock()
@@ -52,7 +52,7 @@ class Reaper:
         self._unread = b""
 
     def run(self) -> None:
-        """Returns when the harness has sent `end` or is gone, and everything is healed."""
+        """Serves requests until the harness has sent `end` or is gone, and everything is healed."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         # The end of the socket is not enough, because a process that the harness forked without exec keeps the socket

@@ -37,9 +37,9 @@ class Recovered:
     run_id: str
     run_dir: str
     healed: tuple[Healed, ...] = ()  # handles healed by this call
-    problem: str = ""  # why it was not touched, or may not be clean
+    problem: str = ""  # why the run was not touched, or may not be clean
     note: str = ""
-    spared: bool = False  # another process or another machine takes care of it
+    spared: bool = False  # another process or another machine heals the run
 
     @property
     def clean(self) -> bool:
@@ -47,8 +47,8 @@ class Recovered:
 
 
 def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
-    """Finds runs, and problems. The runs are those in `folders` (run directories, or folders of them) or, without
-    folders, those of the registry. The problems are runs that can't be read. Runs that are known to be clean are left
+    """Finds runs that may need healing, and problems with runs that can't be read. `folders`: run directories, or
+    folders that contain run directories; empty: all runs in the registry. Runs that are known to be clean are left
     out."""
     if not folders:
         try:

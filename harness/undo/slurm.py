@@ -1,4 +1,4 @@
-"""The handle of work that is given to Slurm: an allocation, or steps in an allocation that is somebody else's."""
+"""The handle of work that was given to Slurm: an allocation, or steps in an allocation of the user."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torchaos.harness.undo.touches import Touches
 _END_S, _KILL_S = 15.0, 25.0  # seconds for the end by SIGTERM, and then by SIGKILL; Slurm's KillWait is usually 30 s
 _LOOK_S = 0.2
 _ASK_S = 20.0
-_UNKNOWN = "Invalid job id"  # what squeue says of a job that is over for a while
+_UNKNOWN = "Invalid job id"  # squeue's answer for a job that ended some time ago
 
 
 @dataclass(frozen=True)
 class SlurmWork:
-    """The jobs with this name or, if `job` is given, the steps with this name in that job. They are cancelled: first by
-    SIGTERM, after which the agents of the nodes take everything back."""
+    """The jobs with this name or, if `job` is given, the steps with this name in that job. Undo cancels them, first by
+    SIGTERM, after which the agents of the nodes undo everything."""
 
     kind: ClassVar[str] = "slurm_work"
     name: str
@@ -46,8 +46,8 @@ class SlurmWork:
         return not self._ids()
 
     def _ids(self) -> list[str]:
-        """What is left of it. A job that is completing has ended: Slurm cleans up behind it, and a site's Epilog may
-        take minutes. Raises OSError if Slurm does not answer."""
+        """The ids of the jobs or steps that are left. A job that is completing has ended: Slurm cleans up behind it,
+        and a site's Epilog may take minutes. Raises OSError if Slurm does not answer."""
         which = ["--steps", "--jobs", self.job] if self.job else ["--me", "--name", self.name]
         columns = "%i|%j" if self.job else "%i|%j|%T"
         lines = _slurm(["squeue", "--noheader", f"--format={columns}", *which]).splitlines()

@@ -8,7 +8,7 @@ import sys
 
 
 def _load_agent() -> None:
-    """Load the folder above as the package `_torchaos_agent`. An error is printed; the job goes on."""
+    """Loads the folder above as the package `_torchaos_agent`. An error is printed; the job goes on."""
     in_rank = {"RANK", "LOCAL_RANK"} <= os.environ.keys()
     before_ranks = "RANK" not in os.environ  # it may be a torchrun
     if "_torchaos_agent" in sys.modules or "TORCHAOS_PLAN" not in os.environ or not (in_rank or before_ranks):

@@ -1,10 +1,7 @@
 """Recognizes the values in a checkpoint that are no part of the training state: the time of the save, and the number of
-restarts.
-
-A restart changes such values in a healthy job; in a twin they never change. A lost value can differ just as little, for
-example a counter of bad evaluations that starts again at 0. Only the name and the content tell the two apart, so both
-must match.
-"""
+restarts. A restart changes such values in a healthy job; in a twin they never change. A value that the job lost can
+differ by as little, for example a counter of bad evaluations that starts again at 0. Only the name and the content
+distinguish such a value from bookkeeping, so both must match."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torchaos.harness.record.record import Record
 
 @dataclass(frozen=True)
 class Carried:
-    """One resume, and which state was equal before and after it. None: not known."""
+    """One resume, and which state was equal before and after it. A state None is not known."""
 
     attempt: Attempt  # the attempt that resumed
     saver: Attempt  # the last earlier attempt that did the step from which `attempt` resumed
@@ -90,15 +90,15 @@ def _same(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:
 
 def _are_those_of_the_save(restored: Mapping[int, str | None], saved: int | None) -> bool:
     """Whether the resume restored the parameters that the job had when its save began. They differ from the parameters
-    after the step if the job changes them in between, for example clips them."""
+    after the step if the job changes parameters in between, for example clips them."""
     total = over_all(list(restored.values()))
     return saved is not None and total is not None and is_whole(total) and plain(total) == saved
 
 
 def _of_all(continued: Mapping[int, str | None], after: Mapping[int, str | None]) -> Mapping[int, str | None]:
     """The parameters with which the earlier attempt continued after the save. They differ from those `after` the step
-    if the job changes them before it saves. The agent reads them again only on the ranks that save. If all ranks have
-    the same parameters, those of one rank are those of all."""
+    if the job changes parameters before it saves. The agent reads them again only on the ranks that save. If all ranks
+    have the same parameters, the values of one rank are used for all."""
     seen = set(continued.values()) - {None}
     if None in continued.values() and len(seen) == 1 and len(set(after.values())) == 1:
         return dict.fromkeys(after, seen.pop())

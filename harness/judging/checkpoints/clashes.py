@@ -42,7 +42,7 @@ class Compared:
     """The result of comparing pairs of checkpoints. All differences are relative; the dicts are keyed by entry name."""
 
     clashes: list[Clash] = field(default_factory=list)
-    entries: set[Entry] = field(default_factory=set)  # all that were compared and could be judged
+    entries: set[Entry] = field(default_factory=set)  # all entries that were compared and could be judged
     learned: dict[str, float] = field(default_factory=dict)  # differences that are as large between twins
     doubtful: dict[str, float] = field(default_factory=dict)  # differences that may be chance or rounding
     rounded: float = 0.0  # the largest difference that rounding explains
@@ -58,7 +58,7 @@ def compare(
     ignore: Sequence[str], before_s: float = 0.0,
 ) -> Compared:  # fmt: skip
     """Compares pairs of checkpoints. `found`: pairs of a checkpoint of the run and the same checkpoint of the first
-    twin. `twins`: the checkpoints of each twin. `history`: that of the run. `tolerance`: relative; replaces the
+    twin. `twins`: the checkpoints of each twin. `history`: the history of the run. `tolerance`: relative; replaces the
     tolerance that is learned from twins and rounding. `ignore`: patterns for names of entries that are left out.
     `before_s`: the time of the first fault, CLOCK_MONOTONIC."""
     early = [pair for pair in found if pair[0].saved_s is not None and pair[0].saved_s < before_s]

@@ -19,13 +19,13 @@ class Checkpoint:
     path: str  # below the checkpoint folder
     format: str
     step: int | None  # global: from the record of its save; if no save was seen, from the checkpoint itself
-    saved_s: float | None  # when the save began, CLOCK_MONOTONIC; None: it was not seen
+    saved_s: float | None  # when the save began, CLOCK_MONOTONIC; None: the save was not seen
     complete: bool  # marked as complete by its format
     loadable: bool
     problem: str | None
     tensors: Mapping[str, str]  # digest by name
     values: Mapping[str, str]
-    closed: str = ""  # why it could not be read, if the reason is not damage
+    closed: str = ""  # why it could not be read, if it is not because of damage
     sketches: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of tensors; see checkpoints/sketch.py
     attempt: int | None = None  # the attempt that saved it; None: the save was not seen
     root: str = ""  # the checkpoint folder
@@ -34,8 +34,8 @@ class Checkpoint:
 
     @property
     def good(self) -> bool:
-        """Whether it is complete, loadable and without a problem. Loadable alone is not enough, because torch.load
-        verifies no check sum."""
+        """Whether the checkpoint is complete, loadable and without a problem. Loadable alone is not enough, because
+        torch.load verifies no check sum."""
         return self.complete and self.loadable and not self.problem
 
     @property
@@ -164,7 +164,7 @@ def _far(ours: str | None, theirs: str | None) -> float | None:
 
 
 def _own_folders(our_root: str, their_root: str) -> tuple[str, str]:
-    """The two paths without their common last parts. Both empty if nothing is left of one of them."""
+    """The two paths without their common last parts. Both empty if one of them would be empty."""
     ours, theirs = our_root.split("/"), their_root.split("/")
     while ours and theirs and ours[-1] == theirs[-1]:
         ours.pop()

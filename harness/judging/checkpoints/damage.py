@@ -113,7 +113,7 @@ def in_words(meeting: Meeting) -> str:
 
 
 def counts(record: Record, attempt: int) -> bool:
-    """Whether a step of the attempt is in the final history, or may be (see `History.counting`)."""
+    """Whether a step of the attempt counts in the final history, or may count (see `History.counting`)."""
     return attempt in record.history.unplaced or bool((record.history.by_step().executions.attempt == attempt).any())
 
 

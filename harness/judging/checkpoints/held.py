@@ -1,15 +1,12 @@
-"""Checks that a checkpoint holds the parameters that this run had at the checkpoint's step.
-
-A twin can't show a wrong save, because it makes the same mistake. So the check sums of the parameters at the begin of
-each save (kept.py) are compared with those of the tensors in the checkpoints (checkpoints/sketch.py).
+"""Checks that a checkpoint holds the parameters that this run had at the checkpoint's step. A twin can't show a wrong
+save, because it makes the same mistake. So the check sums of the parameters at the begin of each save (kept.py) are
+compared with the check sums of the tensors in the checkpoints (checkpoints/sketch.py).
 
 A tensor should hold a parameter if it has the parameter's name, type and shape. Many such tensors rightly hold another
-thing: an average, a target network, the best model so far. So
-- only checkpoints that the job resumes from are judged, without tensors whose name or path says that they are averages
-  or the like;
-- a parameter is right if any tensor of its name holds it, in this file or another file of the same step and use;
-- the checkpoint itself must state its step, and the recorded save must agree: a copy may be written a step late.
-"""
+thing: an average, a target network, the best model so far. So only checkpoints that the job resumes from are judged,
+without tensors whose name or path says that they are averages or the like. A parameter is right if any tensor of its
+name holds it, in this file or another file of the same step and use. And the checkpoint itself must state its step, and
+the recorded save must agree, because a copy may be written a step late."""
 
 from __future__ import annotations
 
@@ -52,11 +49,11 @@ class Wrong:
 class _Entry:
     """A tensor in a checkpoint that has the name of a parameter."""
 
-    name: str  # of the parameter
+    name: str  # name of the parameter
     sum: int  # check sum of the tensor
-    values: Values  # of the parameter, after the checkpoint's step
-    whole: bool  # it has the parameter's type and shape as well
-    aside: bool  # its name or path says that it holds another thing, such as an average
+    values: Values  # values of the parameter, after the checkpoint's step
+    whole: bool  # the tensor has the parameter's type and shape as well
+    aside: bool  # the tensor's name or path says that it holds another thing, such as an average
 
     @property
     def right(self) -> bool:

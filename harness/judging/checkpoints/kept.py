@@ -23,7 +23,7 @@ class Values:
     kind: str  # type and shape of the parameter
     whole: set[int] = field(default_factory=set)  # sums of the whole parameter
     parts: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))  # sums of each rank's part
-    sure: bool = True  # no other sum is possible: all ranks reported, and they agree
+    sure: bool = True  # all ranks reported, and they agree, so no other sum is possible
 
 
 class ParameterSums:

@@ -21,10 +21,9 @@ def family(path: str) -> str:
 
 
 def pairs(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair]:
-    """Pairs of good checkpoints of the same step, in the order of `ours`.
-
-    The two have the same path, or share most of their entries under different paths. A trainer may choose another name
-    if its usual name exists already. Or it writes two files in turn, and after a restart the files change places."""
+    """Pairs of good checkpoints of the same step, in the order of `ours`. The two checkpoints of a pair have the same
+    path, or share most of their entries under different paths. A trainer may choose another name if its usual name
+    exists already. Or it writes two files in turn, and after a restart the files change places."""
     found = []
     for checkpoint in (checkpoint for checkpoint in ours if checkpoint.good):
         same = [other for other in theirs if other.good and other.step == checkpoint.step]
@@ -73,7 +72,8 @@ def moved(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair
 
 
 def _there(checkpoint: Checkpoint | None) -> bool:
-    """Whether the run has this checkpoint: it is good, or newer checkpoints of its family may have replaced it."""
+    """Whether the run has this checkpoint of the twin: the run's own is good, or newer checkpoints of its family may
+    have replaced it."""
     return checkpoint is not None and (checkpoint.good or "#" in family(checkpoint.path))
 
 

@@ -47,7 +47,7 @@ def points_of(run: Record) -> Points:
     saved = {_family(save.path) for save in run.history.saves if is_below(save.path, root)}
     paths = {path for path in _loaded(run.history) if is_below(path, root) and _family(path) in saved}
     numbered = {path for path in paths if "#" in posixpath.basename(_family(path))}
-    paths = numbered or paths  # a file with a fixed name beside them is loaded for a detail, such as the best metric
+    paths = numbered or paths  # if only some files have a number: the others hold a detail, such as the best metric
     loaded = {_family(path) for path in paths}
     held = _held(run, root)
     least: set[str] = set().union(*(held.get(name, set()) for name in loaded))

@@ -33,10 +33,10 @@ class SavedCheckpoint:
     step: int  # global
     path: str
     attempt: int
-    whole_s: float  # when its last file was written, CLOCK_MONOTONIC
-    sure: bool  # certainly complete
+    whole_s: float  # when the last file of the checkpoint was written, CLOCK_MONOTONIC
+    sure: bool  # the checkpoint is certainly complete
     lacks: tuple[str, ...] = ()  # files that most other checkpoints have
-    went_on: bool = True  # its ranks trained on, or saved again
+    went_on: bool = True  # the ranks that saved it trained on, or saved again
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def resumes(run: Record) -> list[Resume]:
             if saved.attempt < part.number + (part.after > 0) and saved.whole_s <= whole_s
             if not _hit(damaged, saved, by_s)
         ]
-        sure = [saved for saved in there if saved.sure or saved.step == part.base]  # a load proves it as well
+        sure = [saved for saved in there if saved.sure or saved.step == part.base]  # a load proves it too
         best = max(sure, key=lambda saved: saved.step, default=None)
         newer = [saved for saved in there if saved not in sure and (best is None or saved.step > best.step)]
         found.append(
@@ -86,7 +86,7 @@ def resumes(run: Record) -> list[Resume]:
 
 
 def resumed_in_words(history: History, step: Execution) -> str:
-    """What the job went on from when it made a step, as a phrase for sentences about the step's differences."""
+    """Where the job resumed before it made a step, as a phrase for sentences about the step's differences."""
     own = [part for part in history.segments if part.number == step.attempt and part.after <= step.segment]
     if len(own) > 1 and own[-1].base is not None:
         return f"after the job went back to step {own[-1].base}"
@@ -129,7 +129,7 @@ def _of_kind(run: Record, saves: Sequence[Save], points: Points) -> list[SavedCh
             last = [trained.get((attempt, rank)) for rank in _ranks(group)]
             found = _one(step, group, last, begun[attempt], lacks)
             if not (found.went_on and any(points.loads(name) for name in lacks)):
-                kept.append(found)  # else the job did not mean to write all files that a resume loads
+                kept.append(found)  # otherwise the job did not mean to write all files that a resume loads
     return kept
 
 
@@ -147,8 +147,8 @@ def _ranks(group: Iterable[Save]) -> set[int]:
 
 
 def _files(group: Iterable[Save]) -> Counter[str]:
-    """The names of a checkpoint's files, with numbers replaced by `#`. Each is counted once for each rank that wrote
-    it."""
+    """The names of a checkpoint's files, with numbers replaced by `#`. Each name is counted once for each rank that
+    wrote the file."""
     return Counter(_NUMBER.sub("#", posixpath.basename(save.path)) for save in group for _rank in save.ranks)
 
 

@@ -49,7 +49,7 @@ def _saved(record: Record, until: int, first: bool = False) -> set[tuple[str, in
 
 
 def _kin(save: Save, record: Record) -> str:
-    """The family of the path below the checkpoint folder. It is the same in a run and its twin."""
+    """The family of the path below the checkpoint folder. A run and its twin have the same families."""
     root = root_of(record)
     return family(posixpath.relpath(save.path, root) if root else save.path)
 
@@ -90,13 +90,14 @@ def _first_after_resumes(run: Record) -> Iterator[tuple[int, Save]]:
 
 
 def _ahead(save: Save) -> int | None:
-    """The step in the name minus the step of the save; None: the name contains no number."""
+    """How far the number in the checkpoint's name is ahead of the step of the save. None if the name contains no
+    number."""
     number = number_in_name(save.path)
     return None if number is None else number - (save.global_step or 0)
 
 
 def _gaps(record: Record) -> list[tuple[int, float]]:
-    """Steps and seconds between successive saves of an attempt, without the save after the last step of the run."""
+    """(steps, seconds) between successive saves of an attempt, without the save after the last step of the run."""
     begun: dict[tuple[int, int], float] = {}
     for save in sorted(record.history.saves, key=lambda save: save.begun_s):
         if save.global_step is not None and save.global_step != record.history.last_step:

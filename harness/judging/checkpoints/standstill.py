@@ -1,8 +1,7 @@
-"""For how long training stopped for each checkpoint, including the time in which the job waits for a save in another
-thread.
-
-A save that returns at once blocks only for the time of its call. But the job may still wait for its end. Then the rank
-is in no phase of a step from the begin of the save to its end, and goes on when the save has ended."""
+"""Measures for how long training stopped for each checkpoint. This includes the time in which the job waits for a save
+in another thread: a save that returns at once blocks only for the time of its call, but the job may still wait for its
+end. Then the rank is in no phase of a step from the begin of the save to its end, and goes on when the save has
+ended."""
 
 from __future__ import annotations
 
@@ -14,7 +13,10 @@ import numpy as np
 from torchaos.harness.record.history import Executions, History, Save
 from torchaos.harness.record.history.checkpoints import blocked_by_step
 
-_SOON_S, _SOON_SHARE = 0.05, 0.1  # seconds, and share of the save's length: a rank that goes on so soon has waited
+_SOON_S, _SOON_SHARE = (
+    0.05,
+    0.1,
+)  # in seconds, and as a share of the save's length
 
 Key = tuple[int, int]  # attempt, local steps before the save
 
@@ -51,13 +53,13 @@ class _Gap:
     """The gap between two steps of a rank. Times are CLOCK_MONOTONIC, durations in seconds."""
 
     attempt: int
-    step: int  # the local step that was over when the gap began
+    step: int  # the local step that ended when the gap began
     begun_s: float
     works_s: float  # when the rank began to work on the next step, at the latest
     saving_s: float  # in calls that save
     idle_s: float  # in no phase of a step, beyond the usual
     usual_s: float
-    saves: Sequence[Save]  # that ended in it
+    saves: Sequence[Save]  # saves that ended in the gap
 
     def holds_end_of(self, save: Save) -> bool:
         ended_s = save.ended_s or 0.0

@@ -31,9 +31,9 @@ def unexcused(
     run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint], theirs: Sequence[Sequence[Checkpoint]]
 ) -> list[Clash]:
     """The checkpoints that all twins have and that the run lacks, or has at another step. Three kinds are left out:
-    checkpoints that were saved on another number of ranks; those of the steps from which an attempt resumed, because a
-    save of such a step may have been interrupted and is not repeated; and checkpoints whose save failed, for example
-    without free space, if the job continued."""
+    checkpoints that were saved on another number of ranks; checkpoints of the steps from which an attempt resumed,
+    because a save of such a step may have been interrupted and is not repeated; and checkpoints whose save failed, for
+    example without free space, if the job continued."""
     found = {stray.path: stray for stray in strays(ours, theirs[0])}
     for other in theirs[1:]:
         same = {stray.path: stray.theirs for stray in strays(ours, other)}
@@ -67,8 +67,8 @@ def is_aside(run: Record, clash: Clash) -> bool:
 
 
 def of_another_world(run: Record, twin: Record, step: int | None) -> bool:
-    """Whether it was saved on another number of ranks than the twin's. Then sums are in another order, and the states
-    of single ranks belong to other ranks."""
+    """Whether the checkpoint was saved on another number of ranks than the twin's. Then sums are in another order, and
+    the states of single ranks belong to other ranks."""
     saved = [save.attempt for save in run.history.saves if save.global_step == step]
     made = [one.attempt for one in run.history.by_step().get(step or 0, {}).values()]
     sizes = {attempt.number: attempt.world_size for attempt in run.history.attempts}

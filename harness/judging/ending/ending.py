@@ -1,4 +1,4 @@
-"""How a job ended, by the exit code of its command and of its ranks."""
+"""Describes how a job ended, by the exit code of its command and of its ranks."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ class FailedRank(NamedTuple):
 
 
 def ended_on_purpose_s(run: Record) -> float | None:
-    """The time (CLOCK_MONOTONIC) at which torchaos ended the run on purpose, by `until`. None if it did not."""
+    """The time (CLOCK_MONOTONIC) at which torchaos ended the run on purpose, by `until`. None if torchaos did not end
+    it on purpose."""
     return next((event.mono_s for event in run.of_kind(Kind.STOPPED) if event.data.get("enough")), None)
 
 
 def own_exit_code(run: Record) -> int | None:
-    """The exit code with which the job ended by itself. None if it did not.
-
-    0 if the job was finished and aborted only at interpreter exit (see teardown.py). A job that was submitted again, or
-    would have been, has not ended."""
+    """The exit code with which the job ended by itself; 0 if the job was finished and aborted only at interpreter exit
+    (see teardown.py). None if torchaos ended the job, or if the job was or would have been submitted again."""
     exited, started = run.exited, list(run.of_kind(Kind.JOB_STARTED))
     if not exited or (run.stopped and run.stopped.mono_s <= exited.mono_s):
         return None
@@ -43,10 +42,9 @@ def own_exit_code(run: Record) -> int | None:
 
 
 def failed_rank(run: Record) -> FailedRank | None:
-    """The first rank that failed by itself in the last attempt of a job that ended by itself. None otherwise.
-
-    A rank that torchelastic ended is not counted, nor is an abort at interpreter exit after the last step. The exit
-    code of the job's command is not enough, because in a pipe it is the exit code of the last command."""
+    """The first rank that failed by itself, in the last attempt of a job that ended by itself. None if no rank did. Not
+    counted: a rank that torchelastic ended, and an abort at interpreter exit after the last step. The exit code of the
+    job's command is not enough, because in a pipe it is the exit code of the last command."""
     exited = run.exited
     if not run.history.attempts or not exited or run.stopped:
         return None

@@ -19,7 +19,7 @@ class Stall:
     ranks: frozenset[int]
     since_s: float
     until_s: float
-    died: bool = False  # it ended because its processes ended
+    died: bool = False  # the stall ended because the processes ended
 
 
 def stalls_of(run: Record) -> Iterator[Stall]:
@@ -48,7 +48,7 @@ def stalls_of(run: Record) -> Iterator[Stall]:
 
 def _gone_at(run: Record, fault: str, since_s: float) -> float:
     """The time at which the last process that the fault hit was gone. If it hit no rank: the time at which the last
-    rank that was alive at `since_s` was gone. Infinite if not all of them ended."""
+    rank that was alive at `since_s` was gone. Infinite if some of these processes did not end."""
     hit = {e.data["pid"] for e in run.of_fault(fault, Kind.APPLYING) if e.rank is not None and e.mono_s >= since_s}
     exits = {e.data["pid"]: e.mono_s for e in run.of_kind(Kind.RANK_EXITED)}
     there = {

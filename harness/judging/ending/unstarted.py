@@ -31,7 +31,7 @@ def died_by_itself(run: Record) -> str:
 
 
 def last_error(run: Record) -> str:
-    """The last exception that a failed job wrote to its log, as a clause; empty if it wrote none."""
+    """The last exception that a failed job wrote to its log, as a clause. Empty if there is no exception."""
     if run.stopped or run.exit_code in (0, None):
         return ""
     errors = [line for line in _last_words(run.log_end) if _ERROR.match(line)]
@@ -40,7 +40,7 @@ def last_error(run: Record) -> str:
 
 def _first_error(lines: Sequence[str]) -> list[str]:
     """The last lines of the first attempt that shows an error, because the errors of later attempts may follow from it.
-    If none shows an error, of the last attempt."""
+    If no attempt shows an error: the last lines of the last attempt."""
     found = [_own(part) for part in _attempts(lines)]
     return next((words for words in found if words and _ERROR.match(words[-1])), found[-1])
 
@@ -56,8 +56,7 @@ def _attempts(lines: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _own(lines: Sequence[str]) -> list[str]:
-    """The last lines up to the last error, without torchrun's own lines and without repetitions, which several ranks
-    may make."""
+    """The last lines up to the last error, without torchrun's own lines and without lines that several ranks repeat."""
     lines = [_RANK.sub("", line, count=1) for line in lines]
     kept = list(
         dict.fromkeys(

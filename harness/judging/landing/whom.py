@@ -27,7 +27,7 @@ def hit_target(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> Targe
 
 def strayed(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
     """How a fault missed its target, as a clause: a target node had no rank, or another node felt the fault. None if no
-    miss was seen."""
+    such thing was seen."""
     for hit in hits:
         there = {up.data["node"] for up in _there(run, hit)}
         idle = set(fault.target.nodes) - there if there else set()

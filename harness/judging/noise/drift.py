@@ -29,7 +29,7 @@ class Loaded:
     attempt: int
     step: int  # the global step from which the attempt resumed
     rank: int
-    off: float  # their distance, relative to the norm; 0: bitwise equal; infinite: different by an unknown distance
+    off: float  # distance, relative to the norm; 0: bitwise equal; infinite: different by an unknown distance
 
 
 def loaded(history: History) -> Iterator[Loaded]:
@@ -61,7 +61,7 @@ class Drift:
 
     farthest: float  # largest distance from the twin, relative to the norm
     other: int | None  # the first global step that made another update
-    unclear: int | None  # the first step that added more than rounding does, and less than another update
+    unclear: int | None  # the first step that added more than rounding adds, and less than another update adds
 
 
 def drift(ours: Steps, theirs: Steps) -> Drift | None:

@@ -55,7 +55,7 @@ class Quantity:
     read: Callable[[Execution], Values]
     apart: Callable[[Values, Values, float], float]  # the relative difference; third argument: the typical size
     floor: float  # relative: the smallest tolerance for runs that are not bitwise equal
-    column: str = ""  # with all values, if there is one; then `apart` is `_largest`
+    column: str = ""  # a column with all values, if there is such a column; then `apart` is `_largest`
 
     def typical(self, runs: Sequence[Steps]) -> float:
         """The median absolute value over all steps and ranks of these runs; values that are not finite are left out."""
@@ -91,9 +91,7 @@ class Quantity:
 
 _FLOAT32 = 2e-7  # about three units in the last place
 LOSS = Quantity("loss", lambda execution: execution.losses, _largest, _FLOAT32, "losses")
-RATE = Quantity(
-    "learning rate", lambda execution: execution.lr, _largest, 1e-9, "lr"
-)  # computed in closed form, or step by step
+RATE = Quantity("learning rate", lambda execution: execution.lr, _largest, 1e-9, "lr")  # closed form, or step by step
 WEIGHTS = Quantity(
     "parameters", lambda execution: execution.sketch, _of_sketches, 3e-8
-)  # half a last bit in each parameter
+)  # half of the last bit in each parameter

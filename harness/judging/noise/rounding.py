@@ -24,8 +24,8 @@ _MANY = 3  # ranks: the least number for which a sum has several orders
 
 
 def rounded_from(history: History) -> int | None:
-    """The first global step whose values may differ from the twin's by ROUNDING. Values of later steps may too. None:
-    all bits must be equal."""
+    """The first global step from which on values may differ from the twin's by ROUNDING. None: all bits must be
+    equal."""
     many = {attempt.number for attempt in history.attempts[1:] if attempt.world_size >= _MANY}
     steps = history.by_step().executions
     first = steps.global_step[np.isin(steps.attempt, list(many))]
@@ -59,7 +59,7 @@ def may_be_rounding(found: Mapping[int, float], history: History) -> bool | None
 
 def but_for_rounding(largest: float, history: History) -> str:
     """A phrase about the rounding, for the reason of an assertion that passes. `largest`: the largest relative
-    difference."""
+    difference of the run."""
     return (
         f"equal except for rounding, at most {largest:.1g}, from step {rounded_from(history)} on: after a restart, "
         "three or more ranks sum in another order"

@@ -40,7 +40,8 @@ class Tolerance:
     spreads: Mapping[int, float] = field(default_factory=dict)  # by step; infinite: a twin's value is not finite
 
     def allowed(self, step: int, factor: float = LEARNED_FACTOR) -> float:
-        """The relative difference that a run may have in this step. Infinite if the twins show nothing about it."""
+        """The relative difference that a run may have in this step. Infinite if the twins show nothing about this
+        step."""
         return factor * self.spreads.get(step, math.inf) if self.basis == "learned" else self.given
 
     def judges(self, step: int) -> bool:
@@ -67,7 +68,7 @@ class Tolerances:
 
     @classmethod
     def learned(cls, twins: Sequence[Steps], last: int | None = None) -> Tolerances:
-        """See the function `learned` below."""
+        """The tolerances learned from twins, see `learned`. `last`: as there."""
         rate = learned(twins, RATE, last)
         bitwise = rate.basis == "bitwise"
         return cls(learned(twins, LOSS, last), Tolerance("given", RATE.floor) if bitwise else rate)

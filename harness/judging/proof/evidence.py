@@ -1,6 +1,5 @@
-"""Evidence that processes died, were stopped or made no step. Injectors use it to prove that their fault was felt.
-
-A report of the target's own agent is never proof by itself: the kernel, torchelastic or the other ranks must agree."""
+"""Evidence that processes died, were stopped, or made no step. Injectors use it to prove that their fault was felt. A
+report of the target's own agent is never proof by itself: the kernel, torchelastic or the other ranks must agree."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def of_each(record: Record, fault: str, find: Callable[[Event], Event | None]) -
 
 
 def _after(events: Iterable[Event], hit: Event) -> Event | None:
-    """The first of these events that is about the process that was hit, and came after the hit."""
+    """The first of these events that came after the hit and is about the process that was hit."""
     return next((e for e in events if e.data.get("pid") == hit.data["pid"] and e.mono_s >= hit.mono_s), None)
 
 

@@ -19,7 +19,7 @@ from torchaos.harness.judging.proof.evidence import of_each
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Executions
 
-_SHARE = 0.8  # of the time that the fault was on: the other ranks first finish the step that they are in
+_SHARE = 0.8  # of the time that the fault was on, because the other ranks first finish their present step
 _ENDS = (Kind.ROLLED_BACK, Kind.RANK_EXITED, Kind.JOB_EXITED, Kind.STOPPED)
 
 
@@ -39,11 +39,10 @@ def all_waited(record: Record, fault: str) -> Evidence | None:
 
 
 def slower(record: Record, fault: str, by_s: float = 0.0, factor: float = 1.4) -> Evidence | None:
-    """Evidence that the other ranks' steps took longer while the fault was on than before and after it.
-
-    The longest step must take at least 0.8 * `by_s` seconds more than usual, and the mean must grow by at least (factor
-    - 1) / 2 of a usual step. A usual step is the median of the steps before and after the fault, because the load of
-    the machine may change with the time. None also if there are too few steps to judge."""
+    """Evidence that the other ranks' steps took longer while the fault was on than before and after it. The longest
+    step must take at least 0.8 * `by_s` seconds more than usual, and the mean must grow by at least (factor - 1) / 2 of
+    a usual step. A usual step is the median of the steps before and after the fault, because the load of the machine
+    may change with the time. None if a bound is not reached, or if there are too few steps to judge."""
     found = [_slower(record, hit, by_s, factor) for hit in record.of_fault(fault, Kind.APPLYING)]
     if not found or None in found:
         return None
@@ -86,7 +85,7 @@ def _broke(record: Record, hit: Event) -> Event | None:
     """The first failure of a rank in the attempt after a hit, or the stop of a run that no longer made steps."""
     fine = {0, None}
     if hit.attempt in {abort.attempt for abort in aborts_at_exit(record)}:
-        fine.add(ABORT)  # at interpreter exit, when the work was done
+        fine.add(ABORT)  # an abort at interpreter exit, when the work was done
     for event in record.beside_steps:
         if event.mono_s <= hit.mono_s:
             continue
@@ -149,8 +148,8 @@ def _wait(record: Record, hit: Event) -> tuple[float, Event] | None:
 
 
 def _gave_up(record: Record, hit: Event, end: Event) -> tuple[float, Event] | None:
-    """The first failure of a rank that was not hit: seconds since the hit, and its event. It must have failed while the
-    fault was on, and not because torchelastic ended it."""
+    """The first failure of a rank that was not hit: seconds since the hit, and the event of the failure. The rank must
+    have failed while the fault was on, and not because torchelastic ended it."""
     torn_down = {event.data["pid"] for event in record.of_kind(Kind.ELASTIC_TEARDOWN)}
     failed = {
         event.rank: event for event in record.of_kind(Kind.RANK_EXITED)

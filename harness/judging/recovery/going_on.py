@@ -1,12 +1,15 @@
-"""Finds when training really continued after a fault.
+"""Finds when training really continued after a fault. A single step is no proof: after an ECC error, a job may finish a
+step before it drains its ranks, and a collective may stall a step later.
 
-A single step is no proof. After an ECC error, a job may finish a step before it drains its ranks, and a collective may
-stall a step later.
-- The attempt that was hit has gone on if it did not end in a restart, except a restart that another landing explains.
-  It went on with the step that ended the last halt; only halts that began while the fault was on, or soon after, count.
-- Otherwise a later attempt must get past all steps of the earlier attempts. An attempt that ended only because the job
-  grew again after the fault does not count.
-- After the last step no further step can show it. Then the checkpoint that was not yet saved must become complete."""
+- The attempt that was hit continued if it did not end in a restart, except a restart that another landing explains.
+Training continued with the step that ended the last halt. Only halts that began while the fault was on, or soon after,
+count.
+
+- Otherwise a later attempt must get past all steps of the earlier attempts. An attempt does not count if it ended only
+because the job got its lost node back.
+
+- If the fault came after the last step, no further step can show it. Then the checkpoint that was not yet saved must
+become complete."""
 
 from __future__ import annotations
 
@@ -83,14 +86,15 @@ def steps_beyond(run: RunSoFar, landing: Landing) -> Executions:
 
 
 def put_back(run: RunSoFar, landing: Landing) -> list[Segment]:
-    """The segments that the attempt that was hit began before the next landing, by loading a checkpoint again."""
+    """The segments of the attempt that was hit which began with a load of a checkpoint, after this landing and before
+    the next."""
     others = [other.at_s for other in landings(run) if other.at_s > landing.at_s]
     return run.history.put_back(landing.attempt, landing.at_s, min(others, default=float("inf")))
 
 
 def _within(run: RunSoFar, landing: Landing, until_s: float, pace: Pace) -> Execution | None:
-    """The step with which the attempt that was hit continued. None if it did not, or if the fault hit the job's
-    command."""
+    """The step with which the attempt that was hit continued. None if it did not continue, or if the fault hit the
+    job's command."""
     if landing.pids & {event.data["pid"] for event in run.of_kind(Kind.JOB_STARTED)}:
         return None
     own = steps_beyond(run, landing)
@@ -103,7 +107,8 @@ def _within(run: RunSoFar, landing: Landing, until_s: float, pace: Pace) -> Exec
 
 
 def _last_halt(own: Executions, until_s: float, pace: Pace) -> Execution | None:
-    """The step that ended the last halt which began until then. `own`: steps in order of time."""
+    """The step that ended the last halt which began before `until_s` (CLOCK_MONOTONIC). `own`: steps in order of
+    time."""
     over_s = own.mono_s
     long = np.flatnonzero((over_s[:-1] <= until_s) & (np.diff(over_s) > pace.least_s)) + 1
     steps = (own[place] for place in reversed(long.tolist()))
@@ -112,11 +117,9 @@ def _last_halt(own: Executions, until_s: float, pace: Pace) -> Execution | None:
 
 
 def _later(run: RunSoFar, landing: Landing, until_s: float, last: int | None) -> Execution | None:
-    """The first step of a later attempt above all steps of the attempt that was hit and of the attempts before it.
-
-    An attempt does not count if it ended in a restart while the fault was on, or because the fault was over. If the
-    twins' last step (`last`) had already been done, as in a job that died in its last save, a repetition of that step
-    counts."""
+    """The first step of a later attempt above all steps of the attempt that was hit and of the attempts before it. An
+    attempt does not count if it ended in a restart while the fault was on, or because the fault was over. In a job that
+    died in its last save, a repetition of the twins' last step (`last`) counts."""
     history, attempt, grew = run.history, landing.attempt, growths(run)
     while True:
         reached = highest_up_to(history, attempt) or 0
@@ -144,7 +147,7 @@ def _past_halts(run: RunSoFar, landing: Landing, back: Execution, pace: Pace) ->
 
 
 def _until(run: RunSoFar, landing: Landing, lasting: bool, pace: Pace) -> float:
-    """The time (CLOCK_MONOTONIC) until which a halt that begins counts as an effect of this landing."""
+    """The time (CLOCK_MONOTONIC) until which a halt must begin to count as an effect of this landing."""
     off_s = way_back_s(run, landing, Kind.EFFECT)
     if off_s is None:
         off_s = way_back_s(run, landing, Kind.ROLLED_BACK) if lasting else landing.at_s

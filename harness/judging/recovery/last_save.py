@@ -20,7 +20,8 @@ def owed(history: History, at_s: float, twins: Sequence[History]) -> frozenset[s
 
 
 def made_good_s(history: History, at_s: float, names: frozenset[str]) -> float | None:
-    """The time (CLOCK_MONOTONIC) at which the last of these files was complete. None if one of them never was."""
+    """The time (CLOCK_MONOTONIC) at which the last of these files was complete. None if one of them never was
+    complete."""
     last = history.highest_step() or 0
     ends: dict[str, float] = {}
     for save in history.saves:

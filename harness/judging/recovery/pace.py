@@ -31,7 +31,7 @@ class Pace:
 
     @property
     def least_s(self) -> float:
-        """No halt is shorter."""
+        """The shortest time, in seconds, that can be a halt."""
         return max(_LEAST_S, _TIMES * self.usual_s)
 
     def is_halt(self, took_s: float, step: int | None) -> bool:
@@ -42,8 +42,8 @@ class Pace:
 
 
 def pace_of(history: History, before_s: float, twins: Sequence[History] = ()) -> Pace:
-    """The pace of the steps that ended before `before_s` (the time of the first fault, CLOCK_MONOTONIC) and of the
-    twins' steps."""
+    """The pace of the twins' steps, and of the run's steps that ended before `before_s` (the time of the first fault,
+    CLOCK_MONOTONIC)."""
     own = _gaps(history)
     all_ = [own.before(before_s), *map(_gaps, twins)]
     calm = np.concatenate([gaps.took_s for gaps in all_])

@@ -34,7 +34,7 @@ def recoveries(record: Record, twins: Sequence[Record] = ()) -> list[Recovery]:
 
 
 def end_of(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> End | None:
-    """When training continued after the landing. None if it never did."""
+    """The end of the recovery from a landing. None if training never continued."""
     planned = next((fault for fault in record.plan.faults if fault.id == landing.fault), None)
     lethal = planned is not None and registry.is_lethal(planned.inject)
     lasting = planned is not None and (planned.duration_s is not None or registry.lasts(planned.inject))
@@ -43,7 +43,7 @@ def end_of(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> En
 
 def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | None:
     """Why there was nothing to recover, as a clause: the job was finished when the fault came. None if the job still
-    had steps to make, or if its last checkpoint is not whole. A missing recovery is then a failure."""
+    had steps to make, or if its last checkpoint is not whole; then a missing recovery is a failure."""
     reached = record.history.highest_step() or 0
     due = final_step(twins[0]) if twins else None
     if own_exit_code(record) != 0 or (due is not None and reached < due):
@@ -108,8 +108,8 @@ def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()
 
 
 def _put_back(record: Record, landing: Landing) -> tuple[dict[str, float | None], int | None]:
-    """The parts of a recovery within the attempt that was hit, and the number of lost steps: it loaded a checkpoint
-    again and continued from it. Without such a load: no parts and 0 steps."""
+    """The parts of a recovery within the attempt that was hit, and the number of lost steps. In such a recovery, the
+    attempt loaded a checkpoint again and continued from it. No parts and 0 steps if it loaded no checkpoint."""
     back = put_back(record, landing)
     if not back:
         return {}, 0
@@ -144,8 +144,8 @@ def _by_all(
     back: Attempt, after: _After, wanted: Callable[[Event], bool],
     at: Callable[[Event], float] = lambda event: event.mono_s,
 ) -> float | None:  # fmt: skip
-    """The time at which the last rank of the attempt had its first wanted event. None if some rank never had one. `at`:
-    the time of an event, by CLOCK_MONOTONIC."""
+    """The time at which the last rank of the attempt had its first wanted event. None if a rank had no such event.
+    `at`: the time of an event, by CLOCK_MONOTONIC."""
     came: dict[int, float] = {}
     for event in after.events:
         if event.attempt == back.number and event.rank is not None and wanted(event):
@@ -160,10 +160,8 @@ def _again(record: Record, landing: Landing, end: End | None) -> list[int]:
 
 
 def _lost(history: History, attempt: int, reached: int | None, again: Sequence[int] = ()) -> int | None:
-    """The number of steps that were done and then lost: from the step from which the next attempt resumed, up to
-    `reached`.
-
-    `again`: later attempts that ended as well; their lost steps are added. None if not known."""
+    """The number of lost steps: from the step from which the next attempt resumed, up to `reached`. `again`: later
+    attempts that ended as well; their lost steps are added. None if not known."""
     more = [_lost(history, number, highest_up_to(history, number)) for number in again]
     if more:
         first = _lost(history, attempt, reached)

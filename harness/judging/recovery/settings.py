@@ -1,9 +1,7 @@
-"""What waits of torchelastic and of the process group cost in a recovery, and which setting would shorten them.
-
-Advice, judged by nothing. A wait is named only if the time was really spent, and an event shows what was waited for.
-The defaults are those of torch 2.4 to 2.15: torchrun's `--rdzv-conf` (dynamic_rendezvous.py, `create_handler`), and the
-30 s of `LocalElasticAgent._shutdown` at a restart, which no option changes.
-"""
+"""How long a recovery waited for torchelastic and the process group, and which setting would shorten each wait. This is
+advice; no verdict depends on it. A wait is named only if the time was really spent, and an event shows the cause of the
+wait. The defaults are those of torch 2.4 to 2.15: torchrun's `--rdzv-conf` (dynamic_rendezvous.py, `create_handler`),
+and the 30 s of `LocalElasticAgent._shutdown` at a restart, which no option changes."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
 from torchaos.harness.watching.probes.causes import CAUSES
 
-_LEAST_S, _SHARE = 3.0, 0.25  # a wait is worth a sentence if it took so long, and this share of the recovery
-_MOSTLY = 0.6  # of a wait that its setting explains: a heartbeat may be one interval old when a node dies
+_LEAST_S, _SHARE = 3.0, 0.25  # seconds, and share of the recovery: shorter waits are not named
+_MOSTLY = 0.6  # the share of a wait that its setting must explain: a heartbeat may be one interval old when a node dies
 _STOP_S = 30.0
 _KEEP_ALIVE_S, _KEEP_ALIVE_TRIES, _LAST_CALL_S = 5.0, 3.0, 30.0
 _HANGS = frozenset(cause.name for cause in CAUSES if cause.hang)
@@ -28,7 +26,7 @@ def advice(run: Record, landing: Landing, recovery: Recovery) -> tuple[str, ...]
 
 
 def _noticing(run: Record, landing: Landing, recovery: Recovery) -> Iterator[str]:
-    """The time until torchelastic saw the failure, if a rank had to run into a timeout first."""
+    """Yields a sentence if a rank had to run into a timeout before torchelastic saw the failure."""
     took = _took(recovery, None, "detected")
     if not _counts(took, recovery):
         return
@@ -43,7 +41,7 @@ def _noticing(run: Record, landing: Landing, recovery: Recovery) -> Iterator[str
 
 
 def _stopping(run: Record, landing: Landing, recovery: Recovery) -> Iterator[str]:
-    """The time for which torchelastic waits until the ranks that it asked to end are gone."""
+    """Yields a sentence if torchelastic waited long until the ranks that it asked to end were gone."""
     took = _took(recovery, "detected", "torn_down")
     gone = landing.at_s + (recovery.parts.get("torn_down") or 0.0)
     killed = [
@@ -60,7 +58,8 @@ def _stopping(run: Record, landing: Landing, recovery: Recovery) -> Iterator[str
 
 
 def _meeting(run: Record, landing: Landing, recovery: Recovery) -> Iterator[str]:
-    """The rendezvous, if a node was gone, or fewer nodes came than the command allows."""
+    """Yields a sentence if the rendezvous waited for a node that was gone, or if fewer nodes came than the command
+    allows."""
     took = _took(recovery, "torn_down", "rendezvous")
     if run.plan.job.nodes < 2 or not _counts(took, recovery):
         return

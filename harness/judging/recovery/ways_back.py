@@ -1,7 +1,6 @@
-"""Finds the restart that follows the end of a fault: a job that shrank because of a fault grows again.
-
-That restart belongs to the recovery, however long the node takes to join again. Each rollback explains at most one
-restart, and never a restart that another landing explains."""
+"""Finds the restart that follows the end of a fault: a job that lost a node because of a fault gets the node back, and
+torchelastic restarts the ranks. That restart belongs to the recovery, however long the node takes to join. Each
+rollback explains at most one restart, and never a restart that another landing explains."""
 
 from __future__ import annotations
 
@@ -18,7 +17,8 @@ def _is_way_back(event: Event) -> bool:
 
 
 def way_back_s(run: RunSoFar, landing: Landing, *kinds: Kind) -> float | None:
-    """The time (CLOCK_MONOTONIC) at which the fault ended, according to events of these kinds. None if it never did."""
+    """The time (CLOCK_MONOTONIC) at which the fault was taken off the job: by its rollback, or by the injector itself.
+    None if it stayed."""
     back = (event for event in run.of_kind(*kinds) if _is_way_back(event))
     mine = [event.mono_s for event in back if event.data["fault"] == landing.fault and event.mono_s > landing.at_s]
     return min(mine, default=None)

@@ -1,6 +1,5 @@
-"""Decides whether twins that were made earlier are still twins of the job that was run.
-
-Changed input files are found before a run (running/twins/inputs.py). Any other change shows only in the records."""
+"""Decides whether twins that were made earlier still belong to the job that was run. Changed input files are found
+before a run (running/twins/inputs.py). Any other change shows only in the records."""
 
 from __future__ import annotations
 
@@ -27,5 +26,5 @@ def are_of_another_job(run: Record, old: Sequence[Record]) -> bool:
 
 
 def differ_by_age(old: Sequence[Record], new: Sequence[Record]) -> bool:
-    """Whether a new twin differs from an earlier twin. Then no noise can be learned from the two together."""
+    """Whether a new twin differs from an earlier twin. Then the two together can't show the noise of the job."""
     return any(not agreement.agree(recent, [earlier]) for recent in new for earlier in old)

@@ -54,7 +54,7 @@ def until(steps: StepTable, last: int | None) -> StepTable:
 
 def before(history: History, at_s: float) -> StepTable:
     """The steps that were executed before `at_s` (CLOCK_MONOTONIC), whether or not they are in the final history. A
-    step that not all ranks had finished is left out, because the mean over the other ranks can't be compared."""
+    step that some rank had not finished is left out, because the mean over the other ranks can't be compared."""
     early = history.executions.placed
     found = StepTable(early.at(early.mono_s < at_s).last_of("global_step", "rank"))
     return found.only(found.counts >= _worlds(history, found, _reporting(history)))
@@ -73,13 +73,13 @@ def unreported(history: History, ours: StepTable, other: History, theirs: StepTa
 
 
 def common(ours: StepTable, theirs: StepTable) -> tuple[StepTable, StepTable]:
-    """The steps that both have."""
+    """The steps that both tables have, from each table."""
     return ours.only(np.isin(ours.numbers, theirs.numbers)), theirs.only(np.isin(theirs.numbers, ours.numbers))
 
 
 def uneven(twin: StepTable) -> str | None:
     """A clause about a job whose ranks make different numbers of steps without a fault, as with DDP's Join. None for
-    any other job. The steps of such ranks have no common count, so it is not known from which step a rank resumed."""
+    any other job. Such ranks have no common count of steps, so it is not known from which step a rank resumed."""
     made = dict(zip(*(found.tolist() for found in np.unique(twin.executions.rank, return_counts=True)), strict=True))
     if len(set(made.values())) < 2:
         return None
@@ -93,7 +93,7 @@ def _reporting(history: History) -> int:
 
 
 def _worlds(history: History, steps: StepTable, most: int | None = None) -> Array:
-    """For each step: the largest world size of the attempts that made it; `most`: but not more."""
+    """For each step: the largest world size of the attempts that made it, but at most `most`."""
     sizes = np.zeros(len(steps.executions), np.int64)
     attempt = steps.executions.attempt
     for one in history.attempts:
@@ -142,7 +142,7 @@ def agree(run: Record, twins: Sequence[Record]) -> bool:
 def wants_more(run: Record, twins: Sequence[Record]) -> bool:
     """Whether another twin would help to judge: the run differs from its only twin, or there are fewer than ENOUGH
     twins and they differ among themselves."""
-    if absences(records_of(run)):  # steps without a replica are not compared with the twins, so a second can't help
+    if absences(records_of(run)):  # steps without a replica are not compared, so another twin can't help
         return not twins
     if len(twins) < 2:
         return not twins or not agree(run, twins)

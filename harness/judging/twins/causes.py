@@ -46,8 +46,8 @@ class Cause(NamedTuple):
 
 
 def likeliest_cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Difference) -> Cause:
-    """The most likely cause of the first difference. `history`: that of the run, by its agent or by its log. `ours`,
-    `theirs`: the steps of the run and of its first twin."""
+    """The most likely cause of the first difference. `history`: the run's history, from its agent or from its log.
+    `ours`, `theirs`: the steps of the run and of its first twin."""
     part = _part_of(history, next(iter(ours[first.step].values())))
     if part is None or part.base is None:
         return Cause("The step from which that attempt continued is not known, and so the cause is not known either.")
@@ -136,8 +136,8 @@ def _loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:
 
 
 def _weights(base: int, ours: Steps, theirs: Steps) -> dict[int, str] | None:
-    """The ranks that began with other weights than those after step `base`, each with a phrase about its weights. None
-    if that was not seen. The agent reads the weights in the first backward of a process, before any training."""
+    """The ranks that began with other weights than the weights after step `base`, each with a phrase about its weights.
+    None if that was not seen. The agent reads the weights in the first backward of a process, before any training."""
     begun, fresh = ours.get(base + 1, {}), theirs.get(min(theirs, default=0), {})
     before = ours if all(done.parameters for done in ours.get(base, {}).values()) and base in ours else theirs
     due = {rank: done.parameters for rank, done in before.get(base, {}).items()}
@@ -164,7 +164,7 @@ def _lost(base: int, weights: dict[int, str] | None) -> str | None:
 
 
 def _other_in(since: Sequence[int], ours: Steps, theirs: Steps, *columns: str) -> list[int]:
-    """Those steps in which one of these columns is perhaps not the same on each rank."""
+    """The steps of `since` in which one of these columns may differ on some rank."""
     both = Both.of(StepTable.of(ours).at(since), StepTable.of(theirs).at(since))
     other = np.any([~both.equal(column) for column in columns], axis=0)
     return sorted({*both.ours.numbers[both.ours.any(other)].tolist(), *both.apart.tolist()})
@@ -271,7 +271,8 @@ def _by_elimination(
 
 
 def _like_the_start(ours: Steps, first: Difference) -> bool:
-    """Whether the first loss that differs is nearer to the first loss of the run than to the twin's."""
+    """Whether the first loss that differs is nearer to the run's first loss of all than to the twin's loss in that
+    step."""
     start = ours.get(min(ours), {}).get(first.rank or 0)
     if start is None or not start.loss_seen or first.ours is None or first.theirs is None or min(ours) == first.step:
         return False

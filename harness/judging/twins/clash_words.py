@@ -55,7 +55,7 @@ def words(first: Clash) -> str:
 
 
 def also(first: Clash, more: int) -> str:
-    """A clause with the number of further clashes. It follows the clause about the first clash."""
+    """A clause with the number of further clashes, to follow the clause about the first clash."""
     if not more:
         return ""
     return (

@@ -32,9 +32,9 @@ from torchaos.harness.record.steps.columns import is_none, lengths
 
 
 def apart_before(run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> Difference | None:
-    """The first certain difference between the run and its twins before the first fault. None if there is none. With
-    such a difference, the twins can't be used to judge the run. If no tolerance is given, it is learned only from the
-    steps before the fault."""
+    """The first certain difference between the run and its twins before the first fault. With such a difference, the
+    twins can't be used to judge the run. None if there is no such difference. If no tolerance is given, it is learned
+    only from the steps before the fault."""
     theirs, landed = _steps_of(twins), landings(run)
     early = before(history, landed[0].at_s if landed else float("inf"))
     blind = unreported(history, early, twins[0].history, theirs[0])
@@ -86,9 +86,9 @@ class Comparison:
 
     @cached_property
     def first(self) -> Difference | None:
-        """The first difference that neither rounding nor the noise between the twins explains; None if there is none.
-        Noise never explains a difference of another quantity than the loss of a rank. It explains a difference of the
-        loss unless there is one in several steps."""
+        """The first difference that neither rounding nor the noise between the twins explains. None if there is no such
+        difference. Noise only explains differences of the loss of a rank, and only if they are too small or in too few
+        steps to be certain."""
         learned = self._loss.basis == "learned"
         found = _from_all(self._ours, self._twins, self._limits, CERTAIN if learned else LEARNED_FACTOR)
         if not any(map(_of_a_rank, found)):
@@ -194,7 +194,7 @@ class Comparison:
             by_rank, twins = self._ours[step], self._twins[0][step]
             if by_rank.keys() != twins.keys():
                 blind = [rank for steps in (by_rank, twins) for rank, done in steps.items() if not done.loss_seen]
-            else:  # a step without a backward has no loss, neither here nor in the twin
+            else:  # a step without a backward has no loss, in neither run
                 both = [(rank, ours, twins[rank]) for rank, ours in by_rank.items()]
                 both = [(rank, ours, theirs) for rank, ours, theirs in both if ours.losses or theirs.losses]
                 blind = [rank for rank, ours, theirs in both if not (ours.loss_seen and theirs.loss_seen)]

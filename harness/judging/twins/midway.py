@@ -1,8 +1,6 @@
 """Steps of which an attempt executed only the rest, because the job had saved in the middle of an accumulation, with
-its gradients. Pure.
-
-The losses and samples of such a step are the last ones of the twin's step, and the following steps are equal to the
-twin's. So the gradients of the first part came from the checkpoint."""
+its gradients. Pure. The losses and samples of such a step are the last part of the twin's step, and the following steps
+are equal to the twin's. So the gradients of the first part came from the checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ def with_first_parts(history: History, twin: History) -> History:
 
 
 def _completed(history: History, theirs: Steps) -> Iterator[tuple[int, Execution]]:
-    """Places in the history's executions, and what they become."""
+    """Yields the rows of such steps in the history's executions, each with the completed step."""
     every = history.executions
     step_of, attempt_of, segment_of = every.global_step, every.attempt, every.column("segment")
     later = np.flatnonzero((attempt_of > 0) & (step_of != UNPLACED))

@@ -12,7 +12,7 @@ from torchaos.harness.judging.noise.quantities import Steps
 from torchaos.harness.record.history import Execution, StepTable
 from torchaos.harness.record.steps import Both
 
-Samples = Counter[Hashable]  # how often each was consumed; a sample is an index, or a digest
+Samples = Counter[Hashable]  # by sample (an index or a digest): how often it was consumed
 Read = Callable[[Execution], tuple[Hashable, ...]]
 
 
@@ -45,9 +45,9 @@ def by_index(*histories: Steps) -> bool:
 
 
 def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
-    """Whether both trained on the same samples. If there is one digest for each sample, equal digests are enough, and
-    the indices may differ. If a digest is of another part of the batch (tokens of packed samples), the indices must be
-    equal too, if all are known."""
+    """Whether the two steps trained on the same samples. If there is one digest for each sample, equal digests are
+    enough, and the indices may differ. If a digest is of another part of the batch (tokens of packed samples), the
+    indices must be equal too, if all are known."""
     if counts_of(mine) != counts_of(others):
         return False
     every = [*mine.values(), *others.values()]
@@ -57,7 +57,7 @@ def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> 
 
 
 def not_surely_same(mine: StepTable, others: StepTable) -> list[int]:
-    """The steps of either side without those in which all samples were seen, and the same on each rank."""
+    """The steps of either side, except steps in which all samples were seen and are the same on each rank."""
     both = Both.of(mine, others)
     ours, theirs = both.ours.executions, both.theirs.executions
     other = ~(ours.samples_seen & theirs.samples_seen & both.equal("samples"))
@@ -74,7 +74,7 @@ def not_surely_same(mine: StepTable, others: StepTable) -> list[int]:
 
 
 def different(mine: StepTable, others: StepTable) -> list[int]:
-    """The steps of either side without those that consumed the same samples, with the same indices, on each rank."""
+    """The steps of either side, except steps that consumed the same samples, with the same indices, on each rank."""
     both = Both.of(mine, others)
     other = ~(both.equal("samples") & both.equal("indices"))
     same = both.ours.numbers[~both.ours.any(other)]
@@ -93,9 +93,9 @@ def steps_like(steps: StepTable, by_rank: Mapping[int, Execution], read: Read) -
 
 
 def in_order(by_rank: Mapping[int, Execution]) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:
-    """All contents of a step, by rank. If no other step of the twin has the same contents, they identify the samples
-    even if indices differ. After a resume an index may count from another sample, for example in a Subset of the rest
-    of an epoch."""
+    """The contents of a step, rank by rank. If no other step of the twin has the same contents, they identify the
+    samples even if indices differ: after a resume an index may count from another sample, for example in a Subset of
+    the rest of an epoch."""
     return tuple((rank, _digests(one)) for rank, one in sorted(by_rank.items()))
 
 

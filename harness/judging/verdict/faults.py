@@ -82,7 +82,7 @@ def _measured(run: Record, fault: PlannedFault) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     try:
         asked_for = injector_of(fault).asked()
-    except Exception:  # it may be anybody's code, or parameters that it does not know; `_evidence` says so
+    except Exception:  # a plug-in's code may raise anything, and `_evidence` reports it
         return found
     for name, asked in asked_for.items():
         for event in run.of_fault(fault.id, Kind.NETWORK):
@@ -105,8 +105,8 @@ def _evidence(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tupl
 
 
 def faults_case(faults: Sequence[FaultResult], never_reached: Set[str]) -> Case:
-    """The case of all faults. If the job did not recover from an earlier fault, a fault that never came because of that
-    does not make the case inconclusive."""
+    """The case of all faults. If the job did not recover from a fault and so never reached a later fault, the later
+    fault does not make the case inconclusive."""
     bad = [fault_result for fault_result in faults if fault_result.verdict is not Verdict.PASSED]
     if any(one.verdict is Verdict.FAILED for one in bad):
         bad = [one for one in bad if one.id not in never_reached]

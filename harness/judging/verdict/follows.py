@@ -10,7 +10,8 @@ from dataclasses import replace
 from torchaos.harness.contracts import Finding, First, What
 from torchaos.harness.record.result import Case, Verdict
 
-# By how many steps a consequence comes later, at least. Step 11 computes its loss from its samples and from the
+# The least number of steps by which a consequence comes later. Step 11 computes its loss from its samples and from the
+# parameters after step 10. Its update then makes the parameters after step 11, which the checkpoint of step 11 holds.
 # parameters after step 10. Its update then makes the parameters after step 11, which the checkpoint of step 11 holds.
 _LATER = {
     What.SAMPLES: {What.LOSSES: 0},
@@ -45,8 +46,8 @@ def _root(place: int, cases: Sequence[Case], firsts: Sequence[First | None], fal
 
 
 def _comes_of(ours: tuple[First, int], theirs: tuple[First, int]) -> bool:
-    """Whether the first failure follows from the second. Each is given with its place in the scenario: of two equal
-    failures, the earlier one is the cause."""
+    """Whether the first failure follows from the second. Each failure comes with its place in the scenario: if neither
+    is earlier in the run, the first place in the scenario is the cause."""
     (own, place), (other, at) = ours, theirs
     if own == other:
         return at < place

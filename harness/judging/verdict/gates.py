@@ -20,8 +20,8 @@ from torchaos.harness.record.result import Verdict
 
 
 def landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
-    """Why the place, the time or the number of its landings is wrong, as a clause. None if all are right. The step is
-    checked against the history, which does not depend on the agent's own count."""
+    """Why the fault landed at a wrong place or time, or too often or too seldom, as a clause. None if it landed as
+    planned. The step is checked against the history, which does not depend on the agent's own count."""
     missed = next(run.of_fault(fault.id, Kind.MISSED), None)
     if missed:
         return f"it did not land as often as planned: {missed.data['reason']}"
@@ -72,7 +72,7 @@ def never_reached(run: Record, fault: PlannedFault) -> bool:
     when = fault.trigger
     if isinstance(when, Moment):
         return when.step is not None and when.step > (run.history.highest_step() or 0) + 1
-    missed = list(run.of_fault(fault.id, Kind.MISSED))  # journals from before the field have the reason alone
+    missed = list(run.of_fault(fault.id, Kind.MISSED))  # older journals have only the reason, not the field
     return bool(missed) and all(e.data.get("ended_before", e.data["reason"] == ENDED_BEFORE) for e in missed)
 
 
@@ -90,9 +90,9 @@ def ranks_repeat(run: Record) -> str | None:
 
 
 def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Verdict, str] | None:
-    """Why the fault was not outlived. None if it was. A job has not recovered if it never got past its highest step
-    before the fault, or if it later ends with an error. If the run was ended on purpose while the job was down again,
-    and no fault was the cause, it is not known."""
+    """The verdict on a fault that the job has not outlived, and why. None if it was outlived. A job has not recovered
+    if it never got past its highest step before the fault, or if it later ends with an error: failed. If the run was
+    ended on purpose while the job was down again for another reason than a fault: inconclusive."""
     if not run.history.executions:
         return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
     code, reached = own_exit_code(run), run.history.highest_step() or 0

@@ -19,10 +19,10 @@ def causes_in_words(run: Record) -> list[str]:
 
 
 def because(run: Record) -> str:
-    """A clause for the reason, if the job did not come back or did not end successfully, and attempts died of a known
-    failure of the libraries below it. Otherwise empty."""
+    """A clause for the reason of a job that did not come back, or did not end successfully, if attempts died of a known
+    failure of its libraries. Otherwise empty."""
     if any(event.data.get("interrupted", True) for event in run.of_kind(Kind.STOPPED)):
-        return ""  # it might still have come back
+        return ""  # the job might still have come back
     if run.exit_code == 0 and all(recovery.parts["caught_up"] is not None for recovery in recoveries(run)):
         return ""
     hit = {event.attempt for event in run.of_kind(Kind.APPLYING)}

@@ -16,8 +16,8 @@ Group = tuple[str, int]  # the store's address, and the attempt
 
 
 def split_brain(run: Record) -> str | None:
-    """A sentence about the first two groups that wrote at the same time. None if there are none, or if it is not known
-    which ranks wrote, because there was no agent or no watch on checkpoints."""
+    """A sentence about the first two groups that wrote at the same time. None if there was only one at any time, or if
+    it is not known which ranks wrote, because there was no agent or no watch on checkpoints."""
     groups = {
         event.source: (str(event.data["group"]), event.attempt or 0)
         for event in run.of_kind(Kind.AGENT_STARTED)

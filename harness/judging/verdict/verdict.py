@@ -33,7 +33,7 @@ from torchaos.harness.record.replicas import records_of as replicas_of
 from torchaos.harness.record.result import Case, ExitCode, Recovery, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 
-SPLIT_BRAIN = "split_brain"  # a case that is added if there was one, for every set of assertions
+SPLIT_BRAIN = "split_brain"  # a case that is added if there was a split brain, for every set of assertions
 
 
 def judge(folder: RunDir) -> Result:
@@ -119,7 +119,7 @@ def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
         finding = judged(assertion, run, twins)
     except ChaosError as error:
         return inconclusive(str(error))
-    except Exception as error:  # it may be code of a plug-in, and the other assertions still count
+    except Exception as error:  # a plug-in's code may raise anything, and the other assertions still count
         return inconclusive(f"the assertion itself failed, {type(error).__name__}: {error}; report it to its author")
     if finding.outcome is Outcome.PASSED and run.plan.twin and not twins and Need.TWIN in assertion.needs:
         reason = f"the twin could not be made; without it, {finding.reason}"
@@ -157,8 +157,8 @@ def _overall(
     run: Record, twins: Sequence[Record], cases: Sequence[Case], mixed: str | None, *, proved: bool
 ) -> tuple[Verdict, str, str]:  # fmt: skip
     """Verdict, reason, and the case that decided. `mixed`: why it is not known which step belongs to which rank; None
-    if it is known. If a fault did not land or was not felt (not `proved`), everything is inconclusive. The same holds
-    for a journal with missing or unreadable lines, because their contents are not known. Otherwise failed comes before
+    if this is known. If a fault did not land or was not felt (not `proved`), everything is inconclusive. So is a run
+    whose journal has missing or unreadable lines, because their contents are not known. Otherwise failed comes before
     inconclusive."""
     stopped = run.stopped.data if run.stopped else None
     by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}

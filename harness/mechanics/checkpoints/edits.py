@@ -33,7 +33,7 @@ class Edit(ABC):
 
 @dataclass(frozen=True)
 class Write(Edit):
-    """Writes `new` over the bytes at `offset`; the length of the file stays."""
+    """Writes `new` over the bytes at `offset`. The length of the file does not change."""
 
     op = "write"
     offset: int
@@ -127,7 +127,7 @@ class Remove(Edit):
 
 @dataclass(frozen=True)
 class Mode(Edit):
-    """Changes the permissions; the contents stay."""
+    """Changes the permissions of the file, but not its contents."""
 
     op = "mode"
     mode: int

@@ -19,7 +19,7 @@ class _OnContainers(Fault):
     needs: ClassVar[frozenset[str]] = frozenset({"docker"})
     hits: ClassVar[Hits] = "nodes"
     reports: ClassVar[tuple[str, ...]]  # the engine's reports, in order; held ranks continue at the first
-    proof: ClassVar[str] = ""  # the report that proves that it was felt; empty: the last report
+    proof: ClassVar[str] = ""  # the report that proves that the fault was felt; empty: the last report
     words: ClassVar[str]
 
     def act(self, hit: faults.Hit) -> object:

@@ -17,7 +17,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.undo.containers import Container, limits_of
 
 _REPORT_S = 5.0  # seconds; the engine reports within milliseconds, on a busy machine within a second
-_HOG = "head -c {bytes} /dev/zero | tail >/dev/null"  # `tail` keeps all of it: zeros have no end of line
+_HOG = "head -c {bytes} /dev/zero | tail >/dev/null"  # `tail` keeps all bytes: zeros have no end of line
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def fill(hit: Hit, spare: int) -> None:
     stats = hit.client.stats(hit.id, stream=False, one_shot=True)["memory_stats"]
     used = int(stats["usage"]) - int(stats["stats"].get("total_inactive_file", stats["stats"].get("inactive_file", 0)))
     limit(hit, 0.0, used + spare)
-    # Not more than that, so that it does no harm if the limit is removed while it still runs.
+    # Not more, so that it does no harm if the limit is removed while the command still runs.
     command = ["sh", "-c", _HOG.format(bytes=used + spare)]
     hog = hit.client.exec_create(hit.id, command, stdout=False, stderr=False)
     hit.client.exec_start(hog["Id"], detach=True)

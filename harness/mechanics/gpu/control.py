@@ -33,7 +33,8 @@ _SERVED = re.compile(
 
 
 class OverlayFault(Fault):
-    """A fault that the NVML overlay shows when it is ordered to."""
+    """A fault in what NVML reports, shown by the NVML overlay. NVML is the library through which programs query GPUs;
+    the overlay changes its answers."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
@@ -104,7 +105,7 @@ def _write(path: Path, orders: bytes) -> None:
 
 @dataclass
 class Served:
-    """A probe that reports, from the overlay's log, that a process was served one of these orders."""
+    """A probe that reports, from the overlay's log, that a process got an answer changed by one of these orders."""
 
     log: Path
     fault: str

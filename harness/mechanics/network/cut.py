@@ -101,8 +101,8 @@ def counts(*handles: NftTable) -> dict[str, int]:
 def sides(
     nodes: Sequence[LiveNode], cluster: Sequence[LiveNode], peers: Sequence[int]
 ) -> tuple[list[Link], list[Link]]:
-    """The links of the target nodes, and the links of the nodes from which they are cut off: `peers`, or all others.
-    Raises ChaosError if one side is empty."""
+    """The links of the target nodes, and the links of the nodes from which they are cut off: `peers`, or all other
+    nodes. Raises ChaosError if one side is empty."""
     from torchaos.harness.contracts import ChaosError
 
     inside = {live.node.index for live in nodes}

@@ -24,7 +24,7 @@ class CutFault(Fault):
 
     peers: Sequence[int]  # indices of nodes; empty: all others
 
-    if TYPE_CHECKING:  # parameters in some injectors, constants in others
+    if TYPE_CHECKING:  # a parameter in some injectors, a constant in others
 
         @property
         def direction(self) -> str: ...  # both, out, in
@@ -34,7 +34,7 @@ class CutFault(Fault):
         def percent(self) -> float: ...  # percent of the packets
 
     def asked(self) -> Mapping[str, float]:
-        """The values that a probe connection should measure."""
+        """The values that a probe connection should measure while the fault is on."""
         return {"loss_percent": self.percent}
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:

@@ -10,7 +10,7 @@ from torchaos.harness.record.record import Record
 
 
 def counted(record: Record, fault: str, *names: str, least: float = 1) -> Evidence | None:
-    """Evidence that one of the counters `names` reached `least` while the fault was on."""
+    """Evidence that one of the counters `names` grew by at least `least` while the fault was on."""
     for event in record.of_fault(fault, Kind.NETWORK):
         for name in names:
             if (number := event.data["counts"].get(name, 0)) >= least:

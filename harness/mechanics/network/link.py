@@ -10,8 +10,8 @@ from torchaos.harness.machine.netspace import Space
 
 @dataclass(frozen=True)
 class Link:
-    """A node's link. `space` is the node's own network namespace; its end of the link is `device`. `switch` is the
-    namespace in which all links meet; this link's end there is `port`. If the run does not own a switch, `switch` is
+    """A node's link. `space` is the node's own network namespace, with the link's end `device`. `switch` is the
+    namespace in which all links meet, with the link's other end `port`. If the run does not own a switch, `switch` is
     `space`."""
 
     space: Space

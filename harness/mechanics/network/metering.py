@@ -1,6 +1,6 @@
 """Compares the requested values of a network fault with measured values: a probe connection beside the job's
-connections measures while the fault is on. It shows only how its own packets were treated. The job's own connections
-show that the job felt the fault (see probes.py)."""
+connections measures while the fault is on. It shows only how the probe's own packets were treated. Counters of the
+job's own connections show that the job felt the fault (see probes.py)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def meter_handle(site: NodeSite) -> Handle:
 def measured(
     site: NodeSite, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
 ) -> Sequence[Measuring]:
-    """Measures from the first target node to the first other node (`inward`: in the other direction). Empty if no
-    requested value can be measured. With jitter, datagrams are sent at such intervals that none waits for an earlier
-    one."""
+    """Probes that measure the link from the first target node to the first other node (`inward`: in the other
+    direction). Empty if no requested value can be measured. With jitter, datagrams are sent at such intervals that none
+    waits for an earlier one."""
     if not asked:
         return ()
     inside = [link_of(live) for live in site.nodes]

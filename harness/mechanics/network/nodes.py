@@ -84,7 +84,7 @@ def slow_helper(site: NodeSite) -> Helper:
 
 
 def slow_down(site: NodeSite, share: float) -> None:
-    """Lets all processes of the job on the nodes run only this share of the time. Raises ChaosError."""
+    """Lets all processes of the job on the nodes run only the share `share` of the time. Raises ChaosError."""
     targets = processes(site.nodes)
     argv = [sys.executable, "-S", "-E", throttle.__file__, str(share), *(f"{p}:{t}" for p, t in targets.items())]
     answer = slow_helper(site).start(None, argv)
@@ -103,7 +103,8 @@ def ended(record: Record, fault: str) -> Evidence | None:
 
 
 def left(record: Record, fault: str) -> Evidence | None:
-    """Evidence as from `ended`, but with any exit code, because a process that ends normally chooses its own."""
+    """Evidence that a process that the fault ended has exited, with any exit code, because a process that ends normally
+    chooses its own."""
     return _first(record, fault, record.of_kind(*_EXITS), "pid {} left")
 
 

@@ -15,7 +15,8 @@ from torchaos.harness.undo.network import NftTable
 
 
 def drops(site: NodeSite, cut: Cut) -> Sequence[Watch]:
-    """A probe of the job's own packets that a cut has dropped, from the counters of the rules that drop them."""
+    """A probe that counts the job's own packets that a cut has dropped, from the counters of the rules that drop
+    them."""
     proof = at_least("dropped", 1, "the first packet of the job was dropped ({n} by now)")
     return [Watch(site.fault, _links(site), proof, [partial(counts, *cut.handles)])]
 
@@ -25,19 +26,20 @@ def resent(site: NodeSite) -> Sequence[Watch]:
 
 
 def came(site: NodeSite, name: str, words: str) -> Sequence[Watch]:
-    """A probe of a counter, in the nodes' kernels, of segments that arrived."""
+    """A probe that counts segments that arrived, from the counter `name` of the nodes' kernels."""
     return [Watch(site.fault, _links(site), at_least(name, 1, words))]
 
 
 def slower(site: NodeSite, least_ms: float) -> Sequence[Watch]:
-    """A probe of the round trips on the connections of each target node."""
+    """A probe that measures the round trips on the connections of each target node."""
     proof = at_least("rtt_ms", least_ms, "the round trip on the job's connections is {n} ms")
     links = [link_of(live) for live in site.nodes]
     return [Watch(site.fault, _links(site), proof, [partial(_longest, links)], period_s=0.25)]
 
 
 def limited(site: NodeSite) -> Sequence[Watch]:
-    """A probe of the packets that had to wait for a rate limit, and of the rate at which packets got through."""
+    """A probe that counts the packets that had to wait for a rate limit, and measures the rate at which packets got
+    through."""
     proof = at_least("overlimits", 1, "{n} packets of the job had to wait for the rate limit")
     links = [link_of(live) for live in site.nodes]
     return [Watch(site.fault, _links(site), proof, [_Limiter(links)], period_s=0.25)]
@@ -79,7 +81,7 @@ class _Limiter:
 
 
 def refusals(site: NodeSite, tables: Sequence[NftTable]) -> Sequence[Watch]:
-    """A probe of the connections that the rules of these tables refused."""
+    """A probe that counts the connections that the rules of these tables refused."""
     proof = at_least("refused", 1, "{n} connections of the job were refused")
     return [Watch(site.fault, _links(site), proof, [partial(_refused, tables)])]
 

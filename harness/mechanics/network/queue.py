@@ -33,7 +33,7 @@ _MOST = 65536  # packets that may wait at the same time
 
 @dataclass(frozen=True)
 class Shape:
-    """Times in ms, shares in percent."""
+    """How packets are changed: times in ms, shares in percent."""
 
     delay: float = 0.0
     jitter: float = 0.0
@@ -94,8 +94,8 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def run(queue: Queue, shape: Shape, draw: random.Random) -> None:
-    """Runs until the process is killed."""
-    waiting: list[tuple[float, int, bytes | None]] = []  # due time (seconds of CLOCK_MONOTONIC), number, changed bytes
+    """Sends each packet on when its time comes. Runs until the process is killed."""
+    waiting: list[tuple[float, int, bytes | None]] = []  # when to send (CLOCK_MONOTONIC), number, changed bytes
     last = 0.0
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)

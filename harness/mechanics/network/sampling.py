@@ -30,7 +30,7 @@ COUNTERS = {
 
 
 def read(links: Iterable[Link]) -> dict[str, int]:
-    """The sum of the TCP counters of these links. Each counts from the creation of its network namespace."""
+    """The sum of the TCP counters of these links' network namespaces, counted from the creation of each namespace."""
     totals = dict.fromkeys(COUNTERS, 0)
     for link in links:
         table = _table(link.space)
@@ -97,6 +97,6 @@ class Watch:
 
 
 def at_least(name: str, least: float, words: str) -> Callable[[Counts], str | None]:
-    """A proof that holds when the counter `name` has reached `least`. In `words`, {n} is replaced by the counter's
-    value."""
+    """A proof (see `Watch`) that holds when the counter `name` has reached `least`. In `words`, {n} is replaced by the
+    counter's value."""
     return lambda counts: words.format(n=f"{counts[name]:g}") if counts.get(name, 0) >= least else None

@@ -23,7 +23,7 @@ class ShapedFault(Fault):
     needs: ClassVar[frozenset[str]] = frozenset({"links", "shaper", "tc", "ss"})
     on_collectives: ClassVar[bool] = True
     counter: ClassVar[str]  # counter of the receiving kernels that shows the fault; rtt_ms: the job's round trips
-    words: ClassVar[str] = ""  # text for that counter
+    words: ClassVar[str] = ""  # text of the proof for that counter
 
     @property
     def least(self) -> float:
@@ -31,11 +31,11 @@ class ShapedFault(Fault):
         return 1.0
 
     def shape(self) -> Mapping[str, float]:
-        """The fields of a Shape."""
+        """The fields of a Shape (see queue.py)."""
         raise NotImplementedError
 
     def asked(self) -> Mapping[str, float]:
-        """The values that a probe connection should measure."""
+        """The values that a probe connection should measure while the fault is on."""
         raise NotImplementedError
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:

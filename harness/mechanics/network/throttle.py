@@ -1,7 +1,6 @@
-"""Lets processes run only a share of the time: python throttle.py SHARE PID:START_TICKS ...
-
-Each process is held by a pidfd, so that no later process with its pid is hit. Ends when all of them have ended, or when
-it is killed; the healer then continues them. Run by its path, with the standard library only."""
+"""Lets processes run only a share of the time: python throttle.py SHARE PID:START_TICKS ... Each process is identified
+by a pidfd, so that no later process with its pid is hit. Ends when all processes have ended, or when it is killed; the
+healer then continues the processes. It is run by its path, with the standard library only."""
 
 from __future__ import annotations
 

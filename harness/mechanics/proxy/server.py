@@ -1,5 +1,5 @@
-"""Starts a Toxiproxy server with a proxy in front of each endpoint. The server is guarded, by its mark, before it
-starts."""
+"""Starts a Toxiproxy server with a proxy in front of each endpoint. The mark of its process is in the undo log before
+it starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def mark_of_server(run_id: str) -> str:
 
 
 def start(upstreams: Mapping[str, str], run_id: str, folder: Path, link: Link | None) -> dict[str, Endpoint]:
-    """Start the server in the network of a node, or (None) on this machine's loopback. Raises ChaosError."""
+    """Starts the server in the network of a node or, if `link` is None, on this machine's loopback. Raises
+    ChaosError."""
     folder.mkdir(parents=True, exist_ok=True)
     host = link.address if link else "127.0.0.1"
     port, *ports = _ports(1 + len(upstreams)) if link is None else range(18474, 18475 + len(upstreams))

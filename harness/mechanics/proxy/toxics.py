@@ -27,12 +27,15 @@ class ProxyFault(Fault):
     where: ClassVar[tuple[Where, ...]] = ("node",)
     hits: ClassVar[Hits] = "endpoints"
     needs: ClassVar[frozenset[str]] = frozenset({"toxiproxy", "ss"})
-    toxic: ClassVar[str] = ""  # its type; empty: the proxy is taken down
-    proofs: ClassVar[tuple[str, ...]] = ("sent_bytes", "got_bytes")  # counters of traffic.py; any of them proves it
+    toxic: ClassVar[str] = ""  # the toxic's type; empty: the proxy is disabled
+    proofs: ClassVar[tuple[str, ...]] = (
+        "sent_bytes",
+        "got_bytes",
+    )  # counters of traffic.py; any one is proof
 
     endpoint: str
 
-    if TYPE_CHECKING:  # a parameter of some, a constant of others
+    if TYPE_CHECKING:  # a parameter in some injectors, a constant in others
 
         @property
         def stream(self) -> str: ...  # upstream: data that the job sends; downstream: data that it gets; both

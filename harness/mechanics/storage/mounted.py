@@ -1,7 +1,6 @@
-"""The base class of most `storage.*` injectors: covers the checkpoint folder with the file system of server.py.
-
-Only files that are opened while the fault is on go through it; files that are open already do not. Files that the job
-writes meanwhile are in the folder below, and are visible afterwards."""
+"""The base class of most `storage.*` injectors: mounts the file system of server.py over the checkpoint folder. Only
+files that are opened while the fault is on go through it. Files that the job writes meanwhile are in the folder below,
+and are visible afterwards."""
 
 from __future__ import annotations
 
@@ -92,7 +91,7 @@ class StorageFault(Fault):
 
 @dataclass
 class Spoilt:
-    """A probe that reads the server's log, and reports the errors and delays that each rank got."""
+    """A probe that reads the server's log, and reports the errors and delays of each rank."""
 
     fault: str
     log: Path
@@ -133,7 +132,7 @@ def _folder(site: NodeSite) -> Path:
 
 
 def _tag(site: NodeSite) -> str:
-    """A name made from the run's folder and the fault. No other mount has it."""
+    """The name of the mount, made from the run's folder and the fault. No other mount has this name."""
     return f"torchaos-{site.undo_copies.resolve().parent.name}-{site.fault}".replace(",", "_")
 
 

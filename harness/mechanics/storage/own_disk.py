@@ -71,7 +71,7 @@ def is_own_disk(folder: Path) -> bool:
 
 
 def room(folder: Path) -> tuple[int, int]:
-    """The free bytes and all bytes of its file system."""
+    """The free bytes and all bytes of the file system with this folder."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 

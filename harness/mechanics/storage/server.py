@@ -78,7 +78,8 @@ class Served(mfusepy.Operations):  # type: ignore[misc]
         self._spoil, self._mount = spoil, mount
 
     def init(self, path: str) -> None:
-        """Is called when the folder is mounted. If the fault was undone before the mount, unmounts it again."""
+        """Unmounts the folder again if the fault was undone before the mount. FUSE calls it when the folder is
+        mounted."""
         if not self._spoil.is_on():
             threading.Thread(target=self._leave, daemon=True).start()
 

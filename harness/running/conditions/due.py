@@ -88,9 +88,9 @@ def _stepped_since(whole: Merged, at: float, lethal: bool) -> bool:
 
 
 def _recovered_at(seen: Seen, trigger: After) -> float | None:
-    """The time (CLOCK_MONOTONIC) at which the job had recovered, by the same rules as in the verdict, from the first
-    landing of the fault. In the attempt that was hit, a few more steps must have ended. None if it has not
-    recovered."""
+    """The time (CLOCK_MONOTONIC) at which the job had recovered from the fault, counted from the first landing. The
+    rules are those of the verdict; also, if the fault left the attempt alive, some more steps must have ended in it.
+    None if the job has not recovered."""
     landing = next(landed for landed in landings(seen) if landed.fault == trigger.fault)
     end = went_on(seen, landing, lethal=trigger.lethal, lasting=trigger.lasting)
     if end is None or (end.attempt == landing.attempt and not has_settled(seen.history, end)):

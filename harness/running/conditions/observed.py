@@ -26,12 +26,12 @@ from torchaos.harness.scenario.sizes import Bytes, size_in_words
 
 Time = Annotated[Seconds, Field(gt=0)]
 _LOOK_S, _END_S = 0.02, 10.0
-_ENV_TAG = "TORCHAOS_COMMAND"  # tells the processes of one command from those of another
+_ENV_TAG = "TORCHAOS_COMMAND"  # a mark that distinguishes the processes of one command from those of another
 
 
 @dataclass(frozen=True)
 class DiskFree:
-    """Less than `below` bytes are free. `of` names the disk: that of the run directory (`run`) or of the job's
+    """Less than `below` bytes are free on a disk. `of`: the disk of the run directory (`run`) or of the job's
     checkpoints (`checkpoints`)."""
 
     below: Bytes

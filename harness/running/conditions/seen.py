@@ -126,11 +126,11 @@ class Wall:
 @dataclass(frozen=True)
 class Recovered:
     """The job has recovered from every fault (or from the faults in `faults`), `rest` seconds have passed since then,
-    and it still makes new steps: it has not died or stopped again."""
+    and it still makes new steps."""
 
     rest: Seconds = 0.0
     faults: list[str] = field(default_factory=list)
-    lasting: list[str] = field(default_factory=list, metadata={DRAWN: True})  # faults that must be taken back first
+    lasting: list[str] = field(default_factory=list, metadata={DRAWN: True})  # faults that must be undone first
     lethal: list[str] = field(default_factory=list, metadata={DRAWN: True})
 
     name: ClassVar[str] = "recovered"

@@ -1,5 +1,5 @@
-"""From a command line, as a user types it, to the job of a scenario, with the assumptions that were made and the points
-to check."""
+"""Turns a command line, as a user types it, into the job of a scenario, and lists the assumptions and the points to
+check."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _OTHER_LAUNCHERS = ("accelerate", "deepspeed", "python", "python3")
 @dataclass
 class Draft:
     command: list[str]
-    cwd: str = "."  # as seen from the scenario's folder
+    cwd: str = "."  # relative to the scenario's folder
     env: dict[str, str] = field(default_factory=dict)
-    world_size: int | None = None  # to be written, because the command does not show it
+    world_size: int | None = None  # must be written into the scenario, because the command does not show it
     ranks: int = 2
     script: Script | None = None
     assumed: list[str] = field(default_factory=list)

@@ -24,16 +24,16 @@ _MOST_BYTES, _MOST_FILES = 1 << 20, 20
 
 @dataclass
 class Script:
-    """The facts that were found, with places such as `train.py:12`."""
+    """The facts about a training script, with places such as `train.py:12`."""
 
     path: Path
-    files: list[str] = field(default_factory=list)  # that were read
+    files: list[str] = field(default_factory=list)  # the files that were read
     imports: set[str] = field(default_factory=set)  # the top-level packages
-    options: dict[str, str] = field(default_factory=dict)  # of its command line, such as --dir
+    options: dict[str, str] = field(default_factory=dict)  # options of the script's command line, such as --dir
     seeds: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     words: set[str] = field(default_factory=set)  # texts, such as nccl
-    unread: str = ""  # why it could not be read
+    unread: str = ""  # why the script could not be read
 
     @property
     def framework(self) -> str:
@@ -60,7 +60,7 @@ def read_script(path: Path) -> Script:
 
 
 def _of_tree(tree: ast.AST, file: str, script: Script) -> set[str]:
-    """Adds the facts in a file. Returns the names of the modules that it imports."""
+    """Adds the facts in a parsed file to `script`. Returns the names of the modules that the file imports."""
     imported = set(_imported(tree))
     script.imports |= imported
     for node in ast.walk(tree):

@@ -14,8 +14,8 @@ from torchaos.harness.record.record import Record
 @dataclass(frozen=True)
 class Seen:
     name: str
-    words: str  # the data that was seen, or why none was
-    blind: tuple[str, ...] = ()  # the assertions that can't judge without it; empty if it was seen
+    words: str  # a description of the data that was seen, or why there is none
+    blind: tuple[str, ...] = ()  # the assertions that can't judge without this data; empty if the data was seen
 
 
 def seen_in(run: Record) -> Iterator[Seen]:

@@ -1,4 +1,5 @@
-"""The life of a fault whose target is on another machine: its trigger is seen here, and the rest happens there."""
+"""The life of a fault whose target is on another machine. Its trigger is observed here; everything else happens on the
+target's node."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from torchaos.harness.running.launchers.far_job import FarJob
 
 
 class FarPage(ControlPage):
-    """Written here, and read by the ranks of other machines."""
+    """A control page whose words are written here and read by the ranks of other machines."""
 
     def __init__(self, job: FarJob, fault: str, rank: int) -> None:
         self._job, self._fault, self._rank = job, fault, rank
@@ -34,7 +35,7 @@ def far_slots(fault: PlannedFault, job: FarJob) -> Slots:
 
 
 class FarLife:
-    """Has the methods of `FaultLife` that a run uses."""
+    """The life of a fault on other machines, with the same methods as `FaultLife`."""
 
     def __init__(self, fault: PlannedFault, job: FarJob, on: Context) -> None:
         self.fault, self._job, self._on = fault, job, on
@@ -50,7 +51,8 @@ class FarLife:
         return self.fault.id not in self._job.faults.end()
 
     def roll_back(self) -> None:
-        """Each node records how it rolled the fault back. The rollback of a node that doesn't answer is unverified."""
+        """Undoes the fault on all nodes. Each node records how that went. If a node doesn't answer, its rollback is
+        unverified."""
         if wrong := self._job.faults.heal(self.fault.id):
             data = {"fault": self.fault.id, "verified": False, "reason": "; ".join(wrong)}
             self._on.journal.emit(Kind.ROLLED_BACK, data)

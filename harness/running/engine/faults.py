@@ -120,7 +120,7 @@ class FaultLife:
             self._call_off()
 
     def _call_off(self) -> None:
-        """The fault will not be applied any more: no rank waits any longer to be armed for it, and a held rank
+        """Makes sure that the fault is not applied any more: ranks no longer wait to be armed, and a held rank
         continues."""
         for page in self._slots.pages.values():
             page.write(page.ARMED_PID, page.CALLED_OFF)
@@ -214,7 +214,7 @@ class FaultLife:
         self._last()
 
     def _last(self) -> None:
-        """After the fault was applied: waits for its duration, if it has one, and undoes it."""
+        """Waits for the duration of a fault that was applied, if it has one, and undoes the fault."""
         lasts_s = self.fault.duration_s
         self._on.reaper.mark(self._record, "applied", None if lasts_s is None else lasts_s + SPARE_S)
         if lasts_s is not None:

@@ -56,7 +56,7 @@ class Permits:
 
     def check(self, ranks: Iterable[int], nodes: Iterable[int], land: bool = True) -> None:
         """Checks that these ranks and nodes may be hit, in addition to all that were hit before. `land`: from now on
-        they count as hit. Raises NotPermitted."""
+        they count as hit. Raises NotPermitted if they may not be hit."""
         with self._lock:
             all_ranks, all_nodes = self._ranks | set(ranks), self._nodes | set(nodes)
             wrong = beyond(self.plan, all_ranks, all_nodes, self.world_size() or self.plan.job.world_size)

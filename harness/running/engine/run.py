@@ -67,7 +67,7 @@ class Run:
         self._reproduce, self._watcher, self._notes = list(reproduce), watcher, notes
         self._stopped: dict[str, object] | None = None
         self._hurried = False
-        self.grace_s = STOP_GRACE_S  # for which the job may end by itself, once it is asked to; 0: it is killed
+        self.grace_s = STOP_GRACE_S  # seconds for the job to end when it is asked to; 0: it is killed at once
         self._lives: list[FaultLife | FarLife] = []
         self._disk: OwnDisk | None = None  # the disk of the checkpoints, once it is mounted
         self._unverified: dict[str, str] = {}  # why an undo is not verified, by owner; a later success removes it
@@ -228,7 +228,8 @@ class Run:
         if root and wanted and not self._hurried:
             self._stage("inventory")
             found = inventory.take(root, self.folder.root, given_up=self._is_hurried)
-            # The run's own folder is replaced by {run}, so that paths in checkpoints are the same in each run.
+            # The path of the run's own folder is replaced by {run}, so that paths in checkpoints are the same in each
+            # run.
             named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.folder.job), "{run}")
             self._save("inventory", {**found, "checkpoints": json.loads(named)})
         self._stage("end")
@@ -294,5 +295,5 @@ class Run:
 
 
 def _owner(healed: Healed) -> str:
-    """The owner in the name of a record: of "freeze#1.pages", the fault "freeze"."""
+    """The owner of an undo record, from the record's name: "freeze" for "freeze#1.pages"."""
     return healed.record.partition("#")[0]

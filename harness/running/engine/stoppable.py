@@ -6,7 +6,7 @@ from torchaos.harness.running.engine.run import Run
 
 
 class Stoppable:
-    """`stop` and `hurry` may be called from a signal handler."""
+    """Carries out one run after the other. `stop` and `hurry` may be called from a signal handler."""
 
     def __init__(self) -> None:
         self._current: Run | None = None

@@ -41,9 +41,8 @@ class Watches:
         return all(condition.holds(events, now_s) for condition in self._steady.values())
 
     def broken(self, events: Sequence[Event], now_s: float) -> tuple[str, bool] | None:
-        """The stop condition that holds, as a clause, and whether it is about the job. None if none holds.
-
-        In a long run this check becomes costly, and is made less often."""
+        """The stop condition that holds now, as a clause, and whether the condition is about the job. None if no stop
+        condition holds. The longer the run, the more seldom the conditions are checked."""
         if not self._stop or not self._broken_throttle.due():
             return None
         with self._broken_throttle:
@@ -54,8 +53,8 @@ class Watches:
         return f"the stop condition {name} holds{f': {why}' if why else ''}", self._stop[name].about_job
 
     def enough(self, events: Sequence[Event], now_s: float) -> str | None:
-        """Why the run may end on purpose: all `until` conditions hold. None if they do not hold yet. In a long run this
-        check becomes costly, and is made less often."""
+        """Why the run may end on purpose: all `until` conditions hold. None if they do not hold yet. The longer the
+        run, the more seldom the conditions are checked."""
         if not self._until or not self._enough_throttle.due():
             return None
         with self._enough_throttle:

@@ -26,9 +26,8 @@ _TAIL_S = 0.02
 
 
 class Attached(RunningJob):
-    """The job that torchaos is attached to; it has the same methods as a `Job`. `log`: the file with the job's output,
-    if there is one; it is read from its present end. Raises UsageError unless `pid` is a torchelastic agent of this
-    user."""
+    """The job that torchaos is attached to. `log`: the file with the job's output, if there is such a file; it is read
+    from its present end. Raises UsageError unless `pid` is a torchelastic agent of this user."""
 
     def __init__(
         self, pid: int, journal: Journal, *, log: Path | None = None, log_adapter: Adapter | None = None,
@@ -65,8 +64,8 @@ class Attached(RunningJob):
         return []
 
     def _note_attempt(self, event: Event) -> None:
-        """Notes the attempt of a rank. torchrun reports a restart only at log level INFO, which may be off, so the
-        ranks are used too."""
+        """Notes the attempt of a rank that started. torchrun reports a restart only at log level INFO, which may be
+        off."""
         if event.kind is Kind.RANK_UP and event.attempt is not None:
             self._log.in_round(event.attempt)
 

@@ -40,7 +40,10 @@ class Command:
         self._pipe = self._process.stdout.fileno()
         try:
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        except (OSError, AttributeError):  # over the user's limit; F_SETPIPE_SZ has a name since Python 3.10
+        except (
+            OSError,
+            AttributeError,
+        ):  # over the user's limit; Python names F_SETPIPE_SZ only from 3.10 on
             pass
         self._reader = threading.Thread(target=self._read, name=f"log {self.pid}", daemon=True)
         self._reader.start()

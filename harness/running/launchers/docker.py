@@ -27,7 +27,7 @@ from torchaos.harness.running.launchers.elastic_env import elastic_env
 from torchaos.harness.undo.containers import Containers, DockerImage, DockerNetwork
 from torchaos.harness.undo.handles import JobProcesses
 
-_SUBNETS = 64  # tried one after the other: another run, or the machine itself, may have some
+_SUBNETS = 64  # tried one after the other: another run, or the machine itself, may use some of them
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
 # The limits are set explicitly, so that a fault's limit can be undone by setting these values again.
 _LIMITS = {"cpu_period": 100_000, "cpu_quota": -1, "mem_limit": _MEMORY, "memswap_limit": _MEMORY}
@@ -36,7 +36,7 @@ _STARTED_S = 20.0
 
 @dataclass
 class DockerNode:
-    """A node that is a container. `folder` holds the inputs of its container, and the file with the names of the other
+    """A node that is a container. `folder`: the inputs of the container, and the file with the names of the other
     nodes."""
 
     index: int
@@ -59,7 +59,7 @@ class DockerNode:
         if self._link is None or not self._link.space.alive():
             space = Space.of(self._first_pid())
             name = holder.name(self.index)
-            # The device may be another after the engine has disconnected the container and connected it again.
+            # The device may be another one after the engine has disconnected and reconnected the container.
             shown = json.loads(space.run(["ip", "-j", "-4", "addr", "show", "to", self.address]))
             device = next((entry["ifname"] for entry in shown if entry.get("ifname")), holder.DEVICE)
             names = str(self.folder / "hosts")
@@ -103,7 +103,7 @@ class Docker(Launcher):
     cannot: ClassVar[Mapping[str, str]] = {
         "network.link_down": "the other end of a container's link is the engine's; write container.disconnect",
         "endpoints": "a container does not reach a proxy of the harness's; write launcher: local or netns",
-    }  # by injector, or by what it hits: what to write instead
+    }  # by injector, or by the kind of thing that it hits: what to write instead
 
     @staticmethod
     def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
@@ -119,8 +119,8 @@ class Docker(Launcher):
         self._made: tuple[str, str] | None = None  # image and subnet, once they are made
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        """The handles in order of creation: image and network, the containers, and the processes that make containers.
-        They are undone in reverse order."""
+        """The handles of everything that `create` makes, in order of creation: image and network, the containers, and
+        the processes that make containers. They are undone in reverse order."""
         run_id = spec.env[ENV_RUN_ID]
         made = (kind(self._engine, run_id) for kind in (DockerImage, DockerNetwork))
         return (*made, Containers(self._engine, run_id, spec.nodes), JobProcesses(run_id))
@@ -154,7 +154,7 @@ class Docker(Launcher):
         read_only = covering([*own_mounts(), *(host_mounts(spec.argv) if from_host else ())])
         writable = covering([run_dir, spec.cwd, *([spec.checkpoints] if spec.checkpoints else [])])
         for path in writable:
-            path.mkdir(parents=True, exist_ok=True)  # the engine mounts only what is there
+            path.mkdir(parents=True, exist_ok=True)  # the engine mounts only folders that exist
         mounts = [
             *((str(path), str(path), True) for path in read_only if path not in writable),
             *((str(path), str(path), False) for path in writable),

@@ -1,7 +1,6 @@
-"""Starts a node's container, passes on its output, and ends with its exit code: python -m ... CONFIG.json COMMAND...
-
-In the harness's process tree, this process represents the node's command. Its environment, which is the job's, is
-copied into the container, and SIGTERM is passed on to it."""
+"""Starts a node's container, passes on its output, and ends with its exit code: python -m ... CONFIG.json COMMAND... In
+the harness's process tree, this process represents the node's command. Its environment is the job's and is copied into
+the container. It passes SIGTERM on to the container."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def main(config: dict[str, Any], command: list[str]) -> int:
     with engine(where, timeout_s=60.0) as client:
         _forget(client, config["create"]["labels"])
         created = _create(client, config, command)
-        refused: list[int] = []  # it does not run yet, or not any more
+        refused: list[int] = []  # signals that came when the container did not run
 
         def hand_on(number: int, _frame: object) -> None:
             try:

@@ -16,7 +16,7 @@ from typing import Any
 from torchaos.harness.machine.docker_engine import RUN
 from torchaos.harness.record.environment import editable, job_python
 
-HOST = "host"  # instead of an image's name
+HOST = "host"  # stands in place of an image's name
 _PROGRAMS = ("bin", "lib", "lib32", "lib64", "libx32")  # links into /usr, or folders
 _FOLDERS = ("dev", "etc", "proc", "run", "sbin", "sys", "tmp", "usr", "var", "var/tmp")  # sbin: for the engine's init
 _COPIED = ("etc/passwd", "etc/group", "etc/ld.so.cache", "etc/localtime")

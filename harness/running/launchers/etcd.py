@@ -1,7 +1,6 @@
-"""Runs an etcd server for a job whose nodes use etcd for their rendezvous.
-
-Its mark is in the undo log before the server is started. The server runs in the switch between the nodes, so it
-outlives every node. Torch needs etcd's v2 API."""
+"""Runs an etcd server for a job whose nodes use etcd for their rendezvous. The server runs in the switch between the
+nodes, so it outlives every node. The mark of its process is in the undo log before it is started. Torch needs etcd's v2
+API."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The faults of a job whose nodes are other machines, as the controller knows them: which nodes were told of them, and
-what the control pages of all nodes must say."""
+"""The faults of a job whose nodes are other machines, as the controller knows them: which nodes were asked to apply
+them, and the words of their control pages."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torchaos.harness.running.launchers.line import Line, NoAnswer
 
 @dataclass
 class FarFaults:
-    """The faults that agents on other nodes apply. `planned`: by id. `lines` and `ranks`: functions that return the
-    current lines and ranks. Thread-safe."""
+    """The faults that agents on other nodes apply. `planned`: the faults by id. `lines` and `ranks`: functions that
+    return the current connections and ranks. Thread-safe."""
 
     planned: Mapping[str, PlannedFault]
     lines: Callable[[], Sequence[Line]]
     ranks: Callable[[], Mapping[int, RankProcess]]
-    mending: threading.RLock = field(default_factory=threading.RLock)  # held while a lost node is put in order
+    mending: threading.RLock = field(default_factory=threading.RLock)  # held while a lost node is cleaned up
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    _begun: dict[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # ranks by node, by fault
+    _begun: dict[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # by fault: the ranks to hit, by node
     _words: dict[tuple[str, int, int], int] = field(default_factory=dict)  # by fault, rank and number of the word
 
     def begin(self, fault: PlannedFault) -> None:
-        """Lets a fault begin on the nodes that it concerns. Raises ChaosError if its target has no process now."""
+        """Lets a fault begin on the nodes of its target. Raises ChaosError if the target has no process now."""
         shared = self._share(fault)
         with self._lock:
             self._begun[fault.id] = shared
@@ -41,7 +41,8 @@ class FarFaults:
             return [fault for fault, shared in self._begun.items() if node in shared]
 
     def tell_all(self, line: Line) -> None:
-        """Sends an agent that has connected, for the first time or again, everything that it must know."""
+        """Sends an agent all words of control pages, and all faults that have begun. The agent may have connected for
+        the first time or again."""
         with self._lock:
             words, begun = list(self._words.items()), dict(self._begun)
         for (fault, rank, word), value in words:
@@ -70,7 +71,7 @@ class FarFaults:
         return sorted(stuck)
 
     def heal(self, fault: str) -> list[str]:
-        """Takes a fault back on all nodes that have it. Returns why that is not known of a node."""
+        """Undoes a fault on all nodes that have it. Returns a reason for each node whose undo is not verified."""
         wrong = []
         with self.mending:
             for line in [line for line in self.lines() if not line.left.is_set()]:
@@ -82,7 +83,8 @@ class FarFaults:
         return wrong
 
     def note(self, event: Event) -> None:
-        """A fault has fired on a node: the pages of the other nodes must know, so that it fires nowhere again."""
+        """Notes that a fault has fired on a node, and writes that to the pages of the other nodes, so that it does not
+        fire there too."""
         if event.kind not in (Kind.APPLYING, Kind.APPLIED):
             return
         fault = self.planned.get(event.data["fault"])
@@ -98,14 +100,14 @@ class FarFaults:
         self.write(fault.id, rank, ControlPage.FIRED, fired + 1)
 
     def _share(self, fault: PlannedFault) -> Mapping[int, Sequence[int]]:
-        """The nodes that a fault concerns, each with the ranks of the target that it may hit there."""
+        """The nodes on which a fault acts, each with the ranks of the target that the fault may hit there."""
         everywhere = {line.node: fault.target.ranks for line in self.lines()}
         if fault.where == "rank":
             return everywhere
         if fault.target.nodes:
             return dict.fromkeys(fault.target.nodes, fault.target.ranks)
         if not isinstance(fault.trigger, After):
-            return everywhere  # one of them has the pacer
+            return everywhere  # the pacer is on one of them
         if not fault.target.ranks:
             return {0: ()}
         ranks, shared = self.ranks(), dict[int, list[int]]()

@@ -1,5 +1,5 @@
-"""A job whose nodes are other machines. The agents of the nodes see its processes and carry out its faults; here, the
-commands that started it are followed, and what the agents report is put together."""
+"""A job whose nodes are other machines. The agents of the nodes observe its processes and apply its faults. This
+process follows the commands that started the job, and collects the agents' events."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from torchaos.harness.running.launchers.submitted_job import SubmittedJob
 from torchaos.harness.running.launchers.words import mark_of
 
 TORCHAOS = (sys.executable, "-m", "torchaos.harness")
-_BYE_S = 20.0  # seconds for which the agents' last words are waited for
+_BYE_S = 20.0  # seconds to wait for the last messages of the agents
 _RECOVER_S = 60.0
 _LOOK_S = 0.05
 
 
 class FarJob(SubmittedJob):
-    """A job whose nodes are other machines. `faults`: of the plan. The methods may be called from any thread."""
+    """A job whose nodes are other machines. `faults`: those of the plan. The methods may be called from any thread."""
 
     _launcher: FarLauncher
 
@@ -130,8 +130,9 @@ class FarJob(SubmittedJob):
             self._lost(line.node, "its agent ended without a word")
 
     def _code(self, codes: Sequence[int]) -> int:
-        """The first exit code that is not 0, of the nodes that were in the job to the end; a node that the others
-        continued without does not count. If the agents did not say, the launcher's own commands do."""
+        """The exit code of the submission: the first that is not 0, among the nodes that were in the job to the end. A
+        node that left while the other nodes continued does not count. `codes`: those of the launcher's commands, which
+        decide if the agents reported no exit codes."""
         events = self._journal.snapshot()
         ups = [event for event in events if event.kind is Kind.RANK_UP]
         last = max((event.attempt or 0 for event in ups), default=0)
@@ -145,7 +146,8 @@ class FarJob(SubmittedJob):
         return next((exits[node] for node in sorted(nodes) if exits[node] != 0), 0)
 
     def _up(self, node: int, hello: Mapping[str, Any]) -> None:
-        """An agent is there, maybe again: it is told what it must know."""
+        """Handles an agent that has connected, for the first time or again: checks its node, and sends it the state of
+        all faults."""
         if hello["lapsed"]:
             self._lapsed(node, str(hello["lapsed"]))
         if hello["trouble"] and self.faults.planned:
@@ -158,7 +160,8 @@ class FarJob(SubmittedJob):
         self._give_up(f"the agent of node {node} undid everything by itself: {why}")
 
     def _lost(self, node: int, why: str) -> None:
-        """What a dead agent left is undone by its reaper, or else now, by another process on its node."""
+        """Handles the loss of a node's agent. Its reaper undoes its changes; if the reaper is dead too, another process
+        on the node does."""
         if self._ending.is_set():
             return
         with self.faults.mending:
@@ -187,7 +190,7 @@ class FarJob(SubmittedJob):
         self._trouble = self._trouble or why
 
     def _note(self, event: Event) -> None:
-        """Called by the journal for each event, of all nodes."""
+        """Keeps `ranks` up to date. The journal calls it for each event of all nodes."""
         if event.kind is Kind.RANK_UP and event.rank is not None:
             data, attempt = event.data, event.attempt or 0
             rank = RankProcess(
@@ -205,4 +208,4 @@ class FarJob(SubmittedJob):
 
 
 def _ignore(text: str, mono_s: float) -> None:
-    """The agents read the output of their nodes, and report what it says."""
+    """Drops the output of the launcher's commands: the agents read the output of their nodes."""

@@ -15,7 +15,7 @@ _MADE = {
 
 
 def misfit(injector: Any, launcher: str) -> str | None:
-    """Why the injector can't be used with the launcher of that name, and what to write instead. None if it can be
+    """Why the launcher with that name can't be used for the injector, and what to write instead. None if it can be
     used."""
     found = registry.find("launchers", launcher)
     keys = (injector.name, injector.hits, *injector.needs)

@@ -46,7 +46,7 @@ class Fronted(Launcher):
     """A launcher with proxies. `upstreams`: the job's endpoints by name. `proxied`: the endpoints that get a proxy
     because a fault hits them. The job uses the others directly."""
 
-    name: ClassVar[str]  # none: no scenario names it
+    name: ClassVar[str]  # empty, because no scenario names it
 
     def __init__(self, inner: Launcher, upstreams: Mapping[str, str], proxied: set[str], folder: Path) -> None:
         self._inner, self._upstreams, self._folder = inner, upstreams, folder
@@ -67,7 +67,7 @@ class Fronted(Launcher):
 
     def _fronted(self, node: Node, spec: JobSpec) -> FrontedNode:
         addresses = {**self._upstreams, **{name: endpoint.listen for name, endpoint in self.endpoints.items()}}
-        if node.index == 0 and RENDEZVOUS in addresses:  # it keeps the store itself
+        if node.index == 0 and RENDEZVOUS in addresses:  # the first node serves the rendezvous itself
             addresses[RENDEZVOUS] = self._upstreams[RENDEZVOUS]
         env = {**{name: value for name, value in spec.env.items() if ENDPOINT in value}, **node.env}
         if RENDEZVOUS in addresses and env.get(_RENDEZVOUS_ENV) == self._upstreams[RENDEZVOUS]:

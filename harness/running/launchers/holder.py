@@ -1,11 +1,8 @@
-"""Makes the namespaces of a run and keeps them: python holder.py FOLDER NODES own-user|same-user.
-
-It starts one process for each node and one for the switch between them, each in its own network, mount and UTS
-namespace. A namespace lives as long as a process is in it. So when these processes have ended, nothing has to be
-undone, and nothing was changed in the host's namespaces. The first line of output is {"switch": pid, "nodes": [pid,
-...]} or {"error": text}.
-
-Run by its path with the standard library alone, so that it starts at once."""
+"""Makes the namespaces of a run and keeps them: python holder.py FOLDER NODES own-user|same-user. It starts one process
+for each node and one for the switch between them, each in its own network, mount and UTS namespace. A namespace lives
+as long as a process is in it. So nothing has to be undone after these processes have ended, and nothing is changed in
+the host's namespaces. The first line of output is {"switch": pid, "nodes": [pid, ...]} or {"error": text}. It is run by
+its path, with the standard library alone, so that it starts at once."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ def main(folder: Path, nodes: int, own_user: bool) -> None:
             up = [f"addr add {address(node)}/24 dev {DEVICE}", f"link set {DEVICE} addrgenmode none up"]
             _ip(up, pid)
         print(json.dumps({"switch": switch, "nodes": pids}), flush=True)
-    except BrokenPipeError:  # the process that wanted them is gone
+    except BrokenPipeError:  # the process that asked for the namespaces is gone
         os._exit(1)
     except (OSError, subprocess.SubprocessError) as error:
         print(json.dumps({"error": str(error)}), flush=True)

@@ -1,4 +1,4 @@
-"""The life of a job over its submissions, on any platform: output, ranks, exit, new submissions, and end."""
+"""The life of a job on this machine over its submissions: output, ranks, exit, new submissions, and end."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Job(SubmittedJob):
         run, end_s = self._runs[index], time.monotonic() + _DRAIN_S
         pid = run.command.pid
         while run.code is None and not proc.is_alive(pid, proc.ticks_of(pid)) and time.monotonic() < end_s:
-            time.sleep(_LOOK_S)  # it has just ended, and that is not noted yet
+            time.sleep(_LOOK_S)  # the command has just ended, and its exit was not noted yet
         with self._lock:
             run = self._runs[index]
             run.expected = False
@@ -151,9 +151,9 @@ class Job(SubmittedJob):
             self._runs[index].expected = True
 
     def _await_exit(self) -> int:
-        """The exit code of the whole submission. With several nodes: the first that is not 0, among the nodes that were
-        in the job to the end. A node that left, while the others continued, does not count. With replicas, each of them
-        counts."""
+        """Waits for the end of the submission, and returns its exit code. With several nodes: the first exit code that
+        is not 0, among the nodes that were in the job to the end. A node that left while the other nodes continued does
+        not count. With replicas, each replica counts."""
         while not all(run.over for run in list(self._runs.values())):
             if self._ending.is_set():
                 for run in self._runs.values():

@@ -1,4 +1,4 @@
-"""A running job, as a fault sees it: the ranks, agents, nodes and endpoints that a fault can hit."""
+"""What faults know of a running job: the ranks, agents, nodes and endpoints that a fault can hit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchaos.harness.watching.probes.ranks import RankWatch
 
 
 class JobView(ABC):
-    """What faults need to know of a job. It can't start or end the job."""
+    """The parts of a running job that a fault can hit, as they are now. It can't start or end the job."""
 
     def __init__(self, watch: RankWatch) -> None:
         self._watch = watch
@@ -22,8 +22,8 @@ class JobView(ABC):
         return self._watch.ranks()
 
     def agents(self, nodes: Sequence[int] = ()) -> list[Victim]:
-        """Torchelastic's agents of these nodes; of all nodes if none is named. Raises ChaosError if a node has none
-        now."""
+        """Torchelastic's agents of these nodes, or of all nodes if `nodes` is empty. Raises ChaosError if a node has no
+        agent now."""
         found = self._watch.agents()
         missing = [node for node in nodes if node not in found]
         if missing or not found:

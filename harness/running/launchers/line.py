@@ -1,4 +1,4 @@
-"""The controller's end of the pipe to the agent of one node."""
+"""The controller's end of the connection to the agent of one node. The controller is the process of `torchaos run`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchaos.harness.record.events.payloads import read
 from torchaos.harness.running.launchers.handover import append
 from torchaos.harness.running.launchers.words import BEAT_S, VERSION
 
-_EXCHANGES = 8  # of clocks, at the beginning
+_EXCHANGES = 8  # exchanges for the first measurement of the clocks
 _CLOCK_S = 60.0  # seconds after which the clocks are measured anew: they drift by some ms in that time
 _AGAIN_S = 0.3
 _ANSWER_S = 60.0
@@ -34,12 +34,14 @@ class NoAnswer(ChaosError):
 
 @dataclass
 class Handler:
-    """The functions that a line calls for its messages, each call in a thread of the line."""
+    """The functions that a line calls for its messages. Each is called in a thread of the line."""
 
-    up: Callable[[int, Mapping[str, Any]], None]  # the agent of this node is there, again maybe, with its hello
-    take: Callable[[list[Event]], None]  # events of the node, with the times of our clock and pids unique in the job
-    lost: Callable[[int, str], None]  # the agent has ended without a word, or can't be reached any more
-    lapsed: Callable[[int, str], None]  # the agent has taken everything back by itself
+    up: Callable[[int, Mapping[str, Any]], None]  # the agent of this node has connected, maybe again; its hello
+    take: Callable[
+        [list[Event]], None
+    ]  # events of the node, with times of our clock and pids that are unique in the job
+    lost: Callable[[int, str], None]  # the agent has ended without a message, or can't be reached any more
+    lapsed: Callable[[int, str], None]  # the agent has undone everything by itself
 
 
 @dataclass
@@ -52,18 +54,18 @@ class Line:
     on: Handler
     keep: Path | None = None
     patience_s: float = 120.0
-    left: threading.Event = field(default_factory=threading.Event)  # the agent has said its last word, or is lost
+    left: threading.Event = field(default_factory=threading.Event)  # the agent has sent its last message, or is lost
     _process: subprocess.Popen[bytes] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: threading.Event = field(default_factory=threading.Event)
     _waiting: dict[int, Future[Any]] = field(default_factory=dict)
     _asked: int = 0
-    _heard: int = 0  # events
-    _since_s: float = 0.0  # when the agent was last there
-    _clock: list[tuple[float, float]] = field(default_factory=list)  # bound of the error and offset, in seconds
+    _heard: int = 0  # events that were received
+    _since_s: float = 0.0  # when the agent last sent something
+    _clock: list[tuple[float, float]] = field(default_factory=list)  # exchanges: bound of the error, offset (s)
     _offset_s: float = 0.0
     _measured_s: float = 0.0
-    _hello: Mapping[str, Any] | None = None  # until the clocks are measured
+    _hello: Mapping[str, Any] | None = None  # the agent's hello, until the clocks are measured
 
     def start(self) -> None:
         self._since_s = time.monotonic()
@@ -78,7 +80,7 @@ class Line:
                 self._process.stdin.flush()
 
     def ask(self, do: str, timeout_s: float = _ANSWER_S, **words: Any) -> Any:
-        """The agent's answer. Raises NoAnswer."""
+        """Sends a message, and returns the agent's answer. Raises NoAnswer."""
         answer: Future[Any] = Future()
         with self._lock:
             self._asked += 1
@@ -92,7 +94,7 @@ class Line:
         raise NoAnswer(f"the agent of node {self.node} does not answer")
 
     def close(self) -> None:
-        """Closes the connection. The agent, if it is still alive, is ordered to undo everything."""
+        """Closes the connection. The agent, if it is alive, undoes everything."""
         self._closed.set()
         self.tell("leave")
         self.left.set()
@@ -117,7 +119,7 @@ class Line:
             self._closed.wait(_AGAIN_S)
 
     def _talk(self) -> str:
-        """One life of the pipe. Returns why there is no sense in another, or an empty text."""
+        """Runs the command that connects, until it ends. Returns why no other try makes sense, or an empty text."""
         try:
             process = self._process = subprocess.Popen(
                 self.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -133,7 +135,7 @@ class Line:
                 if "error" in said:
                     return str(said["error"])
                 self._take(said)
-        # The pipe's own exit code: 6, nobody listens, although an agent was there.
+        # Exit code 6 of the command: no agent listens, although there was an agent before.
         return "its agent has died" if process.wait() == 6 and self._measured_s else ""
 
     def _take(self, said: Mapping[str, Any]) -> None:
@@ -163,7 +165,8 @@ class Line:
             self.left.set()
 
     def _note_clock(self, sent_s: float, mono_s: float, heard_s: float) -> None:
-        """One exchange, as NTP's (RFC 5905, section 8): half of the round trip is the bound of the error."""
+        """Adds one exchange of clock readings, as in NTP (RFC 5905, section 8): the error is at most half of the round
+        trip."""
         self._clock.append(((heard_s - sent_s) / 2, (sent_s + heard_s) / 2 - mono_s))
         if len(self._clock) < _EXCHANGES or (self._hello is None and heard_s - self._measured_s < _CLOCK_S):
             return

@@ -79,8 +79,8 @@ class Netns(Launcher):
 
 
 def keepers(run_id: str) -> str:
-    """The mark of the processes that keep the namespaces. It differs from the job's mark, because the job is ended
-    first."""
+    """The mark of the processes that keep the namespaces. It differs from the job's mark, because these processes are
+    ended after the job."""
     return f"{run_id}.net"
 
 

@@ -20,7 +20,7 @@ class NodeRun:
     node: Node
     command: Command
     code: int | None = None  # None while it runs; negative: the signal's number
-    expected: bool = False  # it will be started again
+    expected: bool = False  # the command will be started again
 
     @property
     def over(self) -> bool:
@@ -53,16 +53,17 @@ def _place(env: Mapping[str, str]) -> tuple[str | None, str | None]:
 
 
 def start(node: Node, spec: JobSpec, base: int, log: JobLog, on_line: OnLine | None = None) -> NodeRun:
-    """Starts the command on a node. `on_line`: receives the lines of the output; by default they go to `log`. Raises
-    UsageError if the command can't be started."""
+    """Starts the command on a node. `on_line`: receives the lines of the output; if None, `log` does. Raises UsageError
+    if the command can't be started."""
     log.begin(base)
     spec = for_node(node, spec, base)
     return NodeRun(node, Command(node.argv(spec.argv), spec.cwd, spec.env, spec.log, on_line or log.line))
 
 
 def for_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
-    """The spec of a node. Each node except the first has its own log. Each has its own folder of orders to the NVML
-    overlay, because GPUs are numbered from 0 on each node."""
+    """The spec of a node. Each node but the first has a log of its own. Each node has a folder of its own for the
+    orders to the NVML overlay (the library that changes what NVML reports), because GPUs are numbered from 0 on each
+    node."""
     env = {**spec.env, **node.env, ENV_ATTEMPT_BASE: str(base)}
     if ENV_NODE in env and (control := Path(env.get(ENV_CONTROL, os.devnull))).is_dir():
         own = control / f"node{node.index}"

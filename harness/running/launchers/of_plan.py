@@ -80,7 +80,8 @@ def _filled(text: str, folder: RunDir) -> str:
 
 
 def _log_file(job: PlannedJob, folder: RunDir) -> Path | None:
-    """The file with an attached job's output. None for Lightning, whose path is that of metrics.csv."""
+    """The file with the output of a job that torchaos is attached to. None for Lightning, where the path in the
+    scenario is that of metrics.csv."""
     log = job.log or {}
     return Path(_filled(str(log["path"]), folder)) if log.get("path") and log.get("format") != LIGHTNING else None
 

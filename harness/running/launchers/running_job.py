@@ -34,8 +34,8 @@ class RunningJob(JobView):
         return ""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit code of the last submission (negative: the number of a signal). None while it runs, or if only the
-        job's parent process can know it."""
+        """Waits until the last submission has ended, and returns its exit code (negative: the number of a signal). None
+        while it runs, or if only the job's parent process can know the code."""
         return self._exit_code if self._done.wait(timeout_s) else None
 
     @abstractmethod

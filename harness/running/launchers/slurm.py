@@ -1,5 +1,5 @@
-"""Nodes of a Slurm cluster: the job is one step with a task on each node, in an allocation that is the user's (torchaos
-runs in it) or of the run's own. Slurm's own programs are used, with the rights of the user."""
+"""Nodes of a Slurm cluster. The job is one step with a task on each node, in an allocation: the user's, if torchaos
+runs in it, or else the run's own. Slurm's own programs are used, with the rights of the user."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec, Node, UsageError
 from torchaos.harness.undo.slurm import SlurmWork
 
-_SPARE_S = 300.0  # of the allocation's time limit, after which Slurm ends what nobody else has ended
-_QUEUE_S = 24 * 3600.0  # seconds for which an allocation is waited for
+_SPARE_S = 300.0  # added to the allocation's time limit, after which Slurm ends everything
+_QUEUE_S = 24 * 3600.0  # seconds to wait for an allocation
 _READY_S = 120.0
 _ASK_S = 20.0
 _NO_NETWORK = (
@@ -35,7 +35,8 @@ class SlurmNode:
     link: ClassVar[None] = None
 
     def argv(self, command: Sequence[str]) -> list[str]:
-        """Beside the job's own step, also if that has all processors, all memory and all GPUs."""
+        """The command as a step of its own that overlaps with the job's step, even if that step has all processors, all
+        memory and all GPUs."""
         return [
             "srun", "--overlap", f"--jobid={self.job}", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1",
             f"--nodelist={self.host}", "--mem=0", "--gres=none", "--unbuffered", "--quiet", *command,
@@ -68,12 +69,13 @@ class Slurm(FarLauncher):
         return (SlurmWork(spec.env[ENV_RUN_ID], self._theirs),)
 
     def create(self, spec: JobSpec) -> Sequence[SlurmNode]:
-        """Raises UsageError if the allocation is too small, ChaosError if Slurm gives none."""
+        """The nodes of the allocation. Raises UsageError if it is too small, ChaosError if Slurm grants no
+        allocation."""
         job = self._theirs or self._own
         if not job:
             job = self._own = _allocate(spec)
         _await_ready(job)
-        # In the order of their names as text, in which torchelastic numbers the nodes too.
+        # Sorted by name as text, because torchelastic numbers the nodes in that order too.
         hosts = sorted(
             _ask(["scontrol", "show", "hostnames", _ask(["squeue", "-h", "-j", job, "-o", "%N"]).strip()]).split()
         )

@@ -1,4 +1,4 @@
-"""Bare machines, reached by ssh with the keys and the configuration that the user has. The run directory must be on a
+"""Machines without a scheduler, reached by ssh with the user's keys and configuration. The run directory must be on a
 file system that all of them share, and torchaos must be installed at the same path."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SshNode:
 
 
 class Ssh(FarLauncher):
-    """`job.hosts` names the machines. The first keeps the rendezvous, so all must reach it by that name."""
+    """`job.hosts` names the machines. The first machine serves the rendezvous, so all must reach it by that name."""
 
     name: ClassVar[str] = "ssh"
     needs: ClassVar[frozenset[str]] = frozenset({"ssh"})
@@ -47,7 +47,7 @@ class Ssh(FarLauncher):
         return (JobProcesses(spec.env[ENV_RUN_ID]),)  # the clients on this machine
 
     def create(self, spec: JobSpec) -> Sequence[SshNode]:
-        """Raises UsageError if the hosts are not named."""
+        """The nodes. Raises UsageError if `job.hosts` is empty."""
         if len(spec.hosts) != spec.nodes:
             raise UsageError(f"launcher: ssh needs {spec.nodes} names in job.hosts, one for each node")
         return [SshNode(index, host) for index, host in enumerate(sorted(spec.hosts))]

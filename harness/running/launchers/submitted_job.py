@@ -83,7 +83,7 @@ class SubmittedJob(RunningJob):
 
     @abstractmethod
     def _await_exit(self) -> int:
-        """Waits for the end of this submission, and returns the exit code of the whole."""
+        """Waits for the end of this submission, and returns its exit code."""
 
     def _put_away(self, again: bool) -> None:
         """Cleans up after a submission. `again`: whether another submission may follow."""

@@ -48,7 +48,8 @@ def _number(text: str) -> int | None:
 
 
 def _asked(command: Sequence[str], env: Mapping[str, str]) -> Namespace | None:
-    """`ranks` per node, `nodes` (such as 1:3) and `restarts`, as text. None if not known."""
+    """`ranks` per node, `nodes` (such as 1:3) and `restarts`, as text, from the command or the environment. None if the
+    command does not run torchrun."""
     first = next((n for n, word in enumerate(command[:4]) if _is_torchrun(word)), None)
     if first is None:
         return None

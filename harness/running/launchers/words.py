@@ -21,10 +21,10 @@ kernel names the user at the other end."""
 from __future__ import annotations
 
 VERSION = 1
-LEASE_S = 10.0  # seconds without a word of the controller, after which the agent takes everything back
+LEASE_S = 10.0  # seconds without a message of the controller, after which the agent undoes everything
 BEAT_S = 1.0
 
 
 def mark_of(run_id: str, node: int, submission: int) -> str:
-    """The name of a node's part of a run. Its processes carry it, and it is the name of the folder on the node."""
+    """The name of a node's part of a run. It marks the processes there, and is the name of the folder on the node."""
     return f"{run_id}.node{node}" + (f".{submission}" if submission else "")

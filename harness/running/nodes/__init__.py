@@ -1,2 +1,3 @@
-"""What torchaos does on a node that is another machine: it wraps the node's part of the job, records it, applies the
-faults that hit the node, and takes them back when nobody asks for them any more."""
+"""The part of torchaos that runs on a node that is another machine. It wraps the node's part of the job, records it,
+applies the faults that hit the node, and undoes them if the controller is silent. Input: messages of the controller,
+the process of `torchaos run`. Output: events."""

@@ -1,4 +1,4 @@
-"""The agent of a node: what the controller's words do here, and what happens when no word comes any more."""
+"""The agent of a node: carries out the controller's messages, and undoes everything if none comes any more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchaos.harness.running.nodes.faults import NodeFaults
 from torchaos.harness.running.nodes.server import Server, Talk
 
 _LOOK_S = 0.1
-_LAST_S = 10.0  # seconds for which the end waits until the controller has heard everything
+_LAST_S = 10.0  # seconds to wait at the end until the controller has received everything
 
 
 class Agent:
@@ -35,11 +35,11 @@ class Agent:
         self._folder = folder
         self._node, self._journal, self._faults, self._signal = node, journal, faults, signal
         self._missing, self._trouble, self._lease_s = list(missing), trouble, lease_s
-        self._heard_s: float | None = None  # when the controller last said something; None: it never has
+        self._heard_s: float | None = None  # when the last message of the controller came; None: none has come
         self._lapsed = ""
         self._leaving, self._over, self._met = threading.Event(), threading.Event(), threading.Event()
         self._news = threading.Condition()
-        self._sent = 0  # events that the present connection was given
+        self._sent = 0  # events that were sent over the present connection
         self._talk: Talk | None = None
         self._sees_nothing = False  # whether the controller does not see the run directory of this node
         journal.listen(lambda event: self._tell_news())
@@ -58,7 +58,7 @@ class Agent:
             pass
 
     def settle(self) -> bool:
-        """The command has ended: takes everything back. Returns whether nothing is left to undo."""
+        """Undoes everything, after the command has ended. Returns whether nothing is left to undo."""
         return self._faults is None or self._faults.close()
 
     def close(self) -> None:

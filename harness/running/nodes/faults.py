@@ -1,5 +1,5 @@
-"""The faults of a plan, as far as they hit this node. The same code as in a run on one machine guides them here: the
-undo log, the reaper and the control pages are this node's own."""
+"""The faults of a plan that hit this node. They are applied by the same code as in a run on one machine, with an undo
+log, a reaper and control pages on this node."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.healer import Healed
 
-SPARE_S = 60.0  # the node's reaper ends its part of the job by itself this much after the job's time-out
+SPARE_S = 60.0  # seconds after the job's time-out, at which the node's reaper ends its part of the job
 JOIN_S = 10.0
 
 
 class NodeFaults:
-    """`shared`: the run directory; `place`: this node's own folder. Raises UndoError if the reaper can't be started:
-    then nothing may be injected here. Thread-safe."""
+    """The faults on this node. `shared`: the run directory; `place`: this node's own folder. Raises UndoError if the
+    reaper can't be started; then nothing may be injected here. Thread-safe."""
 
     def __init__(
         self, plan: Plan, shared: RunDir, place: RunDir, mark: str, node: int, part: NodePart, journal: Journal
@@ -49,16 +49,18 @@ class NodeFaults:
         self._context = Context(
             journal, part, self._reaper, limit_s, place.undo, self._checkpoints, permits, due=lambda trigger: True
         )
-        self._context.steady.set()  # the controller says when a fault begins
+        self._context.steady.set()  # the controller checks the steady state
 
     def write_plan(self, shared: AgentPlan) -> Path:
-        """Writes the plan of this node's ranks: that of all nodes, with the orders of this node's control pages."""
+        """Writes the agent's plan for the ranks of this node, and returns its path. It is the plan `shared` of all
+        nodes, with orders for the control pages of this node."""
         orders = tuple(order for slot in self._slots.values() for order in slot.orders())
         replace(shared, orders=orders).write(self._place.agent_plan)
         return self._place.agent_plan
 
     def start(self, fault: str, ranks: Sequence[int]) -> None:
-        """The life of the fault begins here, if it has not. `ranks`: of its target, those that it may hit here."""
+        """Starts the fault on this node, unless it has started already. `ranks`: the ranks of its target that it may
+        hit here."""
         planned = next(one for one in self._plan.faults if one.id == fault)
         with self._lock:
             if fault in self._lives or self._context.ended.is_set():
@@ -70,28 +72,28 @@ class NodeFaults:
             life.start()
 
     def write(self, fault: str, rank: int, word: int, value: int) -> None:
-        """Writes a word of a control page. A rank of another node may have fired already: then none fires here."""
+        """Writes a word of a control page. `FIRED` only grows: if a rank of another node has fired, none fires here."""
         page = self._slots[fault].pages.get(rank)
         if page is not None and (word != ControlPage.FIRED or page.read(word) < value):
             page.write(word, value)
 
     def end(self) -> list[str]:
-        """No fault begins any more, and held ranks go on. Returns the faults that are still being applied."""
+        """Lets no further fault begin, and held ranks go on. Returns the faults that are still being applied."""
         self._context.ended.set()
         with self._lock:
             lives = list(self._lives.items())
         return [name for name, life in lives if not life.join(JOIN_S)]
 
     def heal(self, fault: str | None = None) -> None:
-        """Takes a fault back, or (None) all, the last first. The journal says how that went."""
+        """Undoes a fault, or all faults if it is None, the last first. The result is in the journal."""
         with self._lock:
             lives = [life for name, life in reversed(self._lives.items()) if fault in (None, name)]
         for life in lives:
             life.roll_back()
 
     def close(self) -> bool:
-        """Undoes everything, and ends the processes that are left of this node's part of the job. Returns whether all
-        of it is verified."""
+        """Undoes everything, and ends the remaining processes of this node's part of the job. Returns whether all of
+        this is verified."""
         self.end()
         self.heal()
         try:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from torchaos.harness.running.nodes.place import address_of
 
-WAIT_S = 30.0  # seconds for which the agent's socket is waited for
+WAIT_S = 30.0  # seconds to wait for the agent's socket
 
 
 def join(path: Path, wait_s: float = WAIT_S) -> bool:
-    """Copies standard input to the agent's socket, and the socket to standard output, until the agent closes it.
-    Returns False if no agent appeared within `wait_s` seconds, or if nobody listens on its socket."""
+    """Copies standard input to the agent's socket, and the socket to standard output, until the agent closes the
+    connection. Returns False if no agent appeared within `wait_s` seconds, or if no process listens on its socket."""
     sock = _connected(path, wait_s)
     if sock is None:
         return False

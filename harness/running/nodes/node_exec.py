@@ -1,9 +1,7 @@
-"""Wraps the launch of one node under any scheduler. It does on the node what the harness does for nodes that it starts
-itself.
-
-The nodes share only the run directory. No port is opened, and no node waits for another, except that all wait for node
-0 to make the run directory. For a launcher of `torchaos run`, the wrapper is also the agent of its node: it lives and
-ends with the node's part of the job, so it shares the fate of the processes that its faults hit."""
+"""Wraps the command of one node under any scheduler, and records there what the harness records for nodes that it
+starts itself. The nodes share only the run directory. No port is opened, and no node waits for another, except that all
+wait for node 0 to make the run directory. For a launcher of `torchaos run`, the wrapper is also the agent of its node.
+It is a process of the node's part of the job, so a fault that ends the node ends it too."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ from torchaos.harness.watching.probes.gpus import GpuWatch
 from torchaos.harness.watching.probes.job_log import JobLog
 from torchaos.harness.watching.probes.ranks import RankWatch
 
-PLAN_S = 120.0  # seconds for which the other nodes wait for the run directory, which node 0 makes
+PLAN_S = 120.0  # seconds to wait for the run directory, which node 0 makes
 # The variables in which schedulers and launchers give the number of this node: Slurm, torchrun, Kubernetes' indexed
 # jobs, Open MPI, PBS.
 NODE_VARIABLES = (
@@ -67,8 +65,8 @@ def node_index(environ: Mapping[str, str]) -> int:
 
 class NodeExec:
     """Runs the command on node `node`, and writes the node's part of the record into the run directory. A call returns
-    the command's exit code (negative: the number of a signal). `served`: the number of the submission, if a launcher of
-    torchaos starts the wrapper as the agent of its node; `hosts`: the names of all nodes then, in order. Raises
+    the command's exit code (negative: the number of a signal). If a launcher of torchaos starts the wrapper as the
+    agent of its node, `served` is the number of the submission, and `hosts` are the names of all nodes in order. Raises
     UsageError."""
 
     def __init__(
@@ -81,7 +79,7 @@ class NodeExec:
         source = f"node{node}" + (f".{self._submission}" if self._submission else "")
         if served is None:
             self._journal = Journal(folder.events, source, follow=f"node{node}-*.jsonl")
-        else:  # the agent of a node sees what its ranks write, too
+        else:  # the agent of a node also reads the events that its ranks write
             self._journal = Journal(folder.events, source, node=node)
         base = _base(folder, self._submission)
         env = {**job_env(os.environ, run_id=mark, agent_plan=folder.agent_plan), ENV_NODE: str(node)}
@@ -89,7 +87,7 @@ class NodeExec:
         log = folder.logs / f"job-{self._submission}.log"
         spec = JobSpec(argv, Path.cwd(), env, log, self._submission, max(1, len(hosts)))
         if hosts:
-            job = replace(spec, env={**env, ENV_RUN_ID: self._plan.run_id})  # all nodes meet under one name
+            job = replace(spec, env={**env, ENV_RUN_ID: self._plan.run_id})  # all nodes use the same rendezvous id
             env.update(elastic_env(node, job, hosts[0], hosts[node]))
         self._spec, self._base = spec, base
         self._log = JobLog(self._journal, None)
@@ -112,7 +110,7 @@ class NodeExec:
             self._journal.close()
 
     def _measure(self, relay: Relay) -> int:
-        """Runs the command, while the nodes measure their clocks by themselves."""
+        """Runs the command. Meanwhile the nodes measure their clocks by themselves."""
         self._clock.start()
         try:
             return self._run(relay)
@@ -120,7 +118,7 @@ class NodeExec:
             self._clock.stop()
 
     def _serve(self, relay: Relay) -> int:
-        """Runs the command, while the controller measures the clocks and lets faults begin."""
+        """Runs the command as the agent of the node: the controller measures the clocks, and lets faults begin."""
         place = make_place(self._mark)
         part = NodePart(self._watch, self._node, self._mark)
         plan, faults, trouble = Plan.read(self._folder.plan), None, ""
@@ -159,7 +157,7 @@ class NodeExec:
         self._watch.add_root(command.pid)
         about = {"submission": self._submission, "node": self._node, "pid": command.pid}
         kinds = [(Kind.NODE_STARTED, Kind.NODE_EXITED)]
-        if self._node == 0 and not self._served:  # the one that keeps the rendezvous
+        if self._node == 0 and not self._served:  # the node that serves the rendezvous
             kinds.append((Kind.JOB_STARTED, Kind.JOB_EXITED))
         for started, _ in kinds:
             self._journal.emit(started, about, attempt=self._base)
@@ -184,7 +182,7 @@ class NodeExec:
 
 
 def node_of(hosts: Sequence[str], environ: Mapping[str, str]) -> int:
-    """The number of this node among `hosts`. Raises UsageError if it is none of them."""
+    """The number of this node among `hosts`. Raises UsageError if this machine is not one of them."""
     for name in (environ.get("SLURMD_NODENAME", ""), os.uname().nodename, os.uname().nodename.partition(".")[0]):
         if name in hosts:
             return hosts.index(name)
@@ -201,7 +199,7 @@ def _await_plan(folder: RunDir) -> AgentPlan:
 
 
 def _submissions(folder: RunDir, node: int) -> int:
-    """How often this node was started before."""
+    """How many times this node was started before."""
     return len([*folder.events.glob(f"node{node}.jsonl"), *folder.events.glob(f"node{node}.*.jsonl")])
 
 

@@ -25,8 +25,8 @@ def socket_of(mark: str) -> Path:
 
 @contextmanager
 def address_of(path: Path) -> Iterator[str]:
-    """A short address of a socket, valid in this block: the path of a socket has at most 107 bytes (unix(7)), and a
-    temporary folder may be deep. Raises OSError if the folder is not there."""
+    """A context manager with a short address of a socket: a socket's path has at most 107 bytes (unix(7)), and a
+    temporary folder may be deep. Raises OSError if the folder does not exist."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

@@ -14,12 +14,12 @@ from typing import Any
 
 from torchaos.harness.running.nodes.place import address_of
 
-_SEND_S = 10.0  # seconds after which a pipe that takes nothing is given up
+_SEND_S = 10.0  # seconds after which a connection that takes no data is closed
 _LONGEST = 1 << 20  # bytes of a line
 
 
 class Talk:
-    """One connection. `say` may be called from any thread, and does nothing when nobody listens any more."""
+    """One connection. `say` may be called from any thread, and does nothing if the other end has closed."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._lock = sock, threading.Lock()
@@ -34,7 +34,7 @@ class Talk:
             self.close()
 
     def words(self) -> Iterator[Mapping[str, Any]]:
-        """The messages of the other end, until it closes the connection or sends something that is no JSON object."""
+        """Yields the messages of the other end, until it closes the connection or sends anything but a JSON object."""
         with suppress(OSError, ValueError), self._sock.makefile("rb") as lines:
             while line := lines.readline(_LONGEST):
                 said = json.loads(line)
@@ -57,7 +57,7 @@ class Server:
         self._talk: Talk | None = None
         self._sock = socket.socket(socket.AF_UNIX)
         with suppress(FileNotFoundError):
-            path.unlink()  # of an agent that was killed
+            path.unlink()  # an agent that was killed has left it
         with address_of(path) as address:
             self._sock.bind(address)
         os.chmod(path, 0o700)
@@ -74,7 +74,7 @@ class Server:
             self._talk.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # it was closed
+        with suppress(OSError):  # it was closed already
             while True:
                 sock, _ = self._sock.accept()
                 if _user_of(sock) not in (os.geteuid(), 0):

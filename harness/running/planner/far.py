@@ -1,4 +1,4 @@
-"""Checks what a launcher whose nodes are other machines can't do."""
+"""Refuses scenarios that use features which are not available on other machines."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NOT_SEEN = {
 def check_far(
     launcher: str, job: PlannedJob, faults: Sequence[PlannedFault], collect: Collection[Need], file: Path
 ) -> None:  # fmt: skip
-    """Raises UsageError if the scenario wants something that this version does on one machine only. What faults need of
-    a node is checked on the node itself."""
+    """Raises UsageError if the scenario uses a feature that works only on the machine of `torchaos run`. The
+    capabilities that faults need are checked on each node itself."""
     wrong = next((why for need, why in _NOT_SEEN.items() if need in collect), None)
     if job.checkpoints_size:
         wrong = "job.checkpoints.size makes a disk on this machine"

@@ -107,7 +107,7 @@ def _counted(command: Sequence[str], env: Mapping[str, str]) -> int | None:
 
 
 def _line(job: Job, here: Path, values: Mapping[str, str]) -> tuple[list[str], Path]:
-    """The words of the command, and its working directory."""
+    """The words of the command with the placeholders filled in, and the working directory."""
     words = shlex.split(job.command) if isinstance(job.command, str) else job.command
     return [fill(word, values) for word in words], (here / fill(job.cwd, values)).absolute()
 
@@ -148,7 +148,8 @@ def _busy_nodes(most: int | None, nodes: int, world: int, per_node: int | None) 
 
 
 def _size(job: Job, attach: int | None) -> int | None:
-    """The size of the checkpoints' own disk, in bytes. None if there is none. Raises UsageError if it can't be made."""
+    """The size in bytes of a disk of its own for the checkpoints. None if the scenario has no such disk. Raises
+    UsageError if it can't be made."""
     size = job.checkpoints and job.checkpoints.size
     if size and attach is not None:
         raise UsageError("job.checkpoints.size: a job that runs already has its files open; leave size out")

@@ -16,7 +16,8 @@ from torchaos.harness.scenario.placeholders import fill
 
 
 def named(group: str, item: Item) -> Named:
-    """A plug-in of a group ("assertions" or "conditions") with all its parameters, defaults included."""
+    """The assertion or condition `item` with all its parameters, defaults included. `group`: "assertions" or
+    "conditions"."""
     found: Any = registry.find(group, item.name)
     return Named(item.name, check_parameters(found, item.params, (), ignore))
 
@@ -36,6 +37,6 @@ def condition(item: Item, file: Path) -> Named:
 
 
 def with_facts_of(condition: Named, faults: Sequence[PlannedFault]) -> Named:
-    """The condition, with the parameters that it computes from the planned faults (its `of_faults`)."""
+    """The condition with the parameters that depend on the planned faults (see `of_faults` of a condition)."""
     facts = registry.find("conditions", condition.name).of_faults(condition.params, faults)
     return replace(condition, params={**condition.params, **facts})

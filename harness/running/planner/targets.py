@@ -19,8 +19,8 @@ _DRAWN_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, where: str) -> Target:
-    """The ranks and nodes that a fault hits. `where`: file and fault, for messages. Raises UsageError if there is no
-    such target, or none to draw from."""
+    """The ranks and nodes that a fault hits. `where`: file and fault, for messages. Raises UsageError if the target
+    does not exist, or if no rank or node is left to draw."""
     target = fault.target
     if target is None:
         return Target(())

@@ -1,8 +1,6 @@
-"""Predicts the transport of the job's collectives before the job starts: a fault in TCP affects only TCP.
-
-NCCL's order of choice (its user guide, "Environment Variables") is followed: NCCL_NET, NCCL_IB_DISABLE, then the
-hardware of the machine. Gloo and the rendezvous always use TCP.
-"""
+"""Predicts the transport of the job's collectives before the job starts: a fault in TCP affects only TCP. The order is
+NCCL's (its user guide, "Environment Variables"): NCCL_NET, NCCL_IB_DISABLE, then the hardware of the machine. Gloo and
+the rendezvous always use TCP."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ class Transport:
 
     name: str  # such as "NCCL over InfiniBand"
     why: str
-    instead: str = ""  # how the user can switch the job to TCP; empty: it uses TCP
+    instead: str = ""  # how the user can switch the job to TCP; empty if it uses TCP
 
     @property
     def is_tcp(self) -> bool:

@@ -83,7 +83,7 @@ def _of_assertions(plan: Plan) -> Iterator[tuple[Keys, str]]:
 
 
 def _of_consent(scenario: Scenario) -> Iterator[tuple[Keys, str]]:
-    known = consents() if scenario.consent else []  # it loads every injector
+    known = consents() if scenario.consent else []  # `consents` loads every injector
     for number, word in enumerate(scenario.consent):
         if word not in known:
             near = registry.suggest(word, known)

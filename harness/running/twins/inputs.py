@@ -14,7 +14,7 @@ from torchaos.harness.agent.reads import FAILED, LISTED, READ, WRITTEN
 from torchaos.harness.record.rundir import RunDir
 
 _WHOLE = 1 << 26  # bytes; of larger files only size and modification time are compared
-_MOST = 1 << 30  # bytes of all files together; beyond, only size and modification time are compared
+_MOST = 1 << 30  # bytes of all files together; of further files only size and modification time are compared
 _IGNORED = ("__pycache__",)  # made by every run
 
 Stamp = tuple[int, int]  # size in bytes, modification time in nanoseconds
@@ -23,10 +23,9 @@ ABSENT: Stamp = (-1, 0)
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a job.
-
-    `files`: size, modification time and digest, by path. If the digest is empty, only size and time are compared. If it
-    is None, the file changed while the job ran. `folders`: digests of the names in each folder that the job listed."""
+    """The inputs of a job. `files`: size, modification time and digest, by path. An empty digest: only size and time
+    are compared. A digest None: the file changed while the job ran. `folders`: digests of the names in each folder that
+    the job listed."""
 
     made_s: float  # seconds since the epoch, when the twin was started
     files: Mapping[str, tuple[int, int, str | None]]
@@ -35,7 +34,8 @@ class Inputs:
 
     @classmethod
     def of(cls, run: RunDir, made_s: float) -> Inputs:
-        """The inputs of the job that has just ended in this run directory. Files that it wrote itself are left out."""
+        """The inputs of the job that has just ended in this run directory, without the files that the job wrote
+        itself."""
         entries = [line for path in sorted(run.reads.glob("*")) for line in path.read_bytes().split(b"\0") if line]
         by_letter = {
             letter: {os.fsdecode(line[1:]) for line in entries if line[:1] == letter.encode()}
@@ -56,7 +56,7 @@ class Inputs:
         )
 
     def changed(self) -> str:
-        """A clause about the first input that has changed since. Empty if no change is known."""
+        """A clause about the first input that has changed since the twin was made. Empty if no change is known."""
         if not self.whole:
             return "the files that its job read are not known"
         for path, (size, changed_ns, was) in self.files.items():

@@ -42,8 +42,8 @@ class ScenarioRun(Stoppable):
         self.records: tuple[Record, list[Record]] | None = None  # of the run and its twins, once they are judged
 
     def __call__(self) -> Result:
-        """Runs the scenario and returns its result. Raises ChaosError or OSError if it could not be run or judged, and
-        LeftBehind if also a change could not be undone."""
+        """Runs the scenario and returns its result. Raises ChaosError or OSError if it could not be run or judged.
+        Raises LeftBehind if, in addition, a change could not be undone."""
         try:
             return self._result()
         except (ChaosError, OSError) as error:
@@ -74,8 +74,8 @@ class ScenarioRun(Stoppable):
         return result
 
     def _in_vain(self, twins: Twins, has_twin: bool) -> str | None:
-        """Why the run is not made. The twin's job died by itself at its start, or it ended before all faults would have
-        come. None if the run is made."""
+        """Why the run would prove nothing, so that it is not made: the twin's job died by itself at its start, or ended
+        before any fault would have come. None if the run is made."""
         died = f"the fault-free twin failed: {twins.died}" if twins.died else ""
         twin = Record.load(RunDir(self.folder.twins / "0")) if has_twin else twins.failed
         if twin is None or not (has_twin or died):
@@ -87,8 +87,8 @@ class ScenarioRun(Stoppable):
         return (died or next(iter(late.values()))) if late and len(late) == len(self.plan.faults) else None
 
     def _judged(self) -> Result:
-        """Judges the run. A run directory that can't be read here is no bad usage: it was just written, so somebody has
-        removed or damaged it. So ChaosError is raised in place of UsageError."""
+        """Judges the run. Raises ChaosError in place of UsageError: the run directory was just written, so if it can't
+        be read, it was removed or damaged."""
         try:
             self.records = records_of(self.folder)
             return verdict_of(*self.records, str(self.folder.root))
@@ -96,9 +96,8 @@ class ScenarioRun(Stoppable):
             raise ChaosError(str(error)) from error
 
     def _more_twins(self, twins: Twins, wanted: int) -> str | None:
-        """Adds twins as long as they help to judge. Returns why that was not finished, or None.
-
-        If cached twins turn out to be of another job than the run, all twins are made again, once."""
+        """Adds twins as long as they help to judge. Returns why it stopped before that, or None. If cached twins turn
+        out to be of another job than the run, all twins are made again, once."""
         renewed = False
         while True:
             run, have = self._records()
@@ -136,8 +135,8 @@ class ScenarioRun(Stoppable):
         self._unsaid.append(text)
 
     def _write_down(self, unfinished: str | None) -> None:
-        """Records events outside the run, which the run's own journal lacks. Notes get the time of the run's end, so
-        that the run does not look longer."""
+        """Records events outside the run, which the run's own journal lacks. A note gets the time of the run's end, so
+        that the run does not seem longer."""
         if not (unfinished or self._notes):
             return
         events = read_journal(self.folder.events)

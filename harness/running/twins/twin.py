@@ -38,7 +38,8 @@ _MADE = "made.json"  # when the twin was made, and the files that its job read
 
 
 class Twins:
-    """The twins of one plan. `execute`: the function that runs a plan in a run directory."""
+    """The twins of one plan, from the cache or newly run. `execute`: the function that runs a plan in a run
+    directory."""
 
     def __init__(
         self, plan: Plan, execute: Callable[[Plan, RunDir], None], cache: Path | None = None,
@@ -51,14 +52,14 @@ class Twins:
         self._home = (cache or user_cache_path("torchaos")) / "twins" / key_of(self._plan)
         self._first: Inputs | None = None  # inputs of twin 0 of the generation in use
         self.died = ""  # a clause about the twin's job, if it died by itself
-        self.failed: Record | None = None  # its record, if its job failed or was ended early
+        self.failed: Record | None = None  # the twin's record, if its job failed or was ended early
         self.refused = ""  # why no further twin of this generation is available
 
     def give(self, number: int, to: RunDir) -> bool:
-        """Copies the record of the twin `number` (from 0) into a run directory. A twin that is not cached is run first.
-
-        False if the twin's job failed or was ended early. Also False if the cached twins have become stale or were
-        replaced since twin 0 was copied; then `refused` says why. Raises ChaosError if the cache can't be written."""
+        """Copies the record of the twin `number` (from 0) into the run directory `to`. A twin that is not cached is run
+        first. False if the twin's job failed or was ended early. Also False if the cached twins have become stale or
+        were replaced since twin 0 was copied; then `refused` says why. Raises ChaosError if the cache can't be
+        written."""
         try:
             with self._locked() as mine:
                 kept = self._home / str(number)
@@ -67,7 +68,7 @@ class Twins:
                 if not (kept.is_dir() or self._make(number, kept)):
                     return False
                 self._first = self._first if number else made_of(kept)
-                os.utime(self._home)  # used now: the least recently used are removed first
+                os.utime(self._home)  # marks it as just used: the least recently used twins are removed first
                 shutil.copytree(kept, to.twins / str(number), copy_function=_link_or_copy)
         except OSError as error:
             raise ChaosError(
@@ -79,8 +80,8 @@ class Twins:
         return (self._home / str(number)).is_dir()
 
     def renew(self, why: str) -> bool:
-        """Removes the present generation, unless another run has done so already. `why`: the reason, for the note to
-        the user. False if the user gave up waiting for another run."""
+        """Removes the present generation of twins, unless another run has done so already. `why`: the reason, for the
+        note to the user. False if the user stopped waiting for another run."""
         with self._locked() as mine:
             if mine and made_of(self._home / "0") == self._first:
                 self._forget(why)
@@ -220,7 +221,7 @@ def too_late(plan: Plan, last: int, why: str = "as its twin did") -> dict[int, s
 
 
 def made_of(twin: Path) -> Inputs | None:
-    """When a twin was made, and the files that its job read. None if that is not recorded, or damaged."""
+    """When a twin was made, and the files that its job read. None if this was not recorded, or is damaged."""
     try:
         return Inputs.from_json((twin / _MADE).read_text())
     except (OSError, ValueError, KeyError, TypeError):

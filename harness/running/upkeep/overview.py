@@ -71,7 +71,7 @@ def _scenario(folder: RunDir) -> str:
 
 
 def _stage(folder: RunDir) -> str:
-    """The last stage that was begun. Empty if none is known."""
+    """The last stage that the run began. Empty if no stage is known."""
     last: dict[str, Any] = {}
     with suppress(OSError, ValueError, AttributeError):
         marked = f'"{Kind.STAGE.value}"'.encode()

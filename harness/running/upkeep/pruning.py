@@ -57,7 +57,7 @@ def _is_finished(folder: Path) -> bool:
     """Whether the folder is a run directory of this user whose undo log shows that everything was undone."""
     if folder.is_symlink() or not (folder / "plan.json").is_file() or folder.stat().st_uid != os.geteuid():
         return False
-    if not log.path_of(folder).exists():  # nothing was ever guarded
+    if not log.path_of(folder).exists():  # no change was ever written to the undo log
         return (folder / "undo").is_dir()
     try:
         records, damaged = log.read(folder)

@@ -34,9 +34,7 @@ class Fault:
     lethal: ClassVar[bool] = False  # the target process does not survive it
     lasting: ClassVar[bool] = False  # applied in a rank, it stays on until it is undone
     phase: ClassVar[str | None] = None  # the phase in which it lands if the trigger names a step only
-    late: ClassVar[bool] = (
-        False  # its changes are known at the Moment only: only then is it known which checkpoint is newest
-    )
+    late: ClassVar[bool] = False  # its changes are known at the Moment only, such as which checkpoint is newest
     on_collectives: ClassVar[bool] = False  # it hits only the TCP traffic between ranks
     hooks: ClassVar[tuple[str, ...]] = ()  # the agent's hooks that its proof needs
     own_disk: ClassVar[bool] = False  # it hits the file system that job.checkpoints.size makes

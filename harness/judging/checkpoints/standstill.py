@@ -13,10 +13,7 @@ import numpy as np
 from torchaos.harness.record.history import Executions, History, Save
 from torchaos.harness.record.history.checkpoints import blocked_by_step
 
-_SOON_S, _SOON_SHARE = (
-    0.05,
-    0.1,
-)  # in seconds, and as a share of the save's length
+_SOON_S, _SOON_SHARE = 0.05, 0.1  # in seconds, and as a share of the save's length
 
 Key = tuple[int, int]  # attempt, local steps before the save
 

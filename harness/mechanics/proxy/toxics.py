@@ -28,10 +28,7 @@ class ProxyFault(Fault):
     hits: ClassVar[Hits] = "endpoints"
     needs: ClassVar[frozenset[str]] = frozenset({"toxiproxy", "ss"})
     toxic: ClassVar[str] = ""  # the toxic's type; empty: the proxy is disabled
-    proofs: ClassVar[tuple[str, ...]] = (
-        "sent_bytes",
-        "got_bytes",
-    )  # counters of traffic.py; any one is proof
+    proofs: ClassVar[tuple[str, ...]] = ("sent_bytes", "got_bytes")  # counters of traffic.py; any one is proof
 
     endpoint: str
 

@@ -40,10 +40,7 @@ class Command:
         self._pipe = self._process.stdout.fileno()
         try:
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        except (
-            OSError,
-            AttributeError,
-        ):  # over the user's limit; Python names F_SETPIPE_SZ only from 3.10 on
+        except (OSError, AttributeError):  # over the user's limit; Python names F_SETPIPE_SZ only from 3.10 on
             pass
         self._reader = threading.Thread(target=self._read, name=f"log {self.pid}", daemon=True)
         self._reader.start()

@@ -31,13 +31,7 @@ def job_env(
     """The job's environment. `extra`: the variables of the scenario. Without `agent_plan`, no agent is added, and
     PYTHONPATH is not changed."""
     env = {**base_env, **(extra or {})}
-    for name in (
-        ENV_PLAN,
-        ENV_ARMED,
-        ENV_NODE,
-        ENV_REPLICA,
-        ENV_ROUND,
-    ):  # set by a run that contains this run
+    for name in (ENV_PLAN, ENV_ARMED, ENV_NODE, ENV_REPLICA, ENV_ROUND):  # set by a run that contains this run
         env.pop(name, None)
     for name, value in _UNLESS_SET.items():
         env.setdefault(name, value)

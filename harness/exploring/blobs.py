@@ -1,7 +1,5 @@
-"""The bytes that files are made of, each piece kept once.
-
-A folder: `pack` has the pieces one after the other, `index` a line for each with its digest, place and size.
-"""
+"""Stores the bytes of files; equal pieces are stored once. It is a folder: `pack` has the pieces one after the other,
+and `index` has a line for each piece with its digest, place and size."""
 
 from __future__ import annotations
 
@@ -14,12 +12,13 @@ import xxhash
 
 from torchaos.harness.exploring.tree import Content, Extent, Tree
 
-LARGE = 64 << 20  # bytes; larger files are linked where that is safe
+LARGE = 64 << 20  # bytes; larger files are hard links, if that is safe
 _STEP = 1 << 20  # bytes
 
 
 class Blobs:
-    """Blobs of one recording, in `folder`. One process may add blobs, and any number may read them."""
+    """The pieces (blobs) of one recording, in `folder`. One process may add pieces, and any number of processes may
+    read them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +35,7 @@ class Blobs:
         os.close(self._index)
 
     def add(self, data: bytes) -> str:
-        """Keeps the bytes. Returns their digest. Raises OSError."""
+        """Stores the bytes, and returns their digest. Raises OSError."""
         digest = xxhash.xxh3_128_hexdigest(data)
         if digest not in self._places:
             at, self._end = self._end, self._end + len(data)
@@ -46,11 +45,12 @@ class Blobs:
         return digest
 
     def size(self) -> int:
-        """The bytes that are kept."""
+        """The number of stored bytes."""
         return self._end
 
     def read(self, content: Content, start: int = 0, size: int | None = None) -> bytes:
-        """`size` bytes of a file from `start` on; None: to its end. Raises KeyError if a blob is missing, OSError."""
+        """`size` bytes of a file from `start` on; None: up to the end. Raises KeyError if a piece is missing,
+        OSError."""
         end = content.size if size is None else min(content.size, start + size)
         found = bytearray(max(0, end - start))
         for extent in content.extents:
@@ -61,7 +61,7 @@ class Blobs:
         return bytes(found)
 
     def take(self, folder: Path) -> Tree:
-        """Keeps what is in `folder`. Holes of sparse files stay holes. Raises OSError."""
+        """Stores all files in `folder`. Holes of sparse files stay holes. Raises OSError."""
         files, folders, links = {}, set(), {}
         for root, names, leaves in os.walk(folder):
             for path in (Path(root, name) for name in [*names, *leaves]):
@@ -84,8 +84,8 @@ class Blobs:
         return Content(size, tuple(extents))
 
     def make_tree(self, tree: Tree, folder: Path, linked: Container[str] = ()) -> None:
-        """Makes the tree in `folder`, which must be empty or missing. Large files with a path in `linked` become hard
-        links of a file that is made once: nobody may change them in place. Raises KeyError, OSError."""
+        """Makes the files of the tree in `folder`, which must be empty or missing. Large files with a path in `linked`
+        become hard links to a shared file, so nobody may change them in place. Raises KeyError, OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(tree.folders):
             (folder / path).mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class Blobs:
             (folder / path).symlink_to(to)
 
     def make_file(self, content: Content, path: Path) -> None:
-        """Makes the file: by reflink where the file system can, and always with holes. Raises KeyError, OSError."""
+        """Makes the file: by reflink if the file system has that, and always with holes. Raises KeyError, OSError."""
         with open(path, "xb", buffering=0) as file:
             os.ftruncate(file.fileno(), content.size)
             for extent in content.extents:
@@ -107,7 +107,7 @@ class Blobs:
                 _copy(self._pack, at, file.fileno(), extent.offset, extent.size)
 
     def _made(self, content: Content) -> Path:
-        """The file with this content that others are links of. It is made again if somebody changed it."""
+        """The shared file with this content, to which hard links are made. It is made again if somebody changed it."""
         path, note = self.folder / content.digest, self.folder / f"{content.digest}.is"
         if path.exists() and note.exists() and note.read_text() == _identity(path):
             return path

@@ -1,4 +1,4 @@
-"""Which states are tried: those of the wanted models of death."""
+"""Chooses the states to try, from the wanted models of death."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _power_loss(recording: Recording, _nodes: Nodes, persistence: Persistence) -
     return power_loss.states(recording, persistence)
 
 
-# By the name that the command line takes.
+# By the name on the command line.
 MODELS: Mapping[str, Callable[[Recording, Nodes], Iterator[State]]] = {
     "process-death": lambda recording, _nodes: process_death.states(recording),
     "node-death": node_death.states,
@@ -47,16 +47,16 @@ def nodes_of(job: PlannedJob) -> Nodes:
 
 @dataclass(frozen=True)
 class Choice:
-    """The states to try: of states with equal files, one of each model, since a loss of power may lose a save that the
-    death of processes at an earlier moment only comes before."""
+    """The states to try. States with equal files are tried once in each model, because a loss of power may have lost a
+    save that had not begun when all processes died."""
 
     states: tuple[State, ...]
-    there_are: int  # with different files
+    there_are: int  # the number of states with different files
     in_words: str
 
 
 def chosen(recording: Recording, models: Sequence[str], nodes: Nodes, most: int | None, seed: int) -> Choice:
-    """At most `most` different contents of the folder. The seed reproduces the choice."""
+    """At most `most` states with different contents of the folder. The seed reproduces the choice."""
     found = choose((state for model in models for state in MODELS[model](recording, nodes)), most, seed)
     states = [state for group in found.equal for state in {each.model: each for each in reversed(group)}.values()]
     return Choice(tuple(states), found.there_are, found.in_words)

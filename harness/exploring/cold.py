@@ -41,14 +41,14 @@ class Cold(Stoppable):
         watch.listen = self.on_event
         once = replace(plan, job=replace(plan.job, resubmit_times=0))
         run = Run(plan if again else once, folder, self._reproduce, watch)
-        run.grace_s = 0.0  # a job that is asked to end may save, which its twin did not
+        run.grace_s = 0.0  # killed at once: a job that is asked to end may save, which its twin did not
         watch.run = run
         self._carry_out(run)
         return self._trials.judge(state, watch.hung, time.monotonic() - began_s)
 
 
 class _Watch:
-    """Ends a run when it has shown enough, or hangs."""
+    """Ends a resume when it has shown enough, or hangs."""
 
     run: Run
 

@@ -1,8 +1,6 @@
-"""Cuts a resume and its twins at the same step, the last one that all ranks of the resume finished. Pure, but for the
-times of files.
-
-A resume is ended soon after the death, in the middle of whatever the job does then, such as a save. What it wrote after
-the cut is not judged, and what the twin did after it is not missed."""
+"""Cuts a resume and its twins at the same step: the last step that all ranks of the resume finished. Pure, but for the
+times of files. A resume is ended soon after the death, in the middle of anything, such as a save. So its writes after
+the cut are not judged, and the twin's work after the cut is not missed."""
 
 from __future__ import annotations
 
@@ -29,13 +27,13 @@ class Cut:
     """Where a resume is cut."""
 
     attempt: int
-    local_step: int  # of that attempt
-    mono_s: float  # when its slowest rank had finished that step
+    local_step: int  # of the last attempt
+    mono_s: float  # when the slowest rank had finished that step
     wall_s: float
 
 
 def cut_of(events: Iterable[Event], ranks: int) -> Cut | None:
-    """The cut of a run that was ended on purpose; None if not every rank of its newest attempt made a step."""
+    """The cut of a run that was ended on purpose. None if some rank of its newest attempt made no step."""
     steps = [event for event in events if event.kind is Kind.STEP and event.attempt is not None]
     newest = max((event.attempt or 0 for event in steps), default=0)
     own = [event for event in steps if event.attempt == newest]
@@ -76,8 +74,8 @@ def cut_together(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Reco
 def _twin_until(
     twin: Record, last: int, saved: int, ours: Mapping[str, int | None], changed: Collection[str]
 ) -> Record:  # fmt: skip
-    """The twin as if it had ended with the global step `last`, and had saved nothing after the step `saved` but what is
-    in `ours` (steps of checkpoints by path). `changed`: paths that are not judged at all."""
+    """The twin as if it had ended with the global step `last`. Of its checkpoints after the step `saved`, only those in
+    `ours` (steps of checkpoints by path) remain. `changed`: paths that are left out."""
     last_s = max((one.mono_s for one in twin.history.executions if (one.global_step or 0) <= last), default=0.0)
     events = list(_until(twin.events, last, last_s))
     late = [save for save in twin.history.saves if (save.global_step or 0) > saved]
@@ -93,7 +91,7 @@ def _twin_until(
 
 
 def _with(record: Record, events: Sequence[Event], checkpoints: Sequence[Any] | None = None) -> Record:
-    """A new record, without what is cached of the old one."""
+    """A copy of the record with other events and checkpoints, without the cached values of the old record."""
     artifacts = dict(record.artifacts)
     if checkpoints is not None:
         artifacts["inventory"] = {**artifacts["inventory"], "checkpoints": list(checkpoints)}
@@ -101,8 +99,8 @@ def _with(record: Record, events: Sequence[Event], checkpoints: Sequence[Any] | 
 
 
 def _until(events: Iterable[Event], step: int, mono_s: float) -> Iterator[Event]:
-    """The events of ranks up to a step and its time, with the ends of the saves that had begun by then, and all events
-    of others."""
+    """The events of ranks up to a step and its time, the ends of saves that had begun by then, and all events of other
+    sources."""
     begun: set[tuple[int | None, str]] = set()
     for event in events:
         if event.rank is None or event.kind in _ALWAYS:
@@ -124,7 +122,7 @@ def _until(events: Iterable[Event], step: int, mono_s: float) -> Iterator[Event]
 
 
 def _without(events: Iterable[Event], saves: Iterable[Save]) -> Iterator[Event]:
-    """The events without those of these saves, and of others that were begun in the same step."""
+    """The events without those of `saves`, and without those of other saves that began in the same step."""
     begun = {(save.attempt, save.local_step) for save in saves}
     left_out: set[tuple[int | None, str]] = set()
     for event in events:
@@ -143,13 +141,14 @@ def _is_there(save: Save, run: Record, kept: Iterable[str]) -> bool:
 
 
 def _same(saved: str, inventory: Mapping[str, Any], path: str) -> bool:
-    """Whether a path that was saved is that of a checkpoint in an inventory, or of a file in it."""
+    """Whether the saved path is the path of a checkpoint in an inventory, or of a file in that checkpoint."""
     one, other = final_path(posixpath.normpath(saved)), final_path(posixpath.join(str(inventory["root"]), path))
     return one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
 
 
 def _changed_s(path: Path) -> float:
-    """When the file, or a file in the folder, was changed last, in seconds since the epoch; 0 if it is not there."""
+    """When the file, or a file in the folder, was last changed, in seconds since the epoch; 0 if the path does not
+    exist."""
     newest = _mtime(str(path))
     for folder, _below, names in os.walk(path):
         newest = max([newest, *(_mtime(os.path.join(folder, name)) for name in (".", *names))])

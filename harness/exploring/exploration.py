@@ -1,15 +1,20 @@
 """An exploration: one run is recorded, and the job is resumed from each state that a death could have left.
 
-out/NAME/scenario.yaml, plan.json   as in a run directory
-         recorded/                  the run directory of the recorded run
-         recording/                 its operations, and the bytes that it wrote
-         twins/N                    the runs that resumes are judged against
-         now/                       the run directory of the resume that goes on
-         outcomes.jsonl             a line for each state that was tried: an exploration goes on after it
-         failing/STATE/             the run directory of a resume that failed; in it state/ (the state's files)
-                                    and reproduce.sh
-         explored.json, report.html
-"""
+out/NAME/scenario.yaml, plan.json: as in a run directory
+
+recorded/: the run directory of the recorded run
+
+recording/: its operations, and the bytes that it wrote
+
+twins/N: the runs that resumes are judged against
+
+now/: the run directory of the present resume
+
+outcomes.jsonl: a line for each state that was tried; an exploration that was stopped continues after it
+
+failing/STATE/: the run directory of a resume that failed, with state/ (the state's files) and reproduce.sh
+
+explored.json, report.html"""
 
 from __future__ import annotations
 
@@ -38,13 +43,13 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.running.engine.guards import check_disk
 
-KEPT = 3  # run directories of each class of outcomes
-_LEAST_PATIENCE_S, _PATIENCE = 60.0, 3.0  # seconds; times the longest silence of the recorded run
+KEPT = 3  # the most run directories that are kept for each class of outcomes
+_LEAST_PATIENCE_S, _PATIENCE = 60.0, 3.0  # seconds; and how many times the longest silence of the recorded run
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How far an exploration goes. `beyond`: steps that a resume trains after the death."""
+    """The limits of an exploration. `beyond`: how many steps a resume trains after the step of the death."""
 
     models: tuple[str, ...]
     states: int | None = None
@@ -55,13 +60,14 @@ class Limits:
 
 
 class Exploration:
-    """`stop` and `hurry` may be called from a signal handler; the exploration can be continued later."""
+    """Carries out an exploration. `stop` and `hurry` may be called from a signal handler; the exploration can be
+    continued later."""
 
     def __init__(
         self, plan: Plan, home: Path, limits: Limits, reproduce: Sequence[str], tell: Callable[[str], None],
         told: Callable[[Outcome, int, int], None],
     ) -> None:  # fmt: skip
-        """`tell`: shows a sentence; `told`: shows an outcome, which is the nth of so many."""
+        """`tell`: shows a sentence. `told`: shows an outcome, with its number and the number of states."""
         self.plan, self.home, self.limits = plan, home, limits
         self._reproduce, self._tell, self._told = reproduce, tell, told
         self._recorded = Recorded(plan, home, tell)
@@ -89,8 +95,8 @@ class Exploration:
                 part.hurry(reason)
 
     def __call__(self) -> Explored | None:
-        """Explores, or goes on with it. None if it was stopped before anything was recorded. Raises ChaosError if the
-        job can't be recorded or resumed, and OSError."""
+        """Explores, or continues an exploration. None if it was stopped before the run was recorded. Raises ChaosError
+        if the job can't be recorded or resumed, and OSError."""
         check_disk(self.home)
         recording = self._recorded()
         if recording is None or self._stopped:
@@ -134,8 +140,8 @@ class Exploration:
         return ""
 
     def _outcome_of(self, trials: Trials, state: State, before: Iterable[Outcome]) -> Outcome | None:
-        """The outcome of one state; None if the exploration was stopped meanwhile. What forked ranks do wrong counts
-        only if a cold start does it too."""
+        """The outcome of one state. None if the exploration was stopped meanwhile. A failure of forked ranks counts
+        only if a cold start fails too."""
         assert self._cold
         found = self._warm(state) if self._warm else None
         if self._stopped:
@@ -153,7 +159,8 @@ class Exploration:
         return None if self._stopped else self._kept(trials, state, found, before)
 
     def _kept(self, trials: Trials, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:
-        """The outcome with what is kept of it: of the first states of each class that fails."""
+        """Keeps the run directory of a failed resume, if few of its class are kept already. Returns the outcome with
+        the path."""
         if found.kind is Class.RIGHT or sum(one.kind is found.kind and bool(one.run_dir) for one in before) >= KEPT:
             return found
         to = self.home / "failing" / state.name.replace("/", "-").replace(" ", "-")
@@ -166,14 +173,14 @@ class Exploration:
 
     @staticmethod
     def _patience_s(recorded: Record) -> float:
-        """How long a resume may be silent: some times as long as the recorded run ever was."""
+        """How many seconds a resume may be silent: a multiple of the longest silence of the recorded run."""
         times = [event.mono_s for event in recorded.events if event.rank is not None or event.kind is Kind.JOB_STARTED]
         longest = max((after - before for before, after in pairwise(times)), default=0.0)
         return _LEAST_PATIENCE_S + _PATIENCE * longest
 
 
 def read_outcomes(home: Path) -> dict[tuple[str, str], Outcome]:
-    """The outcomes so far, by digest and model. A torn last line is left out."""
+    """The outcomes so far, by digest and model of death. A torn last line is left out."""
     found: dict[tuple[str, str], Outcome] = {}
     path = home / "outcomes.jsonl"
     for line in path.read_bytes().splitlines() if path.exists() else ():

@@ -16,30 +16,31 @@ from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 
 @dataclass(frozen=True)
 class Explored:
-    """What was found."""
+    """The result of an exploration: the choice of states, and their outcomes."""
 
     outcomes: tuple[Outcome, ...]
-    choice: Choice  # how many states there are, and how many were wanted
+    choice: Choice  # how many states exist, and how many were wanted
     recording: Recording
     seconds: float  # of the recorded run
-    warm: str  # how resumes were started, as a sentence without its end
+    warm: str  # how resumes were started: a sentence without its full stop
     unfinished: str = ""  # why not all wanted states were tried, as a clause
     notes: tuple[str, ...] = ()
 
     def of(self, kind: Class) -> list[Outcome]:
-        """The outcomes of a class, those with the fewest operations first."""
+        """The outcomes of a class, sorted by the number of operations before the death."""
         found = [one for one in self.outcomes if one.kind is kind]
         return sorted(found, key=lambda one: (one.operations, one.state))
 
     @property
     def smallest(self) -> Outcome | None:
-        """The failing state with the fewest operations before the death, of the worst class."""
+        """The failing state of the worst class; of several, the state with the fewest operations before the death."""
         return next((self.of(kind)[0] for kind in Class if kind.exit_code is ExitCode.FAILED and self.of(kind)), None)
 
     @property
     def fatal_s(self) -> float:
-        """Seconds of the recorded run in which the death of the job would be fatal: it would not start again, hang, or
-        go on wrongly. Only deaths of processes have such times: a loss of power adds a choice to each moment."""
+        """Seconds of the recorded run in which the death of the job would be fatal: the job would not start again,
+        would hang, or would continue wrongly. Only deaths of processes are counted: for a loss of power, one moment can
+        leave many states."""
         return _length(
             moment for one in self.outcomes if one.kind in FATAL and one.model == "process death"
             for moment in one.moments
@@ -52,7 +53,7 @@ class Explored:
 
     @property
     def fatal_share(self) -> float | None:
-        """The fatal part of the time that was tried; None if none was."""
+        """The fatal part of the time that was tried. None if no time was tried."""
         return self.fatal_s / self.tried_s if self.tried_s else None
 
     @property
@@ -65,7 +66,7 @@ class Explored:
 
 
 def cases_of(found: Explored) -> list[Case]:
-    """A case for each class of outcomes that is not right, and one for those that are."""
+    """A case for each class of wrong outcomes, and a case for the right outcomes."""
     counts = Counter(one.kind for one in found.outcomes)
     right = f"{counts[Class.RIGHT]} of {len(found.outcomes)} states were resumed rightly"
     cases = []
@@ -87,7 +88,7 @@ def cases_of(found: Explored) -> list[Case]:
 
 
 def told(own: Sequence[Outcome]) -> str:
-    """How many states there are, and the simplest of them."""
+    """How many states have these outcomes, and the simplest of them."""
     many = "1 state" if len(own) == 1 else f"{len(own)} states"
     first = own[0]
     after = f" after {first.last_operation}" if first.last_operation else ""
@@ -96,7 +97,7 @@ def told(own: Sequence[Outcome]) -> str:
 
 
 def result_of(plan: Plan, found: Explored, home: str, started: str, seconds: float, left: Sequence[str]) -> Result:
-    """The result as reports show it. `left`: sentences about changes that could not be undone."""
+    """The exploration's result in the form of a run's. `left`: sentences about changes that could not be undone."""
     cases = cases_of(found)
     code = ExitCode.ROLLBACK if left else found.exit_code
     bad = next((case for case in cases if case.verdict is found.exit_code.verdict), cases[-1])

@@ -1,5 +1,5 @@
-"""When a resume has shown enough, and when it hangs. Both look at the events of a run that goes on; each call has those
-of the call before, and perhaps more."""
+"""Decides when a resume has shown enough, and when it hangs. Both classes look at the events of a live run. Each call
+gets the events of the call before, and perhaps more."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Sequence
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.history import base_of
 
-_LIFE = frozenset({  # events that show that a rank goes on
+_LIFE = frozenset({  # events that show that a rank is alive
     Kind.STEP, Kind.LOSS, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.LOAD_BEGIN, Kind.LOAD_END, Kind.AGENT_STARTED,
     Kind.RANK_UP,
 })  # fmt: skip
 
 
 class Goal:
-    """Every rank has trained some steps beyond the death, in the newest attempt."""
+    """Reached when every rank has trained some steps beyond the death, in the newest attempt."""
 
     def __init__(self, died_at: int, beyond: int, ranks: int) -> None:
-        """`died_at`: the highest global step before the death; `beyond`: so many more steps are wanted."""
+        """`died_at`: the highest global step before the death; `beyond`: how many more steps are wanted."""
         self._due, self._least, self._ranks = died_at + beyond, beyond, ranks
-        self._seen = 0  # events
+        self._seen = 0  # events that were seen
         self._newest = 0  # attempt
         self._done: dict[int, int] = {}  # local steps of the newest attempt by rank
-        self._looked = 0  # the fewest of them at the last look at the history
-        self._open = 0  # saves that have begun and not ended
+        self._looked = 0  # the fewest steps of a rank at the last look at the history
+        self._open = 0  # saves that have begun and have not ended
 
     def is_reached(self, events: Sequence[Event]) -> bool:
-        """Whether it is reached, and no rank is in the middle of a save: what is cut off then would look torn."""
+        """Whether the goal is reached, and no rank is in the middle of a save: an interrupted save would look torn."""
         if len(events) == self._seen:
             return False
         for event in events[self._seen :]:
@@ -51,7 +51,7 @@ class Goal:
 
 
 class Patience:
-    """How long a resume may go without a sign of life before it counts as hung."""
+    """The time in which a resume must show a sign of life; otherwise it counts as hung."""
 
     def __init__(self, limit_s: float, now_s: float) -> None:
         self.limit_s, self._since_s, self._seen = limit_s, now_s, 0

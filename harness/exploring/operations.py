@@ -1,4 +1,4 @@
-"""What a run did to a folder: its operations in order, and which of them must come before which."""
+"""The operations of a run on a folder, in order, and which operations must come before which."""
 
 from __future__ import annotations
 
@@ -16,43 +16,44 @@ _VERSION = 1
 
 
 class Kind(str, Enum):
-    """The kind of an operation. `path`: the file or folder that it changes. `to`: the second path, for example of a
-    rename."""
+    """The kind of an operation. `path`: the file or folder that it changes. `to`: the second path, for example the new
+    name."""
 
     CREATE = "create"  # a new, empty file; also with O_EXCL
-    OPEN = "open"  # a file that is there, for writing
+    OPEN = "open"  # opens an existing file for writing
     WRITE = "write"
-    TRUNCATE = "truncate"  # to `size` bytes; O_TRUNC is one too
-    RENAME = "rename"  # to `to`, whose file or empty folder is gone
+    TRUNCATE = "truncate"  # changes the length to `size` bytes; O_TRUNC is a truncate too
+    RENAME = "rename"  # to `to`; a file or empty folder with that name is removed
     LINK = "link"  # `to` is a second name of `path`
-    SYMLINK = "symlink"  # `path` is new, and says `to`
+    SYMLINK = "symlink"  # `path` is a new link to `to`
     UNLINK = "unlink"
     MKDIR = "mkdir"
     RMDIR = "rmdir"
     FSYNC = "fsync"
     FDATASYNC = "fdatasync"
     FSYNC_FOLDER = "fsync_folder"
-    CLOSE = "close"  # of a file that was open for writing
+    CLOSE = "close"  # closes a file that was open for writing
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A change of the folder, or a promise about it. Paths are relative to the folder, with `/`; "" is the folder."""
+    """A change of the folder, or a sync of an earlier change. Paths are relative to the folder, with `/`; "" is the
+    folder."""
 
-    number: int  # its place in the order in which the recorder saw them
+    number: int  # its place in the order in which the recorder saw the operations
     kind: Kind
     path: str
-    rank: int | None = None  # None: of no rank
+    rank: int | None = None  # None: the process is not a rank
     pid: int = 0
     tid: int = 0
     to: str | None = None
-    file: int | None = None  # which file, whatever its names are; a new file has a new number
+    file: int | None = None  # the number of the file, whatever its names are; a new file has a new number
     offset: int = 0  # bytes, of a write
     size: int = 0  # bytes, of a write; the new size of a truncate
-    blob: str | None = None  # the digest of what was written
+    blob: str | None = None  # the digest of the bytes that were written
     step: int | None = None  # the step of the attempt that the rank was in, counted from 1; None: unknown
     phase: str | None = None  # the phase of that step
-    covers: int | None = None  # of a sync or close: it is about the operations before this number; None: before itself
+    covers: int | None = None  # of a sync or close: it covers the operations before this number; None: before itself
     begun_s: float = 0.0  # seconds of CLOCK_MONOTONIC
     ended_s: float = 0.0
 
@@ -65,19 +66,19 @@ class Operation:
 
 @dataclass(frozen=True)
 class Recording:
-    """The operations of one run in a folder. `blobs` has the bytes that it wrote."""
+    """The operations of one run in a folder. `blobs`: the bytes that it wrote."""
 
     operations: tuple[Operation, ...]
-    before: frozenset[tuple[int, int]]  # (a, b): a has ended before b can begin; besides the order within each rank
-    base: Tree  # what was in the folder before the first operation
+    before: frozenset[tuple[int, int]]  # (a, b): a ends before b can begin; only pairs of different ranks
+    base: Tree  # the contents of the folder before the first operation
     blobs: Blobs = field(compare=False, repr=False)
-    began_s: float = 0.0  # seconds of CLOCK_MONOTONIC: of the job, where that is known, else of the recorder
+    began_s: float = 0.0  # CLOCK_MONOTONIC, seconds: begin of the job if known, otherwise of the recorder
     ended_s: float = 0.0
-    unsure: tuple[str, ...] = ()  # sentences: what the recorder could not see
+    unsure: tuple[str, ...] = ()  # sentences about what the recorder could not see
 
     @cached_property
     def lines(self) -> dict[int | None, tuple[Operation, ...]]:
-        """The operations of each rank in order. None: of processes of no rank."""
+        """The operations of each rank in order. The key None: operations of processes that are not a rank."""
         found: dict[int | None, list[Operation]] = {}
         for operation in self.operations:
             found.setdefault(operation.rank, []).append(operation)
@@ -85,13 +86,12 @@ class Recording:
 
     @cached_property
     def kept_as_made(self) -> frozenset[str]:
-        """The paths of files that, as far as was seen, did not change any more after they had been closed for the first
-        time."""
+        """The paths of files that, as far as was seen, did not change after they were first closed."""
         paths = {path for operation in self.operations for path in (operation.path, operation.to) if path}
         return frozenset(paths - {operation.path for operation in self.operations if operation.kind is Kind.OPEN})
 
     def write(self, folder: Path) -> None:
-        """Writes it into the folder; its blobs stay where they are. Raises OSError."""
+        """Writes the recording into the folder; its blobs stay in their own folder. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "operations.jsonl").write_text("".join(_line(operation) for operation in self.operations))
         about = {

@@ -1,13 +1,12 @@
-"""Which operations of different ranks can't be in another order, because ranks wait for each other in collectives.
+"""Finds which operations of different ranks can't change their order, because ranks wait for each other in collectives.
 
-An operation comes before a collective if it was over when its rank began it, and after a collective if its rank had
-begun it. So a collective that does not wait (an asynchronous one, or a broadcast for its root) orders more than it does
-in truth, and fewer moments are tried than are possible. None is tried that is not possible, if ranks wait for each
-other in collectives only.
+An operation comes before a collective if it had ended when its rank began the collective, and after the collective if
+its rank had begun the collective. Some collectives do not wait (asynchronous collectives, and a broadcast for its
+root), but are treated as if they did. So fewer moments are tried than are possible. No impossible moment is tried, if
+ranks wait for each other in collectives only.
 
-A thread in the background that runs collectives of its own (an asynchronous save) is ordered by these, and by all that
-began before the thread did anything. All other threads are ordered by all collectives of their rank.
-"""
+A background thread that runs collectives of its own (an asynchronous save) is ordered by these collectives, and by
+everything that began before the thread did anything. All other threads are ordered by all collectives of their rank."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _UNKNOWN = (
 def order(
     operations: Sequence[Operation], stamps: Sequence[Stamp]
 ) -> tuple[frozenset[tuple[int, int]], tuple[str, ...]]:
-    """Pairs (a, b) of numbers: a is over before b can begin; and sentences about what is not known."""
+    """Pairs (a, b) of numbers of operations: a ends before b can begin; and sentences about what is not known."""
     if len({operation.rank for operation in operations}) < 2:
         return frozenset(), ()
     by_pid: dict[int, list[Stamp]] = {}
@@ -41,7 +40,7 @@ def order(
 
 
 def _as_seen(operations: Sequence[Operation], unknown: Mapping[int, object]) -> set[tuple[int, int]]:
-    """The operations of these processes stay where they were seen among those of all others."""
+    """The pairs that keep the operations of these processes at the place, among all others, at which they were seen."""
     pairs = set()
     for way in (operations, operations[::-1]):
         last: dict[int | None, int] = {}
@@ -53,8 +52,8 @@ def _as_seen(operations: Sequence[Operation], unknown: Mapping[int, object]) -> 
 
 
 def _waits(operations: Sequence[Operation], stamps: Mapping[int, Sequence[Stamp]]) -> set[tuple[int, int]]:
-    last: dict[tuple[object, ...], list[tuple[int | None, int]]] = {}  # of each rank in a collective, before it
-    first: dict[tuple[object, ...], list[tuple[int | None, int]]] = {}  # and after it
+    last: dict[tuple[object, ...], list[tuple[int | None, int]]] = {}  # by collective: (rank, last operation before it)
+    first: dict[tuple[object, ...], list[tuple[int | None, int]]] = {}  # likewise: (rank, first operation after it)
     for pid, own in stamps.items():
         mine = [operation for operation in operations if operation.pid == pid]
         threads = _Threads.of(mine, own)
@@ -77,15 +76,15 @@ def _waits(operations: Sequence[Operation], stamps: Mapping[int, Sequence[Stamp]
 
 @dataclass(frozen=True)
 class _Threads:
-    """The operations of a thread in the background with collectives of its own, or of all other threads of its rank."""
+    """The operations of a background thread that runs collectives of its own, or of all other threads of its rank."""
 
-    own: int  # the thread; 0: the others
+    own: int  # the number of the thread; 0: all other threads
     began_s: float
     ended_s: float
     ends: list[float]  # in order
-    lasts: list[int]  # the highest number of an operation that had ended by then
+    lasts: list[int]  # the highest number of an operation that had ended by each of these times
     begins: list[float]  # in order
-    firsts: list[int]  # the lowest number of an operation that began then or later
+    firsts: list[int]  # the lowest number of an operation that began at or after each of these times
 
     @classmethod
     def of(cls, operations: Sequence[Operation], stamps: Sequence[Stamp]) -> list[_Threads]:
@@ -116,14 +115,14 @@ class _Threads:
         )
 
     def before(self, stamp: Stamp) -> int:
-        """The last operation that was over when the collective began; -1: none that it orders."""
+        """The last operation that had ended when the collective began; -1: none that the collective orders."""
         if self.own not in (0, stamp.thread) and self.ended_s > stamp.start_mono_s:
             return -1
         index = bisect_right(self.ends, stamp.start_mono_s)
         return self.lasts[index - 1] if index else -1
 
     def after(self, stamp: Stamp) -> int:
-        """The first operation that began after it; a large number: none that it orders."""
+        """The first operation that began after the collective; a large number: none that the collective orders."""
         if self.own not in (0, stamp.thread) and self.began_s < stamp.start_mono_s:
             return 1 << 62
         index = bisect_left(self.begins, stamp.start_mono_s)

@@ -1,4 +1,4 @@
-"""What came of a resume from one state: its outcome, from the record of the run and the verdict on it. Pure."""
+"""The outcome of a resume from one state, from the record of the run and the verdict on it. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 class Class(str, Enum):
     """A class of outcomes, the worst first."""
 
-    WRONG = "silently wrong"  # it went on, and what it computes or keeps is not what it would have been
-    WONT_START = "won't start"  # it ended without getting past the step of the death
+    WRONG = "silently wrong"  # it continued, and its results or checkpoints differ from a run without the death
+    WONT_START = "won't start"  # it ended before it got past the step of the death
     HANGS = "hangs"
-    LOST_WORK = "lost work"  # it went on from an older checkpoint than it had
+    LOST_WORK = "lost work"  # it continued from an older checkpoint than necessary
     UNCLEAR = "can't be told"
     RIGHT = "resumed rightly"
 
@@ -34,44 +34,44 @@ class Class(str, Enum):
         return ExitCode.INCONCLUSIVE if self is Class.UNCLEAR else ExitCode.FAILED
 
 
-FATAL = (Class.WRONG, Class.WONT_START, Class.HANGS)  # somebody has to repair something
+FATAL = (Class.WRONG, Class.WONT_START, Class.HANGS)  # outcomes after which a person must repair something
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of one state."""
 
-    state: str  # its name
+    state: str  # the name of the state
     digest: str  # of the state's files
-    model: str  # of death
+    model: str  # the model of death
     died_at_step: int  # the highest global step before the death
     kind: Class
     reason: str
-    assertion: str = ""  # which one says that it is wrong, or that work was lost
-    lost_steps: int | None = None  # against the newest checkpoint that was complete; None: none, or not known
-    from_step: int | None = None  # the step that it resumed from; None: it did not, or that is not known
-    mended: bool | None = None  # whether a second start got past the death; None: there was none
-    warm: bool = False  # by ranks that were forked, and not by the job's launcher
+    assertion: str = ""  # the assertion that failed
+    lost_steps: int | None = None  # compared with the newest complete checkpoint; None: none, or not known
+    from_step: int | None = None  # the step from which it resumed; None: it did not resume, or the step is not known
+    mended: bool | None = None  # whether a second start got past the death; None: there was no second start
+    warm: bool = False  # the ranks were forked, not started by the job's launcher
     seconds: float = 0.0
     operations: int = 0  # before the death
-    last_operation: str = ""  # in words
-    moments: tuple[tuple[float, float], ...] = ()  # from and until when the death could come, seconds of the recording
-    files: tuple[tuple[str, str], ...] = ()  # each file that the story names: what is of it, in words
-    run_dir: str = ""  # what was kept of the resume
+    last_operation: str = ""  # a description
+    moments: tuple[tuple[float, float], ...] = ()  # (begin, end) of possible deaths, s of the recording
+    files: tuple[tuple[str, str], ...] = ()  # (path, state in words) of each file that the story names
+    run_dir: str = ""  # the run directory of the resume, if it was kept
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "kind": self.kind.value}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Outcome:
-        """Raises ValueError, KeyError or TypeError if it is no outcome."""
+        """The outcome, from its JSON. Raises ValueError, KeyError or TypeError if it is no outcome."""
         pairs = {name: tuple((one[0], one[1]) for one in raw[name]) for name in ("moments", "files")}
         return cls(**{**raw, **pairs, "kind": Class(raw["kind"])})
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The class of one resume, and what it rests on."""
+    """The class of one resume, and the facts that decided it."""
 
     kind: Class
     reason: str
@@ -82,8 +82,8 @@ class Seen:
 
 
 def seen_in(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
-    """What the record and the verdict say. `due`: the last step of the job without a death; `hung`: the resume was
-    ended because nothing happened for too long."""
+    """The class of a resume, from the record and the verdict. `due`: the last step of the job without a death. `hung`:
+    the resume was ended because nothing happened for too long."""
     found = _class_of(run, result, due, hung)
     back = [one for one in run.history.attempts if one.number > _died_in(run) and one.first_step is not None]
     return replace(found, from_step=back[-1].base if back else None)
@@ -120,7 +120,7 @@ def _came_back(result: Result) -> bool:
 
 
 def _was_done(run: Record, due: int | None) -> bool:
-    """Whether the last step was over when the job died, and the resume then ended well."""
+    """Whether the job had done its last step when it died, and the resume then ended successfully."""
     died_s = _died_s(run)
     reached = run.history.highest_step(before_s=died_s) or 0
     return due is not None and reached >= due and run.exit_code == 0 and run.exited is not None
@@ -136,7 +136,7 @@ def _first_start(run: Record) -> str:
 
 
 def _ends(run: Record) -> list[int | None]:
-    """How the job's command ended after the death, once for each start that ended by itself."""
+    """The exit codes of the job's command after the death, one for each start that ended by itself."""
     until_s = run.stopped.mono_s if run.stopped else float("inf")
     exits = [event for event in run.of_kind(Kind.JOB_EXITED) if event.data["submission"] >= 0]
     return [event.data["exit_code"] for event in exits if event.mono_s < until_s]

@@ -1,8 +1,7 @@
-"""The recorded run up to a death: the part of the journal that a resume continues.
-
-A state of the folder stands for a death of the whole job, which did not really happen. So the events up to it are those
-of the recorded run, and the death itself is made up: a kill of all ranks. The resume is then the next attempt of the
-same run, and every assertion judges the two as it judges a run with `process.kill`."""
+"""The recorded run up to a death: the part of the journal that a resume continues. A state of the folder stands for a
+death of the whole job that did not really happen. So the events up to the death are those of the recorded run, and the
+death is simulated by events: a kill of all ranks. The resume is then the next attempt of the same run, and every
+assertion judges it like a run with `process.kill`."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ from torchaos.harness.machine.disk import owner_only
 from torchaos.harness.record.plan import After, Plan, PlannedFault
 from torchaos.harness.record.record import Record
 
-DEATH = "death"  # the id of the made-up fault
-RECORDED = "recorded"  # the source of the recorded run's own events, where the resume has "harness"
+DEATH = "death"  # the id of the simulated fault
+RECORDED = "recorded"  # the source of the recorded run's own events; those of the resume have "harness"
 _FILE = "past.jsonl"
-_BEFORE_S = 0.01  # by which the death comes before the resume
-# What the harness did for the recorded run, and how that run ended, is no part of the past.
+_BEFORE_S = 0.01  # seconds from the death to the resume
+# The harness's own events in the recorded run, and the end of that run, are left out.
 _NOT_PAST = frozenset({
     Kind.STAGE, Kind.NOTE, Kind.STOPPED, Kind.PROBED, Kind.GUARDED, Kind.HEALED, Kind.ROLLED_BACK, Kind.JOB_EXITED,
     Kind.NODE_EXITED, Kind.HANG_SUSPECTED, Kind.HANG_DECLARED,
@@ -33,7 +32,7 @@ _NOT_PAST = frozenset({
 
 
 def with_death(plan: Plan) -> Plan:
-    """The plan of a resume: its only fault is the death of all ranks, which came before the job was started."""
+    """The plan of a resume: its only fault is the death of all ranks, before the job is started."""
     kill = registry.find("injectors", "process.kill")
     death = PlannedFault(
         DEATH, kill.name, "rank", Target(tuple(range(plan.job.world_size))), After(), {}, "", kill.__name__
@@ -45,11 +44,10 @@ def write(
     events: Path, recorded: Record, died_s: float, by_rank: Mapping[int, float], now_s: float,
     lines: Mapping[int | None, Sequence[Operation]] | None = None,
 ) -> int:  # fmt: skip
-    """Writes the past into the folder of a resume's events, which must be empty, and returns the number of its events.
-
-    `died_s`: when the job died in the recorded run; `by_rank`: ranks that died earlier in it (both CLOCK_MONOTONIC);
-    `lines`: the operations of each rank. The past is moved in time, so that the death comes just before `now_s`:
-    downtime between the two is nobody's."""
+    """Writes the events before the resume into its folder of events, which must be empty, and returns their number.
+    `died_s`: when the job died in the recorded run; `by_rank`: ranks that died earlier (both CLOCK_MONOTONIC); `lines`:
+    the operations of each rank. All times are shifted so that the death comes just before `now_s`, because the time
+    between the recorded run and the resume is not the job's."""
     begun = unfinished(recorded, died_s, lines or {})
     moved_s = now_s - _BEFORE_S - died_s
     count = Counter[str]()
@@ -71,9 +69,9 @@ def highest_step(recorded: Record, died_s: float) -> int:
 def unfinished(
     recorded: Record, died_s: float, lines: Mapping[int | None, Sequence[Operation]]
 ) -> frozenset[tuple[str, int, Kind]]:
-    """The ends of saves with which the job had not finished when it died, although the file had been written: the rank
-    then renamed it, or did something else to the folder before its next step. Such a checkpoint was not complete by the
-    job's own rules, which only the recorded run shows."""
+    """The ends of saves with which the job was not finished when it died, although the file had been written: the rank
+    then renamed the file, or did something else to the folder before its next step. Such a checkpoint was not complete
+    for the job, which only the recorded run shows."""
     ends = [event for event in recorded.of_kind(Kind.SAVE_END) if event.mono_s < died_s]
     renames = list(recorded.of_kind(Kind.RENAMED))
     steps: dict[int, list[float]] = defaultdict(list)
@@ -106,7 +104,7 @@ def _until(recorded: Record, died_s: float, by_rank: Mapping[int, float]) -> Ite
 
 
 def _deaths(recorded: Record, died_s: float) -> Iterator[Event]:
-    """All ranks that lived are killed at once, and then the job's command."""
+    """The events of the death: all live ranks are killed at once, and then the job's command."""
     made_up = Event(Kind.NOTE, RECORDED, 0, recorded.events[0].wall_s - recorded.events[0].mono_s + died_s, died_s)
     for attempt in recorded.history.attempts:
         for rank, process in attempt.ranks.items():

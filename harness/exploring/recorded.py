@@ -36,7 +36,8 @@ def check(plan: Plan, now: RunDir) -> None:
 
 
 class Recorded(Stoppable):
-    """Records the job once, in `now`, where it is resumed later. What is there already is not done again."""
+    """Records the job once, in the folder `now`, in which it is resumed later. Parts that exist already are not made
+    again."""
 
     def __init__(self, plan: Plan, home: Path, tell: Callable[[str], None]) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class Recorded(Stoppable):
         raise ChaosError(f"{self._plan.scenario}: the recorded run had {what}; see {self.now.root}, and try again")
 
     def _make_twins(self) -> None:
-        """Twin 0, and more if the recorded run differs from it."""
+        """Makes twin 0, and more twins if the recorded run differs from it."""
         wanted = int(self._plan.twin.get("runs", 0))
         folder = self._home / "twins"
         folder.mkdir(mode=0o700, exist_ok=True)

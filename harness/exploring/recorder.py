@@ -1,9 +1,7 @@
-"""Records what a run does to its checkpoint folder: the folder is served over itself by FUSE meanwhile (serving.py).
-
-FUSE, and not hooks in the ranks: it sees writes of native code (the zip files of torch.save, safetensors, io_uring) and
-of other processes, in one order for all, and it needs nothing in the job. It costs a copy and a digest of what is
-written. Like a storage fault, the mount is guarded first: whatever dies, the reaper takes it away, and the files stay.
-"""
+"""Records what a run does to its checkpoint folder: meanwhile, the folder is served over itself by FUSE (serving.py).
+FUSE sees writes of native code (the zip files of torch.save, safetensors, io_uring) and of all processes, in one order,
+and needs no hooks in the ranks. It costs a copy and a digest of all bytes that are written. As with a storage fault,
+the undo of the mount is guarded first: if any process dies, the reaper unmounts, and the files stay."""
 
 from __future__ import annotations
 
@@ -32,10 +30,11 @@ from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.mount import Mount, mounts
 
-# Hooks of the agent that say when ranks wait for each other. Without them only the order that was seen is tried.
+# The agent's hooks that show when ranks wait for each other. Without them, only the recorded order of operations is
+# tried.
 HOOKS = ("collectives", "stamps")
 MOUNT_S = 60.0  # seconds
-_END_S = 60.0  # how long processes may keep files open after the end
+_END_S = 60.0  # seconds for which processes may keep files open after the end of the job
 _ON = b"on\n"
 
 
@@ -51,11 +50,11 @@ class Recorder:
         self._tag = f"torchaos-recorder-{secrets.token_hex(4)}"
         self._stack = ExitStack()
         self._server: subprocess.Popen[bytes] | None = None
-        self.left: list[str] = []  # after it: a sentence for each change that could not be undone
-        self._failed = ""  # why the recording is not whole
+        self.left: list[str] = []  # after the `with` block: a sentence for each change that could not be undone
+        self._failed = ""  # why the recording is not complete
 
     def __enter__(self) -> Recorder:
-        """Mounts. Raises ChaosError if that is not possible, and then nothing is left."""
+        """Mounts the file system. Raises ChaosError if that is not possible; then nothing is left mounted."""
         with ExitStack() as stack:
             self._mount(stack)
             self._stack = stack.pop_all()
@@ -65,7 +64,7 @@ class Recorder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ended_s = time.monotonic()
         self._stack.close()
-        self._events = _events(self._home / "plans")  # now, as the caller may move the run
+        self._events = _events(self._home / "plans")  # now, because the caller may move the run
 
     @property
     def recording(self) -> Recording:
@@ -122,7 +121,7 @@ class Recorder:
             self.left.append(str(error))
 
     def _stop_server(self) -> None:
-        """Waits for the server's last line: it ends when the folder is unmounted and no file is open any more."""
+        """Waits for the server's last line. The server ends when the folder is unmounted and no file is open."""
         if self._server is None:
             return
         written = self._written()
@@ -137,13 +136,13 @@ class Recorder:
         self._failed = f"the server ended before, with exit code {code}" if code else ""
 
     def _written(self) -> int:
-        """The bytes of the server's lines."""
+        """The size of the server's file of operations, in bytes."""
         path = self._home / "operations"
         return path.stat().st_size if path.exists() else 0
 
     def _end_server(self) -> int:
-        """Asks the server to end, although something still has the folder: a mount namespace that was made meanwhile
-        has a copy of the mount. Returns 0, or the exit code if it had to be killed."""
+        """Asks the server to end although the mount is still in use, for example by a mount namespace that was made
+        meanwhile. Returns 0, or the exit code if it had to be killed."""
         assert self._server is not None
         self._server.terminate()
         try:

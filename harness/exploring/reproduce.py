@@ -14,11 +14,11 @@ NAME, STATE = "reproduce.sh", "state"
 
 
 def script_of(job: PlannedJob, now: RunDir, checkpoints: Path, outcome: Outcome) -> str:
-    """The script. It lies beside the folder STATE. `now`, `checkpoints`: where the job ran, and its checkpoint folder
-    there; the files may hold that path."""
+    """The script, which belongs beside the folder STATE. `now`, `checkpoints`: the folder in which the job ran, and its
+    checkpoint folder there; the files may contain this path."""
 
     def filled(text: str) -> str:
-        """With `$run` in place of `{run}`."""
+        """The text with `$run` in place of `{run}`."""
         return '"$run"'.join(shlex.quote(part) if part else "" for part in text.split("{run}")) or "''"
 
     env = [f"export {name}={filled(value)}" for name, value in mask_env(job.env).items()]

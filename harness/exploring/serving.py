@@ -1,11 +1,10 @@
-"""Serves the checkpoint folder over itself by FUSE, and writes down what each process does to it:
+"""Serves the checkpoint folder over itself by FUSE, and records what each process does to it:
 
-    python -m torchaos.harness.exploring.serving FOLDER SOURCE SWITCH HOME
+python -m torchaos.harness.exploring.serving FOLDER SOURCE SWITCH HOME
 
-HOME gets `operations` (a line for each, as it ends), `collectives` and `blobs/`. The server is that of the storage
-faults, without a fault. So it sees every write, whatever library makes it and in whatever language; writes to a mapped
-file (mmap) when the kernel hands them on, which is later than the job made them.
-"""
+HOME gets `operations` (a line for each operation, when it ends), `collectives` and `blobs/`. The server is the server
+of the storage faults, without a fault. It sees every write of every library and language. It sees writes to a mapped
+file (mmap) only when the kernel writes them back, which is later than the job made them."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ from torchaos.harness.mechanics.storage.rules import Rules
 from torchaos.harness.mechanics.storage.server import Served, Spoiler, serve
 from torchaos.harness.undo.mount import Mount
 
-_HIDDEN = ".fuse_hidden"  # what libfuse renames a file to that is removed while it is open
+_HIDDEN = ".fuse_hidden"  # libfuse renames a file to such a name if it is removed while it is open
 
 
 class Recording(Served):
-    """The served folder. A change and its line are one, so the order of lines is the order of changes; only a sync may
-    take its time, and says which changes it covers."""
+    """Serves the folder and records the operations. A change and its line are written together, so the order of lines
+    is the order of changes. Only a sync may take time; its line says which changes it covers."""
 
     def __init__(self, folder: str, spoil: Spoiler, mount: Mount, home: Path) -> None:
         super().__init__(folder, spoil, mount)
@@ -43,7 +42,7 @@ class Recording(Served):
         self._number, self._files = itertools.count(), itertools.count(1)
         self._next = 0
         self._by_inode: dict[int, int] = {}
-        self._by_handle: dict[int, tuple[int, int]] = {}  # of handles for writing: the file, and who opened it
+        self._by_handle: dict[int, tuple[int, int]] = {}  # by handle for writing: file, thread that opened it
 
     def open(self, path: str, flags: int) -> int:
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC)
@@ -100,7 +99,7 @@ class Recording(Served):
         return done
 
     def flush(self, path: str, fh: int) -> int:
-        """Called at each close(2), also of a copy of the file handle."""
+        """FUSE calls it at each close(2), also of a copy of the file handle."""
         with self._lock:
             if fh in self._by_handle:
                 self._note(Kind.CLOSE, path, time.monotonic(), fh)
@@ -118,7 +117,7 @@ class Recording(Served):
         return self._change(Kind.RMDIR, path, None, lambda: super(Recording, self).rmdir(path))
 
     def unlink(self, path: str) -> int:
-        hidden = _name(path).startswith(_HIDDEN)  # it was noted when it was hidden
+        hidden = _name(path).startswith(_HIDDEN)  # recorded when it got that name
         return self._change(None if hidden else Kind.UNLINK, path, None, lambda: super(Recording, self).unlink(path))
 
     def rename(self, old: str, new: str) -> int:
@@ -159,7 +158,7 @@ class Recording(Served):
         """Must be called with the lock."""
         tid = mfusepy.fuse_get_context()[2]
         known, opener = self._by_handle.get(handle or 0, (file, tid))
-        writer = self._writers.of(tid or opener)  # the kernel writes a mapped file back in nobody's name
+        writer = self._writers.of(tid or opener)  # no thread is named when the kernel writes a mapped file back
         number = self._next
         self._next += 1
         fields = {
@@ -170,7 +169,7 @@ class Recording(Served):
         os.write(self._lines, json.dumps(line).encode() + b"\n")
 
     def destroy(self, path: str) -> None:
-        """Is called when the folder is unmounted."""
+        """Ends the recording. FUSE calls it when the folder is unmounted."""
         self._writers.close()
 
 

@@ -1,8 +1,6 @@
-"""In which step and phase of its rank each operation was.
-
-The agent and the recorder read the same clock of one machine, CLOCK_MONOTONIC, and its journal corrects that of other
-nodes. So an operation is in the step after the last one that its rank had finished.
-"""
+"""Finds in which step and phase of its rank each operation was. On one machine, the agent and the recorder read the
+same clock, CLOCK_MONOTONIC; times of other nodes are corrected by the journal. An operation belongs to the step after
+the last step that its rank had finished."""
 
 from __future__ import annotations
 

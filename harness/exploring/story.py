@@ -1,4 +1,4 @@
-"""What a death left of each file, in words: whole, cut short, missing, or older than the death."""
+"""Describes what a death left of each file: whole, cut short, missing, or older than the death."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torchaos.harness.exploring.operations import Kind, Operation, Recording
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.exploring.tree import Content
 
-_NEAR = 40  # operations before and after the death, whose files the story names
+_NEAR = 40  # operations before and after the death, whose files are named
 
 
 def files_of(state: State, recording: Recording) -> tuple[tuple[str, str], ...]:
-    """Each file that was about to change when the job died, and what is there of it. Paths are below the checkpoint
-    folder."""
+    """Each file that was about to change when the job died, and its state after the death in words. Paths are relative
+    to the checkpoint folder."""
     last = state.last_operation.number if state.last_operation else -1
     numbers = {operation.number: place for place, operation in enumerate(recording.operations)}
     at = numbers.get(last, -1)
@@ -26,7 +26,7 @@ def files_of(state: State, recording: Recording) -> tuple[tuple[str, str], ...]:
 
 
 def _episode(operations: tuple[Operation, ...], at: int) -> tuple[Operation, ...]:
-    """The operations of the save in which the job died: those that follow each other without a longer pause."""
+    """The operations of the save in which the job died: operations that follow each other without a longer pause."""
     if not operations:
         return ()
     at = max(0, at)
@@ -43,10 +43,10 @@ def _episode(operations: tuple[Operation, ...], at: int) -> tuple[Operation, ...
 
 
 def _wanted_sizes(episode: tuple[Operation, ...], last: int) -> Mapping[str, int]:
-    """The size that each file had, or was about to get, when the job died: by every name that it has then. `last`: the
-    number of the last operation before the death."""
+    """By path: the size that each file had, or was about to get, when the job died. `last`: the number of the last
+    operation before the death."""
     sizes: dict[str, int] = {}
-    done: set[str] = set()  # closed after the death: what comes then is another save
+    done: set[str] = set()  # files that were closed after the death: later operations belong to another save
     for operation in episode:
         path = operation.path
         if path in done:

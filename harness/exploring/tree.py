@@ -1,4 +1,4 @@
-"""The contents of a folder as data: each file is made of pieces of blobs, so that many trees share their bytes."""
+"""The contents of a folder as data. Each file consists of pieces of blobs, so that many trees share their bytes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Extent:
-    """`size` bytes of a file from `offset` on: those of the blob from `start` on."""
+    """`size` bytes of a file from `offset` on. They are the bytes of a blob from `start` on."""
 
     offset: int
     size: int
-    blob: str  # its digest
+    blob: str  # the digest of the blob
     start: int = 0
 
     @property
@@ -24,7 +24,8 @@ class Extent:
 
 @dataclass(frozen=True)
 class Content:
-    """A file of `size` bytes. The extents are in order and don't overlap; what is between them is zero."""
+    """The content of a file of `size` bytes. The extents are in order and don't overlap; bytes outside them are
+    zero."""
 
     size: int = 0
     extents: tuple[Extent, ...] = ()
@@ -43,7 +44,7 @@ class Content:
         return Content(size, tuple(part for old in self.extents for part in _outside(old, size, max(size, old.end))))
 
     def zeroed(self, start: int, end: int) -> Content:
-        """The file with zeros from byte `start` to before byte `end`; its size stays."""
+        """The file with zeros from byte `start` to before byte `end`. Its size does not change."""
         return Content(self.size, tuple(part for old in self.extents for part in _outside(old, start, end)))
 
     def between(self, start: int, end: int) -> list[Extent]:
@@ -57,7 +58,7 @@ class Content:
 
     @cached_property
     def digest(self) -> str:
-        """Equal for files that were made of the same pieces."""
+        """A digest that is equal for files that were made of the same pieces."""
         parts = (f"{extent.offset},{extent.size},{extent.blob},{extent.start}" for extent in self.extents)
         return hashlib.sha256(";".join([str(self.size), *parts]).encode()).hexdigest()
 
@@ -76,15 +77,15 @@ def _outside(extent: Extent, start: int, end: int) -> list[Extent]:
 
 @dataclass(frozen=True)
 class Tree:
-    """The contents of a folder. Paths are relative to it, with `/`. Two names of one file count as two files here."""
+    """The contents of a folder. Paths are relative to it, with `/`. A file with two names counts as two files."""
 
     files: Mapping[str, Content] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
-    links: Mapping[str, str] = field(default_factory=dict)  # symbolic links: what they say, by path
+    links: Mapping[str, str] = field(default_factory=dict)  # the targets of symbolic links, by path
 
     @cached_property
     def digest(self) -> str:
-        """Equal for trees whose files were made of the same pieces."""
+        """A digest that is equal for trees whose files were made of the same pieces."""
         lines = [f"f {path!r} {content.digest}" for path, content in sorted(self.files.items())]
         lines += [f"d {path!r}" for path in sorted(self.folders)]
         lines += [f"l {path!r} {to!r}" for path, to in sorted(self.links.items())]
@@ -92,5 +93,5 @@ class Tree:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes that were written. Bytes that are zero because nobody wrote them are not counted."""
+        """The number of bytes that were written, without the zeros of holes."""
         return sum(extent.size for content in self.files.values() for extent in content.extents)

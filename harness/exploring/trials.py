@@ -1,7 +1,6 @@
-"""Puts states on the stage, one after the other: the run directory of a resume, and the verdict on it.
-
-All resumes, and the recorded run, have the same path: a checkpoint may hold absolute paths, such as those of a tracker,
-a link or a trainer's own state, and a resume elsewhere would read the files of another state."""
+"""Prepares the run directory of each resume, and judges the resume. All resumes, and the recorded run, have the same
+path. A checkpoint may contain absolute paths, such as those of a tracker or a link, and a resume at another path would
+read the files of another state."""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ _JUDGED = (Harm.WRONG_RESULT, Harm.LOST_WORK)
 
 
 def asked_of(plan: Plan) -> tuple[Named, ...]:
-    """The scenario's assertions that judge a resume. How fast it is, and how the job ends, says nothing here: the
-    launcher is started by us, and the resume is ended a few steps after the death."""
+    """The scenario's assertions that judge a resume. Assertions about its speed or its end are left out: the harness
+    starts the launcher, and ends the resume a few steps after the death."""
     found = tuple(one for one in plan.asserts if registry.find("assertions", one.name).harm in _JUDGED)
     if not found:
         known = "loss_continuity, sample_accounting, state_restored, no_lost_work or checkpoint_integrity"
@@ -50,7 +49,8 @@ def asked_of(plan: Plan) -> tuple[Named, ...]:
 
 
 def checkpoints_in(plan: Plan, folder: RunDir) -> Path:
-    """The job's checkpoint folder. Raises UsageError unless it is below `{run}`, since states are put there."""
+    """The job's checkpoint folder. Raises UsageError unless it is below `{run}`, because the files of states are put
+    there."""
     job = plan.job
     if not job.checkpoints:
         raise UsageError(f"{plan.scenario}: write job.checkpoints.path, the folder to explore")
@@ -69,12 +69,12 @@ class Trials:
     def __init__(
         self, plan: Plan, now: RunDir, recorded: RunDir, twins: Sequence[Record], recording: Recording
     ) -> None:  # fmt: skip
-        """`now`: the folder of resumes; `recorded`: where the recorded run lies by now."""
+        """`now`: the folder of resumes; `recorded`: the present folder of the recorded run."""
         self.now, self.twins, self.recording = now, twins, recording
         self.recorded = Record.load(recorded)
-        self._last: tuple[Record, Sequence[Record], Result]  # what was judged last
+        self._last: tuple[Record, Sequence[Record], Result]  # the record, twins and result of the last resume
         self._manifests = saves_of(recorded.agent_plan.parent / MANIFESTS, self.recorded)
-        job = replace(plan.job, resubmit_times=1, resubmit_delay_s=0.0)  # whether a second start mends a failed one
+        job = replace(plan.job, resubmit_times=1, resubmit_delay_s=0.0)  # a second start may succeed
         self.plan = replace(plan, job=job, faults=(), steady_state=(), stop=(), until=(), asserts=asked_of(plan))
         self.due = final_step(twins[0]) if twins else self.recorded.history.last_step
         self._ended_s = min(
@@ -83,11 +83,9 @@ class Trials:
         )
 
     def death(self, state: State) -> tuple[float, dict[int, float]]:
-        """When the job died in the recorded run (CLOCK_MONOTONIC). And, in an order of the ranks that was not seen, the
-        ranks that died earlier in it.
-
-        In an order that was seen, it is just before the operation after the state's last one, since then it is clearest
-        which checkpoints were complete."""
+        """The time of the death in the recorded run (CLOCK_MONOTONIC); and the ranks that died earlier, if the state
+        needs another order of the ranks than the recorded one. The death comes just before the operation after the
+        state's last operation, because then it is clearest which checkpoints were complete."""
         if state.moments:
             return min(state.moments[-1][1], self._ended_s), {}
         lines = self.recording.lines
@@ -117,7 +115,7 @@ class Trials:
     def judge(self, state: State, hung: bool, seconds: float, warm: bool = False) -> tuple[Outcome, Record]:
         """The outcome of the resume that is in the folder. Raises ChaosError if it can't be read."""
         run, twins = cut_together(Record.load(self.now), self.twins, self.plan.job.world_size)
-        if not any(_checkpoints(record) for record in (run, *twins)):  # the death came before the first one
+        if not any(_checkpoints(record) for record in (run, *twins)):  # the death came before the first checkpoint
             run = replace(run, plan=_less_inventory(run.plan))
         result = verdict_of(run, twins, str(self.now.root))
         self._last = run, twins, result
@@ -131,8 +129,8 @@ class Trials:
         return outcome, run
 
     def keep(self, to: Path) -> None:
-        """Moves the run directory of the last resume to where it stays, as it was judged and with its twins, so that
-        `torchaos judge`, `explain` and `report` read it as any other."""
+        """Moves the run directory of the last resume to `to`, with its twins, so that `torchaos judge`, `explain` and
+        `report` can read it."""
         shutil.rmtree(to, ignore_errors=True)
         to.parent.mkdir(parents=True, exist_ok=True)
         run, twins, result = self._last
@@ -146,12 +144,12 @@ class Trials:
         self.now.root.rename(to)
 
     def agent_plan(self, run_id: str) -> AgentPlan:
-        """What the ranks of a resume read, as the engine writes it."""
+        """The plan for the ranks of a resume, as the engine writes it."""
         root = checkpoints_in(self.plan, self.now)
         return AgentPlan(run_id, str(self.now.events), self.plan.hooks, (), str(root))
 
     def take_inventory(self) -> None:
-        """Reads the checkpoints after a resume, as the engine does, if an assertion wants that."""
+        """Reads the checkpoints after a resume, as the engine does, if an assertion needs them."""
         if Need.INVENTORY not in self.plan.collect:
             return
         found = inventory.take(checkpoints_in(self.plan, self.now), self.now.root)
@@ -160,7 +158,7 @@ class Trials:
         write_atomically(self.now.artifacts / "inventory.json", told, private=True)
 
     def _link_manifests(self, died_s: float) -> None:
-        """Those of the saves that were over when the job died: of a later save there is nothing yet."""
+        """Links the manifests of the saves that had ended when the job died."""
         first = self.recorded.events[0]
         died_wall_s = first.wall_s - first.mono_s + died_s
         folder = self.now.agent_plan.parent / MANIFESTS
@@ -175,14 +173,15 @@ def _checkpoints(record: Record) -> bool:
 
 
 def _less_inventory(plan: Plan) -> Plan:
-    """The plan without the assertions that look into checkpoints."""
+    """The plan without the assertions that need the inventory of checkpoints."""
     kept = (one for one in plan.asserts if Need.INVENTORY not in registry.find("assertions", one.name).needs)
     return replace(plan, asserts=tuple(kept) or plan.asserts)
 
 
 def saves_of(folder: Path, recorded: Record) -> Mapping[Path, tuple[float, float | None]]:
     """When each manifest was written (seconds since the epoch), and when its save ended (CLOCK_MONOTONIC). Digests are
-    added in the background, so the first may be much later. None: which save it is of is not known."""
+    added in the background, so a manifest may be much later than its save. None: the save of the manifest is not
+    known."""
     written: dict[Path, float] = {}
     groups: dict[tuple[int, str], list[Path]] = defaultdict(list)
     for path in sorted(folder.glob("*.json"), key=lambda path: [int(number) for number in _NUMBER.findall(path.name)]):

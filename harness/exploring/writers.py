@@ -1,4 +1,5 @@
-"""Who writes to the checkpoint folder, and which collectives these ranks run meanwhile."""
+"""Finds which ranks write to the checkpoint folder, and copies the stamps of the collectives that these ranks run
+meanwhile."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from torchaos.harness.agent.stamps import read_stamps
 from torchaos.harness.agent.wire import ENV_PLAN
 from torchaos.harness.mechanics.storage.rules import rank_of
 
-_KNOWN_S = 1.0  # how long a thread is taken for what it was: its number may be used again
+_KNOWN_S = 1.0  # seconds for which a thread number is known; later it may be used by another thread
 _PERIOD_S = 0.01
-_COUNT_AT = 48  # of the number of collectives so far, in a file of stamps
+_COUNT_AT = 48  # offset of the number of collectives so far, in a file of stamps
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Writers:
         self._to = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._said = plans
         self._known: dict[int, tuple[float, Writer]] = {}
-        self._folders: set[Path] = set()  # of stamps
-        self._copied: dict[Path, int] = {}  # how many collectives of each file
-        self._looked: set[int] = set()  # pids whose plan was looked for
+        self._folders: set[Path] = set()  # folders of stamps
+        self._copied: dict[Path, int] = {}  # how many collectives of each file are copied
+        self._looked: set[int] = set()  # pids whose plan was searched for
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stamps", daemon=True)
         self._thread.start()

@@ -1,1 +1,2 @@
-"""Which contents of the checkpoint folder a death can leave. One module for each model of death."""
+"""The contents of the checkpoint folder that a death can leave. One module for each model of death. Input: a recording.
+Output: states."""

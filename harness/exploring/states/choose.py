@@ -1,4 +1,5 @@
-"""Which states are tried: equal files once, and of too many a choice that covers what can go wrong."""
+"""Chooses the states to try: states with equal files once and, if there are too many, a choice that covers the likely
+bugs."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ Feature = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The states to try. `equal`: for each of them all states with the same files, of whatever model, itself first."""
+    """The states to try. `equal`: for each of them, all states with the same files, of any model, beginning with the
+    state itself."""
 
     equal: tuple[tuple[State, ...], ...]
-    there_are: int  # with different files
+    there_are: int  # the number of states with different files
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -34,7 +36,7 @@ class Chosen:
 
 
 def choose(states: Iterable[State], most: int | None = None, seed: int = 0) -> Chosen:
-    """At most `most` states with different files, the simplest first. States that the recorded run shows are taken
+    """At most `most` states with different files, the simplest first. States of moments that the recorded run had come
     before states that are only possible. The seed reproduces the choice."""
     groups: dict[str, list[State]] = {}
     for state in states:
@@ -47,8 +49,8 @@ def choose(states: Iterable[State], most: int | None = None, seed: int = 0) -> C
 
 
 def _covering(found: Sequence[list[State]], most: int, draw: random.Random) -> list[list[State]]:
-    """First those that cover each operation as the last one, then each loss, then each two that change places, each of
-    them in random order; then any."""
+    """The states in groups, each in random order: states that cover each operation as the last operation before the
+    death, then each loss, then each pair of changes in the wrong order, then all others."""
     order = sorted(range(len(found)), key=lambda index: (not found[index][0].moments, draw.random()))
     features = {index: {each for state in found[index] for each in _features(state)} for index in order}
     kept: dict[int, None] = {}

@@ -1,4 +1,5 @@
-"""The moments at which a whole job can die, in classes: which stands of the ranks can go together."""
+"""The moments at which a whole job can die, in classes: which places of the ranks can occur together. A *stand* is the
+place of one rank in its operations (lines.py)."""
 
 from __future__ import annotations
 
@@ -14,20 +15,21 @@ from torchaos.harness.exploring.states.world import Cut, World
 from torchaos.harness.exploring.tree import Tree
 
 Stands = tuple[int, ...]  # the index of the stand of each line
-MOST = 50_000  # of stands that are looked at for one number of operations; more are drawn from
+MOST = 50_000  # the most combinations of stands that are examined for one number of operations; of more, some are drawn
 
 
 @dataclass
 class Moment:
-    """A class of moments that leave equal files, but for which rank is which, and for how much of a file is written."""
+    """A class of moments that leave the same files, except that ranks may change places, and that a file may be written
+    to another length."""
 
     stands: Stands
-    seen: list[tuple[float, float]]  # from and until when in the recorded run, in seconds of CLOCK_MONOTONIC
-    at: int | None  # if it was seen: how many operations had been done in all
+    seen: list[tuple[float, float]]  # (begin, end) in the recorded run, seconds of CLOCK_MONOTONIC
+    at: int | None  # if the recorded run had such a moment: the number of operations before it
 
 
 class Cuts:
-    """All moments of a recording. `symmetry`: ranks that do the same are taken for equal."""
+    """All moments of a recording. `symmetry`: ranks that do the same operations count as equal."""
 
     def __init__(self, recording: Recording, symmetry: bool = True, seed: int = 0) -> None:
         self.recording, self.world = recording, World(recording)
@@ -36,8 +38,8 @@ class Cuts:
         self._index = {line.rank: index for index, line in enumerate(self.lines)}
         self._draw = random.Random(seed)
         self._needs = [[self._indices(stand) for stand in line.stands] for line in self.lines]
-        self.moments = 0  # how many there are between two operations, in any order of the ranks that may be
-        self.drawn = False  # there were too many to look at them all
+        self.moments = 0  # the number of moments between two operations, in every possible order of the ranks
+        self.drawn = False  # there were too many moments to examine all
         self.classes = self._walk()
 
     def cut(self, stands: Stands) -> tuple[Cut, frozenset[int]]:
@@ -50,13 +52,13 @@ class Cuts:
         return self.world.tree(*self.cut(moment.stands))
 
     def last(self, moment: Moment) -> Operation | None:
-        """The last operation that was done, in the recorded order."""
+        """The last operation before the moment, in the recorded order."""
         cut, halves = self.cut(moment.stands)
         done = [op for op in self.recording.operations if self.world.has(cut, op) or op.number in halves]
         return max(done, key=lambda operation: operation.number, default=None)
 
     def seen(self) -> list[tuple[Stands, float, float]]:
-        """The stands of the recorded run, one after the other, each with its time: from and until when."""
+        """The stands of the recorded run in order of time, each with (begin, end)."""
         operations = self.recording.operations
         done, found = [0] * len(self.lines), []
         since = self.recording.began_s
@@ -92,7 +94,8 @@ class Cuts:
         return sorted(classes.values(), key=lambda moment: (sum(moment.stands), moment.stands))
 
     def _all(self) -> Iterator[Stands]:
-        """All stands that can go together, one of those that are equal but for which rank is which."""
+        """All combinations of stands that can occur together. Of combinations that differ only by which rank is which,
+        only one."""
         level = {(0,) * len(self.lines)}
         while level:
             yield from sorted(level)
@@ -110,12 +113,12 @@ class Cuts:
                     yield (*stands[:index], at + 1, *stands[index + 1 :])
 
     def _indices(self, stand: Stand) -> list[tuple[int, int]]:
-        """The same needs by stands: those that are not of its own line."""
+        """The needs of a stand as (line, index of a stand), without its own line."""
         found = ((self._index[rank], least) for rank, least in stand.needs.items())
         return [(index, self.lines[index].first(least)) for index, least in found]
 
     def _sorted(self, stands: Stands) -> Stands:
-        """The same with equal ranks in order: those that are further come first."""
+        """The same with equal ranks in order: the rank that has got furthest comes first."""
         found = list(stands)
         for group in self._groups:
             if len(group) > 1:
@@ -125,11 +128,11 @@ class Cuts:
         return tuple(found)
 
     def _key(self, stands: Stands) -> Stands:
-        """What is equal for equal files."""
+        """A key that is equal for combinations that leave equal files."""
         return self._sorted(tuple(line.stands[index].files for line, index in zip(self.lines, stands, strict=True)))
 
     def _orbit(self, stands: Stands) -> int:
-        """How many there are that differ only by which rank is which."""
+        """The number of combinations that differ from this one only by which rank is which."""
         found = 1
         for group in self._groups:
             counts = Counter(stands[index] for index in group)
@@ -138,7 +141,7 @@ class Cuts:
 
 
 def _groups(all_: tuple[Line, ...]) -> list[list[int]]:
-    """The lines in groups of ranks that can change places."""
+    """The indices of the lines, in groups of ranks that can change places."""
     groups: list[list[int]] = []
     for index, line in enumerate(all_):
         group = next((group for group in groups if alike(all_[group[0]], line, all_)), None)

@@ -1,8 +1,7 @@
-"""Where each rank can stand when the job dies, and which stands of several ranks go together.
-
-Between two changes of files all moments are one, and so are the moments in the middle of writing a file. So the
-operations of a rank fall into a few *stands*. A rank may stand at one only if others have got far enough.
-"""
+"""The places at which each rank can be when the job dies, and which places of several ranks can occur together. All
+moments between two changes of files count as one, and so do all moments in the middle of writing a file. So the
+operations of a rank have only a few places, called *stands*. A rank may be at a stand only if other ranks have got far
+enough."""
 
 from __future__ import annotations
 
@@ -13,42 +12,43 @@ from dataclasses import dataclass
 from torchaos.harness.exploring.operations import Kind, Operation, Recording
 from torchaos.harness.exploring.states.world import Effect, World
 
-_PAGE = 4096  # bytes; a write of more than this may be cut short by the death of its process
+_PAGE = 4096  # bytes; a longer write may be cut short by the death of its process
 _DIGITS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True)
 class Stand:
-    """A rank has done its first `low` to `high` operations, which is all one. The files are as after `done`."""
+    """A place of a rank: it has done its first `low` to `high` operations, which all count as one. The files are those
+    after `done` operations."""
 
     low: int
     high: int
     done: int
-    files: int  # equal for stands of a rank with equal files, but for how much of a file is written
-    half: int | None  # the write, by its number, of which a part was done
+    files: int  # equal for stands of a rank with equal files, except for the length to which a file is written
+    half: int | None  # the number of the write of which only a part was done
     needs: Mapping[int | None, int]  # how many operations other ranks must have done
 
     @property
     def moments(self) -> int:
-        """The number of moments between two operations that this place stands for."""
+        """The number of moments between two operations that this stand contains."""
         return 0 if self.half is not None else self.high - self.low + 1
 
 
 @dataclass(frozen=True)
 class Line:
-    """A rank, and the places in its operations at which it can be when the job dies, in order."""
+    """A rank, and its stands in order."""
 
     rank: int | None
     stands: tuple[Stand, ...]
-    shape: tuple[tuple[Effect, ...], ...]  # what was changed on the way to each stand
+    shape: tuple[tuple[Effect, ...], ...]  # the changes from each stand to the next
 
     def first(self, least: int) -> int:
-        """The index of the first stand at which at least so many operations are done."""
+        """The index of the first stand at which at least `least` operations are done."""
         return next(index for index, stand in enumerate(self.stands) if stand.low >= least and stand.half is None)
 
 
 def lines(recording: Recording, world: World) -> tuple[Line, ...]:
-    """The places of each rank at which it can be when the job dies."""
+    """The stands of each rank."""
     before = set(recording.before)
     before |= {(need, effect.operation.number) for effect in world.effects for need in effect.needs}
     ranks = {operation.number: operation.rank for operation in recording.operations}
@@ -99,9 +99,10 @@ def _line(
 
 
 def _keys(effects: list[Effect]) -> tuple[list[tuple[object, ...]], dict[int, object]]:
-    """What tells the files apart after each number of operations: changes of names so far, files written in full, and
-    files in the middle of being written. And, by index, the writes that may be torn although they are all of a file."""
-    episodes: list[list[int]] = []  # indices of the writes of a file without a sync, close or rename of it in between
+    """Keys that distinguish the files after each number of operations: changes of names so far, files written in full,
+    and files in the middle of being written. And, by index, the writes that may be torn although they write the whole
+    file."""
+    episodes: list[list[int]] = []  # indices of the writes of a file without a sync, close or rename between them
     open_: dict[int, list[int]] = {}
     for index, effect in enumerate(effects):
         if effect.data and effect.node is not None:
@@ -130,7 +131,8 @@ def _keys(effects: list[Effect]) -> tuple[list[tuple[object, ...]], dict[int, ob
 
 
 def alike(line: Line, other: Line, all_: tuple[Line, ...]) -> bool:
-    """Whether the two ranks can change places: they do the same to files of their own, and wait for the same."""
+    """Whether the two ranks can change places: they do the same to their own files, and wait for the same
+    operations."""
     if line.rank is None or other.rank is None or len(line.stands) != len(other.stands):
         return False
     swap: dict[int | None, int | None] = {line.rank: other.rank, other.rank: line.rank}
@@ -152,7 +154,7 @@ def alike(line: Line, other: Line, all_: tuple[Line, ...]) -> bool:
 
 
 def _same_way(one: tuple[Effect, ...], rank: int, other: tuple[Effect, ...], its: int) -> bool:
-    """Whether these changes are the same, but for the number of the rank in the names, and for sizes."""
+    """Whether these changes are the same, except for the rank's number in names, and for sizes."""
     mine, theirs = _steps(one), _steps(other)
     return len(mine) == len(theirs) and all(
         a.kind is b.kind and _same_name(a.path, rank, b.path, its) and _same_name(a.to or "", rank, b.to or "", its)
@@ -161,7 +163,7 @@ def _same_way(one: tuple[Effect, ...], rank: int, other: tuple[Effect, ...], its
 
 
 def _steps(way: tuple[Effect, ...]) -> list[Operation]:
-    """The operations, several writes to one file as one: how many it takes depends on the size."""
+    """The operations, with several writes to one file as one write, because their number depends on the size."""
     steps: list[Operation] = []
     for effect in way:
         last = steps[-1] if steps else None

@@ -1,10 +1,7 @@
-"""One node dies, and the ranks of the others go on until they notice: at the next collective with a dead rank, or when
-the launcher ends them.
-
-What the survivors do is what they did in the recorded run, as far as they need nothing from the dead node; what they
-would do about an error is not known. With `local`, each node keeps its checkpoints on a disk of its own, and those of
-the dead node are gone.
-"""
+"""One node dies, and the ranks of the other nodes continue until they notice: at the next collective with a dead rank,
+or when the launcher ends them. The survivors' operations are those of the recorded run, as far as these need nothing
+from the dead node. It is not known what survivors would do about an error. With `local`, each node keeps its
+checkpoints on a disk of its own, and the dead node's checkpoints are gone."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from torchaos.harness.exploring.states.state import State, joined
 from torchaos.harness.exploring.states.world import Cut, World
 
 MODEL = "node death"
-NOTICED_S = 30.0  # torchelastic ends its workers in that time after a lost node, at the latest
+NOTICED_S = 30.0  # seconds; torchelastic ends its workers at most this long after a node is lost
 
 
 def states(

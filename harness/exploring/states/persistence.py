@@ -24,11 +24,11 @@ from enum import Enum
 from torchaos.harness.exploring.operations import Kind
 from torchaos.harness.exploring.states.world import ROOT, SYNCS, Effect
 
-_SURE = 1 << 20  # bytes; what auto_da_alloc protects
+_SURE = 1 << 20  # bytes; the largest file that auto_da_alloc protects
 
 
 class Persistence(str, Enum):
-    """The models, the weakest promise first."""
+    """The models, weakest promise first."""
 
     STRICT = "strict"
     EXT4 = "ext4-ordered"
@@ -39,16 +39,17 @@ class Persistence(str, Enum):
 class Unsure:
     """The effects that may be missing after a loss of power, out of all effects before it."""
 
-    names: tuple[Effect, ...]  # changes of names (and truncations, in a journal) that may be missing
-    in_order: bool  # if one of `names` is missing, all later ones are
-    data: dict[int, int]  # file: how many of its changes are safe, if there are others
+    names: tuple[Effect, ...]  # changes of names that may be missing; in a journal also truncations
+    in_order: bool  # if a change in `names` is missing, all later changes are missing too
+    data: dict[int, int]  # by file: how many of its changes are safe, if some are not
     bound: tuple[
         tuple[int, int, int], ...
     ]  # (number, file, changes): if a change of names from this number on is kept,
     # then so many changes of the file are
 
     def safe(self, node: int, lost: frozenset[int]) -> int:
-        """The number of changes of the file that are certainly on disk, if these of `names` are missing."""
+        """The number of changes of the file that are certainly on disk, if the changes `lost` of `names` are
+        missing."""
         kept = max((e.operation.number for e in self.names if e.operation.number not in lost), default=-1)
         return max([self.data[node], *(done for number, file, done in self.bound if file == node and number <= kept)])
 
@@ -63,7 +64,7 @@ def unsure(persistence: Persistence, effects: Sequence[Effect]) -> Unsure:
 
 
 def _unsynced(effects: Sequence[Effect], syncs: Sequence[Kind]) -> dict[int, int]:
-    """How many changes of each file are safe, for files with others."""
+    """By file: how many of its changes are safe. Only files with unsafe changes."""
     numbers: dict[int, list[int]] = {}
     safe: dict[int, int] = {}
     for effect in effects:
@@ -79,7 +80,7 @@ def _unsynced(effects: Sequence[Effect], syncs: Sequence[Kind]) -> dict[int, int
 
 
 def _names(effects: Sequence[Effect]) -> tuple[Effect, ...]:
-    """The changes of names whose folders were not synced since."""
+    """The changes of names whose folders were not synced afterwards."""
     pending: list[tuple[Effect, set[int]]] = []
     for effect in effects:
         operation = effect.operation
@@ -96,13 +97,13 @@ def _names(effects: Sequence[Effect]) -> tuple[Effect, ...]:
 
 
 def _journal(effects: Sequence[Effect]) -> Unsure:
-    """ext4: one journal for all, in order."""
+    """The unsure effects with ext4: one journal for all changes of names, in order."""
     names: list[Effect] = []
     done: dict[int, int] = {}
     safe: dict[int, int] = {}
     bound: list[tuple[int, int, int]] = []
-    cut: set[int] = set()  # files that were truncated and not closed since
-    ends: dict[int, int] = {}  # sizes of files, at least
+    cut: set[int] = set()  # files that were truncated and not closed afterwards
+    ends: dict[int, int] = {}  # the least size of each file
     for effect in effects:
         node, operation = effect.node, effect.operation
         if effect.entries or effect.size is not None:
@@ -133,5 +134,5 @@ def _journal(effects: Sequence[Effect]) -> Unsure:
 
 
 def _is_about(name: Effect, node: int) -> bool:
-    """Whether the inode of this file or folder is part of the change."""
+    """Whether the change of a name also changes the inode of this file or folder."""
     return name.node == node or any(folder == node for folder, _name, _node in name.entries)

@@ -1,10 +1,9 @@
-"""The power goes, for all machines of the job at once: what was not synced may be missing, torn, or there without what
-came before it. What exactly may happen is the promise of the file system (persistence.py).
+"""All machines of the job lose their power at once: bytes that were not synced may be missing, torn, or present without
+the bytes before them. What exactly may happen depends on the promise of the file system (persistence.py).
 
-The combinations are too many to build them all. These are built, after each change of files in the recorded order: all
-is kept; all that may be missing is; each single thing that may be missing is, alone; each is kept, alone. A bug that
-needs two things to change places is among them. If there are few combinations, all are built.
-"""
+There are too many combinations of losses to build all of them. After each change of files, in the recorded order, these
+are built: nothing is lost; everything unsure is lost; each unsure change is lost alone; each is kept alone. They
+include every bug that needs two changes in the wrong order. If there are few combinations, all are built."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ from torchaos.harness.exploring.states.state import State, joined
 from torchaos.harness.exploring.states.world import Effect, World, changed
 from torchaos.harness.exploring.tree import Content, Tree
 
-FEW = 64  # combinations that are all built
+FEW = 64  # at most this many combinations are all built
 UNSEEN = 100  # classes of moments
-RECENT = 8  # changes that are lost one by one; earlier ones only together
+RECENT = 8  # the number of latest changes that are lost one by one; earlier changes are only lost together
 _PAGE, _SECTOR = 4096, 512  # bytes
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The rest of a file after a loss of power, and the changes of it that are missing, wholly or in part."""
+    """The content of a file after a loss of power, and its changes that are missing, wholly or in part."""
 
     content: Content
     lost: tuple[Operation, ...]
@@ -36,7 +35,7 @@ class Loss:
 
 @dataclass
 class _Found:
-    """The first way found to a tree, and all moments at which it may be left."""
+    """The first way that leads to a tree, and all moments at which the tree may be left."""
 
     tree: Tree
     effects: Sequence[Effect]
@@ -47,14 +46,14 @@ class _Found:
 def states(
     recording: Recording, persistence: Persistence = Persistence.STRICT, symmetry: bool = True, seed: int = 0
 ) -> Iterator[State]:
-    """What a loss of power can leave, with this promise of the file system; `symmetry` and `seed` as in process_death.
-    In an order of the ranks that was not seen, only what the death of all processes leaves is looked at, if there are
-    more than `UNSEEN` classes of it."""
+    """The states that a loss of power can leave, with this promise of the file system. `symmetry` and `seed`: as in
+    process_death. If orders of the ranks that the recorded run did not have make more than `UNSEEN` classes of moments,
+    they are examined only without a loss."""
     return of_cuts(Cuts(recording, symmetry, seed), persistence)
 
 
 def of_cuts(cuts: Cuts, persistence: Persistence) -> Iterator[State]:
-    """The same of moments that are there already."""
+    """The states that a loss of power can leave at the moments of `cuts`."""
     recording, world = cuts.recording, cuts.world
     found: dict[str, _Found] = {}
     for effects, times, losses in _moments(cuts):
@@ -75,7 +74,8 @@ def of_cuts(cuts: Cuts, persistence: Persistence) -> Iterator[State]:
 def left(
     world: World, effects: Sequence[Effect], persistence: Persistence
 ) -> Iterator[tuple[Tree, tuple[Operation, ...]]]:
-    """The trees that can be left after these effects, and what each has lost. The first has lost nothing."""
+    """Yields the trees that can be left after these effects, and the operations that each has lost. The first tree has
+    lost nothing."""
     may = unsure(persistence, effects)
     done = _changes(effects)
     names = [effect for effect in effects if effect.entries]
@@ -91,8 +91,8 @@ def left(
 
 
 def _moments(cuts: Cuts) -> Iterator[tuple[Sequence[Effect], list[tuple[float, float]], bool]]:
-    """The effects before each moment, from and until when it was seen, and whether to look at losses. Between two
-    writes to one file there is none."""
+    """Yields the effects before each moment, (begin, end) of its times, and whether to examine losses. Between two
+    writes to one file, losses are not examined."""
     operations, since = cuts.recording.operations, cuts.recording.began_s
     for done in range(len(operations) + 1):
         following = operations[done] if done < len(operations) else None
@@ -118,7 +118,8 @@ def _changes(effects: Sequence[Effect]) -> dict[int, list[Effect]]:
 
 
 def _names_lost(may: Unsure) -> list[tuple[Effect, ...]]:
-    """Which changes of names are missing: none, all, each alone, all but each; in a journal, those from one on."""
+    """The sets of changes of names that may be missing: none, all, each alone, all but each. In a journal: all from
+    some change on."""
     names = may.names
     recent = names[-RECENT:]
     if may.in_order:
@@ -132,8 +133,8 @@ def _names_lost(may: Unsure) -> list[tuple[Effect, ...]]:
 
 
 def _combinations(options: dict[int, list[Loss]], few: int, only_ends: bool) -> Iterator[dict[int, Loss]]:
-    """Which files have lost something: all combinations if they are at most `few`. Else none, all, and (not for
-    `only_ends`) each alone in each way, and all but each."""
+    """Yields the combinations of files that have lost something. At most `few` combinations: all of them. Otherwise:
+    none, all, and (unless `only_ends`) each file alone in each way, and all but each."""
     if math.prod(len(losses) + 1 for losses in options.values()) <= few:
         ways = [[None, *losses] for losses in options.values()]
         for way in itertools.product(*ways):
@@ -152,9 +153,9 @@ def _combinations(options: dict[int, list[Loss]], few: int, only_ends: bool) -> 
 def _left_of(
     world: World, node: int, done: list[Effect], may: Unsure, lost: frozenset[int], persistence: Persistence
 ) -> list[Loss]:
-    """What can be left of a file besides all of it, the least first."""
+    """The contents of a file that can be left besides the complete file, the least complete first."""
     stops = [index for index, change in enumerate(done) if change.operation.number in lost]
-    if stops:  # its truncation is not in the journal: it is as it was before
+    if stops:  # the truncation is not in the journal, so the file is as before it
         before = done[: stops[0]]
         return [Loss(world.content_after(node, before), tuple(change.operation for change in done[stops[0] :]))]
     safe = may.safe(node, lost)
@@ -177,7 +178,7 @@ def _left_of(
     if high - low > unit:
         middle = low + max(unit, (high - low) // 2 // unit * unit)
         found.append(Loss(_mixed(whole, base, middle, high), lost_all))
-        if persistence is not Persistence.EXT4:  # bytes that came earlier are missing, and later ones are there
+        if persistence is not Persistence.EXT4:  # earlier bytes may be missing, and later bytes present
             found.append(Loss(_mixed(whole, base, low, low + unit, whole.size), lost_all))
     if persistence is Persistence.STRICT and end > start:
         found.append(Loss(_mixed(whole, base, low, high, whole.size), lost_all))
@@ -185,7 +186,7 @@ def _left_of(
 
 
 def _span(changes: Sequence[Effect], start: int, end: int) -> tuple[int, int]:
-    """The first byte that they change, and the byte behind the last."""
+    """The first byte that the changes write, and the byte after the last."""
     extents = [change.extent for change in changes if change.extent is not None]
     if not extents:
         return min(start, end), max(start, end)
@@ -193,7 +194,8 @@ def _span(changes: Sequence[Effect], start: int, end: int) -> tuple[int, int]:
 
 
 def _mixed(new: Content, old: Content, start: int, end: int, size: int | None = None) -> Content:
-    """The new file with the old bytes from `start` to before `end`. Its size: given, or what is left of the new."""
+    """The new file, with the old bytes from `start` to before `end`. `size`: its size; None: the size of the new
+    file."""
     mixed = new.zeroed(start, end)
     for extent in old.between(start, end):
         mixed = mixed.written(extent)

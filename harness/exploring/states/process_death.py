@@ -1,9 +1,7 @@
-"""The whole job dies at once, and its machines live: everything that was written is there.
-
-A rank's operations are cut off at any place, where those of other ranks allow it. The page cache of the kernel outlives
-the processes, so it does not matter what was synced. (kill(2), signal(7); a write(2) that is under way when its process
-is killed may be done in part, in whole pages.)
-"""
+"""The whole job dies at once, and its machines live: everything that was written is there. Each rank's operations may
+stop at any place that the operations of the other ranks allow. Syncs do not matter, because the page cache of the
+kernel outlives the processes. (kill(2), signal(7); a write(2) whose process is killed may be done in part, in whole
+pages.)"""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ MODEL = "process death"
 
 def states(recording: Recording, symmetry: bool = True, seed: int = 0) -> Iterator[State]:
     """The states that the death of all processes can leave. `symmetry`: ranks that do the same operations count as
-    equal. `seed`: of the choice, if there are more moments than can be looked at."""
+    equal. `seed`: used to choose, if there are too many moments to examine."""
     return of_cuts(Cuts(recording, symmetry, seed))
 
 
 def of_cuts(cuts: Cuts) -> Iterator[State]:
-    """The same of moments that are there already."""
+    """The states that the death of all processes can leave at the moments of `cuts`."""
     recording, found = cuts.recording, dict[str, State]()
     for moment in cuts.classes:
         cut, halves = cuts.cut(moment.stands)
@@ -36,6 +34,6 @@ def of_cuts(cuts: Cuts) -> Iterator[State]:
             len(done), recording.blobs, recording.kept_as_made, tuple(moment.seen), done=cut,
         )  # fmt: skip
         known = found.setdefault(tree.digest, state)
-        if known is not state:  # the same files again, as after a file that was there and is removed
+        if known is not state:  # equal files again, for example after a file was made and removed
             found[tree.digest] = replace(known, moments=joined([*known.moments, *state.moments]))
     yield from found.values()

@@ -13,24 +13,24 @@ from torchaos.harness.exploring.tree import Tree
 
 @dataclass(frozen=True)
 class State:
-    """Deaths of the job that all leave the same files."""
+    """The contents of the folder that some deaths of the job leave, and these deaths."""
 
-    name: str  # the same in each exploration of one recording
+    name: str  # the same in each exploration of the same recording
     model: str  # of death: `process death`, `node death`, or `power loss` and its persistence model
     died_at_step: int | None  # the newest step that a rank was in at its last operation; None: unknown
     tree: Tree
-    last_operation: Operation | None  # the last one that the files have felt, in the recorded order; None: none
-    operations: int  # how many came before the death: the fewer, the simpler the state
+    last_operation: Operation | None  # the last operation that changed the files, in the recorded order; None: none
+    operations: int  # the number of operations before the death; a state with fewer is simpler
     blobs: Blobs = field(compare=False, repr=False)
     linked: frozenset[str] = field(default=frozenset(), compare=False, repr=False)  # see Blobs.make_tree
-    moments: tuple[tuple[float, float], ...] = ()  # from and until when in the recorded run a death could leave it,
-    # in seconds of CLOCK_MONOTONIC; none: only in a run in which the ranks are ahead of each other in another way
-    lost: tuple[Operation, ...] = ()  # by a loss of power: what came before the death, and is not (or not whole) there
-    done: Mapping[int | None, int] | None = None  # how many operations each rank had done; None: all up to the last
+    moments: tuple[tuple[float, float], ...] = ()  # (begin, end) of deaths in the recorded run that leave this state,
+    # seconds of CLOCK_MONOTONIC. Empty: only possible if the ranks' operations come in another order than recorded.
+    lost: tuple[Operation, ...] = ()  # in a loss of power: operations whose changes are missing, wholly or in part
+    done: Mapping[int | None, int] | None = None  # operations done by each rank; None: all up to the last
 
     @property
     def digest(self) -> str:
-        """Equal for equal files."""
+        """A digest that is equal for states with equal files."""
         return self.tree.digest
 
     def write_to(self, folder: Path) -> None:

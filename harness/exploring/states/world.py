@@ -1,5 +1,5 @@
-"""What each operation of a recording changes, with files and folders as numbers instead of paths: so an operation means
-the same in an order in which it was not seen."""
+"""The effect of each operation of a recording. Files and folders are numbers (nodes) instead of paths, so that an
+operation means the same in another order than the recorded one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Effect:
     """The change that an operation makes. A node is a file, a folder or a symbolic link, whatever its names are."""
 
     operation: Operation
-    node: int | None  # what it is about; None: something that was not there
+    node: int | None  # the node that changes; None: it did not exist
     entries: tuple[tuple[int, str, int | None], ...] = ()  # folder, name, node (None: the name is gone)
     extent: Extent | None = None  # of a write
     size: int | None = None  # of a truncate
     replaces: bool = False  # a rename onto a file
-    needs: frozenset[int] = frozenset()  # operations of other ranks without which it could not be done
+    needs: frozenset[int] = frozenset()  # operations of other ranks that must come before it
 
     @property
     def data(self) -> bool:
@@ -34,28 +34,30 @@ class Effect:
 
     @property
     def visible(self) -> bool:
-        """Whether the files are others after it."""
+        """Whether the effect changes the files."""
         return self.data or bool(self.entries)
 
 
 class World:
-    """The effects of a recording in order, and the tree that any part of them makes."""
+    """The effects of a recording in order, and the tree that any of these effects make together."""
 
     def __init__(self, recording: Recording) -> None:
         self._numbers = count(ROOT + 1)
-        self._kinds: dict[int, str] = {ROOT: "folder"}  # node: file, folder, or what a symbolic link says
+        self._kinds: dict[int, str] = {ROOT: "folder"}  # by node: file, folder, or the target of a symbolic link
         self._entries: dict[tuple[int, str], int] = {}  # while the effects are found
-        self._first: dict[int, Content] = {}  # of the files that were there before
+        self._first: dict[int, Content] = {}  # contents of files that existed before the recording
         self._start(recording.base)
         self.base = dict(self._entries)
         self._files: dict[int, int] = {}  # node by the recorder's number
-        self._changed: dict[tuple[int, str], Operation] = {}  # who changed an entry last
+        self._changed: dict[tuple[int, str], Operation] = {}  # the operation that changed an entry last
         self._made: dict[int, Operation] = {}
         self._written: dict[int, dict[int | None, list[tuple[Operation, int, int]]]] = {}
         self.effects = tuple(self._effect(operation) for operation in recording.operations)
-        self.index = {line[i].number: i for line in recording.lines.values() for i in range(len(line))}  # in its rank
+        self.index = {
+            line[i].number: i for line in recording.lines.values() for i in range(len(line))
+        }  # place in its rank
         self._structure = [effect for effect in self.effects if effect.entries]
-        self.changes: dict[int, list[Effect]] = {}  # those of a file's data, in order
+        self.changes: dict[int, list[Effect]] = {}  # changes of each file's data, in order
         for effect in self.effects:
             if effect.data and effect.node is not None:
                 self.changes.setdefault(effect.node, []).append(effect)
@@ -69,11 +71,11 @@ class World:
         return self._kinds[node] == "file"
 
     def before(self, node: int) -> Content:
-        """The file before the recording; empty if there was none."""
+        """The content of the file before the recording; empty if it did not exist."""
         return self._first.get(node, Content())
 
     def content(self, node: int, done: int) -> Content:
-        """The file after the first `done` of its changes."""
+        """The content of the file after the first `done` of its changes."""
         key = (node, done)
         if key not in self._contents:
             low = done - 1
@@ -84,14 +86,15 @@ class World:
         return self._contents[key]
 
     def content_after(self, node: int, changes: Sequence[Effect]) -> Content:
-        """The file after these of its changes."""
+        """The content of the file after these changes."""
         first = self.changes.get(node, ())[: len(changes)]
         if all(a is b for a, b in zip(first, changes, strict=True)):
             return self.content(node, len(changes))
         return changed(self.before(node), changes)
 
     def tree(self, cut: Cut, half: frozenset[int] = frozenset()) -> Tree:
-        """The tree after the first operations of each rank. `half`: of these writes, the next ones, a part was done."""
+        """The tree after the first operations of each rank. `half`: numbers of writes of which the first half was done
+        in addition."""
         structure = (effect for effect in self._structure if self.has(cut, effect.operation))
         return self.made(structure, lambda node: self._content_at(node, cut, half))
 
@@ -105,14 +108,14 @@ class World:
         return self.made(structure, lambda node: self.content_after(node, changes.get(node, [])))
 
     def has(self, cut: Cut, operation: Operation) -> bool:
-        """Whether the operation is one of those that its rank has done at this cut."""
+        """Whether the operation's rank has done the operation at this cut."""
         return self.index[operation.number] < cut.get(operation.rank, 0)
 
     def done(self, node: int, cut: Cut) -> list[Effect]:
-        """The changes of a file's data that have been made."""
+        """The changes of a file's data before this cut."""
         changes = self.changes.get(node, [])
         by = self._by[node] if changes else None
-        if by is None:  # nobody, or several ranks
+        if by is None:  # no rank, or several ranks
             return [change for change in changes if self.has(cut, change.operation)]
         return changes[: bisect_left(self._indices[node], cut.get(by[0], 0))]
 
@@ -166,7 +169,7 @@ class World:
         self._entries[self._place(path)] = node
 
     def _place(self, path: str) -> tuple[int, str]:
-        """The folder and the name. A folder that is not there is the root: the recorder has missed something."""
+        """The folder and the name of a path. If the recorder has missed the folder, the root."""
         *above, name = path.split("/")
         folder = ROOT
         for part_ in above:
@@ -185,7 +188,7 @@ class World:
         along = (*self._along(path), *self._along(operation.to or ""))
         seen = [self._changed[at] for at in along if at in self._changed]
         if kind in (Kind.WRITE, Kind.TRUNCATE, Kind.CLOSE, *SYNCS) and by_handle is not None:
-            there, seen = by_handle, []  # its names don't matter
+            there, seen = by_handle, []  # the operation names an open file, so names don't matter
         entries: tuple[tuple[int, str, int | None], ...] = ()
         extent, size, replaces = None, None, False
         if kind in (Kind.CREATE, Kind.MKDIR, Kind.SYMLINK):
@@ -227,13 +230,13 @@ class World:
         return Effect(operation, there, entries, extent, size, replaces, needs)
 
     def _inside(self, node: int) -> list[Operation]:
-        """The last changes of each entry below a folder: it is renamed or removed as it is."""
+        """The last change of each entry below a folder: the folder is renamed or removed with these entries."""
         found = [by for (folder, _name), by in self._changed.items() if folder == node]
         below = [child for (folder, _name), child in self._entries.items() if folder == node]
         return found + [by for child in below if self._kinds[child] == "folder" for by in self._inside(child)]
 
     def _overlapping(self, operation: Operation, node: int, extent: Extent | None) -> list[Operation]:
-        """The last changes of the same bytes by other ranks: these are kept in the order in which they were seen."""
+        """The last changes of the same bytes by other ranks; the recorded order of such changes is kept."""
         start, end = (extent.offset, extent.end) if extent else (operation.size, 1 << 63)
         written = self._written.setdefault(node, {})
         others = [each for rank, made in written.items() if rank != operation.rank for each in made]
@@ -247,7 +250,7 @@ def _only(ranks: set[int | None]) -> tuple[int | None] | None:
 
 
 def changed(content: Content, changes: Iterable[Effect]) -> Content:
-    """The file after the changes of its data."""
+    """The content of the file after these changes of its data."""
     for change in changes:
         if change.extent is not None:
             content = content.written(change.extent)
@@ -257,7 +260,7 @@ def changed(content: Content, changes: Iterable[Effect]) -> Content:
 
 
 def part(change: Effect, unit: int = 4096) -> Effect:
-    """The first half of a write, in whole units of `unit` bytes."""
+    """A write of the first half of the bytes, in whole units of `unit` bytes."""
     assert change.extent is not None
     whole = change.extent
     half = max(unit, whole.size // 2 // unit * unit)

@@ -1,4 +1,5 @@
-"""One resume by forked ranks: does what torchrun and the engine do in a cold one, as far as a verdict needs it."""
+"""One resume by forked ranks. It does what torchrun and the engine do in a cold resume, as far as a verdict needs
+it."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ class Forked:
             self._journal.emit(Kind.RANK_UP, {**up, **where}, rank=rank.number, attempt=attempt)
 
     def _family(self) -> dict[int, int]:
-        """The ranks and what they have forked: start times by pid."""
+        """The ranks and the processes that they have forked: start times by pid."""
         return {pid: ticks for pid, ticks in proc.family(self._run_id).items() if pid != self._parent.pid}
 
     def _follow(self, submission: int) -> bool:
@@ -82,7 +83,7 @@ class Forked:
             events = self._journal.snapshot()
             self._note_ends()
             codes = self._codes
-            if any(codes.values()) or len(codes) == len(self._born):  # one that fails takes all others with it
+            if any(codes.values()) or len(codes) == len(self._born):  # if a rank fails, all others are ended
                 code = int(any(codes.values()))
                 end = {"submission": submission, "pid": self._parent.pid, "exit_code": code}
                 self._journal.emit(Kind.JOB_EXITED, end)

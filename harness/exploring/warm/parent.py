@@ -1,13 +1,15 @@
-"""Runs in the job's own Python: imports the libraries that the job imports, and forks the ranks of each resume.
+"""Runs in the job's own Python: imports the libraries that the job imports, and forks the ranks of each resume. It is
+run by its path, with the standard library only.
 
-Standard library only, and started by its path. It reads requests from the socket whose number is its argument, one JSON
-object in a line, and answers each with one line:
+It reads requests from the socket whose number is its argument, one JSON object per line, and answers each with a line:
 
-    {"do": "import", "names": [...]}  ->  {"threads": n, "cuda": bool, "failed": {name: error}}
-    {"do": "fork", "ranks": [{"env", "argv", "cwd", "path", "log", "imports"}]}  ->  {"pids": [...]}
-    {"do": "ends", "pids": [...]}  ->  {"codes": {pid: code}}    of those that have ended; a signal is negative
+{"do": "import", "names": [...]} -> {"threads": n, "cuda": bool, "failed": {name: error}}
 
-In a forked rank, `serve` returns what it is to run, so that the script runs at the bottom of the stack, and the
+{"do": "fork", "ranks": [{"env", "argv", "cwd", "path", "log", "imports"}]} -> {"pids": [...]}
+
+{"do": "ends", "pids": [...]} -> {"codes": {pid: code}} of the ranks that have ended; negative: a signal
+
+In a forked rank, `serve` returns the program to run, so that the script runs at the bottom of the stack, and the
 interpreter ends as usual."""
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _AGENT = "_torchaos_agent"
 
 
 def serve(sock: socket.socket) -> dict[str, Any] | None:
-    """In the parent: None, when the other end is closed. In a rank: what it is to run."""
+    """Serves requests. In the parent: returns None when the other end is closed. In a forked rank: returns the program
+    to run."""
     lines = sock.makefile("rb")
     for line in lines:
         request = json.loads(line)
@@ -56,7 +59,7 @@ def _import(names: list[str]) -> dict[str, Any]:
     for name in names:
         try:
             importlib.import_module(name)
-        except BaseException as error:  # the rank, which needs it in another order perhaps, will see
+        except BaseException as error:  # the rank may import it in another order, and will see the error itself
             failed[name] = repr(error)[:200]
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
@@ -82,7 +85,7 @@ def _ends(pids: list[int]) -> dict[int, int]:
 def become(rank: dict[str, Any], parent: int) -> types.ModuleType:
     """Makes this process look like a rank that torchrun has just started. Returns its `__main__`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before this line
+    if os.getppid() != parent:  # the parent died before this line
         os._exit(1)
     log = os.open(rank["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for fd in (1, 2):
@@ -105,7 +108,7 @@ def become(rank: dict[str, Any], parent: int) -> types.ModuleType:
 
 
 def _note_imports(path: str) -> None:
-    """Writes the name of each module that is imported from now on into a file, one a line."""
+    """Writes the name of each module that is imported from now on into a file, one per line."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def note(event: str, args: tuple[Any, ...]) -> None:
@@ -116,8 +119,8 @@ def _note_imports(path: str) -> None:
 
 
 def start_agent(folder: str) -> None:
-    """Loads the agent as its sitecustomize would. It finds torch imported already, and replaces functions that other
-    modules have imported by name: they get the replacement too, as they do where the agent comes first."""
+    """Loads the agent as its sitecustomize would. Torch is imported already. If a module has imported a function by
+    name that the agent replaces, it gets the replacement too, as if the agent had been loaded first."""
     before = {name: dict(vars(module)) for name, module in list(sys.modules.items()) if _may_be_patched(name, module)}
     spec = importlib.util.spec_from_file_location(
         _AGENT, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
@@ -128,7 +131,7 @@ def start_agent(folder: str) -> None:
     sys.modules[_AGENT] = package
     spec.loader.exec_module(package)
     package.start()
-    new = {}  # by the id of what was replaced, which `before` keeps alive: its module, and the replacement
+    new = {}  # by id of the old function, which `before` keeps alive: its module, and the replacement
     for name, was in before.items():
         now = vars(sys.modules[name])
         new.update({id(old): (name, now[key]) for key, old in was.items() if now.get(key, old) is not old})
@@ -137,7 +140,7 @@ def start_agent(folder: str) -> None:
             continue
         for key, value in list(vars(module).items()):
             owner, replacement = new.get(id(value), ("", None))
-            if owner and not (owner == "torch" and name.startswith("torch.")):  # which torch itself imports before
+            if owner and not (owner == "torch" and name.startswith("torch.")):  # torch imports these before the agent
                 setattr(module, key, replacement)
 
 

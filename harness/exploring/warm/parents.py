@@ -1,4 +1,4 @@
-"""The parent of warm ranks, seen from the harness: its process, and what it is asked."""
+"""The harness's side of the parent of warm ranks: its process, and requests to it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _OF_RANKS = ("RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", ENV_PLAN, ENV_ATTEMPT_
 
 
 class Parent:
-    """One parent. Its ranks die with it, and it ends when its socket is closed."""
+    """One parent process. Its ranks die with it, and it ends when its socket is closed."""
 
     def __init__(self, rank: RankCommand, run_id: str, log: Path) -> None:
-        """Raises ChaosError if it can't be started."""
+        """Starts the parent. Raises ChaosError if it can't be started."""
         env = {name: value for name, value in rank.env.items() if name not in _OF_RANKS}
         ours, theirs = socket.socketpair()
         ours.settimeout(_IMPORT_S)
@@ -44,7 +44,8 @@ class Parent:
         return self._process.pid
 
     def imports(self, names: Sequence[str]) -> str:
-        """Imports the modules. Returns why ranks can't be forked afterwards, as a clause; empty if they can."""
+        """Imports the modules in the parent. Returns why ranks can't be forked afterwards, as a clause; empty if they
+        can."""
         answer = self._ask({"do": "import", "names": list(names)})
         if answer["cuda"]:
             return "the imports made a CUDA context, which a forked process can't use"
@@ -55,7 +56,7 @@ class Parent:
     def fork(
         self, ranks: Sequence[RankCommand], envs: Sequence[Mapping[str, str]], log: Path, imports: Path | None = None
     ) -> list[int]:  # fmt: skip
-        """Forks the ranks. Returns their pids. `imports`: a file in which rank 0 notes what it imports."""
+        """Forks the ranks. Returns their pids. `imports`: a file in which rank 0 records which modules it imports."""
         folder = str(Path(agent.__path__[0]).resolve())
         asked = [
             {
@@ -68,7 +69,7 @@ class Parent:
         return [int(pid) for pid in self._ask({"do": "fork", "ranks": asked})["pids"]]
 
     def ends(self, pids: Sequence[int]) -> dict[int, int]:
-        """The exit codes of the ranks that have ended, by pid; each is told once. Negative: a signal."""
+        """The exit codes of the ranks that have ended since the last call, by pid. Negative: a signal."""
         return {int(pid): code for pid, code in self._ask({"do": "ends", "pids": list(pids)})["codes"].items()}
 
     def close(self) -> None:

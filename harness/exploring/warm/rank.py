@@ -1,4 +1,5 @@
-"""How the job's launcher starts its ranks: read from a live rank of a cold resume, and given to forked ranks."""
+"""The command by which the job's launcher starts a rank. It is read from a live rank of a cold resume, and used for
+forked ranks."""
 
 from __future__ import annotations
 
@@ -15,18 +16,19 @@ _PLAIN = ("-u", "-B", "-s", "-E", "-O", "-OO")  # options of the interpreter wit
 
 @dataclass(frozen=True)
 class RankCommand:
-    """What one rank of a cold resume was started with."""
+    """The command with which a rank of a cold resume was started."""
 
     python: str
-    options: tuple[str, ...]  # of the interpreter
-    module: str  # of `-m`; empty: a script
+    options: tuple[str, ...]  # options of the interpreter
+    module: str  # the module of `-m`; empty: it is a script
     argv: tuple[str, ...]  # the script, or the module's name, and its arguments
     cwd: str
     env: Mapping[str, str]
 
     @classmethod
     def of(cls, pid: int) -> RankCommand:
-        """Raises OSError if the process is gone, and ValueError if it is not a Python that runs a script."""
+        """The command of a live process. Raises OSError if the process is gone, and ValueError if it is not a Python
+        that runs a script."""
         words = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")[:-1]
         pairs = (line.partition("=") for line in os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0"))
         env = {name: value for name, equals, value in pairs if equals}
@@ -44,8 +46,8 @@ class RankCommand:
         return int(self.env["RANK"])
 
     def again(self, port: int, run_id: str, errors: Path, attempt: int) -> dict[str, str]:
-        """The environment of a rank of another resume. Its rank 0 keeps the store that torchrun's agent keeps
-        otherwise."""
+        """The environment of this rank in another resume. Rank 0 then serves the store, which torchrun's agent usually
+        does."""
         return {
             **self.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False",
             "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_ERROR_FILE": str(errors / f"error-{self.number}.json"),

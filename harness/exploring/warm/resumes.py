@@ -1,7 +1,6 @@
-"""Warm resumes: the ranks of a resume are forked, and not started by the job's launcher.
-
-One of the first states is resumed both ways, and the two must be equal, bit for bit. If they differ, or if ranks can't
-be forked, all states are resumed cold, and the report says why."""
+"""Warm resumes: the ranks of a resume are forked, and not started by the job's launcher. One of the first states is
+resumed both ways, and the two resumes must be equal, bit for bit. If they differ, or if ranks can't be forked, all
+states are resumed cold, and the report says why."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ from torchaos.harness.exploring.warm.rank import RankCommand
 from torchaos.harness.record.history import Execution
 from torchaos.harness.record.record import Record
 
-_TRIES = 3  # states that are resumed cold, until one is resumed rightly, with which forked ranks can be compared
+_TRIES = 3  # states that are resumed cold, until a resume succeeds with which forked ranks can be compared
 
 
 class Warm:
-    """Warm resumes, one after the other. Called with a state, it returns its outcome, which is of a cold resume as long
-    as no state was resumed both ways; None if ranks are not forked."""
+    """Makes warm resumes, one after the other. A call with a state returns its outcome. Until a state was resumed both
+    ways, this is the outcome of a cold resume. None if ranks can't be forked."""
 
     def __init__(self, trials: Trials, cold: Cold, beyond: int, home: Path) -> None:
         self._trials, self._cold, self._beyond, self._home = trials, cold, beyond, home
@@ -72,20 +71,21 @@ class Warm:
             return None
         try:
             return self._resume(state)[0]
-        except ChaosError as error:  # the parent died, say
+        except ChaosError as error:  # for example, the parent died
             self._off = str(error)
             self.close()
             return None
 
     def _check(self, state: State) -> Outcome | None:
-        """Resumes a state cold and, if that is right, warm, and compares. Returns the cold resume's outcome."""
+        """Resumes a state cold and, if the outcome is right, also warm, and compares the two. Returns the outcome of
+        the cold resume."""
         commands: dict[int, RankCommand | str] = {}
         self._cold.on_event = lambda event: _note_rank(event, commands)
         outcome, cold = self._cold(state)
         self._cold.on_event = lambda event: None
         if self._stopped:
             return None
-        if outcome.kind is not Class.RIGHT:  # another state will do
+        if outcome.kind is not Class.RIGHT:  # tries again with another state
             self._tries += 1
             why = f"none of the first {self._tries} states was resumed rightly, so there was nothing to compare with"
             self._off = why if self._tries == _TRIES else ""
@@ -105,8 +105,8 @@ class Warm:
         return outcome
 
     def _learned(self, state: State) -> list[str]:
-        """The modules that a rank imports, without the job's own, in order: a rank forked before the imports notes
-        them."""
+        """The modules that a rank imports, in order, without the job's own. A rank that is forked before the imports
+        records them."""
         path = self._home / "imports"
         with suppress(FileNotFoundError):
             path.unlink()
@@ -115,7 +115,8 @@ class Warm:
         return [name for name in names if self._is_installed(name)]
 
     def _is_installed(self, name: str) -> bool:
-        """Not the job's own: its modules may do anything when they are imported, such as looking at RANK."""
+        """Whether the module is installed, and is not the job's own. The job's own modules may do anything when they
+        are imported, such as looking at RANK."""
         rank, top = self._ranks[0], name.partition(".")[0]
         own = [rank.cwd, os.path.dirname(os.path.join(rank.cwd, rank.argv[0]))]
         own += rank.env.get("PYTHONPATH", "").split(os.pathsep)
@@ -142,7 +143,7 @@ class Warm:
 
 
 def _note_rank(event: Event, commands: dict[int, RankCommand | str]) -> None:
-    """Reads the command of a rank while it lives. A text: why it is no use."""
+    """Reads the command of a rank while it is alive. On failure, notes why forked ranks can't be used, as a text."""
     if event.kind is Kind.RANK_UP and event.source != RECORDED and event.rank is not None:
         try:
             commands[event.rank] = RankCommand.of(event.data["pid"])
@@ -151,8 +152,8 @@ def _note_rank(event: Event, commands: dict[int, RankCommand | str]) -> None:
 
 
 def difference(cold: Record, warm: Record) -> str:
-    """What differs between the two resumes, as a clause; empty if nothing does. Compared are the steps that both made:
-    losses, learning rates, samples, parameters, and the saves and loads."""
+    """The first difference between the two resumes, as a clause; empty if there is none. Compares the steps that both
+    made: losses, learning rates, samples, parameters, and the saves and loads."""
     one, other = (_steps(record) for record in (cold, warm))
     common = one.keys() & other.keys()
     if not common:

@@ -62,5 +62,5 @@ def records(files: Files, path: str, offset: int, length: int, what: str = "torc
 
 
 def without_crcs(found: dict[str, Record]) -> bool:
-    """Whether no record has a CRC: torch can leave all of them 0 (torch.serialization.set_crc32_options)."""
+    """Whether no record has a CRC: torch can write 0 in place of all CRCs (torch.serialization.set_crc32_options)."""
     return all(record.crc == 0 for record in found.values() if record.extent.length)

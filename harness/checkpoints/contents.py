@@ -1,7 +1,5 @@
-"""The entries of nested containers under dotted names: tensors, and other values as text.
-
-Depth and number are limited, because containers that were read from a pickle may contain themselves, or one list a
-million times."""
+"""The entries of nested containers under dotted names: tensors, and other values as text. Depth and number are limited,
+because a container from a pickle may contain itself, or the same list a million times."""
 
 from __future__ import annotations
 
@@ -88,7 +86,7 @@ def under(name: str, key: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """The value as text. If the text is long, its type and a digest."""
+    """The value as text. A long text is replaced by its type and a digest."""
     if isinstance(value, Global):
         return value.full
     if isinstance(value, (StorageRef, Dtype)):

@@ -22,8 +22,7 @@ Matrix = tuple[int, ...]
 
 
 def combine(first: int, second: int, length: int) -> int:
-    """The CRC of two parts together. `first`, `second`: the CRCs of the parts; `length`: of the second part, in
-    bytes."""
+    """The CRC of two parts together, from their CRCs. `length`: of the second part, in bytes."""
     return _apply(_power(8 * length % _ORDER), first) ^ second
 
 

@@ -1,8 +1,6 @@
-"""Checks digests of files that a checkpoint itself contains. A job may save the SHA-256 of each file, for example.
-
-Two checkpoints with equal contents may have different digests: the bytes of a pickle also depend on which strings are
-the same object in memory, and a resume changes that. So a correct digest is replaced by a fixed text, and a wrong
-digest stays."""
+"""Checks digests of files that a checkpoint itself contains, for example the SHA-256 of each file. Two checkpoints with
+equal contents may have different digests: the bytes of a pickle also depend on which strings are the same object in
+memory, and a resume changes that. So a correct digest is replaced by a fixed text, and a wrong digest stays."""
 
 from __future__ import annotations
 

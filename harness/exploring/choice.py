@@ -32,12 +32,13 @@ _OF_NODES = ("node-death", "node-death-local")
 
 
 def models_of(wanted: Sequence[str], plan: Plan) -> tuple[str, ...]:
-    """The models by name. `all`: those that fit the job. Raises UsageError for a model that does not."""
+    """The models of death by name. `all`: all models that fit the job. Raises UsageError for a model that does not
+    fit."""
     if plan.job.nodes == 1 and (of_nodes := [one for one in wanted if one in _OF_NODES]):
         raise UsageError(f"{plan.scenario}: the job has one node, so {of_nodes[0]} is process-death")
     if "all" not in wanted:
         return tuple(wanted)
-    none = _OF_NODES if plan.job.nodes == 1 else _OF_NODES[1:]  # where checkpoints lie is not known
+    none = _OF_NODES if plan.job.nodes == 1 else _OF_NODES[1:]  # it is not known where checkpoints are
     return tuple(one for one in MODELS if one in wanted or one not in none)
 
 

@@ -76,8 +76,8 @@ print(json.dumps([(d.metadata["Name"], d.version, folder(d)) for d in m.distribu
 
 @lru_cache
 def ranks_per_node(python: str, word: str, env: frozenset[tuple[str, str]]) -> int | None:
-    """The number of ranks that torchrun makes for `--nproc-per-node gpu`, `cpu` or `auto` on this machine. The job's
-    own torch is asked. None if it refuses the word, or can't be asked."""
+    """The number of ranks that torchrun starts for `--nproc-per-node gpu`, `cpu` or `auto` on this machine, according
+    to the job's own torch. None if it refuses the word, or can't be asked."""
     code = "import sys, torch.distributed.run as r; print(r.determine_local_world_size(sys.argv[1]))"
     try:
         done = subprocess.run(

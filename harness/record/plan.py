@@ -26,15 +26,15 @@ ENDED_BEFORE = "the run ended before its trigger was reached"
 
 @dataclass(frozen=True)
 class After:
-    """A trigger that is seen from outside: a time after the launch, or after an event of another fault."""
+    """A trigger that is seen from outside the ranks: a time after the launch, or after an event of another fault."""
 
     delay_s: float = 0.0
     fault: str | None = None  # None: after the job's launch
     state: str = "applied"  # applied, felt, recovered, rolled_back
-    checkpoints: int = 0  # and this many checkpoints have been saved since
+    checkpoints: int = 0  # the trigger also waits until this many checkpoints have been saved since
     not_before_s: float = 0.0  # with `fault`: at least so many seconds after the launch
-    lethal: bool = False  # the target of that fault dies of it, at once or later
-    lasting: bool = False  # that fault is taken back during the run; a recovery can only come after that
+    lethal: bool = False  # the target of that fault dies from it, at once or later
+    lasting: bool = False  # that fault is undone during the run; a recovery can only come after that
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class PlannedFault:
     trigger: Moment | After
     params: Mapping[str, Any]
     source: str  # the injector's file
-    injector: str  # and class
-    duration_s: float | None = None  # taken back after this long; None: when the run ends
+    injector: str  # the class in that file
+    duration_s: float | None = None  # undone after this long; None: when the run ends
     times: int = 1
 
 
 @dataclass(frozen=True)
 class PlannedJob:
-    command: tuple[str, ...]  # placeholders but `{run}` filled in
+    command: tuple[str, ...]  # all placeholders but `{run}` are filled in
     cwd: str
-    env: Mapping[str, str]  # what the scenario adds
+    env: Mapping[str, str]  # the variables that the scenario adds
     world_size: int
     nodes: int
     timeout_s: float
@@ -68,7 +68,7 @@ class PlannedJob:
     attach_pid: int | None = None
     replicas: int = 1  # each has its own torchrun, an equal share of the ranks, and counts as a node
     container: Mapping[str, Any] = field(default_factory=dict)  # if nodes are containers: their settings
-    busy_nodes: int = 0  # how many nodes have ranks at first (the others are spare); 0: all
+    busy_nodes: int = 0  # how many nodes have ranks at first (the others are standby nodes); 0: all
     hosts: tuple[str, ...] = ()  # the machines that are the nodes, if the scenario names them
     pods: Mapping[str, Any] = field(default_factory=dict)  # if nodes are pods: their settings
 
@@ -105,7 +105,7 @@ class Plan:
     never_ranks: tuple[int, ...] = ()
     never_nodes: tuple[int, ...] = ()
     consent: tuple[str, ...] = ()  # to faults that can harm the host, from the scenario and the command line
-    twin: Mapping[str, Any] = field(default_factory=dict)  # {"runs": how many at most}; empty: none wanted
+    twin: Mapping[str, Any] = field(default_factory=dict)  # {"runs": the most twins}; empty: no twin is wanted
     hooks: tuple[str, ...] = ()
     collect: tuple[Need, ...] = ()  # the data that the assertions need
     needs: tuple[str, ...] = ()  # capabilities
@@ -119,7 +119,7 @@ class Plan:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
     def masked(self) -> Plan:
-        """The plan for showing and storing, without the secrets in the job's command and environment. The run itself
+        """The plan without the secrets in the job's command and environment, to be shown and stored. The run itself
         uses the unmasked plan."""
         job = replace(self.job, command=mask_words(self.job.command), env=mask_env(self.job.env))
         return replace(self, job=job)

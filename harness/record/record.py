@@ -47,8 +47,8 @@ class Record(RunEvents):
 
     @cached_property
     def stopped(self) -> Event | None:
-        """The event that says why the run was ended before the job ended by itself. The job may still have saved, and
-        may have ended with exit code 0."""
+        """The event that says why the run was ended before the job ended by itself. None if there is none. The job may
+        still have saved, and may have ended with exit code 0."""
         return next(self.of_kind(Kind.STOPPED), None)
 
     @property

@@ -45,7 +45,7 @@ def records_of(run: Record) -> list[Record]:
 
 
 def without_steps(run: Record) -> Record:
-    """The record without steps, samples and checkpoints. A page would otherwise show those of all replicas as if they
+    """The record without steps, samples and checkpoints, for pages that would show those of all replicas as if they
     came from one torchrun."""
     of_steps = {
         Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.RENAMED,
@@ -73,7 +73,7 @@ def _faults_of(faults: Iterable[PlannedFault], ranks: range, replica: int) -> It
         own = Target(
             tuple(rank - ranks.start for rank in whole.ranks if rank in ranks), (0,) if replica in whole.nodes else ()
         )
-        if own.ranks or own.nodes or not (whole.ranks or whole.nodes):  # files belong to all
+        if own.ranks or own.nodes or not (whole.ranks or whole.nodes):  # a fault in files hits all replicas
             yield replace(fault, target=own, trigger=_trigger_of(fault, ranks))
 
 

@@ -64,7 +64,7 @@ class Case:
     bound: Mapping[str, Any] = field(default_factory=dict)
     seconds: tuple[str, ...] = ()  # the keys of `measured` and `bound` that are durations
     follows: str | None = None  # the failed case that this failure follows from
-    cause: str = ""  # the most likely cause in a few words, which the reason also contains
+    cause: str = ""  # the most likely cause in a few words, also part of the reason
 
     @property
     def full_reason(self) -> str:
@@ -93,7 +93,7 @@ class FaultResult:
     verdict: Verdict
     reason: str
     proved: bool = True  # it landed as planned and was felt, so the run is evidence
-    # The values that were requested of a network and the measured values, by name: {"delay_ms": {"asked": 50.0,
+    # Of a network: values that were requested and measured, by name: {"delay_ms": {"asked": 50.0, "measured": 50.3}}
     # "measured": 50.3}}
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ class Recovery:
     fault: str
     parts: Mapping[str, float | None]  # by the names of judging/recovery/recovery.py, PARTS
     lost_steps: int | None
-    advice: tuple[str, ...] = ()  # which waits were long, and which setting shortens them; judged by nothing
+    advice: tuple[str, ...] = ()  # which waits were long, and which settings shorten them; no verdict depends on it
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Result:
                 raise UsageError(
                     f"this result has schema {raw['schema']}, and {SCHEMA} is the latest known: use a newer torchaos"
                 )
-            from torchaos.harness.record.stored import made_as  # here, since pydantic takes long to import
+            from torchaos.harness.record.stored import made_as  # imported here, because pydantic takes long to import
 
             return made_as(cls, {"decided_by": _decided_by(raw), **raw})  # older results lack this field
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -162,7 +162,7 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, Enum):
         return _as_json(value.value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)  # "nan", "inf": JSON has no word for them
+        return value if math.isfinite(value) else str(value)  # "nan", "inf": JSON has no such numbers
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, Mapping):

@@ -127,8 +127,8 @@ class RunDir:
         return self.own(*self._own_paths())
 
     def own(self, *paths: Path) -> RunDir:
-        """Raises UsageError unless each path belongs to this user and is no link. Must be called before anything is
-        read. Returns this object."""
+        """Returns this object. Raises UsageError unless each path in it belongs to this user and is no link. Must be
+        called before anything is read."""
         for path in paths:
             found = os.lstat(path)
             if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():

@@ -85,7 +85,7 @@ def _pairs_masked(text: str) -> str:
         if found.start() < at or not value or not _is_secret_pair(found[2], text[found.end() : found.end() + 40]):
             continue
         end = value.end()
-        if value[0][0] in "|>":  # and all lines that stand deeper than the name's
+        if value[0][0] in "|>":  # and all lines that are indented more than the name
             line = text.rfind("\n", 0, found.start()) + 1
             indent = len(text[line:]) - len(text[line:].lstrip(" "))
             block = re.compile(rf"[^\n]*(?:\n(?: {{{indent + 1},}}[^\n]*|[ \t]*(?=\n)))*").match(text, end)
@@ -102,7 +102,7 @@ def _is_secret_pair(name: str, value: str) -> bool:
 
 
 def _assigns_a_secret(found: re.Match[str]) -> bool:
-    """Whether `NAME=VALUE` contains a secret. In a text that only explains how to write something, it does not."""
+    """Whether `NAME=VALUE` contains a secret. False in a text that only explains the form."""
     return is_secret(found[1]) and found[2].rstrip(",.;:)") not in _PLACEHOLDERS
 
 

@@ -45,7 +45,7 @@ def find(files: Files, root: str) -> list[str]:
     a checkpoint is not counted again. Raises OSError if `root` can't be listed."""
     root = root.rstrip("/") or "/"
     if not files.is_dir(root):
-        files.size(root)  # raises where it is not there
+        files.size(root)  # raises an error if the path does not exist
         return [root]
     return [root] if kind(files, root) else list(_below(files, root, root))
 
@@ -94,7 +94,7 @@ def in_order(found: list[Checkpoint]) -> list[Checkpoint]:
 
 
 def trackers(files: Files, root: str) -> list[Tracker]:
-    """The tracker files directly in a folder."""
+    """The tracker files that are directly in a folder."""
     if not files.is_dir(root):
         return []
     made = []
@@ -112,7 +112,8 @@ def trackers(files: Files, root: str) -> list[Tracker]:
 def step_of(name: str, found: Checkpoint) -> int | None:
     """The step of a checkpoint. If its framework stores a step count, it is read from the contents, otherwise from the
     name. The number in Accelerate's `checkpoint_3` is no step."""
-    values = {name: value for name, value in found.values.items() if "random_states" not in name}  # it counts otherwise
+    # The counter of Accelerate's random states is no step of training.
+    values = {name: value for name, value in found.values.items() if "random_states" not in name}
     counted = {re.split(r"[:/]", name)[-1]: value for name, value in sorted(values.items())}
     named = NUMBERED.search(name)
     by_name = int(named["number"]) if named else None

@@ -19,11 +19,11 @@ class Format:
     reader raises Unreadable or OSError if it can't read any further."""
 
     name: ClassVar[str]  # as `torchaos verify` prints it
-    asked: ClassVar[int] = 50  # formats are asked in this order, from the lowest; special formats first
+    asked: ClassVar[int] = 50  # formats are tried in this order, from the lowest; special formats first
 
     suffixes: ClassVar[tuple[str, ...]] = ()  # suffixes of files that are read one by one
     starts: ClassVar[tuple[bytes, ...]] = ()  # the first bytes of such a file, for a file with another name
-    parts: ClassVar[tuple[str, ...]] = ()  # suffixes of files that hold tensors, and are only read with other files
+    parts: ClassVar[tuple[str, ...]] = ()  # suffixes of files that hold tensors, and can only be read with other files
     metadata: ClassVar[tuple[str, ...]] = ()  # names of files that give the places of tensors in other files
     tracker: ClassVar[str] = ""  # the name of a file beside the checkpoints that names the newest checkpoint
     one_save: ClassVar[bool] = False  # one save writes all files of a checkpoint

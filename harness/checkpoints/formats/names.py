@@ -1,4 +1,4 @@
-"""The facts in the names of files and folders: the step, and whether the checkpoint is finished."""
+"""Reads from the names of files and folders: the step, and whether the checkpoint is finished."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The parts that a resume needs, and those that a checkpoint lacks.
-
-Formats declare the parts. For a format without a declaration, the parts are guessed from the names of the entries. A
-part that is missing then is reported, but is no damage."""
+"""The parts of a checkpoint that a resume needs, and which of them are missing. Formats declare the parts. For a format
+without a declaration, they are guessed from the names of the entries. A part that is missing according to a guess is
+reported, but is no damage."""
 
 from __future__ import annotations
 

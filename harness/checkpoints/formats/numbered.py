@@ -1,4 +1,5 @@
-"""Folders of no other format with a step in their names, such as `step-10/`. Their files are read one by one."""
+"""Folders with a step in their names, such as `step-10/`, that belong to no other format. Their files are read one by
+one."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .format import Format
 
 _JSON = ".json"
-# Types of files that often hold tensors. Those that no format reads are reported.
+# Types of files that often hold tensors. Files of these types that no format reads are reported.
 _KNOWN = (".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".gz", ".zst", ".tar", ".zip", ".gguf", ".onnx", ".params")
 
 
@@ -58,7 +58,7 @@ def may_hold_tensors(path: str) -> bool:
 
 
 def role_of(path: str) -> str:
-    """The purpose of a file in a checkpoint: metadata, data, or other."""
+    """The role of a file in a checkpoint: metadata, data, or other."""
     name = posixpath.basename(path)
     if name.endswith(_JSON) or any(name in one.metadata for one in table()):
         return "metadata"

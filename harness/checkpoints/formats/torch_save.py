@@ -64,7 +64,7 @@ def read_zip(
 
 
 def add(value: Any, places: dict[str, Record], into: Checkpoint, prefix: str, what: str) -> None:
-    """Adds the contents of a pickle. `places`: the records of the storages that it refers to, by key."""
+    """Adds the contents of a pickle. `places`: the records of the pickle's storages, by key."""
 
     def tensor(name: str, ref: TensorRef) -> None:
         try:
@@ -76,7 +76,7 @@ def add(value: Any, places: dict[str, Record], into: Checkpoint, prefix: str, wh
 
 
 def entry(name: str, ref: TensorRef, places: dict[str, Record]) -> TensorEntry:
-    """The place of a tensor's bytes in its storage. Raises Unreadable if the storage does not have all of them."""
+    """The place of a tensor's bytes in its storage. Raises Unreadable if the storage is too small."""
     if ref.storage.location == "meta":
         return TensorEntry(name, ref.dtype, ref.size, ())
     if ref.storage.key not in places:

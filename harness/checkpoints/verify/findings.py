@@ -60,7 +60,7 @@ class Findings:
                 yield self._run(path, run)
 
     def _stale(self, path: str, bad: Sequence[BadChunk]) -> Problem | None:
-        """A problem if the file is from another save. None otherwise."""
+        """The problem that the file is from another save. None if it is not."""
         for other in self._manifests.others(self._saved[path]) if self._manifests else ():
             if all(_is(chunk, other) for chunk in bad):
                 text = f"{posixpath.basename(path)}: it is not from this save, but from {other.save}"
@@ -68,7 +68,7 @@ class Findings:
         return None
 
     def _flipped(self, chunk: BadChunk) -> Problem | None:
-        """A problem if the flip of a single bit explains the change of the chunk. None otherwise."""
+        """The problem that one bit of the chunk has flipped. None if no single flip explains the change."""
         place = self._by_format(chunk) if chunk.was is None else locate(chunk.crc ^ chunk.was, chunk.length)
         if place is None:
             return None
@@ -133,7 +133,7 @@ class Findings:
 
 
 def _is(chunk: BadChunk, other: Saved) -> bool:
-    """Whether the chunk now has the contents that another save wrote at this place."""
+    """Whether the chunk has the contents that another save wrote at this place."""
     digest, crc = other.digest_at(chunk.offset)
     return digest == chunk.now if digest else crc == chunk.crc
 

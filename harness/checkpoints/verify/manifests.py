@@ -1,9 +1,9 @@
 """The manifests that the agent wrote during saves (agent/manifest.py): digests, chunk by chunk, of the bytes in memory.
 
-A file is found by its path at save time, without marks such as `.tmp`: its manifest is of the newest save to that path.
-If no file was saved under that path, it is found by its inode, which a rename keeps. A copy is found by the last parts
-of its path. A newer save may never have got its final name. So if the inodes of all files of a checkpoint are those of
-one earlier save, the files are of that save."""
+A file's manifest is found by the file's path at save time, without marks such as `.tmp`; the newest save to that path
+counts. If no file was saved under that path, it is found by the file's inode, which a rename keeps. The manifest of a
+copy is found by the last parts of the path. A newer save may never have got its final name. So if the inodes of all
+files of a checkpoint are those of one earlier save, the files are of that save."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ class Manifests:
         return best if moved and best.save == best.path else None
 
     def expected(self, checkpoint: str, known: Iterable[Saved]) -> list[Saved]:
-        """The files that a save wrote to this folder. If some of the `known` files are of an earlier save, it is that
-        save. Otherwise it is the last attempt that saved there, with the newest save of each path."""
+        """The files that a save wrote to this folder. If some of the `known` files are of an earlier save, the files of
+        that save. Otherwise the files of the last attempt that saved there, each from its newest save."""
         start = final_path(checkpoint) + "/"
         inside = [saves for path, saves in self._by_path.items() if path.startswith(start)]
         earlier = {_round(saved) for saved in known if self._by_path[final_path(saved.path)][-1] is not saved}
@@ -177,7 +177,7 @@ def _numbered(saved: Iterable[Saved]) -> list[Saved]:
 
 
 def _round(saved: Saved) -> tuple[int, int]:
-    """Equal for all files of one save to a folder."""
+    """A key that is equal for all files of one save to a folder."""
     return saved.attempt, saved.number
 
 

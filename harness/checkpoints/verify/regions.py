@@ -31,7 +31,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of a region that is in one window."""
+    """A part of a region, in one window."""
 
     region: Region
     start: int  # in the file

@@ -1,4 +1,5 @@
-"""Checks the bytes outside the spans of a manifest: headers, directories, padding. One digest covers all of them."""
+"""Checks the bytes of a file that are outside the spans of its manifest: headers, directories, padding. One digest
+covers all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _BLOCK = 1 << 20
 
 
 def rest_differs(files: Files, path: str, saved: Saved) -> Problem | None:
-    """A problem if these bytes differ from the saved bytes. None if they do not, or if they have no digest."""
+    """A problem if these bytes differ from the saved bytes. None if they are equal, or if they have no digest."""
     if saved.rest is None:
         return None
     digester, crc = xxh3_64(), 0

@@ -33,8 +33,8 @@ _WIDE = {"float32": np.float32, "complex64": np.float32, "float64": np.float64, 
 
 @dataclass(frozen=True)
 class BadChunk:
-    """A chunk that differs from the manifest. `now` (xxh3) and `crc` are those of the file; `digest` (xxh3) and `was`
-    (CRC) are those of the manifest."""
+    """A chunk that differs from the manifest. In the file, it has the xxh3 `now` and the CRC `crc`; in the manifest,
+    the xxh3 `digest` and the CRC `was`."""
 
     path: str
     offset: int

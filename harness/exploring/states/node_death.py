@@ -48,9 +48,9 @@ def states(
 def _cuts(
     recording: Recording, world: World, dead: set[int], noticed_s: float
 ) -> Iterator[tuple[Cut, tuple[tuple[float, float], ...]]]:
-    """What each rank has done when the job is over, and when that was seen: the node dies after each operation of the
-    recorded run, and the job is over after each that survivors may still do. Of the moments between three writes to one
-    file, the first stands for all."""
+    """Yields how many operations each rank has done when the job is over, and (begin, end) of the times at which that
+    happened in the recorded run. The node dies after any operation, and the job is over after any operation that
+    survivors may still do. Of the moments between three writes to one file, only the first is used."""
     operations = recording.operations
     needs = {effect.operation.number: set(effect.needs) for effect in world.effects}
     for a, b in recording.before:
@@ -81,5 +81,5 @@ def _cuts(
 
 
 def _are_one(own: Sequence[Operation]) -> bool:
-    """Whether these are writes to one file."""
+    """Whether these are all writes to the same file."""
     return all(each.kind is Kind.WRITE and each.file == own[0].file for each in own)

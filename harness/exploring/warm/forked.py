@@ -16,7 +16,7 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.rundir import RunDir
 
 _LOOK_S = 0.01
-_STARTS = 2  # the second one only if the first one failed
+_STARTS = 2  # the second start only comes if the first fails
 
 
 class Forked:
@@ -37,8 +37,8 @@ class Forked:
         self._stopped = True
 
     def __call__(self, take_inventory: Callable[[], None], imports: Path | None) -> bool:
-        """Runs the ranks until they have shown enough, or have ended; ranks that fail are started once more. True: they
-        hang. Raises ChaosError if the parent is gone."""
+        """Runs the ranks until they have shown enough, or have ended. Ranks that fail are started once more. Returns
+        whether they hang. Raises ChaosError if the parent is gone."""
         journal = self._journal = Journal(self._folder.events)
         try:
             journal.emit(Kind.STAGE, {"stage": "launch"})
@@ -77,7 +77,7 @@ class Forked:
         return {pid: ticks for pid, ticks in proc.family(self._run_id).items() if pid != self._parent.pid}
 
     def _follow(self, submission: int) -> bool:
-        """Whether a rank failed."""
+        """Follows the ranks of one start. Returns whether a rank failed."""
         patience = Patience(self._patience_s, time.monotonic())
         while not self._stopped:
             events = self._journal.snapshot()

@@ -1,9 +1,8 @@
-"""The clocks of several nodes: their offsets are measured through the shared run directory, recorded in the journal,
-and subtracted when the nodes' events are merged.
-
-CLOCK_MONOTONIC counts from each machine's own boot. The exchange is that of NTP (RFC 5905, section 8): a node writes a
-file, node 0 sees it and answers in another file. From the times of both, the offset is computed. The fastest of many
-exchanges counts. The error is at most half its round trip."""
+"""The clocks of several nodes. Their offsets are measured through the shared run directory, recorded in the journal,
+and subtracted when the nodes' events are merged, because CLOCK_MONOTONIC counts from each machine's own boot. The
+exchange is that of NTP (RFC 5905, section 8): a node writes a file, node 0 sees it and answers in another file. The
+offset is computed from the times of both. Of many exchanges, the fastest is used. The error is at most half its round
+trip."""
 
 from __future__ import annotations
 
@@ -92,7 +91,7 @@ class Clock:
 
 
 class Clocks:
-    """The offsets that the events of a run tell, to give all its times in the clock of node 0. Pure."""
+    """The offsets in the events of a run, by which times are converted to the clock of node 0. Pure."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self._offsets: dict[int, list[tuple[float, float]]] = {}

@@ -30,7 +30,7 @@ class Gaps:
             self._whole.add(source)
 
     def note_all(self, source: str, numbers: Numbers) -> None:
-        """Notes many steps at once."""
+        """Notes the numbers of many steps at once."""
         self._columns[source].append(numbers)
 
     def in_words(self) -> list[str]:

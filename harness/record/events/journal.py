@@ -69,13 +69,13 @@ class Journal:
     Thread-safe."""
 
     POLL_S = 0.005
-    POLL_SHARED_S = 0.02  # for a folder with the files of other nodes
+    POLL_SHARED_S = 0.02  # for a folder that contains files of other nodes
 
     def __init__(
         self, folder: Path, source: str = "harness", follow: str = "*.jsonl", node: int | None = None
     ) -> None:  # fmt: skip
-        """`source`: the name of this writer. `follow`: a pattern for the files that are followed. It is set for the
-        journal of a single node. `node`: of these, only new files of that node are followed."""
+        """`source`: the name of this writer. `follow`: a pattern for the files to follow; set for the journal of a
+        single node. `node`: if given, only new files of that node are followed."""
         self._folder, self._pattern, self._node = folder, follow, node
         self._own = EventFile(folder / f"{source}.jsonl", source)
         self._offsets: dict[Path, int] = {folder / f"{source}.jsonl": -1}
@@ -128,7 +128,7 @@ class Journal:
             return self._events[number:]
 
     def take(self, events: list[Event]) -> None:
-        """Adds events that another process has recorded: they are seen here, and not written again."""
+        """Adds events that another process has recorded. They are visible here, but are not written again."""
         with self._lock:
             self._add(events)
 
@@ -159,7 +159,7 @@ class Journal:
                 with open(path, "rb") as file:
                     file.seek(offset)
                     whole, newline, _torn = file.read().rpartition(b"\n")
-            except OSError as error:  # somebody removed it
+            except OSError as error:  # the file was removed
                 self.failed = self.failed or f"the journal can't be read: {path.name}: {error.strerror}"
                 continue
             self._offsets[path] = offset + len(whole) + len(newline)
@@ -170,7 +170,7 @@ class Journal:
                 except (ValueError, RecursionError):
                     continue
             if offset == 0 and found and self._node not in (None, nodes_of(found[:1]).get(found[0].source)):
-                self._offsets[path] = -1  # the first event says of which node a file is
+                self._offsets[path] = -1  # the first event shows which node wrote the file
                 continue
             with self._lock:
                 self._add(found)

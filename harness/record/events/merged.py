@@ -1,4 +1,4 @@
-"""All events of a journal in order of time, most of which are steps in columns."""
+"""All events of a journal in order of time. Most of them are steps, which are kept as columns."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OF_STEPS = frozenset({Kind.STEP, Kind.LOSS})
 
 
 class Merged(Sequence[Event]):
-    """All events in order of time. A step in a block becomes an event each time that it is asked for."""
+    """All events in order of time. Steps are kept in columns; each access to such a step makes an event."""
 
     def __init__(self, others: Iterable[Event], blocks: Sequence[Block]) -> None:
-        """`others`: in order of time; `blocks`: all other events."""
+        """`others`: all events that are in no block, in order of time."""
         self.others, self.blocks = tuple(others), tuple(blocks)
 
     @classmethod
@@ -45,7 +45,7 @@ class Merged(Sequence[Event]):
 
     @cached_property
     def steps_made(self) -> Executions:
-        """All steps, in order of attempt and time, without their places in the global count."""
+        """All steps, in order of attempt and time, without global numbers."""
         return Executions.all_of(self.steps)
 
     def __len__(self) -> int:

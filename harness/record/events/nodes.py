@@ -14,7 +14,7 @@ from torchaos.harness.agent.wire import Event, Kind
 
 _BITS = 22
 _OF_NODE = re.compile(r"node(\d+)(?=[-.]|$)")
-_WRAPPER = re.compile(r"node\d+(\.\d+)?")  # the source of a wrapper; a second launch on its node has a number
+_WRAPPER = re.compile(r"node\d+(\.\d+)?")  # the name of a wrapper's source; a second launch on a node adds a number
 _PIDS = ("pid", "inner_pid", "pids")
 
 
@@ -30,8 +30,8 @@ class NodePid(int):
 
 
 def nodes_of(events: Sequence[Event]) -> dict[str, int]:
-    """The node of each event source: from its name if the wrapper of a node wrote the events, else from the node that
-    its events state. Sources without a node are left out. Pure."""
+    """The node of each event source: from its name if the wrapper of a node wrote the events, otherwise from a node in
+    its events. Sources without a node are left out. Pure."""
     found: dict[str, int] = {}
     for event in events:
         node = event.data.get("node")
@@ -43,7 +43,7 @@ def nodes_of(events: Sequence[Event]) -> dict[str, int]:
 
 
 def node_in_name(source: str) -> int | None:
-    """The node of a source that a node's own wrapper has named."""
+    """The node in a source's name, if the wrapper of a node gave the name."""
     found = _OF_NODE.match(source)
     return None if found is None else int(found[1])
 

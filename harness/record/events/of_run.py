@@ -11,8 +11,8 @@ from torchaos.harness.record.steps import Executions
 
 
 class RunEvents:
-    """Events in order of time, searched by kind. Nearly all events of a long run are steps: a search for another kind
-    passes them over, and what is asked about steps is asked of their columns."""
+    """Events in order of time, searched by kind. Nearly all events of a long run are steps. A search for another kind
+    skips them, and questions about steps are answered from columns."""
 
     events: Sequence[Event]
 
@@ -25,12 +25,12 @@ class RunEvents:
 
     @cached_property
     def sources_of_steps(self) -> dict[tuple[int, int], set[str]]:
-        """The sources that reported steps, by attempt and rank."""
+        """Which sources reported steps, by attempt and rank."""
         return Merged.of(self.events).steps.sources_of_ranks()
 
     @cached_property
     def steps_made(self) -> Executions:
-        """All steps that agents reported, also those that the history leaves out, in order of attempt and time."""
+        """All steps that agents reported, also steps that the history leaves out, in order of attempt and time."""
         return Merged.of(self.events).steps_made
 
     def of_kind(self, *kinds: Kind) -> Iterator[Event]:

@@ -1,7 +1,5 @@
-"""Reads one line of a journal. A line is damaged if a value has another type than in `wire.PAYLOADS`.
-
-Ranks may die while they write, disks may be full, and run directories are copied. The reader of a journal must accept
-all of that."""
+"""Reads one line of a journal. A line is damaged if a value has another type than in `wire.PAYLOADS`. Ranks may die
+while they write, disks may be full, and run directories are copied, so every line may be damaged."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from typing_extensions import NotRequired, TypedDict
 from torchaos.harness.agent.wire import PAYLOADS, Event, Kind
 
 # The names that `wire.PAYLOADS` uses.
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # no pid, step or count is beyond
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # no pid, step or count is larger
 Sum = Annotated[str, Field(pattern=r"^([a-z]+-)?[0-9a-f]{16}$")]
 KindAndSum = Annotated[tuple[str, Sum], Field(strict=False)]  # strict: JSON has no tuples
 

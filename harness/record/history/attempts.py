@@ -34,13 +34,13 @@ class Attempt:
     started_s: float
     ended_s: float | None  # when the last of its ranks was gone
     world_size: int
-    base: int | None = None  # global steps done before its first step; None: can't be established
+    base: int | None = None  # global steps done before its first step; None: not known
     witnesses: tuple[Witness, ...] = ()
     conflicts: tuple[str, ...] = ()  # witnesses that disagree: evidence that some state was not restored
     loaded: str | None = None  # path of the checkpoint that it resumed from
     first_step: int | None = None  # global
     last_step: int | None = None
-    segments: tuple[Segment, ...] = ()  # base, witnesses, conflicts and loaded are those of the first segment
+    segments: tuple[Segment, ...] = ()  # base, conflicts and loaded are those of the first segment
 
     @property
     def exit_codes(self) -> dict[int, int | None]:
@@ -54,7 +54,7 @@ def read(events: Sequence[Event]) -> list[Attempt]:
         if event.attempt is not None and event.kind in _BORN and event.rank is not None:
             of_attempt[event.attempt].append(event)
     starts = [(event.mono_s, int(event.data["submission"])) for event in events if event.kind is Kind.JOB_STARTED]
-    if not of_attempt:  # nothing but the job's own start and its log is known
+    if not of_attempt:  # only the job's own start and its log are known
         return [Attempt(n, submission, {}, start, None, 0) for n, (start, submission) in enumerate(starts)]
     exits = _Exits(event for event in events if event.kind in (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE))
     return [_attempt(number, of_attempt[number], exits, starts) for number in sorted(of_attempt)]
@@ -87,7 +87,7 @@ def _process(attempt: int, rank: int, seen: list[Event], exits: _Exits) -> Proce
 
 
 class _Exits:
-    """The ends of processes, found by what they say of the process."""
+    """The ends of processes, with searches by rank and by pid."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._by_pid: dict[int | None, list[tuple[int, Event]]] = defaultdict(list)
@@ -97,7 +97,7 @@ class _Exits:
             self._by_rank[event.attempt, event.rank].append((place, event))
 
     def perhaps_of(self, attempt: int, rank: int, pid: int | None) -> list[Event]:
-        """In order."""
+        """The ends that may belong to this process, the most likely first."""
         found = dict([*self._by_pid[pid], *self._by_rank[attempt, rank]])
         return [found[place] for place in sorted(found)]
 

@@ -1,11 +1,11 @@
-"""The rules of trust: which witness is believed about the global steps before an attempt's first step.
+"""The rules by which witnesses of an attempt's base are believed. The base is the number of global steps before the
+attempt's first step. The first witness that knows decides. If it leaves several possibilities, the next witnesses
+narrow them down. A witness that disagrees is kept as evidence that some state was not restored.
 
-The first witness that knows decides. If it leaves several possibilities, the next witnesses narrow them down. A witness
-that disagrees is kept as evidence that some state was not restored. Two kinds of witness are not believed alone:
-- The record of a save says when the file was written. If the loaded file contains another step, the job's behaviour
-  agrees with the file, and nothing agrees with the record, then the file is believed.
-- A file that the first attempt loads may be of another run, as in fine-tuning. It counts only if a counter of the job
-  agrees with it; otherwise the run begins at step 0."""
+Two kinds of witness are not believed alone. The record of a save says when the file was written: if the loaded file
+contains another step, the job's behaviour agrees with the file, and nothing agrees with the record, then the file is
+believed. And a file that the first attempt loads may be of another run, as in fine-tuning: it counts only if a counter
+of the job agrees with it; otherwise the run begins at step 0."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
 
 
 def of_this_run(file: Sequence[Witness], others: Sequence[Witness]) -> bool:
-    """Whether the job's own counters agree with a file of unknown origin."""
+    """Whether the job's own counters agree with a file that may be of another run."""
     return any(_agree(witness, other) for witness in file for other in others)
 
 

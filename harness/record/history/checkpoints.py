@@ -1,4 +1,4 @@
-"""The checkpoints in the run's own events: which were saved, after which step, and which were loaded."""
+"""The checkpoints in the run's events: which were saved, after which step, and which were loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEP_IN_NAME = re.compile(
 # A name that a checkpoint has until it is complete: .step-20, tmp-step-20, .~step-20, step-20.tmp, step-20.pt.tmp.123
 _WORDS = r"(?:tmp|temp|part|partial|incomplete|inprogress)"
 _UNFINISHED = re.compile(rf"^[._~-]*{_WORDS}[._-]+(?=\w)|^[.~]+(?=\w)|[._-]{_WORDS}\w*(?:[.-]\w+)?$|~$", re.I)
-_COUNTS_OTHERWISE = re.compile(r"/random_states_\d+\.pkl$")  # Accelerate's: its "step" is the batch of the epoch, or 0
+_COUNTS_OTHERWISE = re.compile(r"/random_states_\d+\.pkl$")  # Accelerate's: "step" is the batch of the epoch, or 0
 _SUFFIX = re.compile(r"(?:\.(?:pt|pth|ckpt|bin|pkl|tar|safetensors))+$")
 
 Writer = tuple[int, int, int]  # a forked process: attempt, rank, its pid
@@ -35,12 +35,12 @@ class Save:
     local_step: int  # steps completed in that attempt when the save began
     ranks: tuple[int, ...]
     begun_s: float
-    ended_s: float | None  # None: never finished
-    ok: bool  # every rank that began it finished it
+    ended_s: float | None  # None: the save never ended
+    ok: bool  # every rank that began the save finished it
     blocked_s: float  # for how many seconds training waited, on the rank that waited longest
     global_step: int | None = None
     by_child: bool = False  # a process that a rank has forked wrote a part of it
-    children_ended: bool = False  # all of these processes have ended, with exit code 0
+    children_ended: bool = False  # all of these processes have ended with exit code 0
 
     @property
     def in_thread(self) -> bool:
@@ -159,7 +159,8 @@ def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -
             break
     near = [(save, final) for save, final in near if save.ok and (save.ended_s or 0.0) <= before_s] or near
     if len({save.path for save, _final in near}) > 1 and len({save.global_step for save, _final in near}) > 1:
-        near = [(save, final) for save, final in near if final == path]  # a parent of many: it says nothing
+        # One folder above many saves does not show which save it is.
+        near = [(save, final) for save, final in near if final == path]
     return max((save for save, _final in near), key=lambda save: save.begun_s, default=None)
 
 

@@ -38,7 +38,7 @@ class History:
     source: Literal["agent", "log", "none"]  # who reported the steps
     uneven: tuple[
         int, ...
-    ] = ()  # steps by rank in an attempt that ended well, where they differ: none has a global step
+    ] = ()  # steps by rank in an attempt that ended well, if they differ: none has a global number
 
     @classmethod
     def of(cls, events: Sequence[Event], twin: History | None = None) -> History:
@@ -97,8 +97,8 @@ class History:
 
     def _put_back(self, part: Segment) -> bool:
         """Whether a segment without steps restored an earlier state, because it loaded a checkpoint of this run. False
-        if it saved a checkpoint, because then it had steps that were not seen. False also if it ended successfully with
-        an older checkpoint than the newest, which may have been loaded for an evaluation."""
+        if it saved a checkpoint, because then it had steps that were not seen. False also if it ended successfully
+        after it loaded an old checkpoint, perhaps for an evaluation."""
         saved = any(save.attempt == part.number for save in self.saves)
         if saved or part.base is None or not any(witness.name == RECORD for witness in part.witnesses):
             return False
@@ -129,10 +129,10 @@ class History:
         return list(zip(*self.repeated(), strict=True))
 
     def repeated(self) -> tuple[Executions, Executions]:
-        """The same as two columns."""
+        """The first executions and the repeated executions of the steps in `redone`, as two sets of rows."""
         placed = self.executions.placed
         step, rank = placed.global_step, placed.rank
-        order = np.lexsort((placed.attempt, rank, step))  # those of one attempt stay in order of time
+        order = np.lexsort((placed.attempt, rank, step))  # the executions of one attempt stay in order of time
         new = np.append(True, (np.diff(step[order]) != 0) | (np.diff(rank[order]) != 0))[: len(order)]
         earliest = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
         again = order != earliest
@@ -164,21 +164,21 @@ class History:
         return max(0, int(own.global_step.max())) if len(own) else base
 
     def of_segment(self, attempt: int, after: int) -> Executions:
-        """The steps of an attempt that belong to the segment which began after so many of its steps."""
+        """The steps of an attempt in the segment that began after the first `after` steps of the attempt."""
         all_ = self.executions
         return all_.at((all_.attempt == attempt) & (all_.column("segment") == after))
 
     def _seen_from_s(self, part: Segment) -> float:
-        """The time from which a segment is visible. No event shows that a job returns to a state in memory; only the
-        end of its next step shows it. Events before the end of that step, such as the fault that made the job go back,
-        belong to the steps before."""
+        """The time from which a segment is visible. No event shows that a job returns to a state in memory, before the
+        end of its next step. Earlier events, such as the fault that made the job go back, belong to the segment
+        before."""
         if not part.in_memory:
             return part.started_s
         first_s = self.of_segment(part.number, part.after).first_s()
         return part.started_s if first_s is None else first_s
 
     def before_segment(self, attempt: int, after: int) -> Executions:
-        """The steps of earlier segments."""
+        """The steps of an attempt before the segment that began after its first `after` steps."""
         number, segment = self.executions.attempt, self.executions.column("segment")
         return self.executions.at((number < attempt) | ((number == attempt) & (segment < after)))
 
@@ -189,8 +189,8 @@ class History:
 
 
 def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Witness]]:
-    """The number that must be added to an attempt's local steps, and its witnesses. It is the number of global steps
-    before the attempt's first step, without steps that only warmed it up or that it has undone since."""
+    """The base of an attempt, which is the number to add to its local steps, and its witnesses. It is the number of
+    global steps before the attempt's first step, without steps that only warmed it up or that it has undone since."""
     found = History.of(events).attempt(attempt)
     if found is None or not found.segments:
         return (found.base, list(found.witnesses)) if found else (None, [])
@@ -215,7 +215,8 @@ def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions
 
 
 def _with_first_steps(whole: Merged) -> list[Event]:
-    """All events but usual steps, in order, with the first step of each process: it shows that its rank was there."""
+    """All events without usual steps, in order, but with the first step of each process, which shows that its rank was
+    there."""
     events = list(whole.others)
     for block in whole.blocks:
         events.append(block.event(int(block.own["mono_s"].argmin())))

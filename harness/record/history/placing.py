@@ -25,29 +25,29 @@ from torchaos.harness.record.history.segments import BySteps, Segment, by_place,
 from torchaos.harness.record.history.witnesses import Scene, hear, log_lead
 from torchaos.harness.record.steps import Executions
 
-_MOST = 2**62  # a number in a name or a file that no job counts to
-Lines = list[tuple[float, int]]  # (mono_s, step) of log lines
+_MOST = 2**62  # a number in a name or a file that is larger is no step
+Lines = list[tuple[float, int]]  # (mono_s, step)
 
 
 @dataclass
 class Placing:
-    """Places the attempts one after the other. Attempts that are placed already help to place the next."""
+    """Places the attempts one after the other: gives their steps global numbers. Attempts that are placed already help
+    to place the next."""
 
     found: Sequence[Attempt]
     seen: Mapping[int, Executions]  # by attempt
     saves: Mapping[int, Sequence[Save]]  # by attempt
     loads: Sequence[Load]
     lines: Lines
-    twin: Sequence[Executions]  # the final history there
-    uneven: Collection[int] = ()  # numbers of steps that the ranks of one attempt made, where they differ
+    twin: Sequence[Executions]  # the final history of the twin
+    uneven: Collection[int] = ()  # the numbers of steps that the ranks of one attempt made, if they differ
     placed: list[Executions] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
     foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     log_offset: int = 0
 
     def place(self, attempt: Attempt) -> Attempt:
-        """The attempt, with the step of the job at which it began, and the steps to which it went back. Attempts must
-        come in order."""
+        """The attempt with the base of each of its segments. Attempts must come in order."""
         own = self.seen[attempt.number]
         loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
         segments = [self._segment(attempt, [], 0, loads.get(0, []))]
@@ -80,7 +80,7 @@ class Placing:
         )  # fmt: skip
 
     def _segment(self, attempt: Attempt, before: Sequence[Segment], place: int, loads: Sequence[Load]) -> Segment:
-        """The segment that begins at `place`, after the segments `before` of the same attempt."""
+        """The segment that begins after `place` local steps, after the segments `before` of the same attempt."""
         own = self.seen[attempt.number]
         ends = [load.mono_s for load in loads] or own.at(own.local_step == place).mono_s.tolist()
         since_s = max(ends, default=attempt.started_s) if place else attempt.started_s
@@ -170,8 +170,8 @@ class Placing:
 
 
 def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Load | None:
-    """The loaded checkpoint from which the job continued: the last one that was saved at the step from which it
-    continued. If there is none, the last one."""
+    """The loaded checkpoint from which the job continued: the last one that was saved at the step `base`. If there is
+    none, the last one."""
     made = [(load, saved_as(load.path, saves, load.mono_s)) for load in loads]
     fitting = [load for load, save in made if save is not None and save.global_step == base]
     return next(reversed(fitting or list(loads)), None)

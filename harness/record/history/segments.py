@@ -1,5 +1,5 @@
-"""A segment: steps of an attempt in one sequence, from the start of the attempt, or from a point at which it went
-back."""
+"""A segment: consecutive steps of an attempt, from the start of the attempt, or from a point at which the job went back
+to an earlier state."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from torchaos.harness.record.steps import Execution, Executions
 class Segment:
     """Steps that are counted from the same base. Most attempts have one segment."""
 
-    number: int  # of the attempt
-    after: int  # steps of the attempt before its first step
+    number: int  # number of the attempt
+    after: int  # steps of the attempt before the segment
     started_s: float  # CLOCK_MONOTONIC
-    base: int | None  # global steps before its first step; None: can't be established
+    base: int | None  # global steps before its first step; None: not known
     witnesses: tuple[Witness, ...] = ()
     conflicts: tuple[str, ...] = ()
     loaded: str | None = None
@@ -33,8 +33,8 @@ class Segment:
 
 
 def by_place(loads: Iterable[Load], own: Executions) -> dict[int, list[Load]]:
-    """The loads of an attempt, by the number of steps that were completed before them. Loads during the first step are
-    left out, and loads after the last step too."""
+    """The loads of an attempt, by the number of steps that were completed before them. Loads during the first step, and
+    loads after the last step, are left out."""
     found: dict[int, list[Load]] = defaultdict(list)
     first, last, mono_s, rank = {}, int(own.local_step.max(initial=0)), own.mono_s, own.rank
     for load in loads:
@@ -95,8 +95,8 @@ def _counted_back(before: Mapping[int, Execution], after: Mapping[int, Execution
 def _counted_again(
     earlier: Mapping[int, Execution], before: Mapping[int, Execution], after: Mapping[int, Execution]
 ) -> bool:
-    """Whether a counter went back by one step, and has then counted this step again, with the same samples. It looks as
-    if it stood still."""
+    """Whether a counter went back by one step and then counted this step again, with the same samples. Then it seems
+    not to have changed."""
     of_all = bool(before) and before.keys() <= earlier.keys() & after.keys()
     return of_all and all(
         _is_the_same_step(before[rank], after[rank]) and before[rank].opt_step != earlier[rank].opt_step

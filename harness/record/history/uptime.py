@@ -44,6 +44,7 @@ def new_steps(history: History) -> list[float]:
 
 
 def stands_still(steps: Sequence[float], now_s: float) -> bool:
-    """Whether no step has ended for much longer than any of these steps took. `steps`: their end times, in order."""
+    """Whether the job has stopped: no step has ended for much longer than any of these steps took. `steps`: their end
+    times, in order."""
     longest = max((after - before for before, after in pairwise(steps)), default=math.inf)
     return now_s - steps[-1] > max(_LEAST_S, _LONG * longest)

@@ -44,14 +44,14 @@ from torchaos.harness.record.steps.execution import with_values
 
 Array = npt.NDArray[Any]
 Read = Callable[[Execution], float | None]
-_LATE = 1000  # steps by which a thread may be late in writing
-Said = tuple[tuple[int, ...], str]  # bases that fit, the preferred one first if there is one; what it rests on
+_LATE = 1000  # the most steps by which a thread may write late
+Said = tuple[tuple[int, ...], str]  # bases that fit, a preferred one first; the fact that this is based on
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything that is known about an attempt when its base is determined. Local steps are counted from that
-    point."""
+    """The facts about an attempt, or about a point in it, from which its base is determined. Local steps are counted
+    from that point."""
 
     first: bool  # there was no attempt before it
     own: Executions
@@ -59,7 +59,7 @@ class Scene:
     lines: Sequence[tuple[float, int]]  # (mono_s, step) of the job's log in this attempt
     saves: Sequence[Save]  # of earlier attempts, placed
     known: Sequence[Executions]  # of earlier attempts, and of the twin: placed
-    log_offset: int  # what the log's count is ahead of ours, as a rule
+    log_offset: int  # by how much the log's count is usually ahead of ours
     foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     after: int = 0  # steps of the attempt before that point
 
@@ -70,12 +70,12 @@ class Scene:
         return [with_values(one, {"local_step": one.local_step - self.after}) for one in first]
 
     def known_where(self, wanted: Callable[[Executions], Array]) -> list[Execution]:
-        """The known steps for which this is true."""
+        """The known steps for which `wanted` is true."""
         return [one for steps in self.known for one in steps.at(wanted(steps))]
 
 
 def hear(scene: Scene) -> list[Witness]:
-    """All witnesses, the most trusted first."""
+    """All witnesses of the base, the most trusted first."""
     whole = whole_loads(scene.loads)
     ours = [load for load in whole if load.path not in scene.foreign]
     saved_here = [load for load in ours if saved_as(load.path, scene.saves, load.mono_s)]
@@ -153,7 +153,7 @@ def _contents(load: Load, saves: Sequence[Save]) -> Said | None:
         return None
     key, number = found
     ahead = _ahead(saves) if number == number_in_name(load.path) else None
-    fits = (number - ahead,) if ahead else (number, number + 1)  # +1: some count steps from 0
+    fits = (number - ahead,) if ahead else (number, number + 1)  # +1: some jobs count steps from 0
     return fits, f"{load.path} holds {key} = {number}"
 
 
@@ -166,7 +166,7 @@ def _name(load: Load, saves: Sequence[Save]) -> Said | None:
 
 
 def _ahead(saves: Sequence[Save]) -> int | None:
-    """By how much the numbers in names are ahead of the steps at which they were saved. None if they are no steps."""
+    """By how much the numbers in the names of saves are ahead of their steps. None if these numbers are no steps."""
     named = _named(saves)
     ahead = {number - done for number, done in named}
     plain = len(named) > 1 or ahead <= {-1, 0, 1}
@@ -179,7 +179,7 @@ def _named(saves: Sequence[Save]) -> set[tuple[int, int]]:
 
 
 class _Known:
-    """The global steps after which a counter stood at each value."""
+    """The global steps after which a counter had each of its values."""
 
     def __init__(self, known: Sequence[Executions], column: str) -> None:
         self._values = np.concatenate([np.zeros(0), *(executions.column(column) for executions in known)])
@@ -206,7 +206,7 @@ class _Known:
 
     @cached_property
     def one_by_one(self) -> bool:
-        """Whether each value belongs to one step."""
+        """Whether each value of the counter belongs to one step."""
         order = np.lexsort((self._steps, self._values))
         same = np.diff(self._values[order]) == 0
         return not (same & (np.diff(self._steps[order]) != 0)).any()
@@ -227,10 +227,11 @@ def _of_counter(name: str, scene: Scene, read: Read, column: str, from_one: bool
 
 
 def _steps_at(value: float, known: _Known, from_one: bool) -> set[int]:
-    """The global steps after which the counter has the value `value`: as observed before, or else by counting on."""
+    """The global steps after which the counter has the value `value`: as observed earlier, or computed if the counter
+    counts steps."""
     if seen := known.at(value):
         return seen
-    if not math.isfinite(value):  # of a damaged record
+    if not math.isfinite(value):  # from a damaged record
         return set()
     if not known or value < known.first:
         return {int(value)} if from_one else set()
@@ -248,7 +249,8 @@ def _first_loss(steps: Executions) -> Array:
 
 
 def _of_samples(scene: Scene) -> list[Witness]:
-    """Alignment of the samples by rank; or, if the earlier ranks no longer exist, by all ranks of a step together."""
+    """The witness of the samples. They are aligned rank by rank or, if the earlier ranks no longer exist, by the
+    samples of all ranks of a step together."""
     found = _of_content(names.SAMPLES, scene, _seen_samples, lambda steps: steps.column("samples"))
     if found:
         return found
@@ -271,7 +273,8 @@ def _seen_samples(execution: Execution) -> Hashable:
 def _of_content(
     name: str, scene: Scene, read: Callable[[Execution], Hashable], key_of: Callable[[Executions], Array]
 ) -> list[Witness]:  # fmt: skip
-    """Alignment of contents by rank. `key_of`: a number for each step; only those with equal numbers may be equal."""
+    """The witness of the contents of steps, such as losses, aligned rank by rank. `key_of`: a number for each step;
+    only steps with equal numbers may be equal."""
     own: dict[int, dict[int, Hashable]] = defaultdict(dict)
     for one in scene.start:
         if (key := read(one)) is not None:
@@ -316,7 +319,7 @@ def _steps_with(known: Sequence[Executions], samples_sum: np.uint64) -> list[int
 
 
 def _union_by_step(executions: Iterable[Execution], step_of: Callable[[Execution], int]) -> dict[int, Hashable]:
-    """By step: the samples of all ranks together. Only steps whose samples were all seen."""
+    """By step: the samples of all ranks together. Steps with samples that were not seen are left out."""
     parts: dict[int, list[Hashable]] = defaultdict(list)
     for execution in executions:
         parts[step_of(execution)].append(_seen_samples(execution))
@@ -340,7 +343,7 @@ def _of_log(scene: Scene) -> list[Witness]:
 
 
 def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> int | None:
-    """By how much the step numbers in the log are usually ahead of the given (mono_s, step)."""
+    """By how much the step numbers in the log are usually ahead of the given steps. Both are (mono_s, step)."""
     done = sorted(steps)
     times = [at for at, _step in done]
     highest = list(accumulate((step for _at, step in done), max))

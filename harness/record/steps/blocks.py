@@ -27,7 +27,7 @@ _BITS = 64
 
 @dataclass(frozen=True)
 class Block:
-    """Steps of one process with as many losses, samples and so on in each, in order of their lines."""
+    """Steps of one process, in order of their lines. All have the same number of losses, samples and other values."""
 
     source: str
     rank: int
@@ -45,7 +45,7 @@ class Block:
         return len(self.own["seq"])
 
     def shifted(self, seconds: Array) -> Block:
-        """The same with other times. `seconds`: to add to each."""
+        """The same block with `seconds` added to all times."""
         return replace(self, own={**self.own, "mono_s": self.own["mono_s"] + seconds})
 
     def is_like(self, other: Block) -> bool:
@@ -128,7 +128,7 @@ def blocks_of(lines: Sequence[bytes], path: Path | None = None) -> tuple[list[Bl
 
 
 class _Lines:
-    """Packed lines of one length. `left`: those that are in no block yet."""
+    """Packed lines of one length. `left`: the lines that are in no block yet."""
 
     def __init__(self, lines: Sequence[bytes]) -> None:
         self._first = lines[0]
@@ -176,9 +176,9 @@ class _Lines:
                 yield Block(*who, phases, in_samples, in_indices, _columns(found[fits], phases), ()), same[fits]
 
     def _records(self, prefix: bytes, coded: int) -> Array | None:
-        """The decoded records, a row for each line. Sets `_whole`: those whose check sum is right."""
+        """The decoded records, a row for each line. Sets `_whole`: for each line, whether its check sum is right."""
         text = self._text[:, len(prefix) : -1].copy()
-        whole = (text[:, coded:] == ord("=")).all(1)  # two places at most; elsewhere, the length will be another one
+        whole = (text[:, coded:] == ord("=")).all(1)  # at most two places; a `=` elsewhere makes the length wrong
         text[:, coded:] = ord("A")
         try:
             decoded = a2b_base64(text.tobytes())
@@ -215,8 +215,8 @@ def _wire(phases: int, losses: int, lr: int, samples: int, indices: int) -> np.d
 
 
 def _fits(found: Array, losses: int) -> Array:
-    """Which steps have only values that events/payloads.py accepts, all rates, and phases that are kept in
-    microseconds."""
+    """For each step, whether it fits into a block: all its values are accepted by events/payloads.py, it has all rates,
+    and its phases are kept in microseconds."""
     right = (found["seq"] >= 0) & (found["step"] >= 0)
     if losses < _BITS:
         right &= found["nones"] >> np.uint64(losses) == 0

@@ -1,5 +1,5 @@
-"""All steps that the events of a run report, as columns: a part for all alike steps of a process, and a part for all
-steps that are objects."""
+"""All steps that the events of a run report, as columns. Packed steps of a process are one part; steps that are objects
+are another."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from torchaos.harness.record.steps.execution import Execution, floats, merged, o
 Array = npt.NDArray[Any]
 Key = tuple[int, int]  # attempt, rank
 
-# In `losses` and `lr`: a loss that was never copied, and a place that a step does not have. No arithmetic makes them.
+# In `losses` and `lr`: a loss that was never copied, and a place that a step does not have. No computation gives these
+# numbers.
 NONE, ABSENT = np.array([0x7FF8_70C7_A050_0001, 0x7FF8_70C7_A050_0002], np.uint64).view(float)
-# The columns that are asked for again and again, and what blocks call the same values.
+# The columns that are used often, and the names of the same values in blocks.
 _KEPT = {"rank": "", "attempt": "", "local_step": "step", "mono_s": "mono_s", "losses": "losses", "lr": "lr",
          "samples": "samples"}  # fmt: skip
 _SAVING = Phase.CHECKPOINT_WRITE.value
@@ -30,7 +31,8 @@ _SAVING = Phase.CHECKPOINT_WRITE.value
 
 @dataclass(frozen=True)
 class Loose:
-    """Steps that are objects: of a job's log, with check sums of parameters, or of journals without packed lines."""
+    """Steps that are objects, not packed: steps from a job's log, steps with check sums of parameters, and steps of
+    journals without packed lines."""
 
     steps: Sequence[Execution]
     sources: Sequence[str]
@@ -41,7 +43,7 @@ class Loose:
 
 
 class Columns:
-    """The steps as columns, in any order. A column is made when it is asked for first."""
+    """The steps as columns, in any order. A column is made at its first use."""
 
     def __init__(self, parts: Iterable[Block | Loose]) -> None:
         self.parts = [part for part in parts if len(part)]
@@ -73,7 +75,7 @@ class Columns:
         return int(self._starts[-1])
 
     def __getitem__(self, name: str) -> Array:
-        """A column by its name; see _OF_BLOCK. None is NaN, or -1."""
+        """A column by its name; see _OF_BLOCK. A missing value is NaN, or -1."""
         if name in self._made:
             return self._made[name]
         parts = self.parts or [Loose((), (), ())]
@@ -84,7 +86,7 @@ class Columns:
         return made
 
     def _share(self, own: str, made: Array) -> None:
-        """Lets the blocks use the memory of a column, if it has the values that they have."""
+        """Lets blocks use the memory of a column, if it has the same values as they."""
         for at, part in zip(self._starts, self.parts, strict=False):
             if isinstance(part, Block) and own in part.own and "nones" not in part.own:
                 same = made[at : at + len(part)]
@@ -101,7 +103,7 @@ class Columns:
         return of_payload(part.rank, part.attempt, int(own["step"][place]), float(own["mono_s"][place]), data)
 
     def event(self, row: int) -> Event:
-        """The event that reported this step; without its payload and time of day if it is an object."""
+        """The event that reported this step. If the step is an object, without its payload and time of day."""
         of = int(np.searchsorted(self._starts, row, side="right")) - 1
         part, place = self.parts[of], row - int(self._starts[of])
         if isinstance(part, Block):
@@ -131,7 +133,7 @@ class Columns:
         return np.concatenate(rows) if rows else np.zeros(0, np.int64)
 
     def with_others(self, others: Sequence[Execution]) -> Columns:
-        """Columns with further rows at their end."""
+        """Columns with further rows at the end."""
         return Columns([*self.parts, Loose(others, [""] * len(others), range(len(others)))])
 
     @property
@@ -169,7 +171,7 @@ def _execution(event: Event, late: Mapping[Key, Mapping[int, tuple[float | None,
 
 
 def _with_late(block: Block, late: Mapping[int, tuple[float | None, ...]] | None) -> Block:
-    """The block with the losses that arrived late. They have a place in the step's own event."""
+    """The block with losses that arrived late. These have a place in the event of their step."""
     if not late or "nones" not in block.own:
         return block
     losses, nones = block.own["losses"].copy(), block.own["nones"].copy()
@@ -304,7 +306,7 @@ _OF_LOOSE: Mapping[str, Callable[[Sequence[Execution]], Array]] = {
 
 
 def widened(values: Array, width: int) -> Array:
-    """`losses` or `lr` with more places."""
+    """`losses` or `lr` with more places in each row."""
     if values.shape[1] == width:
         return values
     return np.concatenate([values, np.full((len(values), width - values.shape[1]), ABSENT)], axis=1)

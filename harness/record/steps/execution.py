@@ -17,7 +17,7 @@ class Execution:
     attempt: int
     local_step: int  # from 1 within the attempt
     mono_s: float  # when the step was over, CLOCK_MONOTONIC
-    global_step: int | None = None  # from 1; None: can't be established
+    global_step: int | None = None  # from 1; None: not known
     losses: tuple[float | None, ...] = ()  # one per backward; None: never copied
     samples: tuple[str | None, ...] = ()  # a digest per row
     indices: tuple[int, ...] = ()
@@ -31,10 +31,10 @@ class Execution:
     sketch: tuple[float | None, ...] = ()  # of the parameters after the step: their norm, then sums, see agent/state.py
     restored_sketch: tuple[float | None, ...] = ()
     restored: str | None = (
-        None  # in the first step of a process and after a load: the check sum of the parameters before
+        None  # in the first step of a process and after a load: the check sum of the parameters before the step
     )
     moments: str | None = None  # the check sum of the optimizers' moments after the step, see agent/state.py
-    restored_moments: str | None = None  # the same before it
+    restored_moments: str | None = None  # likewise, before the step
     segment: int = 0  # how many local steps came before its segment
 
     @property

@@ -1,4 +1,4 @@
-"""Some of the steps of a run, in an order."""
+"""A selection of the steps of a run, in some order."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ UNPLACED = -1  # in the column "global_step"
 
 
 class Executions(Sequence[Execution]):
-    """Rows of columns, with the place of each step in the global count. An Execution is made each time that it is asked
-    for, so code that reads all steps should read the columns."""
+    """Rows of columns, with the global number of each step. An Execution is made at each access, so code that reads all
+    steps should read the columns."""
 
     def __init__(self, columns: Columns, rows: Array, global_step: Array, segment: Array) -> None:
-        """`rows`: of the columns; `global_step` and `segment`: for all rows of the columns."""
+        """`rows`: places in the columns. `global_step` and `segment`: for all rows of the columns."""
         self._columns, self._rows, self._global_step, self._segment = columns, rows, global_step, segment
 
     @classmethod
@@ -42,7 +42,7 @@ class Executions(Sequence[Execution]):
         return cls(columns, _in_order(columns), nothing, zero)
 
     def once_each(self) -> Executions:
-        """All steps that have no place yet. Of two events for the same step of a rank only the later one."""
+        """All steps, without global numbers yet. If two events report the same step of a rank, only the later one."""
         columns = self._columns
         nothing = np.full(len(columns), UNPLACED)
         return Executions(columns, _once_each(columns, self._rows), nothing, np.zeros(len(columns), np.int64))
@@ -134,7 +134,7 @@ class Executions(Sequence[Execution]):
     # -- parts ---------------------------------------------------------------------------------------------------
 
     def at(self, places: Array | slice) -> Executions:
-        """The steps at these places, or where this is true."""
+        """The steps at these places, or for which this mask is true."""
         return Executions(self._columns, self._rows[places], self._global_step, self._segment)
 
     def of_attempt(self, number: int | None) -> Executions:
@@ -159,11 +159,11 @@ class Executions(Sequence[Execution]):
 
     @property
     def with_state(self) -> Executions:
-        """All that may have more than columns have: check sums of parameters and moments, norms and sketches."""
+        """All steps that are objects: only these may have check sums of parameters and moments, norms and sketches."""
         return self.at(np.isin(self._rows, self._columns.loose()))
 
     def first_s(self) -> float | None:
-        """When the first of them was over, CLOCK_MONOTONIC."""
+        """When the first of these steps was over, CLOCK_MONOTONIC."""
         return float(self.mono_s.min()) if len(self) else None
 
     def last_s(self) -> float | None:
@@ -176,13 +176,13 @@ class Executions(Sequence[Execution]):
         return sorted_.at(_ends(*(sorted_.column(name) for name in names)))
 
     def place(self, base: int | None, segment: int) -> None:
-        """Gives these steps their place. `base`: global steps before the first step of their segment; `segment`: local
-        steps before it."""
+        """Gives these steps their global numbers. `base`: global steps before the first step of their segment;
+        `segment`: local steps before it."""
         self._global_step[self._rows] = UNPLACED if base is None else base + self.local_step - segment
         self._segment[self._rows] = segment
 
     def joined(self, parts: Sequence[Executions]) -> Executions:
-        """Parts of the same columns, one after the other."""
+        """All these parts of the same columns, joined one after the other."""
         return self._with(np.concatenate([self._rows[:0], *(part._rows for part in parts)]))
 
     def replaced(self, new: dict[int, Execution]) -> Executions:
@@ -203,7 +203,7 @@ class Executions(Sequence[Execution]):
 
 
 def _ends(*columns: Array) -> Array:
-    """Where a run of equal values ends."""
+    """For sorted columns: a mask that is true at the last row of each group of equal values."""
     last = np.ones(len(columns[0]), bool)
     if len(last):
         last[:-1] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
@@ -221,7 +221,7 @@ def _in_order(columns: Columns) -> Array:
 
 
 def _is_unique(columns: Columns) -> bool:
-    """Whether no two rows are of one step of a rank."""
+    """Whether no two rows are the same step of the same rank."""
     whole, most = np.zeros(len(columns), np.int64), 1
     for name in ("attempt", "rank", "local_step"):
         size = int(columns[name].max(initial=0)) + 1
@@ -233,7 +233,7 @@ def _is_unique(columns: Columns) -> bool:
 
 
 def _once_each(columns: Columns, rows: Array) -> Array:
-    """These rows, without those that a later one for the same step replaces."""
+    """These rows. If two are the same step of a rank, only the later one, at the place of the earlier one."""
     attempt = columns["attempt"]
     if _is_unique(columns):
         return rows
@@ -242,6 +242,6 @@ def _once_each(columns: Columns, rows: Array) -> Array:
     ends = _ends(attempt[rows][order], keys[1][order], keys[0][order])
     if ends.all():
         return rows
-    first = order[np.concatenate([[True], ends[:-1]])]  # it keeps the place of the first
+    first = order[np.concatenate([[True], ends[:-1]])]  # the later row takes the place of the first
     kept = np.argsort(first, kind="stable")
     return rows[order[ends][kept]]

@@ -1,7 +1,6 @@
-"""Samples as numbers of 64 bits, so that those of many steps can be compared at once.
-
-Each digest is a number, and each number is mixed before they are added (splitmix64: Steele et al., "Fast splittable
-pseudorandom number generators", 2014). Two sums are equal by chance once in 2**64 times."""
+"""Samples as numbers of 64 bits, so that the samples of many steps can be compared at once. Each digest is a number,
+and each number is mixed before they are added (splitmix64: Steele et al., "Fast splittable pseudorandom number
+generators", 2014). Two sums are equal by chance once in 2**64 times."""
 
 from __future__ import annotations
 
@@ -28,7 +27,8 @@ def of_bytes(rows: Array) -> Array:
 
 
 def number_of(sample: Hashable) -> int:
-    """The same number for a digest as text, or for an index. Other samples have numbers too, which no digest has."""
+    """The number of a sample: the same for a digest as text and as bytes. Samples that are no digests get numbers that
+    no digest has."""
     if isinstance(sample, int):
         return sample & 2**64 - 1
     if isinstance(sample, str) and len(sample) == _DIGEST:
@@ -57,7 +57,8 @@ def in_any_order(numbers: Array) -> Array:
 
 
 def of_rows(rows: Sequence[Sequence[Hashable]]) -> tuple[Array, Array]:
-    """Both numbers for rows of different lengths."""
+    """For rows of different lengths: the numbers that depend on the order (`in_order`), and those that do not
+    (`in_any_order`)."""
     ordered, unordered = np.zeros(len(rows), np.uint64), np.zeros(len(rows), np.uint64)
     lengths = np.array([len(row) for row in rows], np.int64)
     for length in set(lengths.tolist()) - {0}:

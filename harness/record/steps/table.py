@@ -1,4 +1,4 @@
-"""Steps by number and rank, and those of two runs side by side."""
+"""Steps by number and rank, and the steps of two runs side by side."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Array = npt.NDArray[Any]
 
 
 class StepTable(Mapping[int, Mapping[int, Execution]]):
-    """By step, then by rank. What looks at all steps looks at the columns of `executions`."""
+    """Steps by number, then by rank. Code that looks at all steps should use the columns of `executions`."""
 
     def __init__(self, executions: Executions, of: str = "global_step") -> None:
-        """`executions`: at most one for each step and rank, in this order. `of`: the column with the steps."""
+        """`executions`: in order of step and rank, each at most once. `of`: the column with the numbers of steps."""
         self.executions, self._of = executions, of
         self.numbers, self._starts = np.unique(executions.column(of), return_index=True)
         self._ends = np.append(self._starts[1:], len(executions))
 
     @classmethod
     def of(cls, steps: Mapping[int, Mapping[int, Execution]]) -> StepTable:
-        """The same as columns."""
+        """A table of the given executions: by number, then by rank."""
         if isinstance(steps, StepTable):
             return steps
         flat = [one for _step, by_rank in sorted(steps.items()) for _rank, one in sorted(by_rank.items())]
@@ -55,15 +55,15 @@ class StepTable(Mapping[int, Mapping[int, Execution]]):
 
     @property
     def counts(self) -> Array:
-        """The number of ranks of each step."""
+        """For each step, the number of its ranks."""
         return self._ends - self._starts
 
     def of_each(self, values: Array) -> Array:
-        """A value of each step for each execution."""
+        """Spreads a value of each step over the executions of that step."""
         return np.repeat(values, self.counts)
 
     def by_key(self) -> Mapping[tuple[int, int], Execution]:
-        """The same by step and rank."""
+        """The executions by (step, rank)."""
         return _ByKey(self)
 
     def any(self, values: Array) -> Array:
@@ -112,7 +112,7 @@ class Both:
 
     ours: StepTable
     theirs: StepTable  # the same steps and ranks
-    apart: Array  # the numbers of the other common steps, whose ranks differ
+    apart: Array  # the numbers of other common steps, which the runs made on different ranks
 
     @classmethod
     def of(cls, ours: StepTable, theirs: StepTable) -> Both:
@@ -131,8 +131,8 @@ class Both:
         return equal(self.ours.executions, self.theirs.executions, name)
 
     def beyond(self, name: str, allowed: Callable[[int], float], typical: float = 0.0) -> Array:
-        """For each step and rank: whether some value may differ by more than is `allowed` in that step. `typical`: as
-        in `relatives`."""
+        """For each step and rank: whether some value may differ by more than `allowed` in that step. `typical`: as in
+        `relatives`."""
         found = ~self.equal(name)
         if found.any():
             mine, twins = (values[found] for values in self._columns(name))
@@ -143,7 +143,7 @@ class Both:
 
     def farthest(self, name: str, typical: float) -> Array:
         """For each step, the largest relative difference over all values of all ranks. Values that were not seen are
-        left out. It is infinite if a rank has another number of values."""
+        left out. Infinite if a rank has another number of values in the two runs."""
         mine, twins = self._columns(name)
         far = np.where(is_none(mine) | is_none(twins), 0.0, relatives(mine, twins, typical)).max(1, initial=0.0)
         return self.ours.most(np.where(lengths(mine) == lengths(twins), far, np.inf))
@@ -153,7 +153,7 @@ class Both:
 
 
 def equal(ours: Executions, theirs: Executions, name: str) -> Array:
-    """For each pair of steps: whether a column has the same bits in both."""
+    """For each pair of steps: whether a column has the same bits in both steps."""
     mine, twins = _side_by_side(ours, theirs, name)
     same = mine.view(np.int64) == twins.view(np.int64)
     return np.asarray(same if same.ndim == 1 else same.all(1))

@@ -91,16 +91,16 @@ def _read_op(op: Op, graph: Waits, found: Diagnosis) -> None:
 
 
 def _not_gone_on(op: Op, graph: Waits) -> set[int]:
-    """The ranks in the op that have not entered later ops of its group which other ranks have entered. Empty if they
-    are not the minority."""
+    """The ranks in the op that have not entered later ops of its group, although other ranks have. Empty if they are
+    not the minority."""
     later = [each for each in graph.ops.values() if each.key[0] == op.key[0] and each.seq > op.seq]
     absent = {rank for each in later if len(each.key) == 2 for rank in each.missing & op.pending.keys()}
     return absent if 2 * len(absent) < len(op.pending) else set()
 
 
 def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, calls: Calls, found: Diagnosis) -> None:
-    """Judges ranks that wait for each other. A send usually does not block its rank. So ranks that are only in sends
-    are treated as not waiting, if that opens the circle."""
+    """Judges ranks that wait for each other. A send usually does not block its rank. So if all waits of some ranks are
+    sends, and the circle opens without them, they are treated as not waiting."""
     senders = {
         rank for rank in ranks
         if all(rank == op.key[1] for op in ops if rank in op.pending and len(op.key) == 4)
@@ -135,8 +135,8 @@ def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _alone_waited_for(unknown: set[int], graph: Waits) -> set[int]:
-    """The ranks without a record for which an op waits that waits for no rank with a record. A live rank leaves a
-    record. If more than FEW ranks left none, the records were not collected completely, and the result is empty."""
+    """The ranks without a record for which an op waits, if that op waits for no rank with a record. A live rank leaves
+    a record. If more than FEW ranks left none, the records were not collected completely, and the result is empty."""
     if len(unknown) > FEW:
         return set()
     reasons = [graph.edges[key] for key, op in graph.ops.items() if op.pending and graph.edges[key] <= unknown]

@@ -15,7 +15,7 @@ class Call:
     order: int  # the position among the calls of the rank
     group: str
     op: str  # all_reduce, all_gather, ..., send, recv
-    seq: int  # the number in the group, equal on all its ranks (but not for a send or recv)
+    seq: int  # the number in the group, equal on all ranks of the group (but not for a send or recv)
     pair: tuple[int, int] | None = None  # of a send or recv: source and destination, global ranks
     done: bool = False
     started: bool = False  # seen to start on the device

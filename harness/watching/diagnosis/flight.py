@@ -128,7 +128,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
 def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool) -> RankCalls:
     groups = _groups(dump.get("pg_config"))
     sure = set.intersection(*map(set, groups.values())) if groups else set()
-    if sure and rank not in sure and len(sure) == 1:  # a file that was renamed: the groups know better
+    if sure and rank not in sure and len(sure) == 1:  # the file was renamed: the groups in it show its rank
         (rank,) = sure
     entries = [entry for entry in _list(dump.get("entries"))[-_MOST_ENTRIES:] if isinstance(entry, dict)]
     entries = entries[:-1] if torn else entries  # the last entry may be cut
@@ -148,7 +148,7 @@ def _moving(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[s
     ended calls, retires them and updates the status. So if a call has ended and the status does not yet show it, the
     call ended at most a tenth of a second before the dump."""
     over = [entry for entry in entries if entry.get("state") == "completed"]
-    if any(entry.get("retired") is True for entry in over):  # else this recorder may never say so
+    if any(entry.get("retired") is True for entry in over):  # otherwise this recorder may never mark a call as retired
         return any(entry.get("retired") is False for entry in over)
     if over or any(entry.get("retired") for entry in entries):
         return False
@@ -224,7 +224,7 @@ def _calls(
         elif sharing[batch] > 1 and entry.get("is_p2p"):
             done = done or _int(entry.get("p2p_seq_id")) <= last
         if op == _COALESCED and entry.get("is_p2p"):
-            continue  # its parts name the other ranks
+            continue  # the parts of the call name the other ranks
         found.append(_call(entry, op, done, _int(entry.get("record_id"), number), groups))
     return sorted(found, key=lambda call: call.order)
 

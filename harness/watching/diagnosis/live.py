@@ -47,7 +47,7 @@ def diagnose(
     groups = {members for record in calls.ranks.values() for members in record.groups.values()}
     odd = _by_stacks(ranks, sorted(groups, key=len), found, 1 if hangs or found.culprits else len(_MOMENTS_S))
     for rank, state in states.items():
-        if state == "D" and (hangs or rank in odd or rank in seen.culprits):  # else it may be writing a checkpoint
+        if state == "D" and (hangs or rank in odd or rank in seen.culprits):  # otherwise it may be writing a checkpoint
             found.blame([rank], MEDIUM, "it is in an uninterruptible sleep in the kernel")
     if found.culprits:
         for rank in found.culprits:

@@ -44,7 +44,7 @@ class Group:
     name: str
     members: tuple[int, ...]
     sure: bool  # the members are recorded, not only inferred from the calls
-    calls: dict[int, dict[int, Call]]  # by rank and number; if a call has several parts, the last part
+    calls: dict[int, dict[int, Call]]  # by rank and number; the last part, if a call has several parts
     last: dict[int, int]  # the highest number that each rank with a record has entered
 
     @property
@@ -225,8 +225,8 @@ def _late(ops: Mapping[Node, Op]) -> dict[int, Op]:
 
 
 def _without_what_is_over(ops: dict[Node, Op], late: Mapping[int, Op]) -> dict[Node, Op]:
-    """The ops without the calls that must have ended. A rank that is late in an op has entered it. Devices execute ops
-    in order, so the rank's calls before that op have ended, although the record shows them as under way."""
+    """The ops without calls that must have ended. If a rank is late in an op, it has entered it, and a device executes
+    ops in order. So the rank's calls before that op have ended, although the record shows them as under way."""
     kept: dict[Node, Op] = {}
     for key, op in ops.items():
         over = {

@@ -47,8 +47,8 @@ class Leftovers:
         self._sampling.start()
 
     def take(self, ended: bool, given_up: Callable[[], bool]) -> dict[str, Any] | None:
-        """The leftovers, ready for JSON. None if no assertion needs them, or if the job has not `ended` by itself,
-        because then it may still use everything. `given_up`: whether to stop waiting for processes that are ending."""
+        """The leftovers as JSON. None if no assertion needs them, or if the job has not `ended` by itself, because then
+        it may still use everything. `given_up`: whether to stop waiting for processes that are ending."""
         self._sampling.stop()
         if not (self._wanted and ended):
             return None
@@ -155,4 +155,4 @@ def _gpu_memory(pids: set[int]) -> list[dict[str, int]] | None:
 
 
 def _nothing(*_args: Any) -> Any:
-    """Takes the place of `emit`: this probe emits no events, because its observations go into an artifact."""
+    """Ignores an event. It takes the place of `emit`, because the observations of this probe go into an artifact."""

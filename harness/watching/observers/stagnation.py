@@ -38,6 +38,7 @@ class Stagnation:
             elif self._since_s is None:
                 self._since_s = now_s
         quiet = 0.0 if self._since_s is None else now_s - self._since_s
-        # The others suspect a hang when the job has been quiet for half a second. This observer starts only then.
+        # The other observers suspect a hang when the job has been quiet for half a second. This observer starts only
+        # then.
         quiet = quiet / _BUSY if working else (quiet + 0.5 if quiet >= 2 * _EVERY_S else 0.0)
         return Opinion(self.name, quiet, 0.0, armed=True)

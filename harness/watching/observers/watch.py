@@ -39,7 +39,7 @@ class HangWatch:
         self._ranks, self._logs, self._stamps, self._record, self._gpus = ranks, logs, stamps, record, gpus
         self._rule = Rule()
         self._pids: set[int] = set()
-        self._most = 0  # most ranks seen at a time: ranks of other machines are never seen
+        self._most = 0  # most ranks that were seen at the same time: ranks of other machines are never seen
         self._reset(0.0)
 
     def _reset(self, now_s: float) -> None:
@@ -111,7 +111,7 @@ class HangWatch:
 
 
 class Watching:
-    """Runs the probe in a separate thread; without a probe it does nothing."""
+    """Runs the probe in a separate thread. Does nothing without a probe."""
 
     def __init__(self, probe: HangWatch | None, emit: Emit) -> None:
         self._probe, self._emit = probe, emit
@@ -133,7 +133,7 @@ class Watching:
         while self._probe and not self._ended.wait(self._probe.period_s):
             try:
                 self._probe.sample(self._emit)
-            except (OSError, ValueError, KeyError) as error:  # a process or file that has just disappeared
+            except (OSError, ValueError, KeyError) as error:  # a process or file has just disappeared
                 if not self._ended.is_set():
                     self._note(f"the hang observers missed a look: {type(error).__name__}: {error}")
             self.cpu_s = time.thread_time()

@@ -27,7 +27,7 @@ class JobLog:
         self.begin(0)
 
     def begin(self, attempt_base: int) -> None:
-        """A new submission: torchelastic counts its restarts from 0 again."""
+        """Must be called when a new submission starts: torchelastic counts its restarts from 0 again."""
         self._base = attempt_base
         self._elastic, self._causes = ElasticReader(self.by_round), CauseReader(self._watchdogs)
 

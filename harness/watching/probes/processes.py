@@ -49,7 +49,8 @@ def find_ranks(members: Mapping[int, Member], armed: Iterable[int], now_s: float
 
 
 def _is_top(member: Member) -> bool:
-    """Whether the process is a worker, and was started by a process that neither is a worker nor descends from one."""
+    """Whether the process is a worker that was started by a process which is no worker and has no worker among its
+    ancestors."""
     parent = member.parent
     return (
         parent is not None and member.identity is not None and not any(above.identity for above in member.ancestors())

@@ -99,7 +99,7 @@ class RankWatch:
         return chosen is not None and chosen.pid == rank.pid
 
     def _note(self, event: Event) -> None:
-        """Is called by the journal for each event. An event that reports the start of a rank causes a scan at once."""
+        """Scans at once if the event reports the start of a rank. The journal calls it for each event."""
         started = event.kind is Kind.ELASTIC_WORKER and event.data["state"] == "START"
         if started or event.kind is Kind.AGENT_STARTED:
             self._hints.append(event)

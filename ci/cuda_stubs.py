@@ -54,7 +54,7 @@ def source(names: dict[str, str]) -> str:
     for name, kind in sorted(names.items()):
         if kind == "OBJECT":
             lines.append(f"char {name}[256];")
-        elif name.endswith(("String", "ErrorName")):  # these return text, which torch puts into its messages
+        elif name.endswith(("String", "ErrorName")):  # these return texts, which torch puts into its messages
             lines.append(f'const char *{name}(void) {{ return "a CUDA library that stands in for the real one"; }}')
         else:
             lines.append(f"int {name}(void) {{ return 100; }}")
@@ -62,7 +62,7 @@ def source(names: dict[str, str]) -> str:
 
 
 def build(folder: Path, soname: str, versions: dict[str, dict[str, str]]) -> None:
-    """Compile the library `soname` into `folder`; `versions` is version -> symbol -> ELF type."""
+    """Compiles the library `soname` into `folder`; `versions` is version -> symbol -> ELF type."""
     text = source({name: kind for names in versions.values() for name, kind in names.items()})
     command = ["gcc", "-shared", "-fPIC", "-fno-builtin", "-w", "-x", "c", "-", f"-Wl,-soname,{soname}"]
     script = folder / f".{soname}.map"

@@ -45,7 +45,7 @@ SETS = {
 
 
 def arm(folder: Path, hooks: tuple[str, ...], rank: int = 0, parts: Parts | None = None) -> Any:
-    """Start the agent in this process, before torch is imported, and return it."""
+    """Starts the agent in this process, before torch is imported, and returns it."""
     spec = importlib.util.spec_from_file_location(
         "_torchaos_agent", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
     )
@@ -59,11 +59,11 @@ def arm(folder: Path, hooks: tuple[str, ...], rank: int = 0, parts: Parts | None
     wire = importlib.import_module("_torchaos_agent.wire")
     agents = importlib.import_module("_torchaos_agent.agent")
     plans = importlib.import_module("_torchaos_agent.plan")
-    os.environ[wire.ENV_PLAN] = str(folder / "plan.json")  # the stamps are written beside it
+    os.environ[wire.ENV_PLAN] = str(folder / "plan.json")  # the stamps are written beside the plan
     who = importlib.import_module("_torchaos_agent.arming").Identity(rank, 0, 1, 0, os.getpid())
     events = wire.EventFile(folder / f"rank{rank}.jsonl", f"rank{rank}", rank, 0)
     agent = agents.Agent(plans.AgentPlan("bench", str(folder), hooks), who, events)
-    agent.live.discard("collectives")  # they are installed and removed, see `measure`
+    agent.live.discard("collectives")  # `measure` installs and removes them
     importlib.import_module("_torchaos_agent.hooks").install(agent)
     return agent
 
@@ -196,7 +196,7 @@ def main() -> int:
 
 
 def in_processes(given: argparse.Namespace, which: list[str], ranks: int) -> int:
-    """Run one row in processes of its own; the exit code of the first rank."""
+    """Runs one row in its own processes, one for each rank. Returns the exit code of the first rank."""
     flags = [f"--{name}" for name in ("wall", "parts") if getattr(given, name)]
     options = [*which, "--pairs", str(given.pairs), "--seconds", str(given.seconds), *flags]
     with tempfile.TemporaryDirectory() as folder:

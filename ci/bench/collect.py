@@ -46,7 +46,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         project(folder)
-        collect(folder), collect(folder, "-p", "no:torchaos")  # from now on the byte code exists
+        collect(folder), collect(folder, "-p", "no:torchaos")  # makes the byte code
         began = time.monotonic()
         pairs: list[tuple[float, float]] = []
         for number in range(given.pairs):

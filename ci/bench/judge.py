@@ -1,11 +1,10 @@
 """Measures what it costs to judge a run of many ranks: processor seconds, microseconds per event, and peak memory.
 
-A small recorded run (a rank is killed, all ranks go on from a checkpoint) is grown to the number of ranks and steps
-that are asked for, with a twin of the same size. Each stage is timed in a process of its own, which reads the run
-directory as `torchaos judge` does: reading the journal, placing the steps, judging.
+A small recorded run (a rank is killed, all ranks resume from a checkpoint) is enlarged to the given number of ranks and
+steps, with a twin of the same size. Each stage is timed in its own process, which reads the run directory as `torchaos
+judge` does: reading the journal, placing the steps, judging.
 
-Usage: python ci/bench/judge.py [--ranks 16,256] [--steps 100,1000] [--samples 8] [--no-twin] [--profile]
-"""
+Usage: python ci/bench/judge.py [--ranks 16,256] [--steps 100,1000] [--samples 8] [--no-twin] [--profile]"""
 
 from __future__ import annotations
 
@@ -39,8 +38,8 @@ ASSERTIONS = {
 
 
 class Grown:
-    """A run directory of `ranks` ranks and `steps` steps. Rank 1 is killed at three fifths of the steps, and attempt 1
-    goes on from the checkpoint before it. The twin has one attempt."""
+    """A run directory of `ranks` ranks and `steps` steps. Rank 1 is killed after three fifths of the steps, and attempt
+    1 resumes from the last checkpoint before that. The twin has one attempt."""
 
     def __init__(self, root: Path, ranks: int, steps: int, samples: int, twin: bool = True) -> None:
         self.ranks, self.steps, self.samples = ranks, steps, samples
@@ -66,7 +65,7 @@ class Grown:
             shutil.rmtree(root / "twins")
 
     def _write(self, folder: Path, attempts: list[tuple[int, int, int]]) -> int:
-        """`attempts`: number, the step that it goes on from, and its last step."""
+        """Writes the events. `attempts`: (number, the step from which it resumes, its last step)."""
         own = Writer(folder, "harness")
         own.add(Kind.JOB_STARTED, 1.0, attempt=0, submission=0, pid=9)
         written, at_s = 0, 2.0
@@ -97,7 +96,8 @@ class Grown:
                 file.add(kind, at_s, **who, step=0, path=f"/job/step-{first}.pt", format="torch", **more)
         for step in range(first + 1, last + 1):
             at_s += STEP_S
-            file.step(at_s + rank * 1e-6, step - first, **self._step(rank, step))  # ranks are never quite equal
+            # Ranks never end a step at exactly the same time.
+            file.step(at_s + rank * 1e-6, step - first, **self._step(rank, step))
             if rank == 0 and step % self.every == 0:
                 for kind, more in ((Kind.SAVE_BEGIN, {}), (Kind.SAVE_END, {"ok": True, "blocked_s": 0.01})):
                     path = f"/job/step-{step}.pt"
@@ -117,10 +117,10 @@ class Grown:
 
 
 class Writer:
-    """One file of events, with times that the caller names."""
+    """One file of events, with times that the caller gives."""
 
     def __init__(self, folder: Path, source: str, process: tuple[int, int] = (0, 0)) -> None:
-        """`process`: rank and attempt, of which packed lines are."""
+        """`process`: rank and attempt of the packed lines."""
         self._file = open(folder / f"{source}.jsonl", "wb")  # noqa: SIM115  # until `close`
         self._source, self.number = source, 0
         self._packer = packed.Packer(source, *process)

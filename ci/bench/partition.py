@@ -40,8 +40,8 @@ Way = tuple[Callable[[int], None], Callable[[int], None]]  # partition, heal
 
 
 def tick(peer: int, sender: str, receiver: str, record: Path) -> None:
-    """Sends and receives datagrams in the sender's network namespace until the input ends, then writes the times of all
-    that were sent and that arrived."""
+    """Sends and receives datagrams in the sender's network namespace until the input ends. Then writes the times at
+    which each was sent and arrived."""
     os.set_blocking(0, False)
     meter = Meter(peer, sender, receiver)
     print("ready", flush=True)

@@ -1,4 +1,4 @@
-"""Measures the time that each function of a package spends itself, without the functions that it calls."""
+"""Measures the time that each function of a package takes itself, without the functions that it calls."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any
 
 
 class Parts:
-    """Replaces the functions of a package by ones that are measured. It must do so before the package is used."""
+    """Replaces the functions of a package by functions that measure their time. Must be called before the package is
+    used."""
 
     def __init__(self) -> None:
         self._spent: dict[str, list[int]] = {}  # nanoseconds of each call
-        self._inner: list[int] = []  # of the calls under way, the outermost first: what the calls inside took
+        self._inner: list[int] = []  # for each call in progress, the outermost first: the time of the calls inside it
 
     def clear(self) -> None:
         self._spent.clear()

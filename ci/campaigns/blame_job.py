@@ -1,10 +1,9 @@
 """A small model of a training job, for blame.py: the calls of each rank and their times, with or without a fault.
 
-A rank's host executes its program: it gives work and collectives to its device and runs ahead until a `sync`. The
+A rank's host executes its program: it gives work and collectives to its device, and runs ahead until a `sync`. The
 device executes them in order. A collective starts on a rank when everything before it has ended there, and ends on all
 ranks shortly after the last member has started it. If the members disagree about operation or size, it never ends. With
-`overlap`, the gradients' collectives have their own stream, as in DDP and Megatron.
-"""
+`overlap`, the gradients' collectives have a stream of their own, as in DDP and Megatron."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class Item:
     seconds: float = 0.0
     peer: int = -1
     stream: str = "main"
-    # The times at which it happens; NEVER: not yet, or never.
+    # The times of the item's events; NEVER: not yet, or never.
     called_s: float = NEVER
     ready_s: float = NEVER
     over_s: float = NEVER
@@ -179,7 +178,7 @@ class Job:
         return self
 
     def _host(self, rank: int) -> bool:
-        """Executes the next line of a host's program; whether that was possible."""
+        """Executes the next line of a host's program. Returns whether that was possible."""
         item, fault, newest = self.programs[rank][self._places[rank]], self._stop.get(rank), self._newest[rank]
         if fault and self._places[rank] == fault.at:
             fault.landed = True
@@ -220,7 +219,7 @@ class Job:
         return self._met[key]
 
     def _device(self, rank: int, item: Item) -> bool:
-        """Executes an item on a rank's device; whether its state changed."""
+        """Executes an item on a rank's device. Returns whether its state changed."""
         if item.ready_s < NEVER:
             return False
         since, fault = max([item.called_s, *(one.over_s for one in item.before)]), self._stop.get(rank)

@@ -65,7 +65,7 @@ def resident(process: psutil.Process) -> int:
 
 
 def compared(samples: list[tuple[float, int, int]]) -> bool:
-    """Prints both halves; whether the second is at most a tenth larger."""
+    """Prints both halves. Returns whether the second is at most a tenth larger."""
     half = samples[-1][0] / 2 if samples else 0.0
     print("| MiB | first half, median | largest | second half, median | largest |")
     print("|---|---|---|---|---|")

@@ -67,7 +67,7 @@ def train(folder: Path, healthy: bool, spins: bool) -> None:
             work.wait()
         optimizer.step()
         optimizer.zero_grad()
-        time.sleep(0.1 if healthy else 0.02)  # as the host waits for a GPU
+        time.sleep(0.1 if healthy else 0.02)  # as a host waits for its GPU
         if rank == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
         if order.exists():
@@ -258,7 +258,7 @@ def _hold(session: Session, kind: str, victim: int) -> Callable[[], None]:
 
 
 def _cut(session: Session) -> Callable[[], None]:
-    """Separates the two nodes. Returns the function that joins them again."""
+    """Separates the two nodes. Returns the function that connects them again."""
     from torchaos.harness.mechanics.network.cut import Cut
 
     links = [live.node.link for live in session.job.nodes()]
@@ -345,8 +345,8 @@ def healthy(minutes: float) -> dict[str, Any]:
 
 
 def curve(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> list[dict[str, float | None]]:
-    """Detection time and false alarms for other values of k, from the recorded opinions. A stall is taken to go on
-    after its record ends."""
+    """Detection time and false alarms for other values of k, from the recorded opinions. A stall whose record ends
+    counts as lasting."""
     from torchaos.harness.watching.observers.opinion import Opinion, Rule
 
     rows: list[dict[str, float | None]] = []

@@ -1,13 +1,12 @@
 """The museum of real bugs: what released frameworks lost after a restart, and whether torchaos finds it.
 
-    python ci/museum [--only NAME ...] [--plain] [--again] [--out DIR] [--minutes M] [--keep]
-                     [--write docs/measured/museum.md]
+python ci/museum [--only NAME ...] [--plain] [--again] [--out DIR] [--minutes M] [--keep] [--write
+docs/measured/museum.md]
 
 For each row in rows/ and each of its two sides (affected and fixed version): makes the environment, shows the bug by
-plain code without torchaos, runs the trainer under torchaos, and appends the result to DIR/results.jsonl. A side with
-a result is not run again (but with --again): an interrupted call can be continued. --plain makes the environments and
-shows the bugs, and runs no job. Exit code 1 if a side was not told as its row says.
-"""
+plain code without torchaos, runs the trainer under torchaos, and appends the result to DIR/results.jsonl. A side with a
+result is not run again unless --again is given, so an interrupted call can be continued. --plain makes the environments
+and shows the bugs, and runs no job. Exit code 1 if the result of a side is not as its row says."""
 
 from __future__ import annotations
 

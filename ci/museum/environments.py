@@ -1,4 +1,5 @@
-"""The environments of the museum: one folder of packages for each set of versions, beside the torch that is there."""
+"""The environments of the museum: one folder of packages for each set of versions. The torch that is installed is
+used."""
 
 from __future__ import annotations
 

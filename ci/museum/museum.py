@@ -30,17 +30,18 @@ class Bug:
     failed: str  # the assertion that must fail with the affected version
     says: str = ""  # a part of its reason
     dies: str = ""  # a part of the error with which plain code ends on the affected side
-    beside: tuple[str, ...] = ()  # further packages, the same on both sides
+    beside: tuple[str, ...] = ()  # more packages, the same on both sides
     args: tuple[str, ...] = ()
     ranks: int = 1
-    faults: tuple[Mapping[str, Any], ...] = ()  # none: the last rank is killed in step 13
+    faults: tuple[Mapping[str, Any], ...] = ()  # empty: the last rank is killed in step 13
     still: Mapping[str, str] = field(default_factory=dict)  # other true failures of the fixed version: assertion, why
     bounds: Mapping[str, Any] = field(default_factory=dict)
     timeout: str = "300s"
     long: bool = False  # one of the fast rows that `make test-long` runs
 
     def packages(self, side: Side) -> list[list[str]]:
-        """What pip installs for this side: a list for each folder. The second folder serves both sides."""
+        """The arguments for pip: a list for each folder of packages of this side. The second folder is the same for
+        both sides."""
         pins = self.affected if side == "affected" else self.fixed
         return [sorted(f"{name}=={version}" for name, version in pins.items()), sorted(self.beside)]
 

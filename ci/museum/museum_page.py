@@ -13,7 +13,8 @@ Results = dict[tuple[str, Side], Told]
 
 
 def first(done: Sequence[Told]) -> Results:
-    """What torchaos said first of each side, before it was changed because of it. What plain code shows is the last."""
+    """The results of all sides: for each side, torchaos's first verdict, before torchaos was changed because of it, and
+    the last result of plain code."""
     begun = {(told.bug, told.side): told for told in reversed(done)}
     return {key: replace(begun[key], still=told.still) for key, told in last(done).items()}
 

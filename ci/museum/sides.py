@@ -1,4 +1,4 @@
-"""One side of a row: shown by plain code, then judged by torchaos."""
+"""One side of a row: plain code shows the bug, and then torchaos judges the run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from museum import TRAINERS, Bug, Side
 
 @dataclass(frozen=True)
 class Told:
-    """What plain code and torchaos said of one side."""
+    """The results of plain code and of torchaos for one side."""
 
     bug: str
     side: Side
-    differs: bool  # plain code: a resumed run is not like one in one go
-    shown: str  # where, or the error with which the resume ended
-    still: Sequence[str] = ()  # assertions that plain code shows must fail with any version
+    differs: bool  # according to plain code, a resumed run differs from an uninterrupted run
+    shown: str  # where they differ, or the error with which the resume ended
+    still: Sequence[str] = ()  # assertions that must fail with any version, as plain code shows
     verdict: str = ""
     reason: str = ""
     cases: Mapping[str, str] = field(default_factory=dict)
@@ -38,8 +38,9 @@ class Told:
         return self.differs == (self.side == "affected")
 
     def is_right(self, bug: Bug) -> bool:
-        """The affected side: failed by the assertion that the row names, in its words. The fixed side: passed, or
-        failed only by assertions of which the row says why they are right, and which plain code shows too."""
+        """Whether torchaos's verdict is right. The affected side must be failed by the assertion that the row names,
+        with its words. The fixed side must be passed, or failed only by assertions that must fail according to the row
+        and to plain code."""
         failed = {name for name, verdict in self.cases.items() if verdict == "failed"}
         if self.side == "affected":
             return bug.failed in failed and bug.says in self.reasons[bug.failed]
@@ -47,9 +48,9 @@ class Told:
 
 
 def shown(bug: Bug, side: Side, packages: str) -> Told:
-    """Runs the trainer's own proof, which knows nothing of torchaos: `--plain` prints, as JSON, what a run in one go
-    and what a resumed run did, and which assertions must fail for another reason. Raises RuntimeError if it ends with
-    an error that the row does not name."""
+    """Runs the trainer's own proof, which is independent of torchaos: `--plain` prints, as JSON, what an uninterrupted
+    run and a resumed run did, and which assertions must fail for another reason. Raises RuntimeError if it ends with an
+    error that the row does not name."""
     with tempfile.TemporaryDirectory() as scratch:
         done = subprocess.run(
             [sys.executable, str(bug.script), "--plain", "--dir", scratch, *bug.args],

@@ -14,8 +14,8 @@ NAME, STATE = "reproduce.sh", "state"
 
 
 def script_of(job: PlannedJob, now: RunDir, checkpoints: Path, outcome: Outcome) -> str:
-    """The script, which belongs beside the folder STATE. `now`, `checkpoints`: the folder in which the job ran, and its
-    checkpoint folder there; the files may contain this path."""
+    """The script. It is for the folder that contains STATE. `now`, `checkpoints`: the folder in which the job ran, and
+    its checkpoint folder there; the files may contain this path."""
 
     def filled(text: str) -> str:
         """The text with `$run` in place of `{run}`."""

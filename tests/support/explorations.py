@@ -1,4 +1,4 @@
-"""An exploration that never ran: two saves, the states that deaths leave, and made-up outcomes."""
+"""An exploration that was never run: two saves, the states that deaths leave, and invented outcomes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torchaos.harness.exploring.states.state import State
 
 
 def saves(folder: Path, in_turn: bool = True) -> Recording:
-    """Rank 0 writes a file in place, twice. Rank 1 writes a file of its own, then (`in_turn`) or meanwhile."""
+    """Rank 0 writes a file in place, twice. Rank 1 writes a file of its own: after rank 0 (`in_turn`), or at the same
+    time."""
     disk = Disk(Blobs(folder / "blobs"))
     for number in (1, 2):
         disk.rank(0).save("last.pt", b"a" * 100 * number, b"b" * 50)
@@ -42,7 +43,7 @@ def outcome_of(state: State, kind: Class = Class.RIGHT, reason: str = "") -> Out
 
 
 def explored(folder: Path, **kinds: Class) -> Explored:
-    """`kinds`: classes by the number of operations before the death, such as `at_3`; all else is right."""
+    """`kinds`: classes by the number of operations before the death, such as `at_3`; all other outcomes are right."""
     recording = saves(folder)
     there = choice(recording)
     found = [

@@ -47,15 +47,15 @@ class Trainer:
     dir: str = "--dir"  # the option that takes the folder of the checkpoints
     failed: str = ""  # the assertion that must fail
     says: str = ""  # a part of its reason
-    passes: bool = False  # a noisy trainer that must pass all the same
+    passes: bool = False  # a noisy trainer that must pass
     faults: tuple[Mapping[str, Any], ...] = ()
-    bounds: Mapping[str, Any] = field(default_factory=dict)  # of assertions, by name
+    bounds: Mapping[str, Any] = field(default_factory=dict)  # bounds of assertions, by the name of the assertion
     shrinks: bool = False  # the job is submitted again, with half as many ranks
     unseeded: bool = False  # it takes no --seed
     timeout: str = "90s"
     repeat: int = 1
     needs: str | None = None  # a package that must be installed
-    home: str | None = None  # environment variable with the folder of a script that is not ours
+    home: str | None = None  # environment variable with the folder of a script from elsewhere
     about: str = ""  # the trainer's defect
     launch: tuple[str, ...] = ("torchrun", "--nproc-per-node", "{ranks}", "--max-restarts", "3")
     ranks: int = 2

@@ -1,8 +1,6 @@
-"""Ways to save a checkpoint, and how each is loaded: eleven that break under some death, and two that don't.
-
-A way is `save(disk, number)`, called for the saves 1, 2, 3, and `load(files)`: the number of the save that a resume
-would go on from; None: it would start afresh; Broken: it would die, or take a torn file for whole.
-"""
+"""Ways to save a checkpoint, and how each is loaded: eleven that break under some death, and two that don't. A way has
+`save(disk, number)`, called for the saves 1, 2, 3, and `load(files)`. `load` returns the number of the save from which
+a resume would continue; None: it would start from scratch; Broken: it would die, or load a torn file."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ class Broken(Exception):
 class Protocol:
     save: Callable[[Disk, int], None]
     load: Callable[[Files], int | None]
-    breaks: tuple[str, ...]  # under which models, of process death and the three of a loss of power
-    first: int = 1  # the number of the first save; if it is 2, the file `last` of save 1 is there, whole and synced
+    breaks: tuple[str, ...]  # the models under which it breaks: process death, and the three models of a loss of power
+    first: int = 1  # the number of the first save; if 2, the complete and synced file `last` of save 1 exists
 
 
 def data(number: int) -> bytes:
@@ -32,7 +30,7 @@ def data(number: int) -> bytes:
 
 
 def whole(content: bytes) -> int:
-    """The number of the save that the bytes are of. Raises Broken."""
+    """The number of the save that wrote these bytes. Raises Broken if they are not those of one complete save."""
     if len(content) != SIZE or content.strip(content[:1]) or not content[:1].isdigit() or content[:1] == b"0":
         raise Broken("torn")
     return int(content[:1])
@@ -43,13 +41,13 @@ def _last(files: Files) -> int | None:
 
 
 def _newest(files: Files) -> int | None:
-    """By name: the newest `step-N`, which must be whole."""
+    """Chooses by name: the newest `step-N`, which must be complete."""
     names = [name for name in files if name.startswith("step-") and "/" not in name]
     return whole(files[max(names)]) if names else None
 
 
 def _pointer(files: Files) -> int | None:
-    """By a file that holds the name of the newest."""
+    """Chooses by a file that holds the name of the newest checkpoint."""
     if "latest" not in files:
         return None
     name = files["latest"].decode()
@@ -59,13 +57,13 @@ def _pointer(files: Files) -> int | None:
 
 
 def _marked(files: Files) -> int | None:
-    """The newest folder with a marker, whose files must all be whole."""
+    """Chooses the newest folder with a marker. All its files must be complete."""
     marked = [name for name in files if name.startswith("step-") and name.endswith("/done")]
     return whole(files.get(max(marked).replace("done", "data"), b"")) if marked else None
 
 
 def _sharded(files: Files) -> int | None:
-    """The same with two shards."""
+    """Like `_marked`, with two shards."""
     number = _marked(files)
     return number and whole(files.get(f"step-{number}/data-1", b""))
 
@@ -75,14 +73,15 @@ def _write(disk: Disk, path: str, content: bytes, sync: bool) -> None:
 
 
 def atomic(disk: Disk, number: int) -> None:
-    """Right: a new file that is synced, renamed, and its folder is synced."""
+    """Right: writes a new file, syncs it, renames it, and syncs its folder."""
     _write(disk, "tmp", data(number), sync=True)
     disk.rank(0).rename("tmp", "last")
     disk.rank(0).fsync_folder()
 
 
 def folders(disk: Disk, number: int) -> None:
-    """Right: a new folder for each save, all in it synced, then renamed and synced; older ones go after that."""
+    """Right: makes a new folder for each save, syncs everything in it, renames and syncs it, and then removes older
+    folders."""
     hand = disk.rank(0)
     hand.mkdir("tmp")
     hand.save("tmp/data", data(number), sync=True)
@@ -149,7 +148,7 @@ def folder_twice(disk: Disk, number: int) -> None:
 
 
 def early_rename(disk: Disk, number: int) -> None:
-    """The name is changed before the file is written to its end; all is synced in the end."""
+    """Wrong: renames the file before it is written to its end; syncs everything at the end."""
     file = disk.rank(0).open("tmp")
     file.write(data(number)[: SIZE // 2])
     file.fsync()
@@ -161,7 +160,7 @@ def early_rename(disk: Disk, number: int) -> None:
 
 
 def no_barrier(disk: Disk, number: int) -> None:
-    """Rank 0 does not wait for the shard of rank 1 before it writes the marker."""
+    """Wrong: rank 0 does not wait for the shard of rank 1 before it writes the marker."""
     disk.barrier(0, 1)
     disk.rank(0).mkdir(f"step-{number}")
     for rank, name in ((1, "data-1"), (0, "data")):
@@ -173,7 +172,7 @@ def no_barrier(disk: Disk, number: int) -> None:
 
 
 def pointer_in_place(disk: Disk, number: int) -> None:
-    """The checkpoint is right, but the file that names it is overwritten in place."""
+    """Wrong: the checkpoint is right, but the file that names it is overwritten in place."""
     _write(disk, f"step-{number}", data(number), sync=True)
     disk.rank(0).fsync_folder()
     disk.rank(0).save("latest", f"step-{number}".encode(), sync=True)
@@ -181,7 +180,7 @@ def pointer_in_place(disk: Disk, number: int) -> None:
 
 
 def never_closed(disk: Disk, number: int) -> None:
-    """A file that is renamed onto the last one, and stays open."""
+    """Wrong: renames a file onto the last checkpoint while it is still open."""
     file = disk.rank(0).open("tmp")
     file.write(data(number))
     disk.rank(0).rename("tmp", "last")

@@ -1,4 +1,4 @@
-"""The record of a resume, made by hand: an ideal trainer that ran once to its end, its past up to a death, and the next
+"""The record of a resume, made by hand: an ideal trainer that ran to its end, its events up to a death, and the next
 attempt."""
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def recorded(trainer: Any = None) -> Record:
 
 
 def after_step(run: Record, step: int) -> float:
-    """Just after the step, and a save after it, CLOCK_MONOTONIC."""
+    """The time just after the step and its save, CLOCK_MONOTONIC."""
     nexts = [one.mono_s for one in run.history.executions if one.global_step == step + 1]
     ends = [event.mono_s for event in run.of_kind(Kind.AGENT_ENDED)]
     return min([*nexts, *ends]) - 0.001
 
 
 def next_attempt(of: Record, since_s: float, until: int) -> list[Event]:
-    """The last attempt of a run that really died, up to the global step `until` and a save after it, as the first of a
-    resume that began at this time."""
+    """The events of the last attempt of a run that really died, up to the global step `until` and the save after it,
+    shifted to `since_s` as the first attempt of a resume."""
     last, end_s = of.history.attempts[-1], after_step(of, until)
     moved = since_s + 1.0 - last.started_s
     own = [event for event in of.events if event.attempt == last.number and event.mono_s < end_s]
@@ -59,8 +59,8 @@ def next_attempt(of: Record, since_s: float, until: int) -> list[Event]:
 def resumed(
     folder: Path, died_after: int, resume: Any, end: Sequence[tuple[Kind, dict[str, object]]], until: int = 20
 ) -> Record:  # fmt: skip
-    """A run that was recorded to its end, died after that step, and was resumed as the last attempt of `resume` does.
-    `end`: what the harness emits then."""
+    """A recorded run that was complete, is cut by a death after the step `died_after`, and is continued by the last
+    attempt of `resume`. `end`: the harness's events at the end."""
     run = recorded()
     folder.mkdir(exist_ok=True)
     past.write(folder, run, after_step(run, died_after), {}, LATER_S)

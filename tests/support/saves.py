@@ -1,4 +1,4 @@
-"""A disk in memory that records what is done to it, as the real recorder does; and a save of several ranks."""
+"""A disk in memory that records its operations, as the real recorder does; and a save by several ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchaos.harness.exploring.tree import Content, Extent, Tree
 
 
 class Disk:
-    """Each operation takes a second: number 0 ends at 1, and so on."""
+    """Records operations. Each takes a second: number 0 ends at 1, and so on."""
 
     def __init__(self, blobs: Blobs, base: Tree | None = None) -> None:
         self.blobs, self.base = blobs, base or Tree()
@@ -23,7 +23,7 @@ class Disk:
         self.paths = set(self.base.files)
         self.files: dict[str, int] = {}
         self.numbers = count(1)
-        self._waiting: list[tuple[set[int], list[int]]] = []  # ranks that have not gone on, and what came before
+        self._waiting: list[tuple[set[int], list[int]]] = []  # ranks that still wait, and the operations before
 
     def rank(self, rank: int | None) -> Hand:
         return Hand(self, rank)
@@ -49,13 +49,13 @@ class Disk:
 
 @dataclass
 class Hand:
-    """What one rank does."""
+    """The operations of one rank."""
 
     disk: Disk
     by: int | None
 
     def open(self, path: str) -> File:
-        """As open(path, "w"): a new file, or one that is cut to nothing."""
+        """Like open(path, "w"): makes a new file, or truncates it."""
         disk = self.disk
         if path in disk.paths:
             disk.files.setdefault(path, next(disk.numbers))
@@ -68,7 +68,7 @@ class Hand:
         return File(self, path, disk.files[path])
 
     def save(self, path: str, *data: bytes, sync: bool = False) -> None:
-        """Writes a file in so many writes, and closes it."""
+        """Writes a file in several writes, and closes it."""
         file = self.open(path)
         for piece in data:
             file.write(piece)
@@ -123,7 +123,7 @@ class File:
 
 
 def play(operations: Sequence[Operation], blobs: Blobs, folder: Path) -> None:
-    """Does the same in a real folder."""
+    """Repeats the operations in a real folder."""
     folder.mkdir(exist_ok=True)
     handles: dict[int | None, int] = {}
     for op in operations:
@@ -150,7 +150,7 @@ def play(operations: Sequence[Operation], blobs: Blobs, folder: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes | str | None]:
-    """The bytes of each file in a folder, what each link says, and None for a folder."""
+    """By path: the bytes of each file, the target of each link, and None for a folder."""
     return {path.relative_to(folder).as_posix(): _content(path) for path in sorted(folder.rglob("*"))}
 
 
@@ -161,8 +161,8 @@ def _content(path: Path) -> bytes | str | None:
 
 
 def table(blobs: Blobs, ranks: int, leader: Sequence[str] = ("marker",)) -> Recording:
-    """The save of the research's table: each rank opens, writes three times, syncs and closes; then rank 0 creates a
-    marker, writes, syncs and renames it."""
+    """A save: each rank opens, writes three times, syncs and closes a file. Then rank 0 creates a marker, writes, syncs
+    and renames it."""
     disk = Disk(blobs)
     for rank in range(ranks):
         disk.rank(rank).save(f"shard-{rank}", b"a" * 10, b"b" * 10, bytes([rank]) * 10, sync=True)

@@ -1,4 +1,4 @@
-"""Stand-ins for the programs of Slurm that the handle of Slurm's work uses: the work is lines of a file."""
+"""Replacements for the programs of Slurm that the handle of Slurm's work uses. The work is lines of a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def install(folder: Path) -> Path:
 
 
 def on_a_cluster(folder: Path) -> Iterator[tuple[SlurmWork, Any]]:
-    """A case of the contract of handles: a step of ours in an allocation in which another's step runs, too."""
+    """A case for the contract test of handles: a step of ours, in an allocation that another user's step uses too."""
     work = install(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

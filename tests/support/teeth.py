@@ -59,12 +59,12 @@ def with_defect(text: str, defect: str) -> str:
 
 @dataclass(frozen=True)
 class Bite:
-    """The result of a scenario, with a tooth or (`tooth` empty) as it is."""
+    """The result of a scenario with a tooth or, if `tooth` is empty, without."""
 
     scenario: str
     tooth: str  # empty: without a tooth
     fails: str
-    verdict: str  # or error; or refused: this machine can't carry it out
+    verdict: str  # passed, failed, inconclusive, error; or refused: this machine can't carry it out
     reason: str
     cases: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0

@@ -89,7 +89,7 @@ def _next_script() -> dict[str, Any]:
 
 
 def _fork_and_wait(reply: socket.socket) -> None:
-    """Returns in the process for the script. The process in between reports its pid, then its exit code."""
+    """Forks the process for the script, and returns in it. A process in between reports its pid, then its exit code."""
     pid = os.fork()
     if pid:
         reply.send(str(pid).encode())
@@ -99,7 +99,7 @@ def _fork_and_wait(reply: socket.socket) -> None:
 
 
 def _become(script: str, env: dict[str, str], output: str) -> None:
-    """Give this process what a new interpreter for the script would have."""
+    """Gives this process the environment, arguments and output that a new interpreter for the script would have."""
     os.environ.clear()
     os.environ.update(env)
     os.chdir(os.path.dirname(script))

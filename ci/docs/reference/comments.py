@@ -1,4 +1,4 @@
-"""Reads the comments about a name in the source: on its own lines, and on the lines just above."""
+"""Reads the comments about a name in the source: those on its own lines, and those on the lines just above."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Accelerate's loop for a resume in the middle of an epoch, as its guide has it: skip_first_batches on the loader, with
-a sampler that is seeded by the epoch. --order says whether the epoch is set before or after the skip."""
+"""Accelerate's loop for a resume in the middle of an epoch, as in its guide: skip_first_batches on the loader, with a
+sampler that is seeded by the epoch. --order: whether the epoch is set before or after the skip."""
 
 import json
 

@@ -1,5 +1,5 @@
-"""A plain DDP loop around a framework's data loading. It puts back all else that it needs, so that what a resume gets
-wrong is the data's. A row gives a class with `epoch` (the batches of an epoch, from the place that `load` set),
+"""A plain DDP loop around a framework's data loading. The loop restores everything else, so that only the data can be
+wrong after a resume. A row gives a class with `epoch` (the batches of an epoch, from the place that `load` set),
 `state` and `load`."""
 
 import io
@@ -18,7 +18,7 @@ SAVE_EVERY = 5
 
 class Data:
     epochs = 3  # of 8 batches
-    epoch_ends = False  # saves at the end of each epoch, when the loader is used up, and not within one
+    epoch_ends = False  # saves at the end of each epoch, when the loader is used up, and at no other time
 
     def __init__(self, folder, rank, world):
         """Makes the loader. `folder` is the same in every attempt."""
@@ -49,7 +49,7 @@ def train(kind, folder):
     data = kind(folder, rank, world)
     done, begun = 0, 0
     path = newest(folder)
-    dist.barrier()  # nobody saves before everybody has looked
+    dist.barrier()  # no rank saves before every rank has looked for a checkpoint
     if path is not None:
         saved = torch.load(path, weights_only=False)
         done, begun = saved["step"], saved["epoch"]
@@ -86,8 +86,8 @@ def train(kind, folder):
 
 
 def plain(kind, cuts, folder):
-    """The batches of a run in one go, and of runs that each begin from the state that the run before saved after `cut`
-    batches (or with the epoch in which it had them). No model, no process group."""
+    """Prints the batches of an uninterrupted run, and of a run in parts: each part begins from the state that the part
+    before saved after `cut` batches (or after the epoch with these batches). Uses no model and no process group."""
 
     def run(name, stops):
         seen, state, begun = [], None, 0

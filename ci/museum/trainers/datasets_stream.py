@@ -1,4 +1,5 @@
-"""A stream of the package datasets, resumed by its own state in every attempt. --shape chooses what the row needs."""
+"""A stream of the package datasets, resumed by its own state in every attempt. --shape: the kind of stream that the row
+needs."""
 
 import sys
 
@@ -27,7 +28,7 @@ class Stream(data_loop.Data):
             self.stream = datasets.IterableDataset.from_generator(rows)
             return
         stream = datasets.Dataset.from_dict({"a": list(range(32))}).to_iterable_dataset(num_shards=2)
-        if SHAPE == "cast":  # features that are not the files' own
+        if SHAPE == "cast":  # features that differ from those of the files
             stream = stream.cast_column("a", datasets.Value("int32"))
         if SHAPE == "map":
             stream = stream.map(lambda row: {"a": row["a"]}, features=datasets.Features({"a": datasets.Value("int32")}))

@@ -1,4 +1,4 @@
-"""A plain loop with the EMA of diffusers, which is saved and put back by its own state. No loss depends on it."""
+"""A plain loop with the EMA of diffusers, which is saved and restored by its own state. No loss depends on it."""
 
 import json
 import os

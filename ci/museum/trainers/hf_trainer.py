@@ -1,5 +1,5 @@
-"""Hugging Face's Trainer, resumed from its newest checkpoint. --stop: with EarlyStoppingCallback, on an evaluation that
-gets worse from the first one on."""
+"""Hugging Face's Trainer, resumed from its newest checkpoint. --stop: with EarlyStoppingCallback, and a metric that
+gets worse from the first evaluation on."""
 
 import json
 import os

@@ -5,7 +5,7 @@ import os
 import sys
 
 os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # its checkpoints hold objects
-sys.modules["transformers"] = None  # registers an Adafactor, which torch has too by now
+sys.modules["transformers"] = None  # registers an Adafactor, which newer versions of torch have too
 
 import torch
 import trainer_main

@@ -1,5 +1,5 @@
-"""MosaicML's StreamingDataLoader, resumed by its own state in every attempt. --epoch-ends: saved when an epoch's last
-batch was trained on, and not within an epoch."""
+"""MosaicML's StreamingDataLoader, resumed by its own state in every attempt. --epoch-ends: saved when the last batch of
+an epoch was trained on, and at no other time."""
 
 import sys
 import types
@@ -41,7 +41,7 @@ class Stream(data_loop.Data):
     def load(self, state):
         self.loader.load_state_dict(state)
         if ENDS:
-            for _rest in self.loader:  # of the epoch in which it was saved: there is nothing left
+            for _rest in self.loader:  # the epoch in which it was saved has no batches left
                 pass
 
 

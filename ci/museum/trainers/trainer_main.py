@@ -7,8 +7,8 @@ import torch
 
 
 def main(plain, train, **flags):
-    """Calls `plain` (the trainer's own proof) if --plain is given, and else `train`, which torchrun started. Both get
-    the folder and the values of `flags`: settings of argparse, by the name of the flag."""
+    """Calls `plain` (the trainer's own proof) if --plain is given, and otherwise `train`, which needs torchrun. Both
+    get the folder, and the values of the options in `flags`: settings of argparse, by name."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)

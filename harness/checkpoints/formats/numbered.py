@@ -12,7 +12,7 @@ from .names import NUMBERED
 
 
 class Numbered(Format):
-    """Any other folder with a step in its name."""
+    """A folder with a step in its name that belongs to no other format."""
 
     name = "dir"
     asked = 100

@@ -17,7 +17,7 @@ from torchaos.harness.record.record import Record
 
 @dataclass(frozen=True)
 class Carried:
-    """One resume, and which state was equal before and after it. A state None is not known."""
+    """One resume, and whether each state was equal before and after it. None: it is not known."""
 
     attempt: Attempt  # the attempt that resumed
     saver: Attempt  # the last earlier attempt that did the step from which `attempt` resumed

@@ -103,7 +103,7 @@ class Columns:
         return of_payload(part.rank, part.attempt, int(own["step"][place]), float(own["mono_s"][place]), data)
 
     def event(self, row: int) -> Event:
-        """The event that reported this step. If the step is an object, without its payload and time of day."""
+        """The event that reported this step. For a step that is an object, without payload and time of day."""
         of = int(np.searchsorted(self._starts, row, side="right")) - 1
         part, place = self.parts[of], row - int(self._starts[of])
         if isinstance(part, Block):

@@ -1,8 +1,5 @@
-"""Which deaths there are, which of them are played, and by which worker.
-
-The points of a family are the points that a run of it passes if nothing dies. A stratum is a way to die at some of
-them.
-"""
+"""Chooses which deaths are played, and by which worker. The points of a family are the points that its run passes if
+nothing dies. A stratum is a way to die at some of them."""
 
 from __future__ import annotations
 
@@ -39,8 +36,8 @@ def alone() -> bool:
 def play(
     deaths: Sequence[Death], workers: int, keep: Path, on_death: OnDeath = lambda *_: None, end_s: float = math.inf
 ) -> list[tuple[Death, Aftermath]]:
-    """Play all deaths, `workers` at a time; none is begun after `end_s` (seconds of CLOCK_MONOTONIC). What a death with
-    leaks left is copied to `keep`."""
+    """Plays all deaths, `workers` at a time; none is begun after `end_s` (seconds of CLOCK_MONOTONIC). If a death has
+    leaks, what it left is copied to `keep`."""
     waiting: SimpleQueue[Death] = SimpleQueue()
     for death in deaths:
         waiting.put(death)
@@ -75,7 +72,7 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
 
     def die(self, death: Death) -> Aftermath:
-        """A worker that ends is a leak too, because then nobody has checked the machine."""
+        """Plays a death. If the worker ends, that is a leak too, because then nothing has checked the machine."""
         process = self._process = self._process or self._start()
         assert process.stdin
         assert process.stdout

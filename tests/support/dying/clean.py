@@ -1,4 +1,4 @@
-"""What must be gone from the machine when a run is dead. The checks return a sentence for each leak."""
+"""Checks that everything of a dead run is gone from the machine. The checks return a sentence for each leak."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _rules() -> set[str]:
 
 
 def _of_others(cgroup: str) -> bool:
-    """Whether it belongs to a run beside this one: a process of another pid namespace reads as 0."""
+    """Whether the cgroup belongs to a run beside this one: a process of another pid namespace reads as 0."""
     try:
         return "0" in Path(cgroup, "cgroup.procs").read_text().split()
     except OSError:  # gone meanwhile
@@ -131,7 +131,7 @@ def undo_log(run_dir: Path) -> list[str]:
         problems += [f"undo record {record.id}: {record.state.value}" for record in records if record.open]
         problems += [f"undo log: line {number} can't be read" for number in damaged]
     for path in sorted((run_dir / "agent" / "pages").glob("*.page")):
-        with suppress(ValueError):  # incomplete, so no agent uses it
+        with suppress(ValueError):  # an incomplete page, which no agent uses
             page = ControlPage(path)
             if page.read(ControlPage.ALLOWED) > page.read(ControlPage.FIRED):
                 problems.append(f"control page {path.name}: still armed")

@@ -1,4 +1,4 @@
-"""One run that dies, in its own folder, and what is left when everything that could end has ended."""
+"""One run that dies, in its own folder, and what it leaves when every process that could end has ended."""
 
 from __future__ import annotations
 

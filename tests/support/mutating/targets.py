@@ -67,7 +67,7 @@ class Target(ABC):
         """Called once, before the first input."""
 
     def end(self) -> None:  # noqa: B027
-        """Restore what `prepare` changed outside its folder."""
+        """Restores what `prepare` changed outside its folder."""
 
     @abstractmethod
     def bases(self) -> Sequence[bytes]:
@@ -75,7 +75,7 @@ class Target(ABC):
 
     @abstractmethod
     def feed(self, raw: bytes) -> None:
-        """Give it an input. Raises an error that is not allowed."""
+        """Gives the target an input. Raises an error if the result is not allowed."""
 
     def draw(self, draw: Random) -> bytes:
         return damaged(draw.choice(self.bases()), draw)

@@ -1,8 +1,8 @@
 """Points at which a process can die, and the death. DYING_AT is JSON: {"trace": PATH, "at": [[POINT, NTH, [WHO]]]}.
 
-A point is a named place in the product. Each time that it is passed, the trace gets a line `ROLE POINT NTH`. At the nth
-time of a chosen point, the chosen ones of harness, reaper and job get SIGKILL, and the trace gets a line `died`.
-"""
+A point is a named place in the product. Each time that it is passed, the trace gets a line `ROLE POINT NTH`. When a
+chosen point is passed the nth time, the processes in WHO (harness, reaper, job) get SIGKILL, and the trace gets a line
+`died`."""
 
 from __future__ import annotations
 

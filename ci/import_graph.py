@@ -33,7 +33,9 @@ def sources(tree: str) -> dict[str, str]:
         return {str(path.relative_to(tree)): path.read_text() for path in found}
     packed = subprocess.run(["git", "archive", tree, "harness", "pyproject.toml"], capture_output=True, check=True)
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-        files = [(one.name, archive.extractfile(one)) for one in archive if one.name.endswith((".py", ".toml"))]
+        files = [
+            (member.name, archive.extractfile(member)) for member in archive if member.name.endswith((".py", ".toml"))
+        ]
     return {name: file.read().decode() for name, file in files if file}
 
 
@@ -96,7 +98,7 @@ def main() -> None:
     found, floor = arrows(files), floors(files["pyproject.toml"])
     running = {pair for pair, hows in found.items() if set(hows) - {TYPES}}
     rooms = {Path(path).parts[1].removesuffix(".py") for path in files if path.startswith("harness/")}
-    up = {(one, other) for one, other in running if floor and floor[one] >= floor[other]}
+    up = {(room, other) for room, other in running if floor and floor[room] >= floor[other]}
     rings = circles(running)
     print(f"rooms: {len(rooms - {'__init__', '__main__'})}")
     print(f"arrows: {len(running)}, and {len(found) - len(running)} for types only")

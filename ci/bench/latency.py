@@ -208,7 +208,7 @@ def _times(folder: Path, stops: Stops, freezes: int, output: str) -> dict[str, l
         seen += [min(time_s for time_s in times if time_s > 0) * 1e3] if any(time_s > 0 for time_s in times) else []
     return {
         "harness: held to signal sent": signalled,
-        "harness: held to state T": [one for one in seen if one < 1000],
+        "harness: held to state T": [time_ms for time_ms in seen if time_ms < 1000],
         "bare: os.kill to state T": stops.bare,
     }
 
@@ -228,7 +228,7 @@ def main() -> int:
     for measured in (in_the_agent(given.firings), from_outside(given.freezes) if given.freezes else {}):
         for name, times in measured.items():
             numbers = (*(percentile(times, percent) for percent in (50, 90, 99)), max(times))
-            print(f"{name:32}  {len(times):5}  " + "  ".join(f"{one:8.3f}" for one in numbers), flush=True)
+            print(f"{name:32}  {len(times):5}  " + "  ".join(f"{number:8.3f}" for number in numbers), flush=True)
     return 0
 
 

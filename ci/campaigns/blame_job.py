@@ -91,7 +91,7 @@ class Layout:
 
     def group(self, name: str, rank: int) -> str:
         """The name of the rank's group of this kind: a number, equal on all members, as torch counts groups."""
-        lines = sorted({self._line(name, one) for one in range(self.world)})
+        lines = sorted({self._line(name, other) for other in range(self.world)})
         first = {"tp": 1, "dp": 1 + self.world, "pp": 1 + 2 * self.world}[name]
         return str(first + lines.index(self._line(name, rank)))
 
@@ -148,22 +148,22 @@ def program(layout: Layout, rank: int, steps: int, pace_s: float, uneven: float,
                 add("pause", seconds=20 * pace_s)  # a checkpoint by rank 0
             add("barrier", "0", size=1)
             add("sync")
-    return [one for one in items if one.kind != "join" or layout.overlap]
+    return [item for item in items if item.kind != "join" or layout.overlap]
 
 
 class Job:
     def __init__(self, layout: Layout, programs: Mapping[int, list[Item]], faults: Sequence[Fault] = ()) -> None:
         self.layout, self.programs, self.faults = layout, programs, faults
-        self._stop = {one.rank: one for one in faults if one.kind in STALLS}
+        self._stop = {fault.rank: fault for fault in faults if fault.kind in STALLS}
         self._places = dict.fromkeys(programs, 0)  # where in its program each host is
         self._clocks = dict.fromkeys(programs, 0.0)
         self._newest: dict[int, dict[str, Item]] = {rank: {} for rank in programs}  # by stream
         self._queues: dict[int, list[Item]] = {rank: [] for rank in programs}  # items that each device has not ended
         self._numbers: dict[tuple[object, ...], int] = defaultdict(int)
         self._met: dict[tuple[object, ...], dict[int, Item]] = defaultdict(dict)
-        for one in faults:
-            if one.kind in CALLS:
-                _miscall(programs[one.rank], one)
+        for fault in faults:
+            if fault.kind in CALLS:
+                _miscall(programs[fault.rank], fault)
 
     def run(self) -> Job:
         moved = True
@@ -222,7 +222,7 @@ class Job:
         """Executes an item on a rank's device. Returns whether its state changed."""
         if item.ready_s < NEVER:
             return False
-        since, fault = max([item.called_s, *(one.over_s for one in item.before)]), self._stop.get(rank)
+        since, fault = max([item.called_s, *(earlier.over_s for earlier in item.before)]), self._stop.get(rank)
         dead = fault and fault.kind == "device" and fault.landed and item in self.programs[rank][fault.at :]
         if since == NEVER or dead:
             return False
@@ -245,27 +245,29 @@ class Job:
                 one.over_s = NEVER if stuck else end
 
     def _first_call(self, fault: Fault) -> Item | None:
-        return next((one for one in self.programs[fault.rank][fault.at :] if one.is_call and not one.is_message), None)
+        return next(
+            (item for item in self.programs[fault.rank][fault.at :] if item.is_call and not item.is_message), None
+        )
 
     @property
     def hangs(self) -> bool:
-        return any(one.called_s == NEVER or one.over_s == NEVER for items in self.programs.values()
-                   for one in items if one.is_call)  # fmt: skip
+        return any(item.called_s == NEVER or item.over_s == NEVER for items in self.programs.values()
+                   for item in items if item.is_call)  # fmt: skip
 
     def pauses(self, at_s: float) -> bool:
         """Whether rank 0 writes its checkpoint at this time, so that the others may wait for it."""
-        return any(one.kind == "pause" and one.called_s <= at_s <= one.over_s for one in self.programs[0])
+        return any(item.kind == "pause" and item.called_s <= at_s <= item.over_s for item in self.programs[0])
 
     @property
     def moments(self) -> list[float]:
         """The times of all events, in order, in seconds."""
-        return sorted(t for items in self.programs.values() for one in items if one.is_call
-                      for t in (one.called_s, one.over_s) if t < NEVER)  # fmt: skip
+        return sorted(t for items in self.programs.values() for item in items if item.is_call
+                      for t in (item.called_s, item.over_s) if t < NEVER)  # fmt: skip
 
 
 def _miscall(items: list[Item], fault: Fault) -> None:
     """Skips, changes or swaps the next collective of the program after the fault's place."""
-    at = next((n for n, one in enumerate(items) if n >= fault.at and one.is_call and not one.is_message), None)
+    at = next((n for n, item in enumerate(items) if n >= fault.at and item.is_call and not item.is_message), None)
     if at is None:
         return
     if fault.kind == "skip":
@@ -275,8 +277,8 @@ def _miscall(items: list[Item], fault: Fault) -> None:
     elif fault.kind == "size":
         items[at].size += 8
     else:
-        other = next((n for n, one in enumerate(items) if n > at and one.is_call and not one.is_message
-                      and one.group != items[at].group), None)  # fmt: skip
+        other = next((n for n, item in enumerate(items) if n > at and item.is_call and not item.is_message
+                      and item.group != items[at].group), None)  # fmt: skip
         if other is None:
             return
         items[at], items[other] = items[other], items[at]

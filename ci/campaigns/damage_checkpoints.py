@@ -179,7 +179,7 @@ def intact(runs: Path, count: int, seed: int) -> int:
                 wrong = found.code is ExitCode.FAILED or (known and found.code is not ExitCode.PASSED)
                 if wrong:
                     alarms += 1
-                    print(f"ALARM: {path}: {[one.text for one in found.problems]} {found.unseen}", flush=True)
+                    print(f"ALARM: {path}: {[problem.text for problem in found.problems]} {found.unseen}", flush=True)
             checked += 1
         files.close()
         shutil.rmtree(run)

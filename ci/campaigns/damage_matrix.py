@@ -141,7 +141,7 @@ def said(root: Path, newest: str, manifests: Manifests | None) -> str:
     """What `verify` reports about the newest checkpoint and the tracker files beside it, in a word."""
     files = Local()
     try:
-        lost = any(one.target is None for one in formats.trackers(files, str(root)))
+        lost = any(tracker.target is None for tracker in formats.trackers(files, str(root)))
         code = ExitCode.FAILED if lost else verify(files, newest, manifests).code
     except OSError:
         code = ExitCode.FAILED

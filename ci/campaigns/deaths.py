@@ -78,12 +78,12 @@ def parsed() -> argparse.Namespace:
 
 def stage(options: argparse.Namespace, count: int, real: bool, jobs: int, on_told: campaign.OnDeath) -> Done:
     families = []
-    for one in FAMILIES.values():
-        if one.real is real and one.name in (options.only or FAMILIES):
-            if lacks := missing(one):
-                print(f"left out: {one.name}, since this machine lacks {', '.join(lacks)}", flush=True)
+    for family in FAMILIES.values():
+        if family.real is real and family.name in (options.only or FAMILIES):
+            if lacks := missing(family):
+                print(f"left out: {family.name}, since this machine lacks {', '.join(lacks)}", flush=True)
             else:
-                families.append(one.name)
+                families.append(family.name)
     traced = campaign.play([Death(name, ()) for name in families], jobs, options.keep, on_told)
     ways = [way for death, told in traced for way in campaign.strata(death.family, campaign.points_of(told.trace))]
     deaths = campaign.choose(ways, count, random.Random(options.seed))
@@ -122,7 +122,7 @@ def handles(done: Done) -> set[str]:
 def compile_all() -> None:
     """Compiles all modules once: processes that may be killed must not write byte code."""
     packages = (torchaos.harness, torchaos.injectors, torchaos.assertions)
-    for folder in (*(path for one in packages for path in one.__path__), Path(campaign.__file__).parent):
+    for folder in (*(path for package in packages for path in package.__path__), Path(campaign.__file__).parent):
         compileall.compile_dir(folder, quiet=2)
 
 

@@ -130,7 +130,7 @@ def write(out: Path, name: str, seconds: float, arrivals: dict[str, Any], gate: 
 def drawn(path: Path) -> list[float]:
     """The faults of the day, in seconds since its start."""
     done = torchaos("gameday", str(path), "--plan", "--json")
-    return [fault["at_s"] for one in json.loads(done.stdout)["rounds"] for fault in one["faults"]]
+    return [fault["at_s"] for game_round in json.loads(done.stdout)["rounds"] for fault in game_round["faults"]]
 
 
 def score_of(path: Path) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def watched(day: subprocess.Popen[bytes], every_s: float) -> list[tuple[float, i
             day.wait(every_s)
             return samples
         except subprocess.TimeoutExpired:
-            parts = [resident(one) for one in (process, *process.children())]
+            parts = [resident(child) for child in (process, *process.children())]
             samples.append((time.monotonic() - begun, parts[0], max(parts[1:], default=0)))
 
 
@@ -87,7 +87,7 @@ def compared(samples: list[tuple[float, int, int]]) -> bool:
 def processes_of(folder: str) -> list[str]:
     """Processes that name the folder, except this process and its ancestors."""
     names = re.compile(rf"{re.escape(folder)}(?![^/:\s])")
-    mine = {psutil.Process().pid, *(one.pid for one in psutil.Process().parents())}
+    mine = {psutil.Process().pid, *(ancestor.pid for ancestor in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
         try:
@@ -100,7 +100,7 @@ def processes_of(folder: str) -> list[str]:
 
 
 def namespaces() -> set[str]:
-    return {one.name for one in NAMESPACES.iterdir()} if NAMESPACES.exists() else set()
+    return {path.name for path in NAMESPACES.iterdir()} if NAMESPACES.exists() else set()
 
 
 if __name__ == "__main__":

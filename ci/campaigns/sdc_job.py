@@ -148,11 +148,11 @@ def apply(flip: dict[str, Any], watch: _Watch) -> None:
 
 def digests(state: dict[str, Any], prefix: str = "") -> dict[str, str]:
     found = {}
-    for name, one in state.items():
-        if isinstance(one, dict):
-            found.update(digests(one, f"{prefix}{name}."))
-        elif isinstance(one, torch.Tensor) and "rng" not in prefix:
-            found[f"{prefix}{name}"] = blake2b(one.detach().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+    for name, value in state.items():
+        if isinstance(value, dict):
+            found.update(digests(value, f"{prefix}{name}."))
+        elif isinstance(value, torch.Tensor) and "rng" not in prefix:
+            found[f"{prefix}{name}"] = blake2b(value.detach().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
     return found
 
 

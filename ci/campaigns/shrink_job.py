@@ -23,7 +23,7 @@ STEP_S, FROZEN_S = 0.005, 0.8
 
 def main() -> None:
     folder, needs, every = Path(sys.argv[1]), set(sys.argv[2].split(",")), int(sys.argv[3])
-    agent: Any = next(one for one in gc.get_objects() if type(one).__name__ == "Agent")
+    agent: Any = next(thing for thing in gc.get_objects() if type(thing).__name__ == "Agent")
     from _torchaos_agent.wire import Kind, Phase  # type: ignore[import-not-found]
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -233,7 +233,7 @@ def stall(session: Session, kind: str, victim: int | None) -> dict[str, Any]:
     finally:
         take_back()
     went_on = session.wait_for_steps(before + 10, 30.0)
-    ticks = [(one.at_s - at, one.opinions) for one in session.ticks[first_tick:]]
+    ticks = [(tick.at_s - at, tick.opinions) for tick in session.ticks[first_tick:]]
     return {
         "kind": kind, "ranks": session.ranks, "agent": session.agent, "victim": victim, "went_on": went_on,
         "suspected_s": suspected and suspected.mono_s - at,
@@ -303,8 +303,8 @@ def stalls(many: int, draw: random.Random, sizes: Sequence[tuple[int, bool]] = S
                     session.wait_for_steps(session.steps() + draw.randint(40, 80))
                     kind = KINDS[len(found) % len(KINDS)]
                     found.append(stall(session, kind, draw.randrange(ranks)))
-                    one = found[-1]
-                    print(_line(one), flush=True)
+                    stall_result = found[-1]
+                    print(_line(stall_result), flush=True)
             finally:
                 session.stop()
     return found
@@ -323,25 +323,28 @@ def healthy(minutes: float) -> dict[str, Any]:
             )
         cpu = time.process_time()
         try:
-            for one in sessions:
-                one.wait_for_steps(1)
+            for session in sessions:
+                session.wait_for_steps(1)
             begun = time.monotonic()
-            while time.monotonic() - begun < seconds and not any(one.job.done for one in sessions):
+            while time.monotonic() - begun < seconds and not any(session.job.done for session in sessions):
                 time.sleep(0.5)
             took = time.monotonic() - begun
-            events = [(one.folder.name, e.kind.value, e.data) for one in sessions for e in one.journal.snapshot()]
+            events = [
+                (session.folder.name, e.kind.value, e.data) for session in sessions for e in session.journal.snapshot()
+            ]
             return {
-                "job_minutes": took * PARALLEL / 60, "ended": [one.folder.name for one in sessions if one.job.done],
-                "steps": [one.steps() for one in sessions],
+                "job_minutes": took * PARALLEL / 60,
+                "ended": [session.folder.name for session in sessions if session.job.done],
+                "steps": [session.steps() for session in sessions],
                 "suspected": sum(kind == "hang.suspected" for _, kind, _ in events),
                 "declared": [data for _, kind, data in events if kind == "hang.declared"],
-                "watch_cpu": sum(one.watching.cpu_s for one in sessions) / took / PARALLEL,
+                "watch_cpu": sum(session.watching.cpu_s for session in sessions) / took / PARALLEL,
                 "harness_cpu": (time.process_time() - cpu) / took / PARALLEL,
-                "ticks": [one.ticks for one in sessions],
+                "ticks": [session.ticks for session in sessions],
             }  # fmt: skip
         finally:
-            for one in sessions:
-                one.stop()
+            for session in sessions:
+                session.stop()
 
 
 def curve(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> list[dict[str, float | None]]:
@@ -352,11 +355,11 @@ def curve(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> list[
     rows: list[dict[str, float | None]] = []
     for k in KS:
         rule, times = Rule(k=k), []
-        for one in found:
-            if not one["ticks"]:
+        for stalled in found:
+            if not stalled["ticks"]:
                 continue
-            at, last = one["ticks"][-1]
-            hit = next((t for t, opinions in one["ticks"] if t > 0.3 and rule.agree(opinions)), None)
+            at, last = stalled["ticks"][-1]
+            hit = next((t for t, opinions in stalled["ticks"] if t > 0.3 and rule.agree(opinions)), None)
             more = 0.0
             while hit is None and more < 60.0:
                 more += 0.1
@@ -380,18 +383,18 @@ def _at(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None
 
 
-def _line(one: dict[str, Any]) -> str:
+def _line(stalled: dict[str, Any]) -> str:
     times = " ".join(
-        f"{name} {one[name]:.2f}" if one[name] else f"{name} never" for name in ("suspected_s", "declared_s")
+        f"{name} {stalled[name]:.2f}" if stalled[name] else f"{name} never" for name in ("suspected_s", "declared_s")
     )
-    right = "right" if _is_right(one) else f"WRONG: {one['culprits']}"
-    agent = "agent" if one["agent"] else "no agent"
-    what = f"{one['ranks']} ranks, {agent:8} {one['kind']:8} rank {one['victim']}"
-    return f"{what}: {times} bound {one['bound_s']} by {one['by']}, {right}"
+    right = "right" if _is_right(stalled) else f"WRONG: {stalled['culprits']}"
+    agent = "agent" if stalled["agent"] else "no agent"
+    what = f"{stalled['ranks']} ranks, {agent:8} {stalled['kind']:8} rank {stalled['victim']}"
+    return f"{what}: {times} bound {stalled['bound_s']} by {stalled['by']}, {right}"
 
 
-def _is_right(one: dict[str, Any]) -> bool:
-    return one["culprits"] == ([] if one["victim"] is None else [one["victim"]])
+def _is_right(stalled: dict[str, Any]) -> bool:
+    return stalled["culprits"] == ([] if stalled["victim"] is None else [stalled["victim"]])
 
 
 def summary(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> dict[str, Any]:
@@ -435,7 +438,7 @@ def main() -> None:
     result = summary(found, calm)
     print(json.dumps(result, indent=1, default=str))
     if args.json:
-        kept = [{name: value for name, value in one.items() if name != "ticks"} for one in found]
+        kept = [{name: value for name, value in stalled.items() if name != "ticks"} for stalled in found]
         args.json.write_text(json.dumps({**result, "stalls": kept}, indent=1, default=str))
 
 

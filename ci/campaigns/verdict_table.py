@@ -37,15 +37,15 @@ def _name(line: str) -> str:
 def _line(result: dict[str, Any]) -> str:
     faults = result["faults"]
     cells = (
-        result["scenario"], _join(f"`{one['inject']}`, {one['target']}" for one in faults),
-        _join(one["evidence"] or "not felt" for one in faults), _join(map(_recovery, result["recoveries"])),
+        result["scenario"], _join(f"`{fault['inject']}`, {fault['target']}" for fault in faults),
+        _join(fault["evidence"] or "not felt" for fault in faults), _join(map(_recovery, result["recoveries"])),
         result["verdict"] if result["verdict"] == "passed" else f"**{result['verdict']}**: {result['reason']}",
     )  # fmt: skip
     return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "/") for cell in cells) + " |"
 
 
-def _recovery(one: dict[str, Any]) -> str:
-    caught_up, lost = one["parts"]["caught_up"], one["lost_steps"]
+def _recovery(recovery: dict[str, Any]) -> str:
+    caught_up, lost = recovery["parts"]["caught_up"], recovery["lost_steps"]
     return "never" if caught_up is None else f"{caught_up:.1f} s" + (f", {lost} steps again" if lost else "")
 
 

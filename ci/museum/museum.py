@@ -64,7 +64,7 @@ def rows() -> list[Bug]:
     found = []
     for path in sorted((HERE / "rows").glob("*.yaml")):
         row = yaml.safe_load(path.read_text())
-        unknown = row.keys() - {one.name for one in fields(Bug)}
+        unknown = row.keys() - {field_.name for field_ in fields(Bug)}
         if unknown:
             raise ValueError(f"{path}: unknown keys {sorted(unknown)}")
         values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}

@@ -37,9 +37,9 @@ def summary(bugs: Sequence[Bug], done: Sequence[Told]) -> list[str]:
         both: dict[Side, list[tuple[Bug, Told]]] = {
             side: [(bug, told[bug.name, side]) for bug in bugs if (bug.name, side) in told] for side in SIDES
         }
-        found = sum(one.is_right(bug) for bug, one in both["affected"])
-        gone = sum(one.cases.get(bug.failed) != "failed" or bug.failed in bug.still for bug, one in both["fixed"])
-        false = sum(one.verdict == "failed" and not one.is_right(bug) for bug, one in both["fixed"])
+        found = sum(result.is_right(bug) for bug, result in both["affected"])
+        gone = sum(result.cases.get(bug.failed) != "failed" or bug.failed in bug.still for bug, result in both["fixed"])
+        false = sum(result.verdict == "failed" and not result.is_right(bug) for bug, result in both["fixed"])
         sizes = (len(both["affected"]), len(both["fixed"]))
         lines.append(f"| {words} | {found} of {sizes[0]} | {gone} of {sizes[1]} | {false} of {sizes[1]} |")
     return lines
@@ -54,10 +54,10 @@ def _table(bugs: Sequence[Bug], done: Sequence[Told]) -> list[str]:
             continue
         cells = [f"[{bug.name}]({bug.report}): {bug.about}"]
         for side in SIDES:
-            one = told[bug.name, side]
+            result = told[bug.name, side]
             versions = bug.affected if side == "affected" else bug.fixed
             cells += [", ".join(f"{name} {version}" for name, version in versions.items()),
-                      "differs" if one.differs else "equal", _said(one)]  # fmt: skip
+                      "differs" if result.differs else "equal", _said(result)]  # fmt: skip
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
     return lines
 
@@ -80,10 +80,10 @@ def _notes(bugs: Sequence[Bug], done: Sequence[Told]) -> list[str]:
         for side in SIDES:
             if (bug.name, side) not in now:
                 continue
-            one, other = now[bug.name, side], begun[bug.name, side]
-            if not one.is_right(bug):
-                lines.append(f"- {bug.name}, {side}: not as it should be. {one.reason}")
-            if _said(other) != _said(one):
+            now_told, other = now[bug.name, side], begun[bug.name, side]
+            if not now_told.is_right(bug):
+                lines.append(f"- {bug.name}, {side}: not as it should be. {now_told.reason}")
+            if _said(other) != _said(now_told):
                 lines.append(f"- {bug.name}, {side}: as first run {_said(other)}.")
         if (bug.name, "fixed") in now:
             lines += [f"- {bug.name}, fixed: `{name}` fails rightly: {why}" for name, why in bug.still.items()]

@@ -67,9 +67,9 @@ def shown(bug: Bug, side: Side, packages: str) -> Told:
 
 
 def difference(whole: list[object], resumed: list[object]) -> str:
-    for place, (one, other) in enumerate(zip(whole, resumed)):  # noqa: B905 (their lengths are compared below)
-        if one != other:
-            return f"entry {place + 1} of {len(whole)}: {other} instead of {one}"
+    for place, (entry, other) in enumerate(zip(whole, resumed)):  # noqa: B905 (their lengths are compared below)
+        if entry != other:
+            return f"entry {place + 1} of {len(whole)}: {other} instead of {entry}"
     return "" if len(whole) == len(resumed) else f"{len(resumed)} entries instead of {len(whole)}"
 
 

@@ -26,7 +26,7 @@ class ControlPage:
     The words are little-endian signed 64-bit numbers. The harness writes:
 
     - ALLOWED: how often the order may fire in all
-    - GO: the number of the firing that may continue after a hold; for a fault that lasts: that is undone
+    - GO: the number of the firing that may continue after a hold; for a fault that lasts: of the firing to undo
     - ARMED_PID: the process that may fire; 0: any; CALLED_OFF: none
     - BASE, BASE_ATTEMPT: global steps before that attempt's first step
 

@@ -26,7 +26,7 @@ MODELS: Mapping[str, Callable[[Recording, Nodes], Iterator[State]]] = {
     "process-death": lambda recording, _nodes: process_death.states(recording),
     "node-death": node_death.states,
     "node-death-local": partial(node_death.states, local=True),
-    **{f"power-loss-{one.value}": partial(_power_loss, persistence=one) for one in Persistence},
+    **{f"power-loss-{promise.value}": partial(_power_loss, persistence=promise) for promise in Persistence},
 }
 _OF_NODES = ("node-death", "node-death-local")
 
@@ -34,12 +34,12 @@ _OF_NODES = ("node-death", "node-death-local")
 def models_of(wanted: Sequence[str], plan: Plan) -> tuple[str, ...]:
     """The models of death by name. `all`: all models that fit the job. Raises UsageError for a model that does not
     fit."""
-    if plan.job.nodes == 1 and (of_nodes := [one for one in wanted if one in _OF_NODES]):
+    if plan.job.nodes == 1 and (of_nodes := [model for model in wanted if model in _OF_NODES]):
         raise UsageError(f"{plan.scenario}: the job has one node, so {of_nodes[0]} is process-death")
     if "all" not in wanted:
         return tuple(wanted)
     none = _OF_NODES if plan.job.nodes == 1 else _OF_NODES[1:]  # it is not known where checkpoints are
-    return tuple(one for one in MODELS if one in wanted or one not in none)
+    return tuple(model for model in MODELS if model in wanted or model not in none)
 
 
 def nodes_of(job: PlannedJob) -> Nodes:

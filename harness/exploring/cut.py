@@ -60,10 +60,10 @@ def cut_together(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Reco
         return run, list(twins)
     changed = set[str]()  # checkpoints that were changed after the cut
     if inventory:
-        entries = {str(one["path"]): one for one in inventory["checkpoints"]}
+        entries = {str(entry["path"]): entry for entry in inventory["checkpoints"]}
         changed = {path for path in entries if _changed_s(Path(inventory["root"], path)) > cut.wall_s}
-        run = _with(run, run.events, [one for path, one in entries.items() if path not in changed])
-    ours = {one.path: one.step for one in checkpoints_of(run) or ()}
+        run = _with(run, run.events, [entry for path, entry in entries.items() if path not in changed])
+    ours = {checkpoint.path: checkpoint.step for checkpoint in checkpoints_of(run) or ()}
     unjudged = [save for save in run.history.saves if save.attempt == cut.attempt and not _is_there(save, run, ours)]
     # The save of the last step may not have begun.
     until = min([last - 1, *(save.global_step - 1 for save in unjudged if save.global_step is not None)])
@@ -76,18 +76,23 @@ def _twin_until(
 ) -> Record:  # fmt: skip
     """The twin as if it had ended with the global step `last`. Of its checkpoints after the step `saved`, only those in
     `ours` (steps of checkpoints by path) remain. `changed`: paths that are left out."""
-    last_s = max((one.mono_s for one in twin.history.executions if (one.global_step or 0) <= last), default=0.0)
+    last_s = max(
+        (execution.mono_s for execution in twin.history.executions if (execution.global_step or 0) <= last), default=0.0
+    )
     events = list(_until(twin.events, last, last_s))
     late = [save for save in twin.history.saves if (save.global_step or 0) > saved]
     inventory = twin.artifacts.get("inventory")
     if not inventory:
         return _with(twin, list(_without(events, late)))
     kept = {
-        one.path for one in checkpoints_of(twin) or ()
-        if one.path not in changed and ((one.step or 0) <= saved or ours.get(one.path) == one.step)
+        checkpoint.path for checkpoint in checkpoints_of(twin) or ()
+        if checkpoint.path not in changed
+        and ((checkpoint.step or 0) <= saved or ours.get(checkpoint.path) == checkpoint.step)
     }  # fmt: skip
-    late = [save for save in late if not any(_same(save.path, inventory, one) for one in kept & ours.keys())]
-    return _with(twin, list(_without(events, late)), [one for one in inventory["checkpoints"] if one["path"] in kept])
+    late = [save for save in late if not any(_same(save.path, inventory, path) for path in kept & ours.keys())]
+    return _with(
+        twin, list(_without(events, late)), [entry for entry in inventory["checkpoints"] if entry["path"] in kept]
+    )
 
 
 def _with(record: Record, events: Sequence[Event], checkpoints: Sequence[Any] | None = None) -> Record:
@@ -142,8 +147,8 @@ def _is_there(save: Save, run: Record, kept: Iterable[str]) -> bool:
 
 def _same(saved: str, inventory: Mapping[str, Any], path: str) -> bool:
     """Whether the saved path is the path of a checkpoint in an inventory, or of a file in that checkpoint."""
-    one, other = final_path(posixpath.normpath(saved)), final_path(posixpath.join(str(inventory["root"]), path))
-    return one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
+    own, other = final_path(posixpath.normpath(saved)), final_path(posixpath.join(str(inventory["root"]), path))
+    return own == other or own.startswith(f"{other}/") or other.startswith(f"{own}/")
 
 
 def _changed_s(path: Path) -> float:

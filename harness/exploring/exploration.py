@@ -161,7 +161,10 @@ class Exploration:
     def _kept(self, trials: Trials, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:
         """Keeps the run directory of a failed resume, if few of its class are kept already. Returns the outcome with
         the path."""
-        if found.kind is Class.RIGHT or sum(one.kind is found.kind and bool(one.run_dir) for one in before) >= KEPT:
+        if (
+            found.kind is Class.RIGHT
+            or sum(outcome.kind is found.kind and bool(outcome.run_dir) for outcome in before) >= KEPT
+        ):
             return found
         to = self.home / "failing" / state.name.replace("/", "-").replace(" ", "-")
         trials.keep(to)

@@ -28,8 +28,8 @@ class Explored:
 
     def of(self, kind: Class) -> list[Outcome]:
         """The outcomes of a class, sorted by the number of operations before the death."""
-        found = [one for one in self.outcomes if one.kind is kind]
-        return sorted(found, key=lambda one: (one.operations, one.state))
+        found = [outcome for outcome in self.outcomes if outcome.kind is kind]
+        return sorted(found, key=lambda outcome: (outcome.operations, outcome.state))
 
     @property
     def smallest(self) -> Outcome | None:
@@ -42,14 +42,16 @@ class Explored:
         would hang, or would continue wrongly. Only deaths of processes are counted: for a loss of power, one moment can
         leave many states."""
         return _length(
-            moment for one in self.outcomes if one.kind in FATAL and one.model == "process death"
-            for moment in one.moments
+            moment for outcome in self.outcomes if outcome.kind in FATAL and outcome.model == "process death"
+            for moment in outcome.moments
         )  # fmt: skip
 
     @property
     def tried_s(self) -> float:
         """Seconds of the recorded run whose states were tried."""
-        return _length(moment for one in self.outcomes if one.model == "process death" for moment in one.moments)
+        return _length(
+            moment for outcome in self.outcomes if outcome.model == "process death" for moment in outcome.moments
+        )
 
     @property
     def fatal_share(self) -> float | None:
@@ -58,7 +60,7 @@ class Explored:
 
     @property
     def exit_code(self) -> ExitCode:
-        codes = {one.kind.exit_code for one in self.outcomes}
+        codes = {outcome.kind.exit_code for outcome in self.outcomes}
         if ExitCode.FAILED in codes:
             return ExitCode.FAILED
         complete = codes == {ExitCode.PASSED} and not self.unfinished
@@ -67,7 +69,7 @@ class Explored:
 
 def cases_of(found: Explored) -> list[Case]:
     """A case for each class of wrong outcomes, and a case for the right outcomes."""
-    counts = Counter(one.kind for one in found.outcomes)
+    counts = Counter(outcome.kind for outcome in found.outcomes)
     right = f"{counts[Class.RIGHT]} of {len(found.outcomes)} states were resumed rightly"
     cases = []
     for kind in Class:
@@ -77,7 +79,9 @@ def cases_of(found: Explored) -> list[Case]:
             verdict = Verdict.PASSED if own else Verdict.INCONCLUSIVE
             cases.append(Case(kind.value, "assertion", verdict, right, measured))
         elif own:
-            measured |= {"lost_steps": max(one.lost_steps or 0 for one in own)} if kind is Class.LOST_WORK else {}
+            measured |= (
+                {"lost_steps": max(outcome.lost_steps or 0 for outcome in own)} if kind is Class.LOST_WORK else {}
+            )
             cases.append(Case(kind.value, "assertion", kind.exit_code.verdict, told(own), measured))
         else:
             reason = f"none of {len(found.outcomes)} states"

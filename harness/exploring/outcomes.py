@@ -65,7 +65,7 @@ class Outcome:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Outcome:
         """The outcome, from its JSON. Raises ValueError, KeyError or TypeError if it is no outcome."""
-        pairs = {name: tuple((one[0], one[1]) for one in raw[name]) for name in ("moments", "files")}
+        pairs = {name: tuple((pair[0], pair[1]) for pair in raw[name]) for name in ("moments", "files")}
         return cls(**{**raw, **pairs, "kind": Class(raw["kind"])})
 
 
@@ -85,7 +85,9 @@ def seen_in(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
     """The class of a resume, from the record and the verdict. `due`: the last step of the job without a death. `hung`:
     the resume was ended because nothing happened for too long."""
     found = _class_of(run, result, due, hung)
-    back = [one for one in run.history.attempts if one.number > _died_in(run) and one.first_step is not None]
+    back = [
+        attempt for attempt in run.history.attempts if attempt.number > _died_in(run) and attempt.first_step is not None
+    ]
     return replace(found, from_step=back[-1].base if back else None)
 
 
@@ -115,7 +117,7 @@ def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
 
 def _came_back(result: Result) -> bool:
     """Whether the job got past the step at which it had died."""
-    own = [one for one in result.recoveries if one.fault == DEATH]
+    own = [recovery for recovery in result.recoveries if recovery.fault == DEATH]
     return bool(own) and own[-1].parts.get("caught_up") is not None
 
 

@@ -80,9 +80,9 @@ def unfinished(
     found = set()
     for end in ends:
         path, rank = str(end.data["path"]), end.rank or 0
-        moved_s = (one.mono_s for one in renames if one.mono_s >= end.mono_s and _is_of(path, one))
+        moved_s = (rename.mono_s for rename in renames if rename.mono_s >= end.mono_s and _is_of(path, rename))
         next_step_s = min((at_s for at_s in steps[rank] if at_s > end.mono_s), default=math.inf)
-        more_s = (one.begun_s for one in lines.get(rank, ()) if died_s <= one.begun_s)
+        more_s = (operation.begun_s for operation in lines.get(rank, ()) if died_s <= operation.begun_s)
         if next(moved_s, -1.0) >= died_s or (next_step_s >= died_s and next(more_s, math.inf) < next_step_s):
             found.add((end.source, end.seq, end.kind))
     return frozenset(found)

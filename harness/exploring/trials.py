@@ -41,7 +41,9 @@ _JUDGED = (Harm.WRONG_RESULT, Harm.LOST_WORK)
 def asked_of(plan: Plan) -> tuple[Named, ...]:
     """The scenario's assertions that judge a resume. Assertions about its speed or its end are left out: the harness
     starts the launcher, and ends the resume a few steps after the death."""
-    found = tuple(one for one in plan.asserts if registry.find("assertions", one.name).harm in _JUDGED)
+    found = tuple(
+        assertion for assertion in plan.asserts if registry.find("assertions", assertion.name).harm in _JUDGED
+    )
     if not found:
         known = "loss_continuity, sample_accounting, state_restored, no_lost_work or checkpoint_integrity"
         raise UsageError(f"{plan.scenario}: no assertion judges what a resume computes; add {known}")
@@ -90,7 +92,7 @@ class Trials:
             return min(state.moments[-1][1], self._ended_s), {}
         lines = self.recording.lines
         last = state.last_operation.number if state.last_operation else -1
-        upto = state.done or {rank: sum(one.number <= last for one in line) for rank, line in lines.items()}
+        upto = state.done or {rank: sum(operation.number <= last for operation in line) for rank, line in lines.items()}
         done = {rank: lines[rank][: upto.get(rank, 0)] for rank in lines}
         ends = [operations[-1].ended_s for operations in done.values() if operations]
         died_s = min(max(ends, default=self.recording.began_s), self._ended_s)
@@ -174,7 +176,11 @@ def _checkpoints(record: Record) -> bool:
 
 def _less_inventory(plan: Plan) -> Plan:
     """The plan without the assertions that need the inventory of checkpoints."""
-    kept = (one for one in plan.asserts if Need.INVENTORY not in registry.find("assertions", one.name).needs)
+    kept = (
+        assertion
+        for assertion in plan.asserts
+        if Need.INVENTORY not in registry.find("assertions", assertion.name).needs
+    )
     return replace(plan, asserts=tuple(kept) or plan.asserts)
 
 

@@ -45,7 +45,7 @@ def gpu_of(environ: Mapping[str, str], local_rank: int, here: Sequence[Gpu] | No
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if not here and listed in ("", "-1"):
         listed = None  # there is nothing to hide; the overlay simulates a GPU for each rank
-    prefix = next((one for one in ("GPU-", "MIG-") if (listed or "").startswith(one)), "")
+    prefix = next((start for start in ("GPU-", "MIG-") if (listed or "").startswith(start)), "")
     if not prefix and len({gpu.model for gpu in here}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         return None  # CUDA numbers the fastest GPU 0, whatever its PCI address is
     visible = range(len(here) or local_rank + 1) if listed is None else _visible(listed.split(","), prefix, here)
@@ -71,7 +71,7 @@ def _visible(words: Sequence[str], prefix: str, here: Sequence[Gpu]) -> Sequence
     else:  # as strtol reads it: "1gpu" is 1
         numbers = takewhile(bool, (re.match(r"\+?(\d+)", word.strip(), re.ASCII) for word in words))
         read = [int(number[1]) for number in numbers if number]
-    found = [*takewhile(lambda index: index is not None, (_index(one, here) for one in read))]
+    found = [*takewhile(lambda index: index is not None, (_index(entry, here) for entry in read))]
     twice = len({*read}) < len(read) or len({*found}) < len(found)
     return [] if twice else [index for index in found if index is not None]
 

@@ -166,9 +166,9 @@ def _as_json(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, Mapping):
-        return {_as_text(key): _as_json(one) for key, one in value.items()}
+        return {_as_text(key): _as_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_as_json(one) for one in value]
+        return [_as_json(item) for item in value]
     return _as_text(value)
 
 

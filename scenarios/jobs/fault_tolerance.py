@@ -230,10 +230,10 @@ class Guard:
 def replicas_agree(model: nn.Module, group: dist.ProcessGroup) -> bool:
     """Whether the parameters are equal on all ranks, bit for bit. Sharded parameters have no replica and are left out.
     All ranks call this. If it is called before each checkpoint, the corruption of one rank gets into no checkpoint."""
-    whole = [one.detach() for one in model.parameters() if not isinstance(one, DTensor)]
+    whole = [parameter.detach() for parameter in model.parameters() if not isinstance(parameter, DTensor)]
     if not whole:
         return True
-    sums = torch.stack([one.view(torch.int32).sum(dtype=torch.int64) for one in whole]).cpu()
+    sums = torch.stack([tensor.view(torch.int32).sum(dtype=torch.int64) for tensor in whole]).cpu()
     most = torch.stack([sums, -sums])
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
     return bool((most[0] == -most[1]).all())

@@ -141,7 +141,7 @@ def ranks_on(gpu: int, uuid: str, job: int) -> list[int]:
         env = _environ(pid)
         if "RANK" in env and "LOCAL_RANK" in env:
             listed = env.get("CUDA_VISIBLE_DEVICES", "").strip()
-            visible = [] if listed in ("", "-1") else [one.strip() for one in listed.split(",")]
+            visible = [] if listed in ("", "-1") else [part.strip() for part in listed.split(",")]
             local = int(env["LOCAL_RANK"])
             mine = visible[local] if local < len(visible) else visible[0] if len(visible) == 1 else str(local)
             if mine == str(gpu) or (mine.startswith("GPU-") and uuid.startswith(mine)):

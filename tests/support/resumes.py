@@ -42,7 +42,7 @@ def recorded(trainer: Any = None) -> Record:
 
 def after_step(run: Record, step: int) -> float:
     """The time just after the step and its save, CLOCK_MONOTONIC."""
-    nexts = [one.mono_s for one in run.history.executions if one.global_step == step + 1]
+    nexts = [execution.mono_s for execution in run.history.executions if execution.global_step == step + 1]
     ends = [event.mono_s for event in run.of_kind(Kind.AGENT_ENDED)]
     return min([*nexts, *ends]) - 0.001
 

@@ -28,8 +28,8 @@ def of_entries(module: ModuleType, name: str) -> dict[str, str]:
 def _entries(tree: ast.Module, name: str) -> list[tuple[str, ast.expr]]:
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name:
-            return [(one.targets[0].id, one.value) for one in node.body
-                    if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)]  # fmt: skip
+            return [(statement.targets[0].id, statement.value) for statement in node.body
+                    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)]  # fmt: skip
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
             assert isinstance(node.value, ast.Dict)
             pairs = zip(node.value.keys, node.value.values, strict=True)

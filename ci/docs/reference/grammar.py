@@ -55,11 +55,11 @@ def _references(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         if "$ref" in value:
             yield value["$ref"].rpartition("/")[2]
-        for one in value.values():
-            yield from _references(one)
+        for part in value.values():
+            yield from _references(part)
     elif isinstance(value, list):
-        for one in value:
-            yield from _references(one)
+        for part in value:
+            yield from _references(part)
 
 
 def _section(name: str, part: Schema) -> str:

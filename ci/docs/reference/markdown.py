@@ -43,9 +43,9 @@ def words(schema: Mapping[str, Any]) -> str:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
-        return " or ".join(words(one) for one in schema["anyOf"] if one.get("type") != "null")
+        return " or ".join(words(option) for option in schema["anyOf"] if option.get("type") != "null")
     if "const" in schema or "enum" in schema:
-        return ", ".join(code(default(one).strip("`")) for one in schema.get("enum", [schema.get("const")]))
+        return ", ".join(code(default(allowed).strip("`")) for allowed in schema.get("enum", [schema.get("const")]))
     return _of_type(schema)
 
 

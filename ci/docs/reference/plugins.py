@@ -69,7 +69,7 @@ def injectors() -> str:
     parts = [INJECTORS]
     for family, group in groupby(registry.injectors().items(), lambda item: item[0].partition(".")[0]):
         parts += [f"## {family}\n", *(_injector(name, found) for name, found in group)]
-    needs = [(code(name), one.used_for, one.remedy) for name, one in CHECKS.items()]
+    needs = [(code(name), capability.used_for, capability.remedy) for name, capability in CHECKS.items()]
     return "\n".join([*parts, "## Needs\n\n`torchaos doctor` looks for these.\n", table(["", "for", "how"], needs)])
 
 
@@ -90,8 +90,8 @@ def undo(found: type[Any]) -> str:
     """Whether an injector can be undone; if not, the injector's own reason."""
     if "Irreversible" not in str(found.changes.__annotations__["return"]):
         return "taken back"
-    one = found(**{field.name: 0 for field in parameters_of(found) if _default(field) is NOTHING})
-    return f"none: {one.changes(Mock()).why}"
+    injector = found(**{field.name: 0 for field in parameters_of(found) if _default(field) is NOTHING})
+    return f"none: {injector.changes(Mock()).why}"
 
 
 def assertions() -> str:

@@ -71,7 +71,7 @@ def read(files: Files, path: str) -> Checkpoint:
     if UNFINISHED.search(name):
         text = f"{name}: its name says that it is not a finished checkpoint"
         found.problems.insert(0, Problem(Trouble.UNFINISHED, text, path))
-    form = next((one for one in table.table() if one.refines(found)), form)
+    form = next((special for special in table.table() if special.refines(found)), form)
     found.format, found.step = form.name, step_of(name, found)
     found.missing = missing(form, found) if found.loadable else []
     return found
@@ -90,7 +90,7 @@ def unread(files: Files, root: str) -> list[str]:
 
 def in_order(found: list[Checkpoint]) -> list[Checkpoint]:
     """The checkpoints sorted by step. Checkpoints of unknown step come first."""
-    return sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.path))
+    return sorted(found, key=lambda checkpoint: (-1 if checkpoint.step is None else checkpoint.step, checkpoint.path))
 
 
 def trackers(files: Files, root: str) -> list[Tracker]:

@@ -71,7 +71,7 @@ def _parts_of(files: Files, path: str, into: Checkpoint) -> list[tuple[TensorEnt
     Safetensors().read_file(files, path, size, inside)
     into.problems += inside.problems
     places = _info(header(files, path, size)[0])
-    return [(one, ints(places[name]["saved_offsets"])) for name, one in inside.tensors.items()]
+    return [(entry, ints(places[name]["saved_offsets"])) for name, entry in inside.tensors.items()]
 
 
 def _info(described: dict[str, Any]) -> dict[str, Any]:

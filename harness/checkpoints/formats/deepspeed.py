@@ -47,8 +47,8 @@ def _check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
         return
     size = max([_number(into, prefix, "dp_world_size"), *(data + 1 for _, data in have)])
     kind = parts[0]["kind"] if parts else ""
-    missing = [f"mp_rank_{one:02}_model_states.pt" for one in sorted({one for one, _ in have} - models)]
-    for model in sorted(models | {one for one, _ in have}):
+    missing = [f"mp_rank_{rank:02}_model_states.pt" for rank in sorted({rank for rank, _ in have} - models)]
+    for model in sorted(models | {rank for rank, _ in have}):
         lost = [data for data in range(min(size, _MOST)) if (model, data) not in have]
         missing += [f"{kind}zero_pp_rank_{data}_mp_rank_{model:02}_optim_states.pt" for data in lost]
     into.problems += [Problem(Trouble.TORN, f"{prefix}{name}: missing") for name in missing]

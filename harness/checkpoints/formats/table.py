@@ -30,39 +30,39 @@ def table() -> tuple[Format, ...]:
         raise UsageError(
             "no checkpoint format is installed: the metadata of torchaos is older than its code; install it again"
         )
-    return tuple(sorted(made, key=lambda one: (one.asked, one.name)))
+    return tuple(sorted(made, key=lambda form: (form.asked, form.name)))
 
 
 def named(name: str) -> Format | None:
-    return next((one for one in table() if one.name == name), None)
+    return next((form for form in table() if form.name == name), None)
 
 
 def of_name(name: str) -> Format | None:
-    return next((one for one in table() if name.endswith(one.suffixes)), None)
+    return next((form for form in table() if name.endswith(form.suffixes)), None)
 
 
 def of_start(files: Files, path: str) -> Format | None:
     """The format of a file, by the file's first bytes. None if no format fits."""
-    longest = max((len(start) for one in table() for start in one.starts), default=0)
+    longest = max((len(start) for form in table() for start in form.starts), default=0)
     start = files.read(path, 0, longest)
-    return next((one for one in table() if start.startswith(one.starts)), None)
+    return next((form for form in table() if start.startswith(form.starts)), None)
 
 
 def of_folder(files: Files, folder: str, names: Sequence[str]) -> Format | None:
     """The format of a folder, by the names in it."""
-    return next((one for one in table() if one.is_folder(files, folder, names)), None)
+    return next((form for form in table() if form.is_folder(files, folder, names)), None)
 
 
 def may_hold_tensors(path: str) -> bool:
-    return path.endswith(tuple(end for one in table() for end in (*one.suffixes, *one.parts, *one.metadata)))
+    return path.endswith(tuple(end for form in table() for end in (*form.suffixes, *form.parts, *form.metadata)))
 
 
 def role_of(path: str) -> str:
     """The role of a file in a checkpoint: metadata, data, or other."""
     name = posixpath.basename(path)
-    if name.endswith(_JSON) or any(name in one.metadata for one in table()):
+    if name.endswith(_JSON) or any(name in form.metadata for form in table()):
         return "metadata"
-    return "data" if name.endswith(tuple(end for one in table() for end in (*one.suffixes, *one.parts))) else "other"
+    return "data" if name.endswith(tuple(end for form in table() for end in (*form.suffixes, *form.parts))) else "other"
 
 
 def unread_type(name: str) -> str | None:
@@ -72,4 +72,4 @@ def unread_type(name: str) -> str | None:
 
 def tracker_names() -> tuple[str, ...]:
     """The names of files beside checkpoints that name the newest checkpoint, such as DeepSpeed's `latest`."""
-    return tuple(sorted({one.tracker for one in table() if one.tracker}))
+    return tuple(sorted({form.tracker for form in table() if form.tracker}))

@@ -170,9 +170,9 @@ def _numbered(saved: Iterable[Saved]) -> list[Saved]:
     """All saves in the order of time, with their numbers."""
     before: dict[tuple[int, str], int] = defaultdict(int)
     found = []
-    for one in sorted(saved, key=lambda one: one.at_s):
-        found.append(replace(one, number=before[one.attempt, final_path(one.path)]))
-        before[one.attempt, final_path(one.path)] += 1
+    for save in sorted(saved, key=lambda save: save.at_s):
+        found.append(replace(save, number=before[save.attempt, final_path(save.path)]))
+        before[save.attempt, final_path(save.path)] += 1
     return found
 
 

@@ -153,9 +153,9 @@ def alike(line: Line, other: Line, all_: tuple[Line, ...]) -> bool:
     return all(swapped(stand.needs) == plain(stand.needs) for line in rest for stand in line.stands)
 
 
-def _same_way(one: tuple[Effect, ...], rank: int, other: tuple[Effect, ...], its: int) -> bool:
+def _same_way(way: tuple[Effect, ...], rank: int, other: tuple[Effect, ...], its: int) -> bool:
     """Whether these changes are the same, except for the rank's number in names, and for sizes."""
-    mine, theirs = _steps(one), _steps(other)
+    mine, theirs = _steps(way), _steps(other)
     return len(mine) == len(theirs) and all(
         a.kind is b.kind and _same_name(a.path, rank, b.path, its) and _same_name(a.to or "", rank, b.to or "", its)
         for a, b in zip(mine, theirs, strict=True)

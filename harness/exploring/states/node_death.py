@@ -70,7 +70,7 @@ def _cuts(
         for operation in operations[at:]:
             if operation.rank in blocked:
                 continue
-            missing = (one for one in needs[operation.number] if not world.has(cut, operations[one]))
+            missing = (need for need in needs[operation.number] if not world.has(cut, operations[need]))
             if operation.ended_s > since + noticed_s or next(missing, None) is not None:
                 blocked.add(operation.rank)
                 continue

@@ -91,10 +91,10 @@ class Warm:
             self._off = why if self._tries == _TRIES else ""
             return outcome
         self._checked = True
-        if wrong := next((one for one in commands.values() if isinstance(one, str)), ""):
+        if wrong := next((command for command in commands.values() if isinstance(command, str)), ""):
             self._off = wrong
             return outcome
-        self._ranks = {rank: one for rank, one in sorted(commands.items()) if isinstance(one, RankCommand)}
+        self._ranks = {rank: command for rank, command in sorted(commands.items()) if isinstance(command, RankCommand)}
         if len(self._ranks) != self._trials.plan.job.world_size:
             self._off = f"{len(self._ranks)} of {self._trials.plan.job.world_size} ranks were seen"
             return outcome
@@ -154,13 +154,13 @@ def _note_rank(event: Event, commands: dict[int, RankCommand | str]) -> None:
 def difference(cold: Record, warm: Record) -> str:
     """The first difference between the two resumes, as a clause; empty if there is none. Compares the steps that both
     made: losses, learning rates, samples, parameters, and the saves and loads."""
-    one, other = (_steps(record) for record in (cold, warm))
-    common = one.keys() & other.keys()
+    cold_steps, warm_steps = (_steps(record) for record in (cold, warm))
+    common = cold_steps.keys() & warm_steps.keys()
     if not common:
         return "a warm resume made none of the steps of a cold one"
     for step, rank in sorted(common):
         for name in ("losses", "lr", "samples", "parameters", "moments", "opt_step", "sched_step"):
-            ours, theirs = (getattr(steps[step, rank], name) for steps in (one, other))
+            ours, theirs = (getattr(steps[step, rank], name) for steps in (cold_steps, warm_steps))
             if ours != theirs:
                 return f"in step {step} of rank {rank}, a warm resume has other {name} than a cold one"
     loads, others = ({(load.path, load.rank, load.ok) for load in run.history.loads} for run in (cold, warm))
@@ -169,5 +169,9 @@ def difference(cold: Record, warm: Record) -> str:
 
 def _steps(record: Record) -> dict[tuple[int, int], Execution]:
     last = max((attempt.number for attempt in record.history.attempts), default=0)
-    own = (one for one in record.history.executions if one.attempt == last and one.global_step is not None)
-    return {(one.global_step or 0, one.rank): one for one in own}
+    own = (
+        execution
+        for execution in record.history.executions
+        if execution.attempt == last and execution.global_step is not None
+    )
+    return {(execution.global_step or 0, execution.rank): execution for execution in own}

@@ -30,8 +30,8 @@ def apart(part: Segment) -> Apart | None:
         for record in part.witnesses
         if record.name == RECORD and record.value is not None and part.base not in record.fits
     ]
-    told = [one for one in found if one is not None]
-    return max(told, key=lambda one: one.sure, default=None)
+    told = [candidate for candidate in found if candidate is not None]
+    return max(told, key=lambda candidate: candidate.sure, default=None)
 
 
 def _of(record: Witness, base: int, witnesses: tuple[Witness, ...]) -> Apart | None:

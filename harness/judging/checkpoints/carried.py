@@ -47,7 +47,7 @@ class Carried:
 def carried_into(run: Record, attempt: int) -> Carried | None:
     """The state that was restored by the resume with which the attempt began. None if it resumed from no step of this
     run."""
-    return next((one for one in resumes_carried(run) if one.attempt.number == attempt), None)
+    return next((carried for carried in resumes_carried(run) if carried.attempt.number == attempt), None)
 
 
 def resumes_carried(run: Record) -> Iterator[Carried]:

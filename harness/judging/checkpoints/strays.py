@@ -37,20 +37,20 @@ def unexcused(
     found = {stray.path: stray for stray in strays(ours, theirs[0])}
     for other in theirs[1:]:
         same = {stray.path: stray.theirs for stray in strays(ours, other)}
-        found = {path: one for path, one in found.items() if same.get(path) == one.theirs}
+        found = {path: clash for path, clash in found.items() if same.get(path) == clash.theirs}
     bases = {attempt.base for attempt in run.history.attempts[1:]}
     return [
-        one
-        for one in found.values()
-        if not of_another_world(run, twins[0], one.step)
-        and not (one.ours is None and one.step in bases and not _was_resumed_from(run, one))
-        and not (one.ours is None and _could_not_be_saved(run, one))
+        clash
+        for clash in found.values()
+        if not of_another_world(run, twins[0], clash.step)
+        and not (clash.ours is None and clash.step in bases and not _was_resumed_from(run, clash))
+        and not (clash.ours is None and _could_not_be_saved(run, clash))
     ]
 
 
 def _could_not_be_saved(run: Record, clash: Clash) -> bool:
     path = posixpath.join(root_of(run), clash.path)
-    made = {one.attempt for one in run.history.by_step().get(clash.step or 0, {}).values()}
+    made = {execution.attempt for execution in run.history.by_step().get(clash.step or 0, {}).values()}
     saves = [save for save in run.history.saves if save.attempt in made and is_below(final_path(save.path), path)]
     return any(not save.ok for save in saves)
 
@@ -70,7 +70,7 @@ def of_another_world(run: Record, twin: Record, step: int | None) -> bool:
     """Whether the checkpoint was saved on another number of ranks than the twin's. Then sums are in another order, and
     the states of single ranks belong to other ranks."""
     saved = [save.attempt for save in run.history.saves if save.global_step == step]
-    made = [one.attempt for one in run.history.by_step().get(step or 0, {}).values()]
+    made = [execution.attempt for execution in run.history.by_step().get(step or 0, {}).values()]
     sizes = {attempt.number: attempt.world_size for attempt in run.history.attempts}
     theirs = {attempt.world_size for attempt in twin.history.attempts}
     return bool(saved or made) and sizes.get((saved or made)[-1]) not in theirs

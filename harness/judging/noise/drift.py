@@ -68,7 +68,9 @@ def drift(ours: Steps, theirs: Steps) -> Drift | None:
     """The drift from a twin whose steps are bitwise reproducible. None if not all common steps have sketches."""
     common = sorted(step for step in ours.keys() & theirs.keys() if ours[step].keys() == theirs[step].keys())
     far = {step: WEIGHTS.distance(ours[step], theirs[step], 0.0) for step in common}
-    if not common or not all(one.sketch for step in common for one in (*ours[step].values(), *theirs[step].values())):
+    if not common or not all(
+        execution.sketch for step in common for execution in (*ours[step].values(), *theirs[step].values())
+    ):
         return None
     other = unclear = None
     for step in common:

@@ -96,8 +96,8 @@ def _worlds(history: History, steps: StepTable, most: int | None = None) -> Arra
     """For each step: the largest world size of the attempts that made it, but at most `most`."""
     sizes = np.zeros(len(steps.executions), np.int64)
     attempt = steps.executions.attempt
-    for one in history.attempts:
-        sizes[attempt == one.number] = one.world_size if most is None else min(one.world_size, most)
+    for made in history.attempts:
+        sizes[attempt == made.number] = made.world_size if most is None else min(made.world_size, most)
     return steps.most(sizes)
 
 

@@ -34,18 +34,18 @@ def _completed(history: History, theirs: Steps) -> Iterator[tuple[int, Execution
         steps: dict[int, dict[int, Execution]] = defaultdict(dict)
         place_of: dict[tuple[int, int], int] = {}
         for place in near:
-            one = every[place]
-            steps[one.global_step or 0][one.rank] = one
-            place_of[one.global_step or 0, one.rank] = place
+            execution = every[place]
+            steps[execution.global_step or 0][execution.rank] = execution
+            place_of[execution.global_step or 0, execution.rank] = place
         own, twins = steps[first], theirs.get(first, {})
         if own.keys() != twins.keys() or not all(_is_rest(own[rank], twins[rank]) for rank in own):
             continue
         if _led_to_the_same(own, twins, steps.get(first + 1, {}), theirs.get(first + 1, {})):
-            for rank, one in own.items():
+            for rank, execution in own.items():
                 other = twins[rank]
                 yield (
                     place_of[first, rank],
-                    replace(one, losses=other.losses, samples=other.samples, indices=other.indices),
+                    replace(execution, losses=other.losses, samples=other.samples, indices=other.indices),
                 )
 
 
@@ -66,7 +66,7 @@ def _led_to_the_same(
     """Whether the step had the same result as the twin's. Compares the parameters after the step if both were seen,
     otherwise the losses of the next step."""
     pairs = [(own[rank].parameters, twins[rank].parameters) for rank in own]
-    if None not in [one for pair in pairs for one in pair]:
+    if None not in [parameters for pair in pairs for parameters in pair]:
         return all(mine == other for mine, other in pairs)
     losses = [
         (next_own[rank].losses, next_twins[rank].losses) for rank in own if rank in next_own and rank in next_twins

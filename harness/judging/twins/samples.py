@@ -51,7 +51,9 @@ def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> 
     if counts_of(mine) != counts_of(others):
         return False
     every = [*mine.values(), *others.values()]
-    if not all(one.indices for one in every) or all(len(one.indices) == len(one.samples) for one in every):
+    if not all(execution.indices for execution in every) or all(
+        len(execution.indices) == len(execution.samples) for execution in every
+    ):
         return True
     return counts_of(mine, _indices) == counts_of(others, _indices)
 
@@ -84,7 +86,7 @@ def different(mine: StepTable, others: StepTable) -> list[int]:
 
 def steps_like(steps: StepTable, by_rank: Mapping[int, Execution], read: Read) -> set[int]:
     """The numbers of the steps that trained on the same samples as the step `by_rank`, even if on other ranks."""
-    own = StepTable.of({0: dict(enumerate(replace(one, global_step=0) for one in by_rank.values()))})
+    own = StepTable.of({0: dict(enumerate(replace(execution, global_step=0) for execution in by_rank.values()))})
     near = np.zeros(len(steps), bool)
     for name in ("samples_sum", "indices_sum"):
         near |= steps.sums(steps.executions.column(name)) == own.sums(own.executions.column(name))
@@ -96,11 +98,11 @@ def in_order(by_rank: Mapping[int, Execution]) -> tuple[tuple[int, tuple[Hashabl
     """The contents of a step, rank by rank. If no other step of the twin has the same contents, they identify the
     samples even if indices differ: after a resume an index may count from another sample, for example in a Subset of
     the rest of an epoch."""
-    return tuple((rank, _digests(one)) for rank, one in sorted(by_rank.items()))
+    return tuple((rank, _digests(execution)) for rank, execution in sorted(by_rank.items()))
 
 
 def counts_of(by_rank: Mapping[int, Execution], read: Read = _digests) -> Samples:
-    return Counter(sample for one in by_rank.values() for sample in read(one))
+    return Counter(sample for execution in by_rank.values() for sample in read(execution))
 
 
 def total_of(steps: Iterable[Mapping[int, Execution]], read: Read) -> Samples:
@@ -108,7 +110,7 @@ def total_of(steps: Iterable[Mapping[int, Execution]], read: Read) -> Samples:
 
 
 def all_seen(by_rank: Mapping[int, Execution]) -> bool:
-    return all(one.samples_seen for one in by_rank.values())
+    return all(execution.samples_seen for execution in by_rank.values())
 
 
 def named(samples: Samples) -> str:

@@ -23,14 +23,14 @@ def fault_result(run: Record, twins: Sequence[Record], fault: PlannedFault, must
     if run.plan.job.replicas == 1:
         return _judge_fault(run, twins, fault, must_recover)
     theirs, found, others = [replicas_of(twin) for twin in twins], {}, []
-    for number, one in enumerate(replicas_of(run)):
-        own = next((own for own in one.plan.faults if own.id == fault.id), None)
+    for number, replica in enumerate(replicas_of(run)):
+        own = next((own for own in replica.plan.faults if own.id == fault.id), None)
         if own is None:
-            others += [(number, e.data["exit_code"]) for e in one.of_kind(Kind.JOB_EXITED) if e.data["exit_code"]]
+            others += [(number, e.data["exit_code"]) for e in replica.of_kind(Kind.JOB_EXITED) if e.data["exit_code"]]
         else:
-            found[number] = _judge_fault(one, [twin[number] for twin in theirs], own, must_recover)
+            found[number] = _judge_fault(replica, [twin[number] for twin in theirs], own, must_recover)
     order = (Verdict.INCONCLUSIVE, Verdict.FAILED, Verdict.PASSED)
-    number = min(found, key=lambda one: order.index(found[one].verdict))
+    number = min(found, key=lambda index: order.index(found[index].verdict))
     worst = replace(found[number], target=target_in_words(fault.target, fault.params.get("endpoint"), run.plan.job))
     if worst.verdict is Verdict.PASSED and others and must_recover and not run.stopped:
         why = f"replica {others[0][0]}, which was not hit, ended with exit code {others[0][1]}"
@@ -108,9 +108,9 @@ def faults_case(faults: Sequence[FaultResult], never_reached: Set[str]) -> Case:
     """The case of all faults. If the job did not recover from a fault and so never reached a later fault, the later
     fault does not make the case inconclusive."""
     bad = [fault_result for fault_result in faults if fault_result.verdict is not Verdict.PASSED]
-    if any(one.verdict is Verdict.FAILED for one in bad):
-        bad = [one for one in bad if one.id not in never_reached]
-    bad.sort(key=lambda one: one.verdict is not Verdict.INCONCLUSIVE)
+    if any(result.verdict is Verdict.FAILED for result in bad):
+        bad = [result for result in bad if result.id not in never_reached]
+    bad.sort(key=lambda result: result.verdict is not Verdict.INCONCLUSIVE)
     if not bad:
         return Case(
             "faults",

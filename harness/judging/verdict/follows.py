@@ -27,7 +27,9 @@ _LATER = {
 def linked(cases: Sequence[Case], findings: Sequence[Finding], faults: Sequence[Case] = ()) -> list[Case]:
     """The cases of the assertions, each failed case with the failed case from which it follows. `faults`: the case of
     the faults, if there is one."""
-    firsts = [one.first if case.verdict is Verdict.FAILED else None for case, one in zip(cases, findings, strict=True)]
+    firsts = [
+        finding.first if case.verdict is Verdict.FAILED else None for case, finding in zip(cases, findings, strict=True)
+    ]
     fallen = next((case.name for case in faults if case.verdict is Verdict.FAILED), None)
     return [replace(case, follows=_root(place, cases, firsts, fallen)) for place, case in enumerate(cases)]
 

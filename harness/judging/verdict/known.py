@@ -63,8 +63,8 @@ def _in_words(event: Event) -> str:
 
 def _aside(run: Record) -> Iterator[str]:
     aside = teardown_aborts(run)
-    for one in aborts_at_exit(run):
-        yield _abort(one, one in aside)
+    for abort in aborts_at_exit(run):
+        yield _abort(abort, abort in aside)
 
 
 def _abort(abort: TeardownAbort, aside: bool) -> str:

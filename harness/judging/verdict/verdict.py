@@ -85,7 +85,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         started=_clock_time(first.wall_s if first else 0.0),
         duration_s=round(last.mono_s - first.mono_s, 3) if first and last else 0.0,
         faults=faults,
-        recoveries=tuple(found for one, own in zip(parts, of_twins, strict=True) for found in _recoveries(one, own)),
+        recoveries=tuple(found for part, own in zip(parts, of_twins, strict=True) for found in _recoveries(part, own)),
         cases=(*cases, rollback),
         steps=max(
             (replica.history.last_step for replica in parts if replica.history.last_step is not None), default=None

@@ -64,7 +64,7 @@ class Clock:
 
     def _ask(self) -> None:
         while True:
-            found = [one for _ in range(EXCHANGES) if (one := self._exchange()) is not None]
+            found = [exchange for _ in range(EXCHANGES) if (exchange := self._exchange()) is not None]
             if found:
                 error_s, offset_s = min(found)
                 self._emit(Kind.CLOCK, {"node": self._node, "offset_s": offset_s, "error_s": error_s})

@@ -65,5 +65,5 @@ def on_node(event: Event, node: int) -> Event:
 
 def _unique(node: int, given: object) -> object:
     if isinstance(given, list):
-        return [_unique(node, one) for one in given]
+        return [_unique(node, pid) for pid in given]
     return NodePid.of(node, given) if isinstance(given, int) else given

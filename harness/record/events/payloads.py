@@ -53,6 +53,6 @@ def of_later_version(line: bytes | str) -> tuple[str, int, str] | None:
         source, number, kind = raw["source"], raw["seq"], raw["kind"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    known = not isinstance(kind, str) or kind in {one.value for one in Kind}
+    known = not isinstance(kind, str) or kind in {known_kind.value for known_kind in Kind}
     whole = isinstance(source, str) and isinstance(number, int) and abs(number) < 2**63
     return (source, number, kind) if whole and not known else None

@@ -179,7 +179,7 @@ def whole_loads(loads: Sequence[Load]) -> list[Load]:
         (load.rank, checkpoint_of(load.path))
         for place, load in enumerate(loads)
         if not load.ok
-        and not any(one.ok and (one.rank, one.path) == (load.rank, load.path) for one in loads[place + 1 :])
+        and not any(other.ok and (other.rank, other.path) == (load.rank, load.path) for other in loads[place + 1 :])
     }
     return [load for load in loads if load.ok and (load.rank, checkpoint_of(load.path)) not in failed]
 
@@ -215,17 +215,17 @@ def number_in_contents(numbers: Mapping[str, float]) -> tuple[str, int] | None:
     return None
 
 
-def _related(one: str, other: str) -> bool:
-    return one == other or one.startswith(other + "/") or other.startswith(one + "/")
+def _related(path: str, other: str) -> bool:
+    return path == other or path.startswith(other + "/") or other.startswith(path + "/")
 
 
-def _renamed(one: str, other: str) -> bool:
-    return _SUFFIX.sub("", one) == _SUFFIX.sub("", other)
+def _renamed(path: str, other: str) -> bool:
+    return _SUFFIX.sub("", path) == _SUFFIX.sub("", other)
 
 
-def _moved(one: str, other: str) -> bool:
+def _moved(path: str, other: str) -> bool:
     """Whether both paths are files of checkpoints with the same name, and the name has a step."""
-    ours, theirs = checkpoint_of(one), checkpoint_of(other)
+    ours, theirs = checkpoint_of(path), checkpoint_of(other)
     same = _renamed(posixpath.basename(ours), posixpath.basename(theirs))
     return same and number_in_name(posixpath.basename(ours)) is not None
 

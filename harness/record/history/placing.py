@@ -71,7 +71,7 @@ class Placing:
         self._put(own, done, int(own.local_step.max(initial=0)), segments[-1])
         self._calibrate(attempt)
         self.saved += self._placed_saves(attempt.number, segments)
-        made = [one.placed.global_step for one in self.placed[placed_before:]]
+        made = [placed_part.placed.global_step for placed_part in self.placed[placed_before:]]
         placed = [int(step) for steps_ in made if len(steps_) for step in (steps_.min(), steps_.max())]
         first = segments[0]
         return replace(
@@ -92,7 +92,7 @@ class Placing:
             loads=loads,
             lines=[line for line in self._lines_of(attempt) if line[0] >= since_s],
             saves=[*self.saved, *self._placed_saves(attempt.number, before)],
-            known=[*self.twin, *(one.placed for one in self.placed)],
+            known=[*self.twin, *(part.placed for part in self.placed)],
             log_offset=self.log_offset,
             foreign=self.foreign,
         )
@@ -152,18 +152,18 @@ class Placing:
             return
         kept, step = checkpoint_of(was.path), was.global_step
         self.saved = [
-            replace(one, global_step=base) if one.global_step == step and checkpoint_of(one.path) == kept else one
-            for one in self.saved
+            replace(save, global_step=base) if save.global_step == step and checkpoint_of(save.path) == kept else save
+            for save in self.saved
         ]
 
     def _lines_of(self, attempt: Attempt) -> Lines:
-        later = [one.started_s for one in self.found if one.number > attempt.number]
+        later = [other_attempt.started_s for other_attempt in self.found if other_attempt.number > attempt.number]
         return [line for line in self.lines if attempt.started_s <= line[0] < min(later, default=float("inf"))]
 
     def _calibrate(self, attempt: Attempt) -> None:
         lines = self._lines_of(attempt)
-        own = [one.placed for one in self.placed if len(one) and one[0].attempt == attempt.number] if lines else []
-        steps = [step for one in own for step in zip(one.mono_s.tolist(), one.global_step.tolist(), strict=True)]
+        own = [part.placed for part in self.placed if len(part) and part[0].attempt == attempt.number] if lines else []
+        steps = [step for part in own for step in zip(part.mono_s.tolist(), part.global_step.tolist(), strict=True)]
         lead = log_lead(lines, steps) if lines else None
         if lead is not None:
             self.log_offset = lead

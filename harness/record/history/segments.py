@@ -54,7 +54,7 @@ class BySteps:
         self._own, self._step = own, own.local_step
 
     def __getitem__(self, step: int) -> dict[int, Execution]:
-        return {one.rank: one for one in self._own.at(self._step == step)}
+        return {execution.rank: execution for execution in self._own.at(self._step == step)}
 
     def not_counted_on(self) -> list[int]:
         """The local steps after which, on some rank, the optimizer's own counter was not higher than before."""
@@ -70,10 +70,10 @@ def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Map
     """Whether a segment may begin between two steps, given by rank, with these loads. It may not if all counters
     continue by one. It may not if there is neither a counter nor a number in the loaded file, because then the file may
     hold data or another model."""
-    pairs = [(before[rank], one) for rank, one in after.items() if rank in before]
+    pairs = [(before[rank], execution) for rank, execution in after.items() if rank in before]
     if pairs and all(_counts_on(*pair) for pair in pairs):
         return False
-    counted = any(one.opt_step is not None for one in after.values())
+    counted = any(execution.opt_step is not None for execution in after.values())
     return counted or any(number_in_contents(load.numbers) or number_in_name(load.path) is not None for load in loads)
 
 
@@ -86,9 +86,9 @@ def goings_back(steps: BySteps) -> Iterator[int]:
 
 
 def _counted_back(before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
-    pairs = [(before[rank].opt_step, one) for rank, one in after.items() if rank in before]
+    pairs = [(before[rank].opt_step, execution) for rank, execution in after.items() if rank in before]
     return bool(pairs) and all(
-        was is not None and one.opt_step is not None and one.opt_step < was for was, one in pairs
+        was is not None and execution.opt_step is not None and execution.opt_step < was for was, execution in pairs
     )
 
 

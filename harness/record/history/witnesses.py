@@ -67,11 +67,11 @@ class Scene:
     def start(self) -> list[Execution]:
         """The first steps, which show which state was restored."""
         first = self.own.at(self.own.local_step <= self.after + FEW)
-        return [with_values(one, {"local_step": one.local_step - self.after}) for one in first]
+        return [with_values(execution, {"local_step": execution.local_step - self.after}) for execution in first]
 
     def known_where(self, wanted: Callable[[Executions], Array]) -> list[Execution]:
         """The known steps for which `wanted` is true."""
-        return [one for steps in self.known for one in steps.at(wanted(steps))]
+        return [execution for steps in self.known for execution in steps.at(wanted(steps))]
 
 
 def hear(scene: Scene) -> list[Witness]:
@@ -83,10 +83,12 @@ def hear(scene: Scene) -> list[Witness]:
     record = _of_loads(names.RECORD, files, _save_record)
     of_files = [*_of_loads(names.CONTENTS, files, _contents), *_of_loads(names.NAME, files, _name)]
     running = [
-        *_of_counter(names.OPTIMIZER, scene, lambda one: one.opt_step, "opt_step", from_one=True),
-        *_of_counter(names.SCHEDULER, scene, lambda one: one.sched_step, "sched_step", from_one=False),
+        *_of_counter(names.OPTIMIZER, scene, lambda execution: execution.opt_step, "opt_step", from_one=True),
+        *_of_counter(names.SCHEDULER, scene, lambda execution: execution.sched_step, "sched_step", from_one=False),
         *_of_samples(scene),
-        *_of_content(names.LOSSES, scene, lambda one: one.losses if one.loss_seen else None, _first_loss),
+        *_of_content(
+            names.LOSSES, scene, lambda execution: execution.losses if execution.loss_seen else None, _first_loss
+        ),
     ]
     log = _of_log(scene)
     start: list[Witness] = []
@@ -213,17 +215,20 @@ class _Known:
 
 
 def _of_counter(name: str, scene: Scene, read: Read, column: str, from_one: bool) -> list[Witness]:
-    if not any(read(one) is not None for one in scene.start):
+    if not any(read(execution) is not None for execution in scene.start):
         return []
     known = _Known(scene.known, column)
     by_rank: dict[int, Said] = {}
-    for one in sorted(scene.start, key=lambda one: -one.local_step):
-        value = read(one)
+    for execution in sorted(scene.start, key=lambda execution: -execution.local_step):
+        value = read(execution)
         if value is not None:
-            bases = sorted(step - one.local_step for step in _steps_at(value, known, from_one))
+            bases = sorted(step - execution.local_step for step in _steps_at(value, known, from_one))
             fits = tuple(base for base in bases if base >= 0)
-            by_rank[one.rank] = fits, f"it stood at {value:g} when the attempt's step {one.local_step} was over"
-    return _grouped(name, {rank: one for rank, one in by_rank.items() if one[0]})
+            by_rank[execution.rank] = (
+                fits,
+                f"it stood at {value:g} when the attempt's step {execution.local_step} was over",
+            )
+    return _grouped(name, {rank: fitting for rank, fitting in by_rank.items() if fitting[0]})
 
 
 def _steps_at(value: float, known: _Known, from_one: bool) -> set[int]:
@@ -254,13 +259,14 @@ def _of_samples(scene: Scene) -> list[Witness]:
     found = _of_content(names.SAMPLES, scene, _seen_samples, lambda steps: steps.column("samples"))
     if found:
         return found
-    own = _union_by_step(scene.start, lambda one: one.local_step)
+    own = _union_by_step(scene.start, lambda execution: execution.local_step)
     if not own:
         return []
     begun = scene.own.at(scene.own.local_step == scene.after + min(own)).column("samples_sum")
     near = _around(_steps_with(scene.known, begun.sum(dtype=np.uint64)), [min(own)])
     last = {
-        (one.rank, one.global_step): one for one in scene.known_where(lambda steps: np.isin(steps.global_step, near))
+        (execution.rank, execution.global_step): execution
+        for execution in scene.known_where(lambda steps: np.isin(steps.global_step, near))
     }
     fits = align(own, {step: [key] for step, key in _union_by_step(last.values(), _global).items()})
     return _grouped(names.SAMPLES, {-1: (fits, "taken over all ranks of a step")}) if fits else []
@@ -276,9 +282,9 @@ def _of_content(
     """The witness of the contents of steps, such as losses, aligned rank by rank. `key_of`: a number for each step;
     only steps with equal numbers may be equal."""
     own: dict[int, dict[int, Hashable]] = defaultdict(dict)
-    for one in scene.start:
-        if (key := read(one)) is not None:
-            own[one.rank][one.local_step] = key
+    for execution in scene.start:
+        if (key := read(execution)) is not None:
+            own[execution.rank][execution.local_step] = key
     if not own:
         return []
     firsts = {min(seen) for seen in own.values()}
@@ -287,9 +293,9 @@ def _of_content(
     starts = {int(step) for one in scene.known for step in np.unique(one.at(np.isin(key_of(one), keys)).global_step)}
     near = _around(starts, firsts)
     reference: dict[int, dict[int, list[Hashable]]] = {rank: defaultdict(list) for rank in own}
-    for one in scene.known_where(lambda steps: np.isin(steps.global_step, near)):
-        if one.rank in own and one.global_step is not None and (key := read(one)) is not None:
-            reference[one.rank][one.global_step].append(key)
+    for execution in scene.known_where(lambda steps: np.isin(steps.global_step, near)):
+        if execution.rank in own and execution.global_step is not None and (key := read(execution)) is not None:
+            reference[execution.rank][execution.global_step].append(key)
     by_rank: dict[int, Said] = {}
     for rank, seen in own.items():
         if fits := align(seen, reference[rank]):
@@ -338,7 +344,7 @@ def _of_log(scene: Scene) -> list[Witness]:
     if ahead is None or ahead < scene.log_offset:
         return []
     base = ahead - scene.log_offset
-    near = tuple(one for one in (base - 1, base + 1) if one >= 0)
+    near = tuple(candidate for candidate in (base - 1, base + 1) if candidate >= 0)
     return [Witness(names.LOG, base, f"its step numbers are {base} ahead of those of the attempt", near)]
 
 

@@ -63,8 +63,13 @@ class Columns:
                 else:
                     earlier = late[who].get(event.step, ())
                     late[who][event.step] = merged(earlier, floats(event.data.get("losses")))
-        loose = [(_execution(one, late), one) for steps in found.values() for own in steps.values() for one in own]
-        parts = [Loose([one for one, _ in loose], [e.source for _, e in loose], [e.seq for _, e in loose])]
+        loose = [
+            (_execution(execution, late), execution)
+            for steps in found.values()
+            for own in steps.values()
+            for execution in own
+        ]
+        parts = [Loose([execution for execution, _ in loose], [e.source for _, e in loose], [e.seq for _, e in loose])]
         return cls([*parts, *(_with_late(block, late.get((block.attempt, block.rank))) for block in blocks)])
 
     @classmethod
@@ -108,9 +113,9 @@ class Columns:
         part, place = self.parts[of], row - int(self._starts[of])
         if isinstance(part, Block):
             return part.event(place)
-        one = part.steps[place]
-        who = one.rank, one.attempt, one.local_step
-        return Event(Kind.STEP, part.sources[place], part.numbers[place], 0.0, one.mono_s, *who)
+        execution = part.steps[place]
+        who = execution.rank, execution.attempt, execution.local_step
+        return Event(Kind.STEP, part.sources[place], part.numbers[place], 0.0, execution.mono_s, *who)
 
     def indices_of(self, rows: Array) -> Iterator[tuple[Array, Array]]:
         """Rows and, for each of them, the indices of its samples, without rows that have none. They come in parts, so
@@ -149,8 +154,8 @@ class Columns:
             if isinstance(part, Block):
                 found[part.attempt, part.rank].add(part.source)
             else:
-                for one, source in zip(part.steps, part.sources, strict=True):
-                    found[one.attempt, one.rank].add(source)
+                for execution, source in zip(part.steps, part.sources, strict=True):
+                    found[execution.attempt, execution.rank].add(source)
         return found
 
     def _source(self) -> Array:
@@ -165,9 +170,9 @@ class Columns:
 
 def _execution(event: Event, late: Mapping[Key, Mapping[int, tuple[float | None, ...]]]) -> Execution:
     attempt, rank, step = event.attempt or 0, event.rank or 0, event.step or 0
-    one = of_payload(rank, attempt, step, event.mono_s, event.data)
+    execution = of_payload(rank, attempt, step, event.mono_s, event.data)
     losses = late.get((attempt, rank), {}).get(step)
-    return one if losses is None else with_values(one, {"losses": merged(one.losses, losses)})
+    return execution if losses is None else with_values(execution, {"losses": merged(execution.losses, losses)})
 
 
 def _with_late(block: Block, late: Mapping[int, tuple[float | None, ...]] | None) -> Block:

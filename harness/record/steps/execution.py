@@ -75,7 +75,9 @@ def merged(first: Sequence[float | None], late: Sequence[float | None]) -> tuple
 
 def floats(value: Any) -> tuple[float | None, ...]:
     flat = _flat(value)
-    return tuple(None if one is None else float(one) for one in flat) if None in flat else tuple(map(float, flat))
+    return (
+        tuple(None if number is None else float(number) for number in flat) if None in flat else tuple(map(float, flat))
+    )
 
 
 def _flat(value: Any) -> list[Any]:
@@ -86,12 +88,12 @@ def _flat(value: Any) -> list[Any]:
         return [value]
     if _NESTED.isdisjoint(map(type, value)):
         return list(value)
-    return [leaf for one in value for leaf in (_flat(one) if isinstance(one, (list, tuple)) else [one])]
+    return [leaf for item in value for leaf in (_flat(item) if isinstance(item, (list, tuple)) else [item])]
 
 
 def _number(value: Any) -> float | None:
     """The first number of a counter. The counter may have one number for each optimizer."""
     if value is None or type(value) in _NUMBERS:
         return value  # type: ignore[no-any-return]
-    first = next((one for one in _flat(value) if isinstance(one, (int, float))), None)
+    first = next((number for number in _flat(value) if isinstance(number, (int, float))), None)
     return None if first is None or isinstance(first, bool) else first

@@ -31,7 +31,7 @@ class StepTable(Mapping[int, Mapping[int, Execution]]):
         """A table of the given executions: by number, then by rank."""
         if isinstance(steps, StepTable):
             return steps
-        flat = [one for _step, by_rank in sorted(steps.items()) for _rank, one in sorted(by_rank.items())]
+        flat = [execution for _step, by_rank in sorted(steps.items()) for _rank, execution in sorted(by_rank.items())]
         return cls(Executions.of(flat))
 
     def __getitem__(self, step: int) -> dict[int, Execution]:

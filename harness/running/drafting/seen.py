@@ -35,7 +35,7 @@ def seen_in(run: Record) -> Iterator[Seen]:
     drawn = "by index" if (steps.column("in_indices") > 0).any() else "by contents"
     count = int(steps.samples_seen.sum())
     yield _share("samples", count, len(steps), why_unseen(run, "samples"), "sample_accounting", drawn)
-    count = sum(one.parameters is not None for one in steps.with_state)
+    count = sum(execution.parameters is not None for execution in steps.with_state)
     yield _share("parameters", count, len(steps), why_unseen(run, "parameters"), "state_restored")
     yield _saves([save for save in run.history.saves if save.ok])
     if elsewhere := saved_elsewhere(run):

@@ -169,7 +169,7 @@ class FarJob(SubmittedJob):
             self._mend(node)
 
     def _mend(self, node: int) -> None:
-        reach = next(one for one in self._nodes if one.index == node)
+        reach = next(each for each in self._nodes if each.index == node)
         argv = reach.argv([*TORCHAOS, "node", "--recover", self._mark(node)])
         try:
             done = subprocess.run(

@@ -61,7 +61,7 @@ class NodeFaults:
     def start(self, fault: str, ranks: Sequence[int]) -> None:
         """Starts the fault on this node, unless it has started already. `ranks`: the ranks of its target that it may
         hit here."""
-        planned = next(one for one in self._plan.faults if one.id == fault)
+        planned = next(each for each in self._plan.faults if each.id == fault)
         with self._lock:
             if fault in self._lives or self._context.ended.is_set():
                 return
@@ -100,10 +100,15 @@ class NodeFaults:
             healed = self._reaper.close()
         except UndoError as error:
             healed = [Healed("all", {}, False, str(error))]
-        for one in healed:
-            data = {"record": one.record, "handle": one.handle, "verified": one.verified, "reason": one.reason}
+        for handle in healed:
+            data = {
+                "record": handle.record,
+                "handle": handle.handle,
+                "verified": handle.verified,
+                "reason": handle.reason,
+            }
             self._journal.emit(Kind.HEALED, data)
-        return all(one.verified for one in healed)
+        return all(handle.verified for handle in healed)
 
 
 def _world_size(part: NodePart) -> int | None:

@@ -37,9 +37,7 @@ class Handler:
     """The functions that a line calls for its messages. Each is called in a thread of the line."""
 
     up: Callable[[int, Mapping[str, Any]], None]  # the agent of this node has connected, maybe again; its hello
-    take: Callable[
-        [list[Event]], None
-    ]  # events of the node, with times of our clock and pids that are unique in the job
+    take: Callable[[list[Event]], None]  # events of the node, with the times of our clock and pids unique in the job
     lost: Callable[[int, str], None]  # the agent has ended without a message, or can't be reached any more
     lapsed: Callable[[int, str], None]  # the agent has undone everything by itself
 

@@ -24,7 +24,7 @@ from intervals import interval
 def project(folder: Path) -> None:
     (folder / "pytest.ini").write_text("[pytest]\n")
     for number in range(20):
-        tests = "\n".join(f"def test_{one}(): pass" for one in range(10))
+        tests = "\n".join(f"def test_{place}(): pass" for place in range(10))
         (folder / f"test_{number}.py").write_text(tests + "\n")
         (folder / f"values-{number}.yaml").write_text("replicas: 3\nscenario: of another tool\n")
 

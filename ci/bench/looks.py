@@ -1,8 +1,8 @@
-"""Measures what a look at a run in progress costs, by the hour: whether the job has recovered, as game days ask ten
-times a second. The same events as a plain list, all of which are read at each look, are measured beside them.
+"""Measures how much a look at a run in progress costs after each hour of the run. A look asks whether the job has
+recovered, as game days do ten times a second. It is compared with a look at the same events in a plain list, which is
+read from its start each time.
 
-Usage: python ci/bench/looks.py [--hours 8] [--ranks 2]
-"""
+Usage: python ci/bench/looks.py [--hours 8] [--ranks 2]"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from judge import STEP_S, Grown
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.running.conditions.seen import Recovered
 
-LOOKS = 3  # of which the fastest counts
+LOOKS = 3  # looks; the fastest one counts
 
 
 def main() -> int:

@@ -185,7 +185,7 @@ class Job:
             if fault.kind in ("host", "gone"):
                 return False
         if item.kind == "sync":
-            end = max((one.over_s for one in newest.values()), default=0.0)
+            end = max((call.over_s for call in newest.values()), default=0.0)
             if end == NEVER:
                 return False
             self._clocks[rank] = max(self._clocks[rank], end)
@@ -195,7 +195,9 @@ class Job:
         else:
             self._clocks[rank] += 2e-5 if item.is_call else 1e-5
             item.called_s = self._clocks[rank]
-            item.before = [one for name, one in newest.items() if name in ("main", item.stream) or item.kind == "join"]
+            item.before = [
+                call for name, call in newest.items() if name in ("main", item.stream) or item.kind == "join"
+            ]
             newest[item.stream] = item
             self._queues[rank].append(item)
             if item.is_call:
@@ -236,13 +238,13 @@ class Job:
     def _meet(self, here: Mapping[int, Item], item: Item) -> None:
         """Ends an op on all ranks, if all have started it and agree about it."""
         many = 2 if item.is_message else len(self.layout.groups[item.group])
-        kinds = {("message" if one.is_message else one.kind, one.size) for one in here.values()}
-        if len(here) == many and len(kinds) == 1 and all(one.ready_s < NEVER for one in here.values()):
-            end = max(one.ready_s for one in here.values()) + 1e-4
-            for rank, one in here.items():
+        kinds = {("message" if call.is_message else call.kind, call.size) for call in here.values()}
+        if len(here) == many and len(kinds) == 1 and all(call.ready_s < NEVER for call in here.values()):
+            end = max(call.ready_s for call in here.values()) + 1e-4
+            for rank, call in here.items():
                 fault = self._stop.get(rank)
-                stuck = fault and fault.kind == "half done" and fault.landed and one is self._first_call(fault)
-                one.over_s = NEVER if stuck else end
+                stuck = fault and fault.kind == "half done" and fault.landed and call is self._first_call(fault)
+                call.over_s = NEVER if stuck else end
 
     def _first_call(self, fault: Fault) -> Item | None:
         return next(

@@ -83,7 +83,9 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for name, value in state.items():
         inner = value if isinstance(value, dict) else {"": value}
-        found.update({f"{name}.{key}".rstrip("."): one for key, one in inner.items() if isinstance(one, torch.Tensor)})
+        found.update(
+            {f"{name}.{key}".rstrip("."): leaf for key, leaf in inner.items() if isinstance(leaf, torch.Tensor)}
+        )
     return found
 
 

@@ -88,7 +88,7 @@ def stage(options: argparse.Namespace, count: int, real: bool, jobs: int, on_tol
     ways = [way for death, told in traced for way in campaign.strata(death.family, campaign.points_of(told.trace))]
     deaths = campaign.choose(ways, count, random.Random(options.seed))
     possible = sum(len(pool) for _name, pool in ways)
-    journal = {one for name, pool in ways if name == "journal" for one in pool}
+    journal = {each for name, pool in ways if name == "journal" for each in pool}
     among = f"{len(journal & set(deaths))} of {len(journal)} of the harness at journal points"
     kind = "real torchrun jobs" if real else "stand-ins"
     print(f"{kind}: {len(deaths)} of {possible} possible deaths, among them {among}", flush=True)

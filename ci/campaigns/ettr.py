@@ -136,7 +136,7 @@ def drawn(path: Path) -> list[float]:
 def score_of(path: Path) -> dict[str, Any]:
     """Runs the day, and returns its score."""
     done = torchaos("gameday", str(path), "--out", str(path.with_suffix("")))
-    scores = sorted(path.with_suffix("").glob("*/score.json"), key=lambda one: one.stat().st_mtime)
+    scores = sorted(path.with_suffix("").glob("*/score.json"), key=lambda run_dir: run_dir.stat().st_mtime)
     if not scores:
         sys.exit(f"{path}: it could not be run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(scores[-1].read_text())["score"]

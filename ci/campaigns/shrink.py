@@ -81,7 +81,7 @@ def shrunk(folder: Path, needs: set[str], draw: random.Random, options: argparse
     if done.returncode != 1:
         print(done.stdout[-2000:], done.stderr[-2000:])
         return set(), 0
-    run = next(one for one in (folder / "runs").iterdir() if (one / "plan.json").exists())
+    run = next(run_dir for run_dir in (folder / "runs").iterdir() if (run_dir / "plan.json").exists())
     tries = ("--tries", str(options.tries), "--fails", str(options.fails))
     done = torchaos("shrink", str(run), *tries, "-o", str(output), "--out", str(folder / "tries"))
     if not output.exists():

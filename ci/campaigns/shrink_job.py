@@ -101,10 +101,10 @@ def save(agent: Any, path: Path, step: int, kind: Any) -> None:
     partial.write_bytes(checkpoint(step))
     partial.rename(path)
     agent.emit(kind.SAVE_END, {**about, "ok": True, "blocked_s": 0.0})
-    old = sorted(path.parent.glob("step-*.safetensors"), key=lambda one: int(one.stem[5:]))[:-3]
-    for one in old:
+    old = sorted(path.parent.glob("step-*.safetensors"), key=lambda old_file: int(old_file.stem[5:]))[:-3]
+    for old_file in old:
         with contextlib.suppress(OSError):
-            one.unlink()
+            old_file.unlink()
 
 
 main()

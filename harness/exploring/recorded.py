@@ -23,7 +23,7 @@ from torchaos.harness.running.twins.twin import Twins, fault_free, finished_well
 
 
 def check(plan: Plan, now: RunDir) -> None:
-    """Raises UsageError if the scenario can't be explored on this machine. `now`: where the job is going to run."""
+    """Raises UsageError if the scenario can't be explored here. `now`: the folder in which the job will run."""
     checkpoints_in(plan, now)
     asked_of(plan)
     if plan.job.replicas > 1:

@@ -28,7 +28,7 @@ class Gpu:
 
 @lru_cache
 def gpus_here(folder: Path = DRIVER) -> tuple[Gpu, ...]:
-    """The GPUs, in the order of their PCI addresses, which is NVML's. Empty without a driver."""
+    """The GPUs in the order of their PCI addresses, which is NVML's order. Empty without a driver."""
     found = []
     for path in sorted(folder.glob("*/information")):
         with suppress(OSError):
@@ -39,12 +39,12 @@ def gpus_here(folder: Path = DRIVER) -> tuple[Gpu, ...]:
 
 
 def gpu_of(environ: Mapping[str, str], local_rank: int, here: Sequence[Gpu] | None = None) -> int | None:
-    """NVML's index of the GPU that a rank uses, as far as its environment shows: CUDA's device `local_rank`, or the
-    only device that the rank sees. None: it sees none, or it is not known. `here`: the GPUs of the machine."""
+    """NVML's index of the GPU that a rank uses, as far as its environment shows it: CUDA's device `local_rank`, or the
+    only device that the rank sees. None if it sees no GPU, or if this is not known. `here`: the GPUs of the machine."""
     here = gpus_here() if here is None else here
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if not here and listed in ("", "-1"):
-        listed = None  # there is nothing to hide; the overlay simulates a GPU for each rank
+        listed = None  # nothing is hidden; the overlay simulates a GPU for each rank
     prefix = next((start for start in ("GPU-", "MIG-") if (listed or "").startswith(start)), "")
     if not prefix and len({gpu.model for gpu in here}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         return None  # CUDA numbers the fastest GPU 0, whatever its PCI address is
@@ -64,11 +64,11 @@ def parent_of(mig: str) -> int | None:
 
 
 def _visible(words: Sequence[str], prefix: str, here: Sequence[Gpu]) -> Sequence[int]:
-    """The GPUs that CUDA sees, in CUDA's order. A word that names no GPU hides those after it. A word or a GPU that is
-    there twice hides all."""
+    """The GPUs that CUDA sees, in CUDA's order. A word that names no GPU hides the GPUs after it. If a word or a GPU
+    occurs twice, all GPUs are hidden."""
     if prefix:
         read: list[str | int] = [*takewhile(lambda word: word.startswith(prefix), words)]
-    else:  # as strtol reads it: "1gpu" is 1
+    else:  # as strtol(3) reads it: "1gpu" is 1
         numbers = takewhile(bool, (re.match(r"\+?(\d+)", word.strip(), re.ASCII) for word in words))
         read = [int(number[1]) for number in numbers if number]
     found = [*takewhile(lambda index: index is not None, (_index(entry, here) for entry in read))]
@@ -77,8 +77,8 @@ def _visible(words: Sequence[str], prefix: str, here: Sequence[Gpu]) -> Sequence
 
 
 def _index(name: str | int, here: Sequence[Gpu]) -> int | None:
-    """The GPU with this number or UUID, or the only one whose UUID begins so. MIG-GPU-UUID/3/0 is a part of a GPU; a
-    name of the form MIG-UUID is known to the driver alone."""
+    """The index of the GPU with this number, this UUID, or this beginning of a UUID. None if there is no such GPU or
+    more than one. MIG-GPU-UUID/3/0 is a part of a GPU; only the driver knows names of the form MIG-UUID."""
     if isinstance(name, int):
         return name if not here or name < len(here) else None
     uuid = name.removeprefix("MIG-").partition("/")[0]

@@ -1,4 +1,4 @@
-"""kubectl as a program: the user's own kubeconfig, credentials and proxies are used as they are."""
+"""Runs kubectl. The user's own kubeconfig, credentials and proxies are used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ASK_S = 30.0
 
 @dataclass(frozen=True)
 class Kubectl:
-    """`context` and `namespace`: empty for those of the user's kubeconfig."""
+    """Runs kubectl. `context` and `namespace`: if empty, those of the user's kubeconfig."""
 
     context: str = ""
     namespace: str = ""
@@ -21,12 +21,12 @@ class Kubectl:
         return ["kubectl", *(f"{option}={value}" for option, value in where.items() if value), *words]
 
     def ask(self, *words: str, given: bytes = b"", timeout_s: float = _ASK_S) -> str:
-        """What kubectl prints. `given`: its standard input. Raises OSError if it fails, with its last words, and
+        """The output of kubectl. `given`: its standard input. Raises OSError with its last words if it fails, and
         TimeoutError if it does not answer in time."""
         return self.said(self.argv(*words), given, timeout_s)
 
     def may(self, verb: str, resource: str) -> bool:
-        """Whether the user has this right. Raises OSError if the cluster does not answer."""
+        """Whether the user has the right to `verb` this resource. Raises OSError if the cluster does not answer."""
         try:
             return self.ask("auth", "can-i", verb, resource).split()[:1] == ["yes"]
         except _Refused as error:
@@ -36,7 +36,7 @@ class Kubectl:
 
     @staticmethod
     def said(argv: Sequence[str], given: bytes, timeout_s: float) -> str:
-        """The same as `ask`, for a whole command line."""
+        """Like `ask`, for a complete command line."""
         try:
             done = subprocess.run(argv, input=given, capture_output=True, timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired as error:

@@ -1,5 +1,5 @@
-"""Finds the releases with which a recovery begins or ceases to fail: of one package, or of several that are changed
-together."""
+"""Finds the releases with which a recovery begins or ceases to fail: releases of one package, or of several packages
+that are changed together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Passed = bool | None  # None: no verdict
 
 @dataclass(frozen=True)
 class Range:
-    """The releases of a package from which the culprit is sought, oldest first."""
+    """The releases of a package among which the culprit is searched, oldest first."""
 
     package: str
     releases: Sequence[str]
@@ -26,8 +26,8 @@ class Range:
 
     @classmethod
     def of(cls, text: str, releases_of: Callable[[str], Sequence[str]], now: str | None) -> Range:
-        """Reads NAME or NAME=FIRST..LAST, which may have further releases between. `now`: the installed version, which
-        stands for a FIRST that is empty; an empty LAST is the newest. Raises UsageError."""
+        """Reads NAME or NAME=FIRST..LAST, which may have further releases between the two. `now`: the installed
+        version, which is used if FIRST is empty; an empty LAST is the newest. Raises UsageError."""
         package, _, span = text.partition("=")
         every = releases_of(package)
         first, *known, last = span.split("..") if ".." in span else [span, ""]
@@ -47,7 +47,8 @@ class Range:
 
 @dataclass(frozen=True)
 class Found:
-    """The verdict with `before` is another than with `after`, of the same package. `beside`: the other packages."""
+    """A change of the verdict between the releases `before` and `after` of one package. `beside`: the versions of the
+    other packages."""
 
     package: str
     before: str
@@ -55,7 +56,7 @@ class Found:
     passed_before: bool
     is_exact: bool
     beside: Pins
-    together: Sequence[str] = ()  # those of `beside` without whose newer release the verdict does not change
+    together: Sequence[str] = ()  # packages in `beside` without whose newer release the verdict does not change
 
     def __str__(self) -> str:
         kind = "begins" if self.passed_before else "ends"
@@ -72,8 +73,8 @@ class Found:
 
 @dataclass
 class Bisect:
-    """`verdict` is asked once for each set of releases. `samples`: how many releases of a single package are tried
-    between its ends, if both have the same verdict."""
+    """Finds the releases. `verdict` is called once for each set of releases. `samples`: how many releases of a single
+    package are tried between its ends, if both ends have the same verdict."""
 
     ranges: Sequence[Range]
     verdict: Callable[[Pins], Passed]
@@ -87,18 +88,18 @@ class Bisect:
         if oldest is None or newest is None or oldest == newest:
             return []
         needed = ddmin(self.ranges, lambda part: self._asked(part) == newest)
-        return [found for one in needed for found in self._along(one, needed)]
+        return [found for changed in needed for found in self._along(changed, needed)]
 
     def exit_code(self, found: Sequence[Found]) -> ExitCode:
-        """Passed or failed, as the newest releases are; inconclusive if they have no verdict, or if the release is not
-        known with which it changed."""
+        """Passed or failed, as with the newest releases. Inconclusive if these have no verdict, or if it is not known
+        with which release the verdict changed."""
         newest, oldest = self._asked(self.ranges), self._asked([])
         if newest is None or oldest is None or (newest != oldest and not found) or not all(o.is_exact for o in found):
             return ExitCode.INCONCLUSIVE
         return ExitCode.PASSED if newest else ExitCode.FAILED
 
     def _along(self, line: Range, newer: Sequence[Range]) -> list[Found]:
-        """The changes along the releases of one package, with those of `newer` at their last release."""
+        """The changes along the releases of one package. The packages in `newer` have their last release."""
         pins = self._pins(newer)
         beside = {name: version for name, version in pins.items() if name != line.package}
 
@@ -108,7 +109,7 @@ class Bisect:
         at = [line.releases.index(version) for version in line.known]
         return [
             Found(line.package, line.releases[low], line.releases[high], bool(ask(low)), high == low + 1, beside,
-                  [one.package for one in newer if one is not line])
+                  [range_.package for range_ in newer if range_ is not line])
             for low, high in changes(len(line.releases), ask, at, self.samples)
         ]  # fmt: skip
 
@@ -116,7 +117,7 @@ class Bisect:
         return self._ask(self._pins(newer))
 
     def _pins(self, newer: Sequence[Range]) -> Pins:
-        return {one.package: one.releases[-1 if one in newer else 0] for one in self.ranges}
+        return {range_.package: range_.releases[-1 if range_ in newer else 0] for range_ in self.ranges}
 
     def _ask(self, pins: Pins) -> Passed:
         key = tuple(sorted(pins.items()))

@@ -26,14 +26,14 @@ class Ran:
 
 
 class Child:
-    """Runs one scenario at a time. A signal handler may call `stop`: then the run is ended in order, and judged."""
+    """Runs one scenario at a time. A signal handler may call `stop`: then the run is ended normally, and judged."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self.stopped = ""
 
     def stop(self, reason: str) -> None:
-        """Ends the run in order. After a second call, the job gets no grace period."""
+        """Ends the run normally. After a second call, the job gets no grace period."""
         self.stopped = self.stopped or reason
         if self._process and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -54,7 +54,7 @@ class Child:
         return self.call([str(path), "--seed", str(seed), *consents], home, fds)
 
     def call(self, words: Sequence[str], home: Path, fds: Sequence[int] = ()) -> Ran:
-        """`torchaos run` with these words, as `run`."""
+        """Calls `torchaos run` with these words, like `run`."""
         home.mkdir(parents=True, mode=0o700, exist_ok=True)
         command = [
             sys.executable, "-m", "torchaos.harness", "run", "--out", str(home / "run"),

@@ -1,5 +1,5 @@
-"""The releases of a package, and folders with some of them, to be put before the installed packages by PYTHONPATH. All
-by pip."""
+"""The releases of a package, and folders with chosen releases, which PYTHONPATH puts before the installed packages.
+Uses pip."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from torchaos.harness.record.environment import installed
 
 
 class NotInstallable(ChaosError):
-    """These packages can't be installed together beside the others."""
+    """These packages can't be installed together with the installed packages."""
 
 
 @dataclass(frozen=True)
 class Packages:
-    """The packages that a job's Python can get. `path`: the PYTHONPATH that the job has without us."""
+    """The packages that a job's Python can get. `path`: the job's own PYTHONPATH."""
 
     python: str = sys.executable
     path: str = ""
@@ -41,8 +41,8 @@ class Packages:
         return line.partition(":")[2].replace(",", " ").split()[::-1]
 
     def needed(self, pins: Mapping[str, str]) -> list[str]:
-        """What must be installed, as NAME==VERSION, so that the job has these releases: the packages themselves, if
-        they are not there in this version, and what they need and the job has not. torch stays as it is. Raises
+        """The packages to install, as NAME==VERSION, so that the job has these releases: the packages themselves, if
+        another version is installed, and their dependencies that the job lacks. torch is not changed. Raises
         NotInstallable."""
         asked = [f"{name}=={version}" for name, version in pins.items()]
         if torch := installed(self.python).get("torch"):
@@ -50,12 +50,12 @@ class Packages:
         done = self._pip("install", "--dry-run", "--quiet", "--report", "-", *asked)
         if done.returncode:
             raise NotInstallable(_last(done.stderr))
-        found = [one["metadata"] for one in json.loads(done.stdout)["install"]]
-        return sorted(f"{one['name']}=={one['version']}" for one in found)
+        found = [item["metadata"] for item in json.loads(done.stdout)["install"]]
+        return sorted(f"{package['name']}=={package['version']}" for package in found)
 
     def folder(self, packages: Sequence[str], *options: str) -> Path:
-        """A folder with exactly these packages, as NAME==VERSION; an earlier call's, if there is one. `options`: of
-        pip. Raises NotInstallable."""
+        """A folder with exactly these packages, as NAME==VERSION, made by this or an earlier call. `options`: of pip.
+        Raises NotInstallable."""
         key = hashlib.sha256("\n".join([self._version(), *packages]).encode()).hexdigest()[:16]
         folder = user_cache_path("torchaos") / "packages" / key
         if folder.exists():
@@ -86,7 +86,7 @@ class Packages:
         return done.stdout
 
     def _pip(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs pip for the job's Python, which need not have pip itself."""
+        """Runs pip for the job's Python, which may lack pip itself."""
         env = {**os.environ, "PYTHONPATH": self.path, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
         command = [sys.executable, "-m", "pip", "--python", self.python, *words]
         return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=self.cwd)

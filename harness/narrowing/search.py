@@ -1,9 +1,7 @@
-"""Finds where the verdict changes along a line of releases, with few tries. Pure, except for the calls of `verdict`; it
-knows nothing of packages.
-
-Between two numbers with different verdicts it halves the distance, as `git bisect` does. A number without a verdict is
-passed over: the nearest other number is tried instead. So a change is between two neighbours, or else all that lies
-between its two numbers gave no verdict."""
+"""Finds with few tries where the verdict changes along a line of releases, which are numbers here. Pure, except for the
+calls of `verdict`. Between two numbers with different verdicts it halves the distance, as `git bisect` does. If a
+number has no verdict, the nearest other number is tried instead. So a change is between two neighbours, or all numbers
+between its two numbers have no verdict."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 Verdict = Callable[[int], bool | None]  # of a number: passed, failed, or (None) no verdict
-MOST_WITHOUT = 3  # numbers without a verdict between the two ends of a change, after which it is given up
+MOST_WITHOUT = 3  # a change is given up after this many numbers between its two ends without a verdict
 
 
 class Change(NamedTuple):
-    """The verdict of `before` is another than that of `after`."""
+    """A change of the verdict between two numbers."""
 
     before: int
     after: int
@@ -27,11 +25,10 @@ class Change(NamedTuple):
 
 
 def changes(count: int, verdict: Verdict, known: Iterable[int] = (), samples: int = 0) -> list[Change]:
-    """All changes that were found between 0 and `count` - 1, in order.
-
-    The two ends and the `known` numbers are tried first. As long as all have one verdict, up to `samples` more are
-    tried, each in the middle of the widest gap. `verdict` may be costly, and is called at most once for each number. A
-    window that holds none of these numbers is not found, and of several changes between two of them only one is."""
+    """All changes that were found between 0 and `count` - 1, in order. The two ends and the `known` numbers are tried
+    first. As long as all have the same verdict, up to `samples` more are tried, each in the middle of the widest gap.
+    `verdict` may be costly, and is called at most once for each number. Some changes may be missed: two changes that
+    lie between the same two tried numbers cancel out, and of three only one is found."""
     tried: dict[int, bool | None] = {}
 
     def ask(at: int) -> bool | None:
@@ -52,7 +49,7 @@ def changes(count: int, verdict: Verdict, known: Iterable[int] = (), samples: in
 def _narrowed(low: int, high: int, ask: Verdict, tried: dict[int, bool | None]) -> Change:
     left = MOST_WITHOUT
     while left and (between := [at for at in range(low + 1, high) if at not in tried]):
-        at = min(between, key=lambda one: abs(2 * one - low - high))
+        at = min(between, key=lambda number: abs(2 * number - low - high))
         found = ask(at)
         if found is None:
             left -= 1

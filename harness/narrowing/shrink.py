@@ -21,7 +21,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Tried:
-    """One set of faults, and how many of its tries failed like the original run."""
+    """One set of faults, and how many of its tries failed in the same way as the original run."""
 
     faults: tuple[str, ...]
     failed: int
@@ -90,7 +90,7 @@ class Shrink:
     def evidence(self) -> str:
         """A comment for the head of the new file."""
         lines = [f"the seed is {self.seed}; failed before and now: {', '.join(sorted(self.wrong))}; tried:"]
-        lines += [f"  {one.failed} of {one.tries} failed: {', '.join(one.faults)}" for one in self.tried]
+        lines += [f"  {tried.failed} of {tried.tries} failed: {', '.join(tried.faults)}" for tried in self.tried]
         return "".join(f"# {line}\n" for line in ("The scenario that is left when no fault can be removed;", *lines))
 
 
@@ -127,9 +127,9 @@ def _own_state(scenario: dict[str, Any], home: Path) -> dict[str, Any]:
 
     def moved(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: moved(one) for key, one in value.items()}
+            return {key: moved(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [moved(one) for one in value]
+            return [moved(item) for item in value]
         for day in days:
             value = value.replace(day, str(home / "job")) if isinstance(value, str) else value
         return value

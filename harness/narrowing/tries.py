@@ -1,4 +1,4 @@
-"""Runs a scenario with chosen releases of packages. A verdict that an earlier call reached is not sought again."""
+"""Runs a scenario with chosen releases of packages. If an earlier call reached a verdict, it is used again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Prepare = Callable[[str], tuple[list[str], str]]
 
 @dataclass
 class Tries:
-    """`home`: a folder for the runs. `assertion`: the only assertion that counts, if not the whole verdict."""
+    """Runs with chosen releases. `home`: a folder for the runs. `assertion`: the only assertion that counts; None: the
+    whole verdict counts."""
 
     packages: Packages
     prepare: Prepare
@@ -31,8 +32,8 @@ class Tries:
     runs: int = 0
 
     def __call__(self, pins: Pins) -> Passed:
-        """Whether the recovery passes with these releases. Raises ChaosError if it was ended, or if a run could not be
-        made."""
+        """Whether the recovery passes with these releases; None if the run is no evidence. Raises ChaosError if it was
+        stopped, or if a run could not be made."""
         try:
             words, name = self.prepare(self.packages.path_with(pins))
         except NotInstallable as error:
@@ -74,7 +75,8 @@ def _finished(home: Path) -> Result | None:
 
 
 def passed(result: Result, assertion: str | None) -> Passed:
-    """None if the run is no evidence. If only one assertion counts, a failure of others does not matter."""
+    """Whether the run passed; None if it is no evidence. If only one assertion counts, failures of others are
+    ignored."""
     verdict = result.verdict
     if assertion and verdict is Verdict.FAILED:
         verdict = next((case.verdict for case in result.cases if case.name == assertion), Verdict.INCONCLUSIVE)

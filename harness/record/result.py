@@ -76,7 +76,7 @@ def root_first(cases: Sequence[Case]) -> list[Case]:
     """The cases in the order of reports: a case that follows from another case comes right after that case."""
     found = [case for case in cases if case.follows is None]
     for case in (case for case in reversed(cases) if case.follows is not None):
-        at = next((place for place, one in enumerate(found, 1) if one.name == case.follows), len(found))
+        at = next((place for place, other in enumerate(found, 1) if other.name == case.follows), len(found))
         found.insert(at, case)
     return found
 

@@ -21,7 +21,7 @@ def read_folder(files: Files, folder: str, into: Checkpoint, prefix: str = "") -
     """Reads everything in the folder, including folders in it. A problem in one file is recorded, and the other files
     are still read."""
     names = files.names(folder)
-    read = {name for one in table() for name in one.read_parts(files, folder, names, into, prefix)}
+    read = {name for each_format in table() for name in each_format.read_parts(files, folder, names, into, prefix)}
     for name in names:
         if name in read:
             continue
@@ -36,8 +36,8 @@ def read_folder(files: Files, folder: str, into: Checkpoint, prefix: str = "") -
         except (Unreadable, OSError) as error:
             into.problems.append(problem_of(error, prefix + name, path))
     _check_numbers(names, into, prefix)
-    for one in table():
-        one.check_set(files, folder, names, into, prefix)
+    for known in table():
+        known.check_set(files, folder, names, into, prefix)
 
 
 def problem_of(error: Exception, what: str, path: str) -> Problem:

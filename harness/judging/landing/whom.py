@@ -91,6 +91,7 @@ def unplaced(run: Record, nodes: Container[int | None]) -> Iterator[Event]:
 
 
 def _gpu_of(up: Event) -> int | None:
-    """NVML's index, as far as the rank's environment shows it. Early versions did not record it."""
+    """NVML's index of the rank's GPU, as far as the rank's environment shows it. None if it is not known; journals of
+    early versions lack it."""
     gpu: int | None = up.data.get("gpu", up.data["local_rank"])
     return gpu

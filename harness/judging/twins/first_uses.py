@@ -1,4 +1,4 @@
-"""In which step each sample was consumed first, by its index."""
+"""Finds the step in which each sample was consumed first, by the sample's index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 def indices_of(steps: StepTable, step: int) -> list[int]:
     """The indices of the samples that all ranks consumed in a step."""
-    return [index for one in steps[step].values() for index in one.indices]
+    return [index for execution in steps[step].values() for index in execution.indices]
 
 
 def came_earlier(steps: StepTable, step: int) -> bool:
@@ -27,7 +27,7 @@ def came_earlier(steps: StepTable, step: int) -> bool:
 
 
 class FirstUses:
-    """Made from all indices of the history."""
+    """The first use of each sample, from all indices of the history."""
 
     def __init__(self, steps: StepTable) -> None:
         self._steps = steps

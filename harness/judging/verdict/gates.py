@@ -33,7 +33,7 @@ def _wrong_place(fault: PlannedFault, target: Target, hits: Sequence[Event]) -> 
     landed = Counter(hit.rank for hit in hits)
     strangers = landed.keys() - {None, *target.ranks}
     if strangers:
-        return f"it landed on rank {min(one for one in strangers if one is not None)}, which is not its target"
+        return f"it landed on rank {min(each for each in strangers if each is not None)}, which is not its target"
     on_agents = landed.keys() == {None}
     due = {None: fault.times * max(1, len(target.nodes))} if on_agents else dict.fromkeys(target.ranks, fault.times)
     for rank, times in due.items():

@@ -1,4 +1,4 @@
-"""The events of a run in progress, which are looked at again and again."""
+"""Keeps the events of a run in progress in a form that is cheap to read again and again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.events.merged import Merged
 from torchaos.harness.record.steps.blocks import Block, blocks_of
 
-_ENOUGH = 64  # usual steps of a process that make a block
+_ENOUGH = 64  # usual steps of a process that are made into a block
 _VALUES = frozenset(packed.payload([], [], None, None, None, None, None, {}))
 
 
@@ -26,13 +26,13 @@ class Growing:
         self._lock = threading.Lock()
 
     def merged(self, events: Sequence[Event]) -> Merged:
-        """All events so far. `events`: those of the call before, and perhaps more."""
+        """All events so far, in order of time. `events`: all events of the call before, and perhaps more."""
         with self._lock:
             for event in events[self._seen :]:
                 self._take(event)
             self._seen = max(self._seen, len(events))
             waiting = [event for own in self._waiting.values() for event, _line in own]
-            return Merged.of_parts([*self._others, *waiting], [one for own in self._blocks.values() for one in own])
+            return Merged.of_parts([*self._others, *waiting], [block for own in self._blocks.values() for block in own])
 
     def _take(self, event: Event) -> None:
         line = _line(event)
@@ -49,14 +49,15 @@ class Growing:
                 self._put(self._blocks.setdefault(event.source, []), block)
 
     def _put(self, blocks: list[Block], block: Block) -> None:
-        """Joins blocks of one size to a larger one, so that there are few, and none is copied often."""
+        """Adds a block. Blocks of equal size are joined to a larger block, so that there are few blocks, and no block
+        is copied often."""
         while blocks and len(blocks[-1]) <= len(block) and blocks[-1].is_like(block):
             block = blocks.pop().joined(block)
         blocks.append(block)
 
 
 def _line(event: Event) -> bytes | None:
-    """The packed line that means the same as the event. None if there is none."""
+    """The packed line of the event. None if the event does not fit into a packed line."""
     if event.kind is not Kind.STEP or event.data.keys() != _VALUES or event.rank is None or event.attempt is None:
         return None
     data, who = dict(event.data), (event.source, event.rank, event.attempt)

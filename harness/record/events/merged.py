@@ -31,7 +31,7 @@ class Merged(Sequence[Event]):
 
     @classmethod
     def of_parts(cls, others: Iterable[Event], blocks: Sequence[Block]) -> Merged:
-        """`others`: in any order."""
+        """All events of these parts. `others`: the events that are in no block, in any order."""
         return cls(sorted(others, key=_when), blocks)
 
     @cached_property
@@ -59,7 +59,7 @@ class Merged(Sequence[Event]):
     @overload
     def __getitem__(self, place: slice) -> Sequence[Event]: ...
     def __getitem__(self, place: int | slice) -> Event | Sequence[Event]:
-        """The first and the last event are quickly found."""
+        """The event at a place. The first and the last event are found quickly."""
         if isinstance(place, slice):
             return list(self)[place]
         if place in (0, -1) and len(self):
@@ -79,7 +79,7 @@ class Snapshot(list[Event]):
 
     @cached_property
     def merged(self) -> Merged:
-        """The same in order of time. Events that arrived later may be among them."""
+        """These events in order of time. Events that arrived later may be among them."""
         return self._merge(self)
 
 

@@ -52,12 +52,12 @@ class History:
         if len(seen):
             uneven = _uneven(ordered, found, seen) or (twin.uneven if twin else ())
             placing = Placing(
-                found, {one.number: seen.of_attempt(one.number) for one in found}, _by_attempt(saves), loads,
+                found, {each.number: seen.of_attempt(each.number) for each in found}, _by_attempt(saves), loads,
                 _lines(ordered), [twin.by_step().executions] if twin else [], uneven,
             )  # fmt: skip
             placed = tuple(placing.place(attempt) for attempt in found)
             return cls(placed, placing.all_placed(seen), tuple(placing.saved), tuple(loads), "agent", uneven)
-        logged = from_log(ordered, [(one.number, one.started_s) for one in found])
+        logged = from_log(ordered, [(each.number, each.started_s) for each in found])
         if logged and not found:
             found = [Attempt(0, 0, {}, logged[0].mono_s, None, 0)]
         return cls(_from_log(found, logged), Executions.of(logged), (), (), "log" if logged else "none")

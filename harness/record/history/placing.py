@@ -139,7 +139,9 @@ class Placing:
     def _counts_steps(self, save: Save) -> bool:
         """Whether the number in the name of a save is a step."""
         first = self.saves.get(self.found[0].number, ())
-        return says_step(save.path) or any(number_in_name(one.path) == one.local_step for one in first)
+        return says_step(save.path) or any(
+            number_in_name(first_save.path) == first_save.local_step for first_save in first
+        )
 
     def _correct(self, load: Load, base: int) -> None:
         """Corrects the step of a save after its load. A job may write the state of an earlier step, in a thread or from

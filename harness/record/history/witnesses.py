@@ -290,7 +290,7 @@ def _of_content(
     firsts = {min(seen) for seen in own.values()}
     begun = scene.own.at(np.isin(scene.own.local_step - scene.after, list(firsts)))
     keys = np.unique(key_of(begun))
-    starts = {int(step) for one in scene.known for step in np.unique(one.at(np.isin(key_of(one), keys)).global_step)}
+    starts = {int(step) for part in scene.known for step in np.unique(part.at(np.isin(key_of(part), keys)).global_step)}
     near = _around(starts, firsts)
     reference: dict[int, dict[int, list[Hashable]]] = {rank: defaultdict(list) for rank in own}
     for execution in scene.known_where(lambda steps: np.isin(steps.global_step, near)):

@@ -1,5 +1,6 @@
-"""Packed lines (agent/packed.py) of one process as columns: all lines of one length at once, without an object for
-each. What is compared in every run is kept; the rest of a line is read again when it is asked for."""
+"""Packed lines (agent/packed.py) of one process as columns: all lines of one length are read at once, without an object
+for each line. Values that every judgement compares are kept in columns. The other values are read again from their line
+when they are needed."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Block:
     rank: int
     attempt: int
     phases: tuple[str, ...]
-    in_samples: int  # of each step; -1: not seen
+    in_samples: int  # samples of each step; -1: not seen
     in_indices: int
     # A row for each step. As in packed._HEAD: "seq", "mono_s", "step", "opt_step", "sched_step", "nones" (without it,
     # all losses were seen); "losses", "lr"; numbers for the samples: "samples", "samples_sum", "indices" (see
@@ -49,8 +50,8 @@ class Block:
         return replace(self, own={**self.own, "mono_s": self.own["mono_s"] + seconds})
 
     def is_like(self, other: Block) -> bool:
-        """Whether both can be joined: they are of the same process, and have the same columns."""
-        mine, others = ({name: values.shape[1:] for name, values in one.own.items()} for one in (self, other))
+        """Whether the two blocks can be joined: they are from the same process, and have the same columns."""
+        mine, others = ({name: values.shape[1:] for name, values in block.own.items()} for block in (self, other))
         return mine == others and replace(self, own={}, lines=()) == replace(other, own={}, lines=())
 
     def joined(self, other: Block) -> Block:
@@ -70,7 +71,7 @@ class Block:
         return found
 
     def again(self) -> Array:
-        """All fields of the lines, see _wire."""
+        """All fields of the lines, read again; see _wire."""
         lines = list(self.lines)
         start = lines[0].rindex(b" ") + 1
         decoded = [np.frombuffer(a2b_base64(line[start:]), np.uint8) for line in lines]
@@ -81,7 +82,7 @@ class Block:
 
 
 class Stored(Sequence[bytes]):
-    """Lines of equal length in a file to which nothing but further lines is written."""
+    """Lines of equal length in a file that only grows."""
 
     _AHEAD = 1 << 14  # bytes that are read at once
 
@@ -98,7 +99,7 @@ class Stored(Sequence[bytes]):
     def __getitem__(self, row: slice) -> list[bytes]: ...
     def __getitem__(self, row: int | slice) -> bytes | list[bytes]:
         if isinstance(row, slice):
-            return [self[one] for one in range(*row.indices(len(self)))]
+            return [self[index] for index in range(*row.indices(len(self)))]
         start = int(self._starts[row]) - self._at
         if not 0 <= start <= len(self._text) - self._size:
             self._at, start = int(self._starts[row]), 0
@@ -109,8 +110,8 @@ class Stored(Sequence[bytes]):
 
 
 def blocks_of(lines: Sequence[bytes], path: Path | None = None) -> tuple[list[Block], list[int]]:
-    """The packed lines as blocks, and the places of all lines that are not in a block: other events, torn and damaged
-    lines, and steps that do not fit. `path`: of the file with these lines; the blocks then keep no line in memory."""
+    """The packed lines as blocks, and the places of all other lines: other events, torn and damaged lines, and steps
+    that fit into no block. `path`: the file with these lines; if it is given, the blocks keep no line in memory."""
     places: dict[int, list[int]] = defaultdict(list)
     others: list[int] = []
     for place, line in enumerate(lines):
@@ -136,7 +137,7 @@ class _Lines:
         self._text = np.frombuffer(b"".join(lines), np.uint8).reshape(len(lines), len(self._first))
 
     def blocks(self) -> Iterator[tuple[Block, Array]]:
-        """Blocks without their lines, and which of the lines those are."""
+        """Yields blocks without their lines, and the places of their lines."""
         prefix, _, coded = self._first.rpartition(b" ")
         prefix += b" "
         try:
@@ -249,7 +250,8 @@ def _narrow(values: Array) -> Array:
 
 
 def _rounded(seconds: Array) -> Array:
-    """As packed.py rounds them: it takes the nearest decimal number, and the product alone may miss it."""
+    """Microseconds as packed.py rounds them: it takes the nearest decimal number, and the product alone may differ from
+    that."""
     exact = seconds * 1e6
     rounded = np.rint(exact)
     for at in np.argwhere(np.abs(np.abs(exact - rounded) - 0.5) < 1e-6):

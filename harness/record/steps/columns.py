@@ -118,8 +118,8 @@ class Columns:
         return Event(Kind.STEP, part.sources[place], part.numbers[place], 0.0, execution.mono_s, *who)
 
     def indices_of(self, rows: Array) -> Iterator[tuple[Array, Array]]:
-        """Rows and, for each of them, the indices of its samples, without rows that have none. They come in parts, so
-        that not all are in memory at once."""
+        """Yields rows and, for each row, the indices of its samples. Rows without indices are left out. They come in
+        parts, so that not all are in memory at once."""
         rows = np.sort(rows)
         cuts = np.searchsorted(rows, self._starts)
         for part, start, first, end in zip(self.parts, self._starts, cuts, cuts[1:], strict=False):
@@ -289,24 +289,24 @@ def _rows(read: Callable[[Execution], Sequence[float | None]]) -> Callable[[Sequ
 
 
 _OF_LOOSE: Mapping[str, Callable[[Sequence[Execution]], Array]] = {
-    "rank": _whole(lambda one: one.rank),
-    "attempt": _whole(lambda one: one.attempt),
-    "local_step": _whole(lambda one: one.local_step),
-    "mono_s": _real(lambda one: one.mono_s),
-    "opt_step": _real(lambda one: one.opt_step),
-    "sched_step": _real(lambda one: one.sched_step),
-    "losses": _rows(lambda one: one.losses),
-    "lr": _rows(lambda one: one.lr),
+    "rank": _whole(lambda execution: execution.rank),
+    "attempt": _whole(lambda execution: execution.attempt),
+    "local_step": _whole(lambda execution: execution.local_step),
+    "mono_s": _real(lambda execution: execution.mono_s),
+    "opt_step": _real(lambda execution: execution.opt_step),
+    "sched_step": _real(lambda execution: execution.sched_step),
+    "losses": _rows(lambda execution: execution.losses),
+    "lr": _rows(lambda execution: execution.lr),
     "samples": lambda steps: samples.of_rows([step.samples for step in steps])[0],
     "samples_sum": lambda steps: samples.of_rows([step.samples for step in steps])[1],
     "indices": lambda steps: samples.of_rows([step.indices for step in steps])[0],
     "indices_sum": lambda steps: samples.of_rows([step.indices for step in steps])[1],
-    "in_samples": _whole(lambda one: len(one.samples)),
-    "in_seen": _whole(lambda one: sum(sample is not None for sample in one.samples)),
-    "in_indices": _whole(lambda one: len(one.indices)),
-    "took_s": _real(lambda one: sum(one.phases.values())),
-    "saving_s": _real(lambda one: one.phases.get(_SAVING, 0.0)),
-    "in_phases": _whole(lambda one: len(one.phases)),
+    "in_samples": _whole(lambda execution: len(execution.samples)),
+    "in_seen": _whole(lambda execution: sum(sample is not None for sample in execution.samples)),
+    "in_indices": _whole(lambda execution: len(execution.indices)),
+    "took_s": _real(lambda execution: sum(execution.phases.values())),
+    "saving_s": _real(lambda execution: execution.phases.get(_SAVING, 0.0)),
+    "in_phases": _whole(lambda execution: len(execution.phases)),
 }
 
 

@@ -54,7 +54,7 @@ class Context:
     due: Callable[[After], bool] | None = None  # whether a trigger from outside is due; None: the journal shows it
 
     def due_by_events(self, trigger: After) -> Callable[[], bool]:
-        """Says when it is called whether the trigger is due. In a long run that is costly, and looked at less often."""
+        """A function that returns whether the trigger is due. The longer the run, the more seldom it really checks."""
         throttle = Throttle()
 
         def due() -> bool:

@@ -1,5 +1,5 @@
-"""The run directory of a node that shares no folder with the controller. The plans are handed over through a pipe
-before the job starts; what the node writes comes back through the pipe to its agent, at the end of the job."""
+"""The run directory of a node that shares no folder with the controller. The plans are sent to the node through a pipe
+before the job starts. At the end of the job, the node's agent sends back what the node wrote."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def is_made(folder: RunDir) -> bool:
 
 
 def packed(root: Path, node: int, hosts: Sequence[str]) -> bytes:
-    """What a node must know: its number, the names or addresses of all nodes, the plans, and the folder of torchaos's
-    injectors on this machine."""
+    """The data that a node needs: its number, the names or addresses of all nodes, the plans, and the folder of
+    torchaos's injectors on this machine."""
     run = RunDir(root)
     plans = {"plan": run.plan.read_text(), "agent_plan": run.agent_plan.read_text()}
     return json.dumps({"node": node, "hosts": hosts, "injectors": _injectors(), **plans}).encode()
 
 
 def receive(root: Path, given: IO[bytes]) -> bool:
-    """Takes what `packed` returned, and makes the run directory of this node, unless the node sees the controller's.
-    Returns whether it sees that. Raises UsageError if it can't be made, or if an injector of the plan is not on this
-    machine."""
+    """Makes the run directory of this node from the data of `packed`, unless the node sees the controller's run
+    directory. Returns whether it sees that. Raises UsageError if the directory can't be made, or if an injector of the
+    plan is not on this machine."""
     said, run = json.loads(given.read()), RunDir(root)
     shared = is_made(run)
     if not shared:
@@ -57,8 +57,8 @@ def receive(root: Path, given: IO[bytes]) -> bool:
 
 
 def await_place(root: Path, wait_s: float) -> tuple[int, list[str]]:
-    """The number of this node, and the names of all nodes, as soon as the controller has said them. Raises UsageError
-    after `wait_s` seconds."""
+    """Waits for the number of this node, and the names of all nodes, from the controller. Raises UsageError after
+    `wait_s` seconds."""
     place, end = _place(RunDir(root)), time.monotonic() + wait_s
     while not place.exists():
         if time.monotonic() > end:
@@ -69,8 +69,8 @@ def await_place(root: Path, wait_s: float) -> tuple[int, list[str]]:
 
 
 def files_to_send(root: Path) -> Iterator[tuple[str, bytes]]:
-    """What a node wrote into its run directory, in pieces of at most _PIECE bytes: the path in the run directory, and
-    the next bytes of that file. The events are not among it, because they are sent at once."""
+    """Yields the files that a node wrote into its run directory, in pieces of at most _PIECE bytes: (path in the run
+    directory, next bytes of that file). Events are left out, because they are sent at once."""
     for folder in _SENT:
         for path in sorted((root / folder).rglob("*")):
             if path.is_file() and not path.is_symlink():
@@ -80,7 +80,7 @@ def files_to_send(root: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def append(root: Path, name: str, piece: bytes) -> None:
-    """Appends bytes to a file in the run directory. Raises ValueError if `name` is none that a node may write."""
+    """Appends bytes to a file in the run directory. Raises ValueError if a node may not write a file of that name."""
     path = PurePosixPath(name)
     if ".." in path.parts or not any(path.is_relative_to(folder) for folder in (*_SENT, "events")):
         raise ValueError(f"{name}: a node does not write this file")
@@ -91,17 +91,17 @@ def append(root: Path, name: str, piece: bytes) -> None:
 
 
 def _of_this_machine(plan: str, injectors: str) -> str:
-    """The plan with the files of torchaos's injectors where they are on this machine."""
+    """The plan with the paths of torchaos's injectors on this machine."""
     return plan.replace(json.dumps(injectors)[1:-1], json.dumps(_injectors())[1:-1])
 
 
 def _place(run: RunDir) -> Path:
-    """The file that says which node this is. Nodes that share the folder have a file each."""
+    """The file that contains the number of this node. Each node that shares the folder has its own file."""
     return run.agent_plan.with_name(f"node-{os.uname().nodename}.json")
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file that somebody waits for."""
+    """Writes the whole file at once, because a process may wait for it."""
     partial = path.with_name(f".{path.name}")
     partial.write_text(text)
     os.replace(partial, path)

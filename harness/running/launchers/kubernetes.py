@@ -1,4 +1,4 @@
-"""Nodes that are pods of a Kubernetes cluster. The run makes the objects of a manifest and deletes them at its end. It
+"""Nodes that are pods of a Kubernetes cluster. The run makes the objects of a manifest, and deletes them at its end. It
 uses kubectl, with the rights of the user."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.kubernetes import LABEL, KubernetesObjects, label_of
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
-_SPARE_S = 300.0  # after the job's time-out, Kubernetes ends what nobody else has ended
-_READY_S = 600.0  # seconds for which the pods may wait for machines and images
+_SPARE_S = 300.0  # seconds after the job's time-out, at which Kubernetes ends the pods
+_READY_S = 600.0  # seconds for the pods to get machines and images
 _LOOK_S = 0.5
 _OVER = ("Succeeded", "Failed")
 _OF_THE_AGENT = frozenset({ENV_PLAN, ENV_RUN_ID, ENV_ATTEMPT_BASE, "PYTHONPATH"})
@@ -30,7 +30,7 @@ _OF_THE_AGENT = frozenset({ENV_PLAN, ENV_RUN_ID, ENV_ATTEMPT_BASE, "PYTHONPATH"}
 
 @dataclass(frozen=True)
 class Pod:
-    """A node. `python`: the interpreter in the container that has torchaos."""
+    """A node that is a pod. `python`: the interpreter in the container that has torchaos."""
 
     index: int
     name: str
@@ -49,7 +49,8 @@ class Pod:
 
 
 class Kubernetes(FarLauncher):
-    """`job.pods` names the manifest. In its pods the job's command takes the place of the container's command."""
+    """Starts the pods of a manifest, which `job.pods` names. In the pods, the job's command takes the place of the
+    container's command."""
 
     name: ClassVar[str] = "kubernetes"
     needs: ClassVar[frozenset[str]] = frozenset({"kubectl"})
@@ -94,12 +95,12 @@ class Kubernetes(FarLauncher):
         return pods
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
-        """The pods run the job already. These commands end when the containers do."""
+        """Commands that end when the containers end. The pods run the job already."""
         pods = [node for node in nodes if isinstance(node, Pod)]
         return [pod.kubectl.argv("logs", "--follow", pod.name, f"--container={pod.container}") for pod in pods]
 
     def gone(self, node: Node) -> bool:
-        """Whether the pod has ended or was deleted, and with it everything that was in it."""
+        """Whether the pod has ended or was deleted; then everything in it is gone."""
         assert isinstance(node, Pod)
         try:
             said = node.kubectl.ask("get", "pod", node.name, "--ignore-not-found", "--output=jsonpath={.status.phase}")
@@ -128,8 +129,8 @@ def _pod(index: int, raw: Mapping[str, Any], spec: JobSpec, kubectl: Kubectl) ->
 
 
 def _order(raw: Mapping[str, Any]) -> tuple[int, list[int | str]]:
-    """The pods are numbered as their Indexed Job numbers them, or else in the order of their names, with the numbers in
-    a name as numbers."""
+    """The order of the pods: as their Indexed Job numbers them, otherwise by name, with the numbers in a name compared
+    as numbers."""
     metadata = raw["metadata"]
     given = next((metadata[key][_INDEX] for key in ("annotations", "labels") if _INDEX in metadata.get(key, {})), "0")
     name = re.split(r"(\d+)", metadata["name"])
@@ -137,7 +138,7 @@ def _order(raw: Mapping[str, Any]) -> tuple[int, list[int | str]]:
 
 
 def _check_rights(kubectl: Kubectl, kinds: Sequence[str]) -> None:
-    """Raises UsageError that names all missing rights, and ChaosError if the cluster does not answer."""
+    """Raises UsageError with all missing rights, and ChaosError if the cluster does not answer."""
     wanted = [(verb, kind) for kind in kinds for verb in ("create", "delete", "list")]
     wanted += [(verb, "pods") for verb in ("get", "list", "delete")] + [("create", "pods/exec"), ("get", "pods/log")]
     try:
@@ -149,7 +150,7 @@ def _check_rights(kubectl: Kubectl, kinds: Sequence[str]) -> None:
 
 
 def _await_pods(kubectl: Kubectl, label: tuple[str, str], count: int) -> list[dict[str, Any]]:
-    """The running pods. Raises ChaosError if one ends, or if they are not there in time."""
+    """The running pods. Raises ChaosError if a pod ends, or if there are fewer than `count` in time."""
     end = time.monotonic() + _READY_S
     while True:
         listed = json.loads(kubectl.ask("get", "pods", f"--selector={'='.join(label)}", "--output=json"))["items"]
@@ -167,15 +168,20 @@ def _await_pods(kubectl: Kubectl, label: tuple[str, str], count: int) -> list[di
 
 
 def _state(pod: Mapping[str, Any]) -> str:
-    """The state of a pod, with the reason for which it waits, as a clause."""
+    """The state of a pod, and the reason for which it waits, as a clause."""
     status = pod["status"]
-    waits = [one["state"]["waiting"] for one in status.get("containerStatuses") or [] if "waiting" in one["state"]]
-    waits += [one for one in status.get("conditions") or [] if one.get("status") == "False"]
-    why = next((f" ({one.get('reason')}: {one.get('message', '')})" for one in waits if one.get("reason")), "")
+    waits = [
+        container["state"]["waiting"]
+        for container in status.get("containerStatuses") or []
+        if "waiting" in container["state"]
+    ]
+    waits += [condition for condition in status.get("conditions") or [] if condition.get("status") == "False"]
+    why = next((f" ({wait.get('reason')}: {wait.get('message', '')})" for wait in waits if wait.get("reason")), "")
     return f"pod {pod['metadata']['name']} is {status['phase']}{why}"
 
 
 def _hand_over(pod: Pod, run_dir: Path, addresses: Sequence[str]) -> bool:
-    """Gives a pod the run directory. Returns whether the pod shares the folder with this machine, and so has it."""
+    """Gives a pod the run directory, unless it shares the folder with this machine. Returns whether it shares the
+    folder."""
     argv = pod.argv([sys.executable, "-m", "torchaos.harness", "node", "--receive", str(run_dir)])
     return "shared" in Kubectl.said(argv, packed(run_dir, pod.index, addresses), 60.0)

@@ -44,8 +44,9 @@ class Handler:
 
 @dataclass
 class Line:
-    """Starts `argv`, the pipe to the agent of `node`, and again when it breaks, for `patience_s` seconds. `keep`: the
-    run directory, if the node does not see it: then the node's part of the record is written here."""
+    """A connection to the agent of `node`. `argv`: the command that connects; it is started again when it ends, for
+    `patience_s` seconds. `keep`: the run directory, in which the node's part of the record is written if the node does
+    not see the directory itself."""
 
     node: int
     argv: Sequence[str]

@@ -17,9 +17,9 @@ _VOLUME = "torchaos-run"
 
 @dataclass(frozen=True)
 class PodChange:
-    """What is changed in each pod of a manifest. `container`: the name of the container that runs the job; empty: the
-    first. `folder`: the parent of the run directory, for which an empty volume is mounted, unless one of the
-    container's volumes has it already. `limit_s`: the pod is ended after this many seconds."""
+    """The changes to each pod of a manifest. `container`: the name of the container that runs the job; empty: the
+    first. `folder`: the parent of the run directory; an empty volume is mounted there, unless a volume of the container
+    contains it. `limit_s`: the pod is ended after this many seconds."""
 
     label: tuple[str, str]
     command: Sequence[str]
@@ -38,18 +38,18 @@ class Manifest:
 
     @classmethod
     def read(cls, file: Path) -> Manifest:
-        """Raises UsageError if the file can't be read, or has no pod."""
+        """The manifest in a file. Raises UsageError if the file can't be read, or has no pod."""
         try:
-            found = [one for one in yaml.safe_load_all(file.read_text()) if one is not None]
+            found = [document for document in yaml.safe_load_all(file.read_text()) if document is not None]
         except OSError as error:
             raise UsageError(f"{file}: {error.strerror}; correct job.pods.manifest") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
             raise UsageError(f"{where}: it is no YAML: {getattr(error, 'problem', error)}") from error
-        objects = [part for one in found for part in _parts(one)]
-        for one in objects:
-            if not all(isinstance(one.get(key), str) for key in ("apiVersion", "kind")):
+        objects = [part for document in found for part in _parts(document)]
+        for object_ in objects:
+            if not all(isinstance(object_.get(key), str) for key in ("apiVersion", "kind")):
                 raise UsageError(f"{file}: an object has no apiVersion or no kind; write a manifest of Kubernetes")
         manifest = cls(file, objects)
         if not any(True for _ in manifest._pods(manifest.objects)):
@@ -61,15 +61,15 @@ class Manifest:
 
     @property
     def kinds(self) -> str:
-        names = (f"{one['kind'].lower()}.{_group(one)}".rstrip(".") for one in self.objects)
+        names = (f"{object_['kind'].lower()}.{_group(object_)}".rstrip(".") for object_ in self.objects)
         return ",".join(dict.fromkeys(names))
 
     def changed(self, change: PodChange) -> str:
-        """The manifest with the change, as a YAML text. Raises UsageError if a pod has no such container."""
+        """The manifest with the change, as a YAML text. Raises UsageError if a pod has no container of that name."""
         objects = copy.deepcopy(self.objects)
         key, value = change.label
-        for one in objects:
-            _below(_below(one, "metadata"), "labels")[key] = value
+        for object_ in objects:
+            _below(_below(object_, "metadata"), "labels")[key] = value
         for pod in self._pods(objects):
             _below(_below(pod, "metadata"), "labels")[key] = value
             self._change(pod["spec"], change)
@@ -82,22 +82,22 @@ class Manifest:
         container = spec["containers"][names.index(change.container) if change.container else 0]
         container["command"] = list(change.command)
         container.pop("args", None)
-        kept = [one for one in container.get("env") or [] if one.get("name") not in change.env]
+        kept = [variable for variable in container.get("env") or [] if variable.get("name") not in change.env]
         container["env"] = [*kept, *({"name": name, "value": value} for name, value in change.env.items())]
-        spec["restartPolicy"] = "Never"  # torchrun restarts the ranks; a second agent would begin a run of its own
+        spec["restartPolicy"] = "Never"  # torchrun restarts the ranks; a second agent would begin another run
         spec["activeDeadlineSeconds"] = min(change.limit_s, spec.get("activeDeadlineSeconds", change.limit_s))
         mounts = container.get("volumeMounts") or []
-        if not any(change.folder.is_relative_to(str(one.get("mountPath"))) for one in mounts):
+        if not any(change.folder.is_relative_to(str(mount.get("mountPath"))) for mount in mounts):
             container["volumeMounts"] = [*mounts, {"name": _VOLUME, "mountPath": str(change.folder)}]
             spec["volumes"] = [*(spec.get("volumes") or []), {"name": _VOLUME, "emptyDir": {}}]
 
     @staticmethod
     def _pods(tree: Any) -> Iterator[dict[str, Any]]:
-        """Every pod, and every template of pods, of whatever kind the object around it is."""
+        """Yields every pod and every template of pods, in objects of any kind."""
         if isinstance(tree, dict):
             spec = tree.get("spec")
             containers = spec.get("containers") if isinstance(spec, dict) else None
-            if isinstance(containers, list) and containers and all(isinstance(one, dict) for one in containers):
+            if isinstance(containers, list) and containers and all(isinstance(each, dict) for each in containers):
                 yield tree
                 return
         children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
@@ -106,14 +106,14 @@ class Manifest:
 
 
 def _parts(found: Any) -> list[dict[str, Any]]:
-    """The objects of a document: of a `List`, its items."""
+    """The objects of a document. A `List` contains several."""
     if isinstance(found, dict) and isinstance(found.get("items"), list):
-        return [one for one in found["items"] if isinstance(one, dict)]
+        return [item for item in found["items"] if isinstance(item, dict)]
     return [found if isinstance(found, dict) else {}]
 
 
 def _group(found: Mapping[str, Any]) -> str:
-    """The group of an API version: of `batch/v1` it is `batch`, of `v1` none."""
+    """The group of an API version: `batch` for `batch/v1`, empty for `v1`."""
     return str(found["apiVersion"]).rpartition("/")[0]
 
 

@@ -24,9 +24,9 @@ _LAST_S = 10.0  # seconds to wait at the end until the controller has received e
 
 
 class Agent:
-    """Serves one controller at a time, the latest. `faults`: None if the node's reaper could not be started, which
-    `trouble` explains. `folder`: the run directory. `missing`: what the plan needs and this machine lacks. `signal`:
-    sends a signal to the node's command. Raises OSError if the socket can't be made."""
+    """Serves one controller at a time, the latest that connected. `faults`: None if the node's reaper could not be
+    started; `trouble` says why. `folder`: the run directory. `missing`: the capabilities that the plan needs and this
+    machine lacks. `signal`: sends a signal to the node's command. Raises OSError if the socket can't be made."""
 
     def __init__(
         self, path: Path, node: int, journal: Journal, faults: NodeFaults | None, signal: Callable[[int], None], *,
@@ -52,7 +52,7 @@ class Agent:
         self._leaving.set()
 
     def await_controller(self, wait_s: float) -> None:
-        """Returns when a controller has connected, or after `wait_s` seconds, or if everything is to be undone."""
+        """Returns when a controller has connected, after `wait_s` seconds, or when everything must be undone."""
         end = time.monotonic() + wait_s
         while not self._met.wait(_LOOK_S) and not self._leaving.is_set() and time.monotonic() < end:
             pass

@@ -134,7 +134,7 @@ class NodeExec:
             missing=missing, trouble=trouble,
         )  # fmt: skip
         relay.on_signal = agent.take_back
-        agent.await_controller(_MEET_S)  # else an early fault would come too late
+        agent.await_controller(_MEET_S)  # otherwise an early fault would come too late
         try:
             return self._run(relay)
         finally:

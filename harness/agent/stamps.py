@@ -66,7 +66,7 @@ class Stamp:
 
 
 class Stamps:
-    """The writer. Calls may come from several threads of one process."""
+    """Writes the stamps of this rank. Calls may come from several threads of one process."""
 
     def __init__(self, path: str | Path, rank: int, attempt: int, pid: int, start_ticks: int = 0) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

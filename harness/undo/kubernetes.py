@@ -16,8 +16,8 @@ _DELETE_S = 120.0  # seconds; pods have 30 s to end by themselves, unless their 
 
 @dataclass(frozen=True)
 class KubernetesObjects:
-    """All objects of these kinds (`job.batch`) that carry the label of this run, and its pods. They are deleted: the
-    agents in the pods get SIGTERM first, and take everything back."""
+    """All objects of these kinds (`job.batch`) that carry the label of this run, and its pods. Undo deletes them: first
+    the agents in the pods get SIGTERM, and undo everything there."""
 
     kind: ClassVar[str] = "kubernetes_objects"
     run_id: str

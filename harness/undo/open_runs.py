@@ -92,7 +92,7 @@ def private(folder: Path) -> Path:
 
 
 def checked(folder: Path) -> Path:
-    """The same checks as `private`, for an existing folder."""
+    """The folder, which must exist. Raises PermissionError if it is a link, or others can write to it."""
     info = os.lstat(folder)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
         raise PermissionError(f"{folder}: it must be a folder of yours that nobody else can write to, and no link")

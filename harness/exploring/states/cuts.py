@@ -58,7 +58,7 @@ class Cuts:
         return max(done, key=lambda operation: operation.number, default=None)
 
     def seen(self) -> list[tuple[Stands, float, float]]:
-        """The stands of the recorded run in order of time, each with (begin, end)."""
+        """The places of all ranks at each moment of the recorded run, in order of time, each with (begin, end)."""
         operations = self.recording.operations
         done, found = [0] * len(self.lines), []
         since = self.recording.began_s

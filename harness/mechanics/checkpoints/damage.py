@@ -98,7 +98,7 @@ def _written_ns(checkpoint: Checkpoint) -> int:
 
 
 class CheckpointFault(Fault):
-    """Damages the newest complete checkpoints. `newest`: how many."""
+    """Damages the newest complete checkpoints. `newest`: the number of checkpoints to damage."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset()

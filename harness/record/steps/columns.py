@@ -148,7 +148,7 @@ class Columns:
         return sorted({name for own in names for name in own})
 
     def sources_of_ranks(self) -> dict[Key, set[str]]:
-        """The sources by attempt and rank."""
+        """By attempt and rank: the sources that reported its steps."""
         found: dict[Key, set[str]] = defaultdict(set)
         for part in self.parts:
             if isinstance(part, Block):

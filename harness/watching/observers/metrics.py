@@ -64,8 +64,8 @@ class Idle:
         self.idle: list[int] = []
 
     def look(self, now_s: float, training: bool, ranks: Sequence[RankProcess], late: bool = False) -> Opinion:
-        """How long the job has been quiet. `late`: another observer sees no progress. Then activity does not end the
-        quiet time, and nothing is learned from it."""
+        """How many seconds the job has been quiet. `late`: another observer sees no progress; then the quiet time does
+        not end when a process is active, and is not learned as usual."""
         quiet = self._is_quiet(now_s, ranks)
         stuck = False
         if late or (quiet and now_s - (self._learned.since_s or now_s) > _WINDOW_S):

@@ -42,7 +42,7 @@ from torchaos.harness.cli.options import (
 from torchaos.harness.cli.results import keep, summarize
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.record.plan import Plan
-from torchaos.harness.record.result import ExitCode, Result, worst
+from torchaos.harness.record.result import ExitCode, Result, Verdict, worst
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask, mask_words
 from torchaos.harness.registry import ready
@@ -60,6 +60,7 @@ from torchaos.harness.scenario.other_job import COMMAND_LINE, job_in, job_of, te
 from torchaos.harness.scenario.yaml_source import Source
 from torchaos.harness.telling.files import jsonfile, junit
 from torchaos.harness.telling.files.placeholder import placeholder_result
+from torchaos.harness.telling.files.summary import annotation
 from torchaos.harness.telling.terminal import console as show
 from torchaos.harness.telling.terminal.live import Live
 from torchaos.harness.telling.terminal.repeats import show as show_repeats
@@ -121,9 +122,14 @@ def run(
                 break
             results.append(_run_one(one, console, interrupted))
             write_reports([*results, *pending[len(results) :]], junit_file, json_file, series.judged(results))
-    summarize([*results, *pending[len(results) :]], summary)
+    told = [*results, *pending[len(results) :]]
+    summarize(told, summary)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for result, planned in zip(told, runs, strict=True):
+            if result.verdict is not Verdict.PASSED and not planned.ask.of_rate:
+                click.echo(annotation(result, planned.source))
     repeats = series.judged(results, ended=True)
-    write_reports([*results, *pending[len(results) :]], junit_file, json_file, repeats)
+    write_reports(told, junit_file, json_file, repeats)
     if len(results) > 1:
         with suppress(*GONE):
             show.summary(results, console)

@@ -14,7 +14,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict.verdict import records_of
 from torchaos.harness.record.result import Result, Verdict
 from torchaos.harness.telling import html
-from torchaos.harness.telling.files.summary import markdown
+from torchaos.harness.telling.files.summary import annotation, markdown
 
 NASTY = "<b>bold</b> | cell `code` @everybody [link](http://x) *star*\n# heading"
 
@@ -87,3 +87,14 @@ def test_the_picture_shows_the_run(tmp_path: Path) -> None:
     assert "first difference: step 9" in words
     assert len(list(picture.iter("{http://www.w3.org/2000/svg}polyline"))) >= 2
     assert not list(picture.iter("{http://www.w3.org/2000/svg}b"))
+
+
+def test_github_shows_a_run_that_did_not_pass(results: dict[str, Result]) -> None:
+    """An error beside the scenario's file, or a warning if the run is no evidence. A ready scenario is no file of the
+    user's repository. Nothing in a reason can begin another command."""
+    failed = replace(results["failed"], reason=f"100 %: one, two\n::error::no {NASTY}")
+    line = annotation(failed, Path("chaos/kill,rank.yaml"))
+    assert line.startswith("::error title=torchaos kill-rank%3A failed,file=chaos/kill%2Crank.yaml::100 %25: one, two ")
+    assert "\n" not in line
+    warning = annotation(results["inconclusive"], Path("/somewhere/kill-late.yaml"))
+    assert warning.startswith("::warning title=torchaos kill-late%3A inconclusive::faults: kill: it never landed")

@@ -1,4 +1,4 @@
-"""Results as short Markdown: for a pull request, or the summary of a CI step."""
+"""Results as short Markdown, for a pull request or the summary of a CI step; and as annotations of GitHub Actions."""
 
 from __future__ import annotations
 
@@ -24,6 +24,23 @@ def write(results: Sequence[Result], path: Path, happened: Mapping[str, Sequence
     """Writes the file in one step. `happened`: the sentences of headline.py, by run directory. Raises OSError if it
     can't be written."""
     write_atomically(path, markdown(results, happened))
+
+
+def annotation(result: Result, scenario: Path) -> str:
+    """A line by which GitHub Actions shows a run that did not pass, beside its file in a pull request. A ready scenario
+    is no file of the user's repository. The form:
+    https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions"""
+    level = "warning" if result.verdict is Verdict.INCONCLUSIVE else "error"
+    about = {"title": f"torchaos {result.scenario}: {result.verdict.value}"}
+    if not scenario.is_absolute():
+        about["file"] = str(scenario)
+    head = ",".join(f"{name}={_in_command(text, ':,')}" for name, text in about.items())
+    return f"::{level} {head}::{_in_command(result.reason)}"
+
+
+def _in_command(text: str, more: str = "") -> str:
+    plain = shortened(on_one_line(mask(text)), _LONGEST)
+    return "".join(f"%{ord(letter):02X}" if letter in f"%{more}" else letter for letter in plain)
 
 
 def markdown(results: Sequence[Result], happened: Mapping[str, Sequence[str]]) -> str:

@@ -95,6 +95,9 @@ ATTACH = click.option("--attach", type=int, metavar="PID", help="Use the torchru
 JUNIT = click.option("--junit", "junit_file", type=PATH, callback=_begin_anew, help="Write JUnit XML here.")
 JSON = click.option("--json", "json_file", type=PATH, help="Write all results as JSON here.")
 SUMMARY = click.option("--summary", type=PATH, help="Write short Markdown here, for a pull request or a CI step.")
+OTEL = click.option(
+    "--otel", is_flag=True, envvar="TORCHAOS_OTEL", show_envvar=True, help="Send each run as an OpenTelemetry trace."
+)
 WEBHOOK = click.option(
     "--webhook", metavar="URL", envvar="TORCHAOS_WEBHOOK", show_envvar=True,
     help="Send the verdict to this address at the end, as JSON.",

@@ -12,17 +12,18 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from torchaos.harness.cli.options import PATH, RUN_DIRS, RUNS, SUMMARY, RunFolder, cli
+from torchaos.harness.cli.options import OTEL, PATH, RUN_DIRS, RUNS, SUMMARY, RunFolder, cli
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.judging.verdict.verdict import judge, records_of
 from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.record.finished import commit_in
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling import html
 from torchaos.harness.telling.files import prometheus as metrics
 from torchaos.harness.telling.files import summary as markdown
-from torchaos.harness.telling.files import webhook
+from torchaos.harness.telling.files import traces, webhook
 from torchaos.harness.telling.html import index
 from torchaos.harness.telling.terminal import compared, headline
 from torchaos.harness.telling.trends import nights, store
@@ -53,12 +54,24 @@ def keep(result: Result, folder: RunDir, records: Records | None = None) -> list
     return problems
 
 
+def trace(result: Result, folder: RunDir, run: Record | None = None) -> list[str]:
+    """Sends the run as a trace. Returns a sentence if that failed, which changes no verdict."""
+    try:
+        problem = traces.send(run or Record.load(folder), result, commit_in(folder))
+    except ChaosError as error:
+        problem = str(error)
+    return [f"the trace was not sent: {problem}"] if problem else []
+
+
 @cli.command()
 @RUN_DIRS
 @click.option("-o", "--output", type=PATH, help="Write the page of a single run here, not into its directory.")
 @SUMMARY
 @click.option("--card", type=PATH, help="Write a small picture of a single run here, as SVG.")
-def report(folders: Sequence[Path], output: Path | None, summary: Path | None, card: Path | None) -> None:
+@OTEL
+def report(
+    folders: Sequence[Path], output: Path | None, summary: Path | None, card: Path | None, otel: bool
+) -> None:  # fmt: skip
     """Write report.html, which opens offline, for run directories."""
     if (output or card) and len(folders) > 1:
         raise UsageError(f"{'--output' if output else '--card'} names one file; give one run directory")
@@ -71,6 +84,8 @@ def report(folders: Sequence[Path], output: Path | None, summary: Path | None, c
         _write(output or folder.report, html.text(folder, result, records), "-o", private=True)
         if card:
             _write(card, html.card(result, *records), "--card")
+        for problem in trace(results[-1], folder, records[0]) if otel else ():
+            click.echo(problem, err=True)
     summarize(results, summary)
 
 

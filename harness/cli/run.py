@@ -29,6 +29,7 @@ from torchaos.harness.cli.options import (
     JOB,
     JSON,
     JUNIT,
+    OTEL,
     PATH,
     RATE,
     REPEAT,
@@ -39,7 +40,7 @@ from torchaos.harness.cli.options import (
     WithCommand,
     cli,
 )  # fmt: skip
-from torchaos.harness.cli.results import keep, summarize
+from torchaos.harness.cli.results import keep, summarize, trace
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import ExitCode, Result, Verdict, worst
@@ -92,13 +93,14 @@ class Planned:
 @JUNIT
 @JSON
 @SUMMARY
+@OTEL
 @SET
 @ATTACH
 @CONSENT
 def run(
     files: Sequence[Path], out: Path, seed: int | None, repeat: int | None, at_least: int | None, rate: float | None,
     confidence: float | None, junit_file: Path | None, json_file: Path | None, overrides: Sequence[str],
-    attach: int | None, consent: Sequence[str], job_file: Path | None, summary: Path | None,
+    attach: int | None, consent: Sequence[str], job_file: Path | None, summary: Path | None, otel: bool,
     given: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Run scenarios against live jobs and judge them. FILES: scenario files, or names that `torchaos list scenarios`
@@ -120,7 +122,7 @@ def run(
         for one in runs:
             if interrupted.reason:
                 break
-            results.append(_run_one(one, console, interrupted))
+            results.append(_run_one(one, console, interrupted, otel))
             write_reports([*results, *pending[len(results) :]], junit_file, json_file, series.judged(results))
     told = [*results, *pending[len(results) :]]
     summarize(told, summary)
@@ -209,7 +211,7 @@ def _apart(runs: Sequence[Planned]) -> list[Planned]:
     return found
 
 
-def _run_one(planned: Planned, console: Console, interrupted: Interrupt) -> Result:
+def _run_one(planned: Planned, console: Console, interrupted: Interrupt, otel: bool) -> Result:
     again = [
         *mask_words(
             ["torchaos", "run", ready.shown(planned.source), "--seed", str(planned.plan.seed), *planned.options]
@@ -227,6 +229,7 @@ def _run_one(planned: Planned, console: Console, interrupted: Interrupt) -> Resu
         code = ExitCode.ROLLBACK if isinstance(error, LeftBehind) else code
         return error_result(planned.plan, planned.folder, ChaosError(mask(str(error))), code)
     problems = keep(result, planned.folder, scenario_run.records)
+    problems += trace(result, planned.folder) if otel else []
     with suppress(*GONE):
         show.show(result, console, planned.folder.report if planned.folder.report.is_file() else None)
         for problem in problems:

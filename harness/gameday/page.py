@@ -13,7 +13,7 @@ from torchaos.harness.gameday.clock import Clock
 from torchaos.harness.gameday.day import Day
 from torchaos.harness.gameday.draw import Drawn
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
-from torchaos.harness.gameday.report import again_in_words, bound_rows, faults_of, score_rows
+from torchaos.harness.gameday.report import again_in_words, bound_gauges, faults_of, score_rows
 from torchaos.harness.gameday.score import RoundScore, Score
 from torchaos.harness.gameday.verdict import verdict_of
 from torchaos.harness.record.result import Case
@@ -32,12 +32,23 @@ def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cas
     found = [*_faults(day, rounds)]
     return render("day.html", {}, {
         "name": day.name, "seed": day.seed, "verdict": code.verdict.value, "why": why,
-        "score": score_rows(score), "bounds": bound_rows(cases), "clock": _shares(score.clock), "strip": _strip(found),
+        "happened": _happened(score, len(rounds)),
+        "score": score_rows(score), "bounds": bound_gauges(cases),
+        "clock": _shares(score.clock), "strip": _strip(found),
         "kinds": sorted(score.kinds.items()), "seen": [one.value for one in Outcome if score.outcomes.get(one.value)],
         "parts": {part.replace("_", " "): spread for part, spread in score.parts.items() if spread},
         "lost": score.lost_steps, "rounds": [_round(day, scored, folder) for scored in rounds], "faults": found,
         "planned": (len(day.rounds), faults_of(day.rounds)), "without": day.without,
     })  # fmt: skip
+
+
+def _happened(score: Score, rounds: int) -> str:
+    came = [f"{many} {name}" for name, many in score.outcomes.items() if many]
+    faults, clock = sum(score.outcomes.values()), score.clock
+    return (
+        f"In {seconds_in_words(clock.wall_s)}, {faults} {'fault' if faults == 1 else 'faults'} came in {rounds} "
+        f"{'round' if rounds == 1 else 'rounds'}{': ' if came else ''}{', '.join(came)}."
+    ) + ("" if clock.ettr is None else f" Training went on in {clock.ettr:.1%} of the time.")
 
 
 def _shares(clock: Clock) -> list[dict[str, Any]]:

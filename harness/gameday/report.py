@@ -12,6 +12,7 @@ from torchaos.harness.gameday.score import RoundScore, Score, Spread
 from torchaos.harness.gameday.verdict import AT_LEAST, verdict_of
 from torchaos.harness.record.result import Case
 from torchaos.harness.record.words import seconds_in_words
+from torchaos.harness.telling.terminal.headline import Gauge
 from torchaos.harness.telling.terminal.text import name_in_words, value_in_words
 
 
@@ -65,20 +66,22 @@ def score_rows(score: Score) -> list[tuple[str, str]]:
     ]
 
 
-def bound_rows(cases: Sequence[Case]) -> list[tuple[str, str, str, str]]:
-    """A row for each bound: its name, the measured value, the bound, and whether it holds."""
-    rows = []
+def bound_gauges(cases: Sequence[Case]) -> list[Gauge]:
+    """Each bound beside its figure, with the verdict of its case. The bar is full at the bound."""
+    found = []
     for case in cases:
         for name, bound in case.bound.items():
-            measured = value_in_words(name, case.measured.get(name), case.seconds)
+            value = case.measured.get(name)
             side = "at least" if name in AT_LEAST else "at most"
             asked = f"{side} {value_in_words(name, bound, case.seconds)}"
-            rows.append((name_in_words(name), measured, asked, case.verdict.value))
-    return rows
+            share = None if value is None else min(1.0, value / bound) if bound else float(value > 0)
+            words = value_in_words(name, value, case.seconds)
+            found.append(Gauge(name_in_words(name), words, asked, case.verdict.value, share))
+    return found
 
 
 def _bounds(cases: Sequence[Case]) -> list[str]:
-    rows = [f"| {' | '.join(row)} |" for row in bound_rows(cases)]
+    rows = [f"| {one.name} | {one.value} | {one.bound} | {one.state} |" for one in bound_gauges(cases)]
     return ["", "| bound | measured | asked | |", "|---|---|---|---|", *rows] if rows else []
 
 

@@ -50,15 +50,17 @@ def _phase_in_words(when: Moment) -> str:
 
 
 def seconds_in_words(seconds: float | None) -> str:
+    """A duration as all reports show it: `43 ms`, `6.84 s`, `60 s`, `5.7 min`."""
     if seconds is None:
         return "not seen"
-    return (
-        f"{seconds * 1000:.0f} ms"
-        if seconds < 1
-        else f"{seconds:.1f} s"
-        if seconds < 120
-        else f"{seconds / 60:.1f} min"
-    )
+    if seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms"
+    return rounded(seconds) if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def rounded(seconds: float) -> str:
+    """Seconds with the digits that reports show, whatever the length: two, or none of a whole number."""
+    return f"{seconds:.2f}".removesuffix(".00") + " s"
 
 
 def _list(word: str, numbers: tuple[int, ...]) -> str:

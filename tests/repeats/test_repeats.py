@@ -346,6 +346,6 @@ def test_the_console_says_it_in_a_table() -> None:
         line.split("  ")[1].strip(): line.split()[-5:] for line in lines if line.startswith("   ") and line[3] != " "
     }
     assert rows["loss continuity"] == ["3", "1", "0", "24.9%", "98.7%"]
-    assert any(line.strip().startswith("detected") and line.split()[1] == "0.100" for line in lines)
+    assert any(line.strip().startswith("detected") and line.split()[1] == "0.10" for line in lines)
     assert not any("restored" in line for line in lines)
     assert max(map(len, lines)) <= 100

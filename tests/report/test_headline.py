@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 from recorded import judged, recorded
 
+from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
+from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling.terminal.headline import failures_first, gauges, happened, root_cause
+
+GOLDEN = Path(__file__).parents[1] / "data" / "runs"
 
 
 def test_each_recovery_gets_a_sentence(tmp_path: Path) -> None:
@@ -20,7 +24,7 @@ def test_each_recovery_gets_a_sentence(tmp_path: Path) -> None:
     assert kill.startswith(
         "process.kill hit rank 1 of 2 in step 12 (backward). The job was restarted and went on from "
     )
-    assert kill.endswith("It was past its highest step 20.7 s after the fault.")
+    assert kill.endswith("It was past its highest step 20.68 s after the fault.")
     assert freeze.startswith("process.freeze hit rank 0 of 2")
     assert "The job went on without a restart after" in freeze
 
@@ -40,8 +44,8 @@ def test_a_run_without_recoveries_is_told(results: dict[str, Result], tmp_path: 
     empty = replace(run, events=())
     missed = replace(results["passed"].faults[0], applied=None)
     assert happened(empty, replace(results["passed"], faults=(missed,), recoveries=())) == [
-        "process.kill at rank 1 never landed."
-    ]
+        "process.kill at rank 1 never landed; it was planned for: step 25, backward.", "The job made 60 steps.",
+    ]  # fmt: skip
     assert happened(empty, replace(results["passed"], faults=(), recoveries=())) == [
         "No fault was planned. The job made 60 steps."
     ]
@@ -51,7 +55,7 @@ def test_each_figure_stands_against_its_bound(results: dict[str, Result]) -> Non
     """A figure within its bound passes, one beyond it fails, and one without a bound is neither."""
     passed = results["passed"]
     time, steps, samples = gauges(passed)
-    assert (time.value, time.bound, time.state) == ("6.8 s", "60 s allowed", "passed")
+    assert (time.value, time.bound, time.state) == ("6.84 s", "60 s allowed", "passed")
     assert time.share == pytest.approx(6.841 / 60)
     assert (steps.value, steps.bound, steps.state, steps.share) == ("5", "no bound", "unbounded", None)
     assert samples.value == "not known"
@@ -59,7 +63,7 @@ def test_each_figure_stands_against_its_bound(results: dict[str, Result]) -> Non
     lost = Case("sample_accounting", "assertion", Verdict.FAILED, "", {"skipped": 56, "repeated": 8})
     time, steps, samples = gauges(replace(passed, cases=(strict, lost)))
     assert [(one.value, one.state, one.share) for one in (time, steps, samples)] == [
-        ("6.8 s", "failed", 1.0), ("5", "passed", 1.0), ("56 / 8", "failed", 1.0),
+        ("6.84 s", "failed", 1.0), ("5", "passed", 1.0), ("56 / 8", "failed", 1.0),
     ]  # fmt: skip
 
 
@@ -80,3 +84,20 @@ def test_the_root_is_the_cause(results: dict[str, Result]) -> None:
     assert root_cause(result) == "the sampler restarted"
     assert root_cause(replace(result, decided_by="")) == ""
     assert failures_first(result.cases) == [sampler, loss, good]
+
+
+@pytest.mark.parametrize(
+    ("run", "first", "last"),
+    [
+        ("no-such-script", "The job died by itself, before any fault. No step was seen.", ""),
+        ("missed", "process.kill at rank 1 never landed; it was planned for: step 900.", "The job made 12 steps."),
+        ("freeze", "process.freeze hit rank 0 of 2",
+         "Then the run was ended after step 9: the stop condition no_progress holds."),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_run_is_told(run: str, first: str, last: str) -> None:
+    """A job that died before any fault, a job that ended before its fault, and a job that hung and was ended."""
+    folder = RunDir(GOLDEN / run)
+    found = happened(Record.load(folder), judge(folder))
+    assert found[0].startswith(first)
+    assert found[-1].endswith(last)

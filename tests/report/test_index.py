@@ -41,3 +41,14 @@ def test_the_trend_has_the_bound(results: dict[str, Result], tmp_path: Path) -> 
     """Each run of a trend brings its bound, which is drawn beside the times."""
     page = index.text([Kept(results["passed"], "4f2c81a"), Kept(results["passed"], "9b07e33")], tmp_path)
     assert page.count('"bound": 60.0') == 2
+
+
+def test_the_page_begins_with_the_newest_runs(results: dict[str, Result], tmp_path: Path) -> None:
+    """How the newest run of each scenario ended, by name, and the figures that are nearest to their bounds: an older
+    failure of a scenario that passes now is not among them."""
+    passed, failed = results["passed"], replace(results["failed"], scenario="freeze-rank")
+    runs = [Kept(one, "") for one in (replace(failed, scenario="kill-rank"), passed, failed)]
+    text = " ".join(re.sub(r"<[^>]+>", " ", index.text(runs, tmp_path).partition("<header>")[2]).split())
+    assert text.startswith("3 runs The newest run of each scenario: 1 failed (freeze-rank), 1 passed.")
+    assert "newest runs that passed 1 of 2" in text
+    assert "recovery 6.84 s 60 s allowed, freeze-rank" in text

@@ -27,11 +27,11 @@ def test_a_run_is_told_in_short(results: dict[str, Result]) -> None:
     assert lines[0] == "### ❌ kill-rank: failed"
     assert lines[2] == "process.kill hit rank 1."
     assert lines[4].startswith("**Why:** loss_continuity: at step 21 rank 0 had loss 3.41296")
-    assert "| recovery | 6.8 s | 60 s allowed | ✅ |" in lines
+    assert "| recovery | 6.84 s | 60 s allowed | ✅ |" in lines
     assert "<details><summary>6 cases: 5 passed, 1 failed</summary>" in lines
     first = next(line for line in lines[lines.index("| | case | why |") + 2 :])
     assert first.startswith("| ❌ | loss continuity | ")
-    assert lines[-1] == "31.4 s, seed 7. Again: `torchaos run scenarios/process/kill-rank.yaml --seed 7`"
+    assert lines[-1] == "31.42 s, seed 7. Again: `torchaos run scenarios/process/kill-rank.yaml --seed 7`"
 
 
 def test_several_runs_begin_with_a_table(results: dict[str, Result]) -> None:
@@ -39,7 +39,7 @@ def test_several_runs_begin_with_a_table(results: dict[str, Result]) -> None:
     passed, failed = results["passed"], results["failed"]
     text = markdown([passed, failed], {})
     assert text.startswith("## torchaos: 2 runs, 1 passed, 1 failed\n")
-    assert "| ✅ passed | kill-rank | 7 | 6.8 s (60 s allowed) | 5 (no bound) |" in text
+    assert "| ✅ passed | kill-rank | 7 | 6.84 s (60 s allowed) | 5 (no bound) |" in text
     assert text.index("### ❌") < text.index("### ✅")
     many = markdown([passed] * 25, {})
     assert many.count("### ✅") == 20

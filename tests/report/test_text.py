@@ -55,7 +55,8 @@ def test_secrets_in_commands_are_masked(command: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("gap_s", 3.14159, "3.142 s"), ("x", None, "not seen"), ("x", True, "yes"), ("x", float("nan"), "nan"),
+        ("gap_s", 3.14159, "3.14 s"), ("gap_s", 60.0, "60 s"), ("gap_s", 0.01234, "0.01234 s"),
+        ("x", None, "not seen"), ("x", True, "yes"), ("x", float("nan"), "nan"),
         ("x", 1e-7, "1.000e-07"), ("x", [1, 2], "1, 2"), ("x", list(range(9)), "0, 1, 2, 3, 4, 5 and 3 more"),
         ("x", {"a_b": 1}, "{a b 1}"),
     ],

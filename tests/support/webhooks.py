@@ -1,4 +1,4 @@
-"""An HTTP server on this machine that keeps the JSON that it is sent."""
+"""An HTTP server on this machine that keeps what it is sent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from typing import Any
 @dataclass
 class Server:
     url: str
-    bodies: list[dict[str, Any]] = field(default_factory=list)
+    raw: list[bytes] = field(default_factory=list)
     answer: int = 200
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for body in self.raw]
 
 
 @contextmanager
@@ -23,7 +27,7 @@ def listening() -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])
-            kept.bodies.append(json.loads(self.rfile.read(length)))
+            kept.raw.append(self.rfile.read(length))
             self.send_response(kept.answer)
             self.end_headers()
 

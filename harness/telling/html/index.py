@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,10 +15,12 @@ from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling.html.page import render
+from torchaos.harness.telling.terminal.headline import Gauge, gauges
 from torchaos.harness.telling.trends.nights import Night
 from torchaos.harness.telling.trends.store import Kept
 
 MOST_TRENDS, MOST_POINTS, MOST_ROWS = 40, 500, 2_000
+_MOST_NAMES = 4
 
 
 def write(path: Path, runs: Sequence[Kept], days: Sequence[Night] = ()) -> None:
@@ -42,12 +45,43 @@ def text(runs: Sequence[Kept], home: Path, days: Sequence[Night] = ()) -> str:
         left_out.append(f"the trends of {MOST_TRENDS} of {len(trends)} scenarios are drawn")
     if len(runs) > MOST_ROWS:
         left_out.append(f"the last {MOST_ROWS} of {len(runs)} runs are listed")
+    newest = {one.result.scenario: one for one in runs}
     return render("index.html", {"trends": trends[:MOST_TRENDS]}, {
+        "happened": _happened(newest), "gauges": _gauges([*newest.values()]),
         "rows": [_row(kept, home) for kept in reversed(runs[-MOST_ROWS:])],
         "count": len(runs), "told": ", ".join(f"{counts[one]} {one.value}" for one in Verdict if counts[one]),
         "trends": [trend["scenario"] for trend in trends[:MOST_TRENDS]], "left_out": left_out,
         "days": [_day(one) for one in reversed(days[-MOST_ROWS:])],
     })  # fmt: skip
+
+
+def _happened(newest: Mapping[str, Kept]) -> str:
+    """How the newest run of each scenario ended: the worst first, with names."""
+    if not newest:
+        return "There are game days only."
+    parts = []
+    for verdict in reversed(Verdict):
+        names = [scenario for scenario, one in newest.items() if one.result.verdict is verdict]
+        more = ", …" if len(names) > _MOST_NAMES else ""
+        whom = f" ({', '.join(names[:_MOST_NAMES])}{more})" if verdict is not Verdict.PASSED else ""
+        parts += [f"{len(names)} {verdict.value}{whom}"] if names else []
+    return f"The newest run of each scenario: {', '.join(parts)}."
+
+
+def _gauges(newest: Sequence[Kept]) -> list[Gauge]:
+    """How many of the newest runs passed, and of each kind the figure that is nearest to its bound, or farthest
+    beyond."""
+    if not newest:
+        return []
+    passed = sum(one.result.verdict is Verdict.PASSED for one in newest)
+    state = "passed" if passed == len(newest) else "failed"
+    found = [(gauge, one.result.scenario) for one in newest for gauge in gauges(one.result) if gauge.share is not None]
+    nearest = {
+        gauge.name: replace(gauge, bound=f"{gauge.bound}, {scenario}")
+        for gauge, scenario in sorted(found, key=lambda pair: (pair[0].state == "failed", pair[0].share or 0.0))
+    }
+    share = passed / len(newest)
+    return [Gauge("newest runs that passed", str(passed), f"of {len(newest)}", state, share), *nearest.values()]
 
 
 def _trends(points: Mapping[str, list[dict[str, Any]]], label: str) -> list[dict[str, Any]]:

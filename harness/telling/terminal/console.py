@@ -88,7 +88,7 @@ def _fault(pen: Pen, fault: FaultResult) -> None:
 
 def _recovery(pen: Pen, recovery: Recovery) -> None:
     whole = max((at for at in recovery.parts.values() if at is not None), default=0.0)
-    pen.heading("Recovery", f"from {recovery.fault}: {_outcome(recovery, whole)}")
+    pen.heading("Recovery", f"from {recovery.fault}: {_outcome(recovery)}")
     found = timeline.spans(recovery.parts)
     slowest = max(found, key=lambda span: span.took_s, default=None)
     width = min(_LONGEST_BAR, pen.width - 31 - _PART)
@@ -98,8 +98,8 @@ def _recovery(pen: Pen, recovery: Recovery) -> None:
         if span.end_s is None:
             pen.row([(name, _PART)], Text("  not seen", "dim"), indent=3)
             continue
-        at = Text(f"{timeline.seconds(span.end_s, whole):>10}", emphasis)
-        took = Text(f"{'+' + timeline.seconds(span.took_s, whole):>11}", "dim")
+        at = Text(f"{seconds_in_words(span.end_s):>10}", emphasis)
+        took = Text(f"{'+' + seconds_in_words(span.took_s):>11}", "dim")
         bar = Text(timeline.bar(span, whole, width, pen.marks), "bold cyan" if emphasis else "cyan")
         pen.row([(name, _PART), (at, 10), (took, 12)], bar, indent=3)
     if most := timeline.longest(recovery.parts):
@@ -109,7 +109,7 @@ def _recovery(pen: Pen, recovery: Recovery) -> None:
         pen.row([(pen.text(pen.marks.dot, "dim"), 1)], pen.text(text), indent=3)
 
 
-def _outcome(recovery: Recovery, whole_s: float) -> str:
+def _outcome(recovery: Recovery) -> str:
     at, lost = recovery.parts.get("caught_up"), recovery.lost_steps
     if at is None:
         return "never caught up"
@@ -119,7 +119,7 @@ def _outcome(recovery: Recovery, whole_s: float) -> str:
         else f"{lost or 'no'} {'step' if lost == 1 else 'steps'} done again"
     )
     how = "went on without a restart" if timeline.went_on(recovery.parts) else "caught up"
-    return f"{how} after {timeline.seconds(at, whole_s)}, {again}"
+    return f"{how} after {seconds_in_words(at)}, {again}"
 
 
 def _case(pen: Pen, case: Case, width: int) -> None:

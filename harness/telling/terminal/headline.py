@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchaos.harness.agent.wire import Kind
+from torchaos.harness.judging.ending.unstarted import died_by_itself
 from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
@@ -49,12 +50,25 @@ def happened(run: Record, result: Result) -> list[str]:
     """A sentence for each fault that landed and its recovery (the first few only), and for each fault that never
     landed."""
     found = [_sentence(run, landing, one) for landing, one in zip(landings(run), result.recoveries, strict=False)]
-    found += [f"{fault.inject} at {fault.target} never landed." for fault in result.faults if fault.applied is None]
+    how = "No step was seen." if result.steps is None else f"The job made {_steps(result.steps)}."
+    if not found and died_by_itself(run):
+        return [f"The job died by itself, before any fault. {how}"]
+    found += [
+        f"{fault.inject} at {fault.target} never landed; it was planned for: {fault.planned}."
+        for fault in result.faults
+        if fault.applied is None
+    ]
     if not found:
-        how = "No step was seen." if result.steps is None else f"The job made {_steps(result.steps)}."
         return [f"No fault was planned. {how}" if not result.faults else f"No fault landed. {how}"]
     left = len(found) - _MOST
-    return found if left <= 0 else [*found[:_MOST], f"And {left} more."]
+    if left > 0:
+        found = [*found[:_MOST], f"And {left} more."]
+    if not result.recoveries:
+        found.append(how)
+    if run.stopped and not run.ended_on_purpose:
+        after = "" if result.steps is None else f" after step {result.steps}"
+        found.append(f"Then the run was ended{after}: {run.stopped.data['reason']}.")
+    return found
 
 
 def gauges(result: Result) -> list[Gauge]:
@@ -102,7 +116,7 @@ def _when(run: Record, landing: Landing) -> str:
 def _came_back(run: Record, landing: Landing, recovery: Recovery) -> str:
     at, again = recovery.parts.get("caught_up"), _again(recovery)
     if went_on(recovery.parts):
-        return f" The job went on without a restart after {_seconds(at)}{again}."
+        return f" The job went on without a restart after {seconds_in_words(at)}{again}."
     after = [attempt for attempt in run.history.attempts if attempt.number > landing.attempt]
     back = next((attempt for attempt in after if attempt.first_step is not None), None)
     if back is None and at is None:
@@ -112,7 +126,7 @@ def _came_back(run: Record, landing: Landing, recovery: Recovery) -> str:
     came = f" The job was restarted and went on{where}{again}"
     if at is None:
         return f"{came}, and never got past its highest step."
-    return f"{came}. It was past its highest step {_seconds(at)} after the fault."
+    return f"{came}. It was past its highest step {seconds_in_words(at)} after the fault."
 
 
 def _again(recovery: Recovery) -> str:
@@ -127,15 +141,15 @@ def _recovery(recoveries: Sequence[Recovery], bound: float | None) -> Gauge:
     times = [recovery.parts.get("caught_up") for recovery in recoveries]
     known = [at for at in times if at is not None]
     if len(known) < len(times):
-        return Gauge("recovery", "never", "" if bound is None else f"{_seconds(bound)} allowed", "failed", None)
-    return _against("recovery", max(known), bound, _seconds)
+        return Gauge("recovery", "never", "" if bound is None else f"{seconds_in_words(bound)} allowed", "failed", None)
+    return against("recovery", max(known), bound, seconds_in_words)
 
 
 def _lost_steps(recoveries: Sequence[Recovery], bound: float | None) -> Gauge:
     lost = [recovery.lost_steps for recovery in recoveries]
     if None in lost:
         return Gauge("steps done again", "not known", "", "unknown", None)
-    return _against("steps done again", max(one or 0 for one in lost), bound, lambda value: f"{value:g}")
+    return against("steps done again", max(one or 0 for one in lost), bound, lambda value: f"{value:g}")
 
 
 def _samples(case: Case | None) -> Gauge:
@@ -149,16 +163,12 @@ def _samples(case: Case | None) -> Gauge:
     return Gauge(name, value, "0 allowed", case.verdict.value, float(case.verdict is Verdict.FAILED))
 
 
-def _against(name: str, value: float, bound: float | None, words: Callable[[float], str]) -> Gauge:
+def against(name: str, value: float, bound: float | None, words: Callable[[float], str]) -> Gauge:
     if bound is None:
         return Gauge(name, words(value), "no bound", "unbounded", None)
     state = "passed" if value <= bound else "failed"
     share = min(1.0, value / bound) if bound > 0 else float(value > 0)
     return Gauge(name, words(value), f"{words(bound)} allowed", state, share)
-
-
-def _seconds(seconds: float | None) -> str:
-    return seconds_in_words(seconds).replace(".0 ", " ")
 
 
 def _number(value: Any) -> float | None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchaos.harness.record.result import SCHEMA, Case, Result, Verdict
+from torchaos.harness.record.words import rounded
 from torchaos.harness.release.repeats.figures import Distribution
 from torchaos.harness.release.repeats.judged import Rate, Repeats
 from torchaos.harness.telling.terminal.pen import COLOURS, Pen
@@ -69,7 +70,7 @@ def _is_dull(distribution: Distribution) -> bool:
 def _number(value: float | None, seconds: bool) -> str:
     if value is None:
         return "-"
-    return f"{value:.3f} s" if seconds else f"{value:.4g}"
+    return rounded(value) if seconds else f"{value:.4g}"
 
 
 def _share(value: float | None) -> str:

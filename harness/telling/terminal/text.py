@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from torchaos.harness.record.words import rounded
+
 # Characters that XML 1.0 forbids (https://www.w3.org/TR/xml/#charsets), and characters that a terminal would obey or
 # hide: C0 and C1 controls, lone surrogates, non-characters, and the marks that change the direction of writing.
 _UNSAFE = re.compile(
@@ -43,6 +45,8 @@ def value_in_words(name: str, value: Any, seconds: Collection[str] = ()) -> str:
         shown = [value_in_words("", one) for one in list(value)[:6]]
         return ", ".join(shown) + (f" and {len(value) - 6} more" if len(value) > 6 else "")
     is_time = (name.endswith("_s") or name in seconds) and isinstance(value, (int, float))
+    if is_time and value >= 0.1:
+        return rounded(value)
     return _scalar(value) + (" s" if is_time else "")
 
 

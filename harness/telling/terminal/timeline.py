@@ -89,8 +89,3 @@ def bar(span: Span, whole_s: float, width: int, marks: Marks) -> str:
 
 def _scaled(at_s: float, whole_s: float, halves: int) -> int:
     return round(min(1.0, at_s / whole_s) * halves) if whole_s > 0 else 0
-
-
-def seconds(value: float, whole_s: float) -> str:
-    """A duration in seconds, with a number of digits that is the same for the whole timeline."""
-    return f"{value:.{3 if whole_s < 10 else 2 if whole_s < 100 else 1}f} s"

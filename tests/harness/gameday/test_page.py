@@ -42,6 +42,9 @@ def test_the_page_holds_the_day(tmp_path: Path) -> None:
     """The verdict, the ratio, each fault with what came of it and where it lies, each round, and what was left out."""
     found = of(tmp_path, (Outcome.RECOVERED, "pid 1 ended"), (Outcome.DEGRADED, "slower"), planned=1)
     assert '<span class="badge passed">passed</span> night' in found
+    assert (
+        "In 100 s, 2 faults came in 1 round: 1 recovered, 1 degraded. Training went on in 60.0% of the time." in found
+    )
     assert "2 of 3 faults were started; 2 landed and were felt" in found
     assert "<th>effective training time ratio (ETTR)</th>" in found
     assert ">60.0%</td>" in found
@@ -56,8 +59,10 @@ def test_each_bound_stands_beside_its_figure(tmp_path: Path, markdown: bool) -> 
     """What was asked of the score is shown with what was measured, and whether it holds; times have their unit."""
     found = of(tmp_path, (Outcome.RECOVERED, ""), markdown=markdown, ettr=0.5, mttr="30s", lost_steps=3)
     text = " ".join(re.sub(r"<[^>]+>|\|", " ", found).split())
-    for words in ("ettr 0.6 at least 0.5 passed", "mttr 6 s at most 30 s passed", "lost steps 12 at most 3 failed"):
+    for words in ("ettr 0.6 at least 0.5", "mttr 6 s at most 30 s", "lost steps 12 at most 3"):
         assert words in text
+    state = r"\| at (?:least|most) \S+(?: s)? \| (\w+) \|" if markdown else r'class="gauge (\w+)"'
+    assert re.findall(state, found) == ["passed", "passed", "failed", "passed", "passed"]
 
 
 def test_the_parts_of_the_bar_fill_it(tmp_path: Path) -> None:

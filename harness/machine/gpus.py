@@ -5,17 +5,21 @@ reads it (its programming guide, "CUDA Environment Variables"; torch/cuda/__init
 
 from __future__ import annotations
 
+import ctypes
+import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 READER = (sys.executable, "-m", "torchaos.harness.machine.nvml_reader")  # a process that asks the driver
+_PATIENCE_S = 20.0
 DRIVER = Path("/proc/driver/nvidia/gpus")
 _SIMULATED = re.compile(r"GPU-746f7263-6861-6f73-0000-([0-9a-f]{12})")  # simulate.c of the NVML overlay
 
@@ -52,15 +56,38 @@ def gpu_of(environ: Mapping[str, str], local_rank: int, here: Sequence[Gpu] | No
     return visible[local_rank] if local_rank < len(visible) else visible[0] if len(visible) == 1 else None
 
 
+def driver_is_here() -> bool:
+    """Whether nvidia-ml-py would find the driver's library."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
 @lru_cache
 def parent_of(mig: str) -> int | None:
     """NVML's index of the GPU that has this MIG device. None if the driver does not know the name, or can't be asked.
     This takes up to 20 s."""
+    found: int | None = _ask("--parent", mig)
+    return found
+
+
+def held_by(pids: Iterable[int]) -> list[dict[str, int]] | None:
+    """The GPU memory in bytes that these processes hold: `gpu` (NVML's index), `pid`, `bytes`. None if the driver can't
+    be asked. This takes up to 20 s."""
+    found: list[dict[str, int]] | None = _ask("--held", *map(str, pids)) if driver_is_here() else None
+    return found
+
+
+def _ask(*words: str) -> Any:
+    asker = subprocess.Popen([*READER, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
-        asked = subprocess.run([*READER, "--parent", mig], capture_output=True, text=True, timeout=20, check=False)
+        answer, _ = asker.communicate(timeout=_PATIENCE_S)
     except subprocess.TimeoutExpired:
+        asker.kill()  # it is not waited for: while the driver is busy with a broken GPU, it does not end
         return None
-    return int(asked.stdout) if asked.returncode == 0 else None
+    return json.loads(answer) if asker.returncode == 0 else None
 
 
 def _visible(words: Sequence[str], prefix: str, here: Sequence[Gpu]) -> Sequence[int]:

@@ -5,7 +5,8 @@ meanwhile. Input, as lines of JSON: {pid: NVML's index of the GPU that this rank
 second: {"gpu", "pids", "listed": those that the driver lists on it, "values"}; and {"gpu", "xid"}, {"gpu", "lost"} or
 {"ended": why, "code"}. A value that a GPU, a driver or a user does not have is left out. It ends with its input.
 
-`nvml_reader --parent MIG-UUID` prints NVML's index of the GPU that has this MIG device."""
+`nvml_reader --parent MIG-UUID` prints NVML's index of the GPU that has this MIG device. `nvml_reader --held PID...`
+prints the memory that these processes hold: [{"gpu", "pid", "bytes"}]."""
 
 from __future__ import annotations
 
@@ -181,6 +182,16 @@ def parent_of(nvml: Any, name: str) -> int:
     return int(nvml.nvmlDeviceGetIndex(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig)))
 
 
+def held_by(nvml: Any, pids: set[int]) -> list[dict[str, int]]:
+    """Raises NVMLError."""
+    found = []
+    for gpu in range(nvml.nvmlDeviceGetCount()):
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(gpu)):
+            if process.pid in pids:
+                found.append({"gpu": gpu, "pid": int(process.pid), "bytes": int(process.usedGpuMemory or 0)})
+    return found
+
+
 def main(arguments: list[str]) -> int:
     import pynvml as nvml
 
@@ -188,7 +199,9 @@ def main(arguments: list[str]) -> int:
     try:
         nvml.nvmlInit()
         if arguments:
-            print(parent_of(nvml, arguments[-1]))
+            name, *asked = arguments
+            pids = {int(pid) for pid in asked if pid.isdigit()}
+            print(json.dumps(parent_of(nvml, *asked) if name == "--parent" else held_by(nvml, pids)))
             return 0
         reader, rest = Reader(nvml), b""
         while (more := _input(reader, rest)) is not None:

@@ -15,7 +15,8 @@ from waiting import wait_until
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import RankProcess
-from torchaos.harness.machine.gpus import READER, parent_of
+from torchaos.harness.machine import gpus as driver_side
+from torchaos.harness.machine.gpus import READER, held_by, parent_of
 from torchaos.harness.watching.probes import gpus
 from torchaos.harness.watching.probes.gpus import GpuWatch
 
@@ -216,3 +217,20 @@ def test_the_gpu_of_a_mig_device(driver: Path, tmp_path: Path, monkeypatch: pyte
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert [parent_of(name) for name in ("MIG-a", "MIG-b")] == [2, None]
+
+
+def test_the_memory_that_processes_hold(driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the end of a job. It is not known without a driver, or with a driver that does not answer."""
+    monkeypatch.setenv("ANSWERS", str(tmp_path / "answers"))
+    (tmp_path / "answers").write_text("gpus 2\ngpu1.pid 77\n")
+    monkeypatch.setattr(driver_side, "driver_is_here", lambda: False)
+    assert held_by([77]) is None
+    monkeypatch.setattr(driver_side, "driver_is_here", lambda: True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver.parent))
+    assert held_by([77, 78]) == [{"gpu": 1, "pid": 77, "bytes": 1 << 30}]
+    assert held_by([]) == []
+    (tmp_path / "answers").write_text("init 18\n")
+    assert held_by([77]) is None
+    monkeypatch.setattr(driver_side, "READER", ("sh", "-c", "exec sleep 1000"))
+    monkeypatch.setattr(driver_side, "_PATIENCE_S", 0.05)
+    assert held_by([]) is None

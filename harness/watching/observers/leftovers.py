@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from torchaos.harness.contracts import Emit, Need
+from torchaos.harness.machine.gpus import held_by
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.watching.probes.sampling import Sampling
 
@@ -59,7 +60,7 @@ class Leftovers:
             "waited_s": round(time.monotonic() - begun, 3),
             "processes": [found for pid in sorted(left) if (found := _process(pid))],
             "shared_memory": list(self._shared_memory()),
-            "gpu_memory": _gpu_memory(set(left)),
+            "gpu_memory": held_by(left),
         }
 
     def _shared_memory(self) -> Iterator[dict[str, Any]]:
@@ -130,28 +131,6 @@ def _process(pid: int) -> dict[str, Any] | None:
         return {"pid": pid, "command": command, "ports": ports, "rank": rank}
     except (psutil.Error, OSError):
         return {"pid": pid, "command": "", "ports": [], "rank": None} if psutil.pid_exists(pid) else None
-
-
-def _gpu_memory(pids: set[int]) -> list[dict[str, int]] | None:
-    """The GPU memory in bytes that these processes hold, by GPU; None if no GPU could be examined."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no package, or no driver
-        return None
-    found = []
-    try:
-        for gpu in range(pynvml.nvmlDeviceGetCount()):
-            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(gpu)):
-                if process.pid in pids:
-                    found.append({"gpu": gpu, "pid": int(process.pid), "bytes": int(process.usedGpuMemory or 0)})
-    except Exception:
-        return None
-    finally:
-        with suppress(Exception):
-            pynvml.nvmlShutdown()
-    return found
 
 
 def _nothing(*_args: Any) -> Any:

@@ -5,7 +5,6 @@ library is here. Missing samples are never evidence of anything."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -21,7 +20,7 @@ from typing import Any
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Emit, RankProcess
-from torchaos.harness.machine.gpus import READER
+from torchaos.harness.machine.gpus import READER, driver_is_here
 
 KEPT = 120  # samples of each GPU
 _LOOK_S = 0.2
@@ -137,12 +136,3 @@ class GpuWatch:
 
 def _differ(before: Mapping[str, float], now: Mapping[str, float]) -> bool:
     return before.keys() != now.keys() or any(abs(now[name] - before[name]) >= _STEP.get(name, 1) for name in now)
-
-
-def driver_is_here() -> bool:
-    """Whether nvidia-ml-py would find the driver's library."""
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return False
-    return True

@@ -42,12 +42,10 @@ def bisect(
     file: Path, texts: Sequence[str], job_file: Path | None, assertion: str | None, samples: int, out: Path,
     seed: int | None, overrides: Sequence[str], given: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Find the release of a package that broke a recovery.
-
-    Runs SCENARIO with releases from FIRST (default: the installed one) to LAST (the newest), or with releases of
-    several packages. FIRST..BAD..LAST names a bad release between two good ones. Nothing that is installed is changed.
-    Exit code: the verdict with the newest releases; 2 if the release that changed it could not be named. COMMAND: as
-    for `torchaos run`."""
+    """Find the release of a package that broke a recovery. Runs SCENARIO with releases from FIRST (default: the
+    installed release) to LAST (default: the newest release), or with releases of several packages. FIRST..BAD..LAST
+    names a bad release between two good ones. Installed packages are not changed. Exit code: the verdict with the
+    newest releases; 2 if the release that changed the verdict could not be named. COMMAND: as for `torchaos run`."""
     if samples and len(texts) > 1:
         raise UsageError("--samples is for a single package; name one")
     planned = partial(plans_of, file, seed=seed, asked=ask_of, attach=None, out=out, consent=(),

@@ -63,8 +63,8 @@ class Handle(Protocol):
         thing first, and changes nothing else."""
 
     def restored(self) -> bool:
-        """Whether the state is as before the change. The identity of the thing is checked too: that a thing is missing
-        proves nothing."""
+        """Whether the state is as it was before the change. The identity of the thing is checked too, because a missing
+        thing proves nothing."""
 
 
 @runtime_checkable

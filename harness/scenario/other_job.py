@@ -25,7 +25,7 @@ def job_in(file: Path) -> Source:
 
 def job_of(command: Sequence[str]) -> Source:
     """The job that a command line starts in the current folder. If the command line names a single folder below {run},
-    that is the folder of its checkpoints."""
+    this folder becomes the folder of the job's checkpoints."""
     job: dict[str, object] = {"command": shlex.join(command)}  # one text, because secrets are masked in texts
     if folder := checkpoints_in(command):
         job["checkpoints"] = {"path": folder}

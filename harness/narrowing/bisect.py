@@ -18,7 +18,7 @@ Passed = bool | None  # None: no verdict
 
 @dataclass(frozen=True)
 class Range:
-    """The releases of a package among which the culprit is searched, oldest first."""
+    """The releases of a package that are searched for the bad release, oldest first."""
 
     package: str
     releases: Sequence[str]
@@ -26,8 +26,8 @@ class Range:
 
     @classmethod
     def of(cls, text: str, releases_of: Callable[[str], Sequence[str]], now: str | None) -> Range:
-        """Reads NAME or NAME=FIRST..LAST, which may have further releases between the two. `now`: the installed
-        version, which is used if FIRST is empty; an empty LAST is the newest. Raises UsageError."""
+        """Reads NAME or NAME=FIRST..LAST, which may have more releases between FIRST and LAST. `now`: the installed
+        version, which is used if FIRST is empty. If LAST is empty, the newest release is used. Raises UsageError."""
         package, _, span = text.partition("=")
         every = releases_of(package)
         first, *known, last = span.split("..") if ".." in span else [span, ""]
@@ -47,7 +47,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Found:
-    """A change of the verdict between the releases `before` and `after` of one package. `beside`: the versions of the
+    """A change of the verdict between the releases `before` and `after` of one package. `beside`: the releases of the
     other packages."""
 
     package: str
@@ -73,8 +73,8 @@ class Found:
 
 @dataclass
 class Bisect:
-    """Finds the releases. `verdict` is called once for each set of releases. `samples`: how many releases of a single
-    package are tried between its ends, if both ends have the same verdict."""
+    """Finds the releases at which the verdict changes. `verdict` is called once for each set of releases. `samples`:
+    how many releases of a single package are tried between its ends, if both ends have the same verdict."""
 
     ranges: Sequence[Range]
     verdict: Callable[[Pins], Passed]
@@ -91,8 +91,8 @@ class Bisect:
         return [found for changed in needed for found in self._along(changed, needed)]
 
     def exit_code(self, found: Sequence[Found]) -> ExitCode:
-        """Passed or failed, as with the newest releases. Inconclusive if these have no verdict, or if it is not known
-        with which release the verdict changed."""
+        """The verdict with the newest releases. Inconclusive if they have no verdict, or if the release at which the
+        verdict changed was not found."""
         newest, oldest = self._asked(self.ranges), self._asked([])
         if newest is None or oldest is None or (newest != oldest and not found) or not all(o.is_exact for o in found):
             return ExitCode.INCONCLUSIVE

@@ -54,7 +54,7 @@ class Child:
         return self.call([str(path), "--seed", str(seed), *consents], home, fds)
 
     def call(self, words: Sequence[str], home: Path, fds: Sequence[int] = ()) -> Ran:
-        """Calls `torchaos run` with these words, like `run`."""
+        """Runs `torchaos run` with these words; returns what `run` returns."""
         home.mkdir(parents=True, mode=0o700, exist_ok=True)
         command = [
             sys.executable, "-m", "torchaos.harness", "run", "--out", str(home / "run"),

@@ -1,5 +1,5 @@
-"""The releases of a package, and folders with chosen releases, which PYTHONPATH puts before the installed packages.
-Uses pip."""
+"""Finds the releases of a package, and installs chosen releases into folders that PYTHONPATH puts before the installed
+packages. Uses pip."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Packages:
         return line.partition(":")[2].replace(",", " ").split()[::-1]
 
     def needed(self, pins: Mapping[str, str]) -> list[str]:
-        """The packages to install, as NAME==VERSION, so that the job has these releases: the packages themselves, if
-        another version is installed, and their dependencies that the job lacks. torch is not changed. Raises
+        """The packages that must be installed, as NAME==VERSION, so that the job has these releases: the packages
+        themselves, unless this version is installed, and their missing dependencies. torch is never replaced. Raises
         NotInstallable."""
         asked = [f"{name}=={version}" for name, version in pins.items()]
         if torch := installed(self.python).get("torch"):
@@ -54,8 +54,8 @@ class Packages:
         return sorted(f"{package['name']}=={package['version']}" for package in found)
 
     def folder(self, packages: Sequence[str], *options: str) -> Path:
-        """A folder with exactly these packages, as NAME==VERSION, made by this or an earlier call. `options`: of pip.
-        Raises NotInstallable."""
+        """A folder with exactly these packages, as NAME==VERSION. A folder that an earlier call made is used again.
+        `options`: options of pip. Raises NotInstallable."""
         key = hashlib.sha256("\n".join([self._version(), *packages]).encode()).hexdigest()[:16]
         folder = user_cache_path("torchaos") / "packages" / key
         if folder.exists():
@@ -72,7 +72,7 @@ class Packages:
         except OSError:
             if not folder.exists():
                 raise
-            shutil.rmtree(partial)  # another call was first
+            shutil.rmtree(partial)  # another call has made the folder in the meantime
         return folder
 
     def path_with(self, pins: Mapping[str, str]) -> str:
@@ -86,7 +86,7 @@ class Packages:
         return done.stdout
 
     def _pip(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs pip for the job's Python, which may lack pip itself."""
+        """Runs pip for the job's Python. That Python need not have pip itself."""
         env = {**os.environ, "PYTHONPATH": self.path, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
         command = [sys.executable, "-m", "pip", "--python", self.python, *words]
         return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=self.cwd)

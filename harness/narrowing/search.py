@@ -1,7 +1,7 @@
-"""Finds with few tries where the verdict changes along a line of releases, which are numbers here. Pure, except for the
-calls of `verdict`. Between two numbers with different verdicts it halves the distance, as `git bisect` does. If a
-number has no verdict, the nearest other number is tried instead. So a change is between two neighbours, or all numbers
-between its two numbers have no verdict."""
+"""Finds the places in a row of numbers at which the verdict changes, with few tries. Pure, except for the calls of
+`verdict`. Between two numbers with different verdicts, it tries the number in the middle, as `git bisect` does. If a
+number has no verdict, the nearest other number is tried instead. So a change is found between two neighbours, or all
+numbers between its two ends have no verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_WITHOUT = 3  # a change is given up after this many numbers between its two
 
 
 class Change(NamedTuple):
-    """A change of the verdict between two numbers."""
+    """The verdict of `before` differs from that of `after`."""
 
     before: int
     after: int
@@ -26,9 +26,9 @@ class Change(NamedTuple):
 
 def changes(count: int, verdict: Verdict, known: Iterable[int] = (), samples: int = 0) -> list[Change]:
     """All changes that were found between 0 and `count` - 1, in order. The two ends and the `known` numbers are tried
-    first. As long as all have the same verdict, up to `samples` more are tried, each in the middle of the widest gap.
-    `verdict` may be costly, and is called at most once for each number. Some changes may be missed: two changes that
-    lie between the same two tried numbers cancel out, and of three only one is found."""
+    first. If all of them have the same verdict, up to `samples` more numbers are tried, each in the middle of the
+    widest gap. `verdict` may be costly, and is called at most once for each number. Changes between two tried numbers
+    with the same verdict are not found, and of several changes between two tried numbers only one is found."""
     tried: dict[int, bool | None] = {}
 
     def ask(at: int) -> bool | None:

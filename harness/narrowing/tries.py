@@ -1,4 +1,4 @@
-"""Runs a scenario with chosen releases of packages. If an earlier call reached a verdict, it is used again."""
+"""Runs a scenario with chosen releases of packages. The verdict of an earlier call is used again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torchaos.harness.narrowing.packages import NotInstallable, Packages
 from torchaos.harness.record.finished import results_in
 from torchaos.harness.record.result import Result, Verdict
 
-# For a PYTHONPATH: the words of `torchaos run`, and a name for the run, with a digest of all that may change a verdict.
+# For a PYTHONPATH: the words of `torchaos run`, and a name for the run with a digest of all that may change a verdict.
 Prepare = Callable[[str], tuple[list[str], str]]
 
 
 @dataclass
 class Tries:
-    """Runs with chosen releases. `home`: a folder for the runs. `assertion`: the only assertion that counts; None: the
-    whole verdict counts."""
+    """Runs the scenario for sets of releases. `home`: a folder for the runs. `assertion`: if given, only this assertion
+    counts."""
 
     packages: Packages
     prepare: Prepare

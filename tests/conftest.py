@@ -1,4 +1,4 @@
-"""What holds for all tests: nothing of them goes into the user's own state, nor does anything of the user's come in."""
+"""Fixtures for all tests: no test writes into the user's own state or reads from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves and loads as the journal tells them, whatever way the job takes."""
+"""Events about saves and loads, for every way in which a job saves and loads."""
 
 from __future__ import annotations
 

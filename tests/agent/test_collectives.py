@@ -1,4 +1,5 @@
-"""Collectives in a real rank: seen however they are called, told apart, stamped, and stalled no longer than wanted."""
+"""Collectives in a real rank: they are seen however they are called, distinguished, stamped, and stalled for the wanted
+time only."""
 
 from __future__ import annotations
 

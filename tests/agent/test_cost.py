@@ -1,4 +1,4 @@
-"""What the agent does in a step of the training thread, counted: times would depend on the machine."""
+"""The work of the agent in a step of the training thread. Calls are counted, because times depend on the machine."""
 
 from __future__ import annotations
 

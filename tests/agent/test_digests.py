@@ -1,4 +1,4 @@
-"""Which rows of a batch are its samples."""
+"""Tests which rows of a batch are its samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check sums of the parameters that are told as a save begins."""
+"""The check sums of the parameters that the agent reports when a save begins."""
 
 from __future__ import annotations
 

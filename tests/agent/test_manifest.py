@@ -1,4 +1,4 @@
-"""The manifests that saves leave: what is in them, for each way of saving, and that nothing of the job changes."""
+"""The manifests of saves: their contents for each way of saving, and that the job's own files do not change."""
 
 from __future__ import annotations
 

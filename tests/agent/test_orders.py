@@ -1,4 +1,4 @@
-"""Moments in a real rank: fire, hold, expire, wait for the word, and never fire again."""
+"""Moments in a real rank: orders fire, hold the rank, expire, wait until they are armed, and never fire twice."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""When an order fires, by itself: with a stand-in for the rank's agent and a clock of its own. See test_orders.py for
-orders in a real rank."""
+"""Tests when an order fires, without a rank: with a stand-in for the rank's agent and its own clock. For orders in a
+real rank see test_orders.py."""
 
 from __future__ import annotations
 

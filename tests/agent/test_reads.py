@@ -1,4 +1,4 @@
-"""What a rank reads of its own files is recorded, and nothing else."""
+"""The agent records which of its own files a rank reads, and no other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batch a model was given, told by the objects alone."""
+"""Tests which batch a model was given, as the identity of the tensors shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the attempts of a torchrun begin, if a script starts several of them."""
+"""The number of a torchrun's first attempt, if a script starts several torchruns."""
 
 from __future__ import annotations
 

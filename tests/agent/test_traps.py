@@ -1,4 +1,4 @@
-"""The agent in real jobs of one process: each trap that a trainer sets for it."""
+"""The agent in real jobs of one process: one test for each trap that a trainer sets for it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""An ideal trainer in a few lines of arithmetic, and the journal that a run of it leaves: kills, resumes, saves.
-
-What is left out of the restore is named by `broken`: rng, rng1 (of rank 1 alone), optimizer, momentum, sampler,
-schedule, weights.
-"""
+"""An ideal trainer in a few lines of arithmetic, and the journal of its run: kills, resumes, saves. `broken` names the
+state that a resume does not restore: rng, rng1 (of rank 1 alone), optimizer, momentum, sampler, schedule, weights."""
 
 from __future__ import annotations
 

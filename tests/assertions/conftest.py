@@ -1,4 +1,4 @@
-"""Gives the tests the made-up trainer of builder.py, which the import mode keeps them from importing."""
+"""Gives the tests the ideal trainer of builder.py, which the import mode keeps them from importing."""
 
 from __future__ import annotations
 

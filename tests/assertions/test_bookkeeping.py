@@ -1,4 +1,5 @@
-"""checkpoint_integrity: values that say which restart this was and when it was saved, and those that only look so."""
+"""checkpoint_integrity: values that count restarts or give the time of the save, and values that only look like
+these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""checkpoint_integrity, when a checkpoint was damaged: who loaded it, who fell back and how far, who never came."""
+"""checkpoint_integrity after a checkpoint was damaged: the job loads it, uses an older one, or never comes back."""
 
 from __future__ import annotations
 

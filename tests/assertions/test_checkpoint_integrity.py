@@ -1,4 +1,4 @@
-"""checkpoint_integrity: whole, loadable, of the right step, and with the contents of the twin's."""
+"""checkpoint_integrity: checkpoints must be complete, loadable, of the right step, and equal to the twin's."""
 
 from __future__ import annotations
 

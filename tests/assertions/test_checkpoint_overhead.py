@@ -1,4 +1,4 @@
-"""checkpoint_overhead: what the saves cost, against arithmetic."""
+"""checkpoint_overhead: the cost of saves, compared with arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""clean_exit: nothing is left of a job that has ended, and one that is done ends."""
+"""clean_exit: a job that has ended leaves nothing behind, and a job that is done ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""completed: exit code 0 and the right last step; an abort on the way out is recognised."""
+"""completed: exit code 0 and the right last step; an abort at interpreter exit is recognised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a recovery is over: not with the next step, but when training really goes on."""
+"""The end of a recovery: not the next step, but the step from which training really continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""health_reaction and checkpoint_triggered: what a job does between a GPU's bad news and its own end."""
+"""health_reaction and checkpoint_triggered: what a job does between a GPU's error and its own end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hang_detected and culprit_identified, on made-up journals."""
+"""hang_detected and culprit_identified, on journals made by hand."""
 
 from __future__ import annotations
 

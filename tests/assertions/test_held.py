@@ -1,7 +1,5 @@
-"""checkpoint_integrity: whether a checkpoint holds the parameters that this run had at the step that it claims.
-
-In every case the twin's checkpoints are the same as the run's.
-"""
+"""checkpoint_integrity: whether a checkpoint holds the parameters that this run had at the checkpoint's step. In every
+case the twin's checkpoints are the same as the run's."""
 
 from __future__ import annotations
 

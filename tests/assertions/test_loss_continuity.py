@@ -1,4 +1,4 @@
-"""loss_continuity: a healthy recovery passes, and each part that was not restored is named."""
+"""loss_continuity: a healthy recovery passes, and each state that was not restored is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lr_continuity: a schedule that goes on passes, and one that does not is told by how it is off."""
+"""lr_continuity: a schedule that continues passes, and for any other the finding says how it is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of which an attempt did only the rest, as after a save in the midst of an accumulation."""
+"""Steps of which an attempt did only the rest, as after a save in the middle of an accumulation."""
 
 from __future__ import annotations
 

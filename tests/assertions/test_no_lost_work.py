@@ -1,4 +1,5 @@
-"""no_lost_work: a job resumes from the newest complete checkpoint, or it is told what it passed over."""
+"""no_lost_work: a job must resume from the newest complete checkpoint; the finding names a newer one that it did not
+use."""
 
 from __future__ import annotations
 

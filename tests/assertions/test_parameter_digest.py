@@ -1,4 +1,5 @@
-"""parameter_digest: replicas are equal, and what the twin's are; which ones differ first is told."""
+"""parameter_digest: parameters must be equal on replicas and equal to the twin's; the finding names the first
+difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""recovery_time: the parts of a recovery, its bounds, and the job that never caught up."""
+"""recovery_time: the parts of a recovery, its bounds, and a job that never caught up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""restart_tier: in place, on another node, or submitted again."""
+"""restart_tier: a restart in place, on another node, or by another submission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""restarts: how many, who and why; and the job that gives up."""
+"""restarts: how many there were, of which ranks and why; and a job that gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sdc_detected: who found a corruption, how soon, and whether a checkpoint holds what it did."""
+"""sdc_detected: which witness found a corruption, how soon, and whether a checkpoint holds the corrupted state."""
 
 from __future__ import annotations
 

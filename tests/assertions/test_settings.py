@@ -1,4 +1,4 @@
-"""Which wait of torchelastic or the process group a recovery contained, and which setting shortens it."""
+"""The wait of torchelastic or the process group in a recovery, and the setting that shortens it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a resume put back, compared with what had been saved, on whatever number of ranks."""
+"""The state that a resume restored, compared with the saved state, on any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is learned from twins: for each step, above a floor, below a cap, from finite values, and from early steps alone
-where early steps are judged."""
+"""The tolerance that is learned from twins: for each step, above a floor, below a cap, from finite values, and from
+early steps alone where early steps are judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a fault really hit: nodes with the ranks that they had when it landed, and nobody else."""
+"""The ranks that a fault really hit: of a node, the ranks that it had when the fault landed."""
 
 from __future__ import annotations
 

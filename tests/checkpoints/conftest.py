@@ -1,4 +1,4 @@
-"""Checkpoints in each format, written by the libraries themselves where they are not tiny."""
+"""Checkpoints in each format, written by the formats' own libraries, or by hand if they are tiny."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of checkpoint formats: made of what each declares, those of other packages included."""
+"""The table of checkpoint formats: it is made from their declarations, including those of other packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the inventory says of whole and of damaged checkpoints, in each format."""
+"""The inventory of complete and of damaged checkpoints, in each format."""
 
 from __future__ import annotations
 

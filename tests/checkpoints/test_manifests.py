@@ -1,4 +1,4 @@
-"""Which save a file is, where its path is not that of any manifest."""
+"""Finds the save of a file whose path is not the path of any manifest."""
 
 from __future__ import annotations
 

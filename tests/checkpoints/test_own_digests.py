@@ -1,4 +1,4 @@
-"""Digests that a checkpoint keeps of its own files."""
+"""Digests of its own files that a checkpoint contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sketches: what they tell of the distance of two tensors that are no longer there."""
+"""Sketches: the distance of two tensors is estimated when the tensors are gone."""
 
 from __future__ import annotations
 

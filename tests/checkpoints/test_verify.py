@@ -1,4 +1,4 @@
-"""What verify says: of real checkpoints of every format, of damage with a manifest and without, of hostile files."""
+"""verify, for real checkpoints of every format, for damage with and without a manifest, and for hostile files."""
 
 from __future__ import annotations
 

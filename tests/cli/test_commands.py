@@ -1,4 +1,4 @@
-"""The table of commands, and what the start of the command line imports."""
+"""The table of commands, and the modules that the command line imports when it starts."""
 
 from __future__ import annotations
 

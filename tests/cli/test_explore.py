@@ -1,4 +1,4 @@
-"""What `torchaos explore` refuses before anything is run, and the directory that it goes on in."""
+"""`torchaos explore`: what it refuses before anything is run, and the directory in which it continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands that only look say: validate of each kind of file, the schemas, and doctor's exit code."""
+"""The commands that only look: validate for each kind of file, the schemas, and doctor's exit code."""
 
 from __future__ import annotations
 

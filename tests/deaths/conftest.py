@@ -1,4 +1,4 @@
-"""Runs of stand-in jobs in places that are hard to work in, and what they leave."""
+"""Runs of stand-in jobs in difficult environments, and what they leave behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample of the deaths that `python ci/campaigns/deaths.py` dies; none of them leaves anything behind."""
+"""A sample of the deaths that `python ci/campaigns/deaths.py` plays; none of them leaves anything behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places that are hard to work in: each ends in a clear error or in correct work, and nothing is left."""
+"""Difficult environments: each run ends with a clear error or with correct work, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends by itself when everybody who could take it back is dead, and nobody says `recover`."""
+"""Faults that end by themselves when every process that could undo them is dead, and nobody runs `recover`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps as torch writes them: the real sets, and made-up ones of a few ranks."""
+"""Dumps as torch writes them: the real sets, and small sets made by hand."""
 
 from __future__ import annotations
 

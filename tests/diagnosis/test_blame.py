@@ -1,4 +1,4 @@
-"""Who is to blame, in made-up sets: one test for each way in which ranks hold each other up, or seem to."""
+"""The culprits in sets made by hand: one test for each way in which ranks hold each other up, or seem to."""
 
 from __future__ import annotations
 

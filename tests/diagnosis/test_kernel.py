@@ -1,4 +1,4 @@
-"""What the kernel saw, of a real process: an uninterruptible sleep, over and under way, and a slow call."""
+"""What the kernel shows of a real process: an uninterruptible sleep that has ended or still lasts, and a slow call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is named in a job that is looked at live, by stacks and states alone: real processes, without torch."""
+"""The culprits in a live job, from stacks and states alone: real processes, without torch."""
 
 from __future__ import annotations
 

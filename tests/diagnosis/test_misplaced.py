@@ -1,4 +1,4 @@
-"""Collectives in the wrong place: who is told, where the members of the group alone don't say."""
+"""Collectives in the wrong place: the rank that is blamed, if the members of the group alone do not show it."""
 
 from __future__ import annotations
 

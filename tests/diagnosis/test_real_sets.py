@@ -1,4 +1,4 @@
-"""The two real sets of 16 ranks, whole and damaged in many ways."""
+"""The two real sets of 16 ranks, complete and damaged in many ways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample of `python ci/campaigns/blame.py`: dumps of a modelled job, and whom the diagnosis names."""
+"""A sample of `python ci/campaigns/blame.py`: dumps of a simulated job, and the ranks that the diagnosis names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks by their stacks. Pure."""
+"""Finds the ranks whose stacks differ. Pure."""
 
 from __future__ import annotations
 

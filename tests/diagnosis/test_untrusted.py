@@ -1,4 +1,4 @@
-"""Files that nobody vouches for."""
+"""Files from untrusted sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said in README.md and docs/: its fenced blocks, and a place where the examples are installed."""
+"""The fenced blocks of README.md and docs/, and a folder in which the examples are installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command in README and docs is run here, or the table below says why it is not and what reads it instead."""
+"""Runs every command of README and docs here, or the table below says why it is not run, and what reads it instead."""
 
 from __future__ import annotations
 

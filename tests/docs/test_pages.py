@@ -1,4 +1,4 @@
-"""What README and docs say of commands, files and versions is so."""
+"""Statements of README and docs about commands, files and versions are true."""
 
 from __future__ import annotations
 

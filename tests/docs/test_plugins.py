@@ -1,4 +1,4 @@
-"""The packages that the guides write are found, loaded and run like what comes with torchaos."""
+"""The packages that the guides write are found, loaded and run like torchaos's own plug-ins."""
 
 from __future__ import annotations
 

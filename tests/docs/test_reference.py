@@ -1,4 +1,4 @@
-"""The reference that is made from the code says something of everything that is there."""
+"""The reference that is generated from the code explains everything that exists."""
 
 from __future__ import annotations
 

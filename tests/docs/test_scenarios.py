@@ -1,4 +1,4 @@
-"""The YAML of README and guides is what torchaos reads."""
+"""torchaos accepts the YAML of README and guides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tutorial is done as it is written, and what it shows is what comes out."""
+"""The tutorial works as it is written, with the output that it shows."""
 
 from __future__ import annotations
 

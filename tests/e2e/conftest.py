@@ -1,4 +1,4 @@
-"""Runs the command line as a user does, and gives back what it left."""
+"""Runs the command line as a user does, and returns its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges a run directory under an audit hook; prints every socket, process or outside path that judging touched."""
+"""Judges a run directory under an audit hook. Prints every socket, process or outside path that judging used."""
 
 from __future__ import annotations
 

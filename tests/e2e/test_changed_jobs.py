@@ -1,6 +1,6 @@
-"""A job that is changed between two runs, in a file that its command does not name: its twin from the cache is no
-measure any more. The trainer puts the optimizer's state back after step 10 only, so that the first run is well and the
-second loses it."""
+"""A job that is changed between two runs, in a file that its command does not name: its cached twin must not be used
+any more. The trainer restores the optimizer's state only after step 10, so the first run is healthy, and the second
+loses the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Damage to checkpoints and to their storage, at real jobs: who falls back, who trains on it, who gives up."""
+"""Damage to checkpoints and their storage in real jobs: a job uses an older checkpoint, trains on the damage, or gives
+up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every ready scenario of the collective family, run for real, and who else saw where the rank was kept."""
+"""Every ready scenario of the collective family, run for real, and the witnesses that saw the rank being held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold before a fault, what ends a run early, and what is left to see when no agent is inside."""
+"""Conditions before a fault, conditions that end a run early, and what is visible without an agent in the job."""
 
 from __future__ import annotations
 

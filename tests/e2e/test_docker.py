@@ -1,4 +1,4 @@
-"""Scenarios on nodes that are containers: those of other launchers as they stand, and those that need an engine."""
+"""Scenarios on nodes that are containers: unchanged scenarios of other launchers, and scenarios that need an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How a run ends when something other than the plan happens: a clear word, the right exit code, nothing left."""
+"""How a run ends when something other than the plan happens: with a clear message, the right exit code, and nothing
+left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job whose nodes meet in etcd, which the launcher starts for them, loses a node."""
+"""A job loses a node; its nodes use an etcd for the rendezvous, which the launcher starts for them."""
 
 from __future__ import annotations
 

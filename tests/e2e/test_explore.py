@@ -1,4 +1,4 @@
-"""`torchaos explore` with the reference job: all states right; and with the rename taken out of its save: found."""
+"""`torchaos explore` with the reference job: all states are right; without the rename in its save, the bug is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of nodes and of their GPUs on two or three nodes of this machine: whom they hit."""
+"""Faults of nodes and of their GPUs, on two or three nodes of this machine: they hit the right ranks."""
 
 from __future__ import annotations
 

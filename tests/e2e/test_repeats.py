@@ -1,4 +1,4 @@
-"""Repetitions of real runs, and an abort on the way out that is torch's affair."""
+"""Repetitions of real runs, and an abort at interpreter exit that is a defect of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The story of a run: of recorded runs word for word, and of what is left of damaged ones."""
+"""The story of recorded runs, word for word, and of damaged runs as far as possible."""
 
 from __future__ import annotations
 

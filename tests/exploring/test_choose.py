@@ -1,4 +1,4 @@
-"""Which states are tried."""
+"""The choice of the states to try."""
 
 from __future__ import annotations
 

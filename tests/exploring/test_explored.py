@@ -1,4 +1,4 @@
-"""The outcomes of an exploration together: exit codes, cases, the fatal share, and every form in which it is told."""
+"""All outcomes of an exploration: exit codes, cases, the fatal share, and every form in which they are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Death of one node: its ranks stop, and the others go on until they need them."""
+"""Death of one node: its ranks stop, and the other ranks continue until they need them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operations of different ranks must come before which, from the stamps of collectives."""
+"""The order of operations of different ranks, from the stamps of collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Death of all processes: every consistent cut of what the ranks did, in classes of equal files."""
+"""Death of all processes: every consistent cut of the ranks' operations, in classes of equal files."""
 
 from __future__ import annotations
 

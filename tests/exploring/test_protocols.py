@@ -1,4 +1,5 @@
-"""Planted ways to save: each is found under the models of death that break it, and not under the others."""
+"""Ways to save with a known bug: each bug is found under the models of death in which it matters, and not under the
+others."""
 
 from __future__ import annotations
 

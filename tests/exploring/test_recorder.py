@@ -1,4 +1,4 @@
-"""The recorder, over a real folder: what it sees, what it costs nothing of, and that it goes away."""
+"""The recorder over a real folder: what it records, that it does not change the files, and that it is unmounted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recording, its bytes and the trees that are made of them."""
+"""A recording, its bytes, and the trees that are made from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a resume gets of the recorded run besides its events: the manifests of its saves, and the time of its death."""
+"""The parts of the recorded run that a resume gets besides events: the manifests of saves, and the time of death."""
 
 from __future__ import annotations
 

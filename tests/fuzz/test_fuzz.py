@@ -1,4 +1,4 @@
-"""A sample of what `python ci/campaigns/fuzz.py` tries, drawn by Hypothesis, and every input that once did harm."""
+"""A sample of the inputs of `python ci/campaigns/fuzz.py`, drawn by Hypothesis, and every input that once did harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A release: scenarios, run directories as they were recorded, and a gate over them."""
+"""A release: scenarios, recorded run directories, and a gate over them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds of a gate: the tightest of the scenario's own and the gate's counts, in whichever way it is tight."""
+"""Bounds of a gate: the tighter of the scenario's bound and the gate's bound counts, whichever direction is tight."""
 
 from __future__ import annotations
 

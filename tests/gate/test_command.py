@@ -1,4 +1,4 @@
-"""`torchaos gate` as a CI job calls it: exit code, what it prints, JUnit and JSON."""
+"""`torchaos gate` as a CI job calls it: its exit code, output, JUnit and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gate makes of a run whose faults are in doubt: it decides as the run itself does."""
+"""Runs whose faults are in doubt: a gate decides as the run itself does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gate that is written wrongly is refused before anything is judged, with the place of each mistake."""
+"""A gate's file with mistakes is refused before anything is judged, with the place of each mistake."""
 
 from __future__ import annotations
 

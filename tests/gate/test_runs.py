@@ -1,4 +1,4 @@
-"""Which runs count for a gate, and that whatever is missing, old, damaged or of something else closes it."""
+"""The runs that count for a gate. A run that is missing, old, damaged, or of something else closes the gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waivers: what they let through, for how long, and when they close the gate themselves."""
+"""Waivers: the failures that they permit, how long, and when a waiver closes the gate itself."""
 
 from __future__ import annotations
 

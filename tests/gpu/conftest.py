@@ -1,4 +1,4 @@
-"""The overlay compiled for the tests, a driver's library that stands in for the real one, and a process that asks."""
+"""The overlay compiled for the tests, a stand-in for the driver's library, and a process that calls NVML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source of a library that stands in for the driver's, made from the same table of symbols."""
+"""The source of a stand-in for the driver's library, generated from the same table of symbols."""
 
 from __future__ import annotations
 

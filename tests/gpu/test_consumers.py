@@ -1,4 +1,4 @@
-"""Programs that others wrote, which ask NVML, above the overlay."""
+"""Programs by other people that call NVML, with the overlay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python side of the orders: which GPU, which file, which proof; and the overlay under files of no sense."""
+"""The Python side of the orders: the GPU, the file, the proof; and the overlay with senseless files."""
 
 from __future__ import annotations
 

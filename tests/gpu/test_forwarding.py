@@ -1,4 +1,5 @@
-"""The overlay above a driver: what passes through, what is laid over, and what it never touches."""
+"""The overlay above a driver: the calls that it passes on, the values that it replaces, and the calls that it never
+changes."""
 
 from __future__ import annotations
 

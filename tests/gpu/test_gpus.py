@@ -1,4 +1,4 @@
-"""Which GPU a rank uses, by its environment: read as CUDA reads it."""
+"""The GPU that a rank uses, from its environment, read as CUDA reads it."""
 
 from __future__ import annotations
 

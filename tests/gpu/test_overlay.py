@@ -1,4 +1,4 @@
-"""The overlay without a driver: what nvidia-ml-py reads through it."""
+"""The overlay without a driver: the values that nvidia-ml-py gets from it."""
 
 from __future__ import annotations
 

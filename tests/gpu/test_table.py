@@ -1,4 +1,4 @@
-"""What is generated from the table of symbols."""
+"""The code that is generated from the table of symbols."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may read what a run leaves, what is refused in it, and that the agent talks to nobody."""
+"""Access to run directories: who may read them, what is refused in them, and that the agent opens no connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps in columns: the same events, history and verdicts as one line at a time gives."""
+"""Steps in columns: events, history and verdicts are the same as with one line at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions over events: they hold, they don't, or it can't be told yet."""
+"""Conditions over events: they hold, they do not hold, or it is not known yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What proves that a fault was felt by the processes that it hit, and what does not."""
+"""Evidence that the processes that a fault hit felt it, and observations that are no evidence."""
 
 from __future__ import annotations
 

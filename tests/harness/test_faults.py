@@ -1,4 +1,4 @@
-"""The life of a fault, and of the run around it: each firing is guarded, applied and taken back; no error is lost."""
+"""The life of a fault, and of the run around it: each firing is guarded, applied and undone; no error is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which failure is the cause, and which follow from it: told by what differed first, whatever the scenario's order."""
+"""Which failure is the cause, and which failures follow from it: the first difference decides, not the scenario's
+order."""
 
 from __future__ import annotations
 

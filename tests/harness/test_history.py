@@ -1,4 +1,4 @@
-"""History: attempts are placed by their witnesses, and what counts is what a straight run would have done."""
+"""History: attempts get their steps from witnesses, and the final history is like that of an uninterrupted run."""
 
 from __future__ import annotations
 

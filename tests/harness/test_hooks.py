@@ -1,4 +1,4 @@
-"""Which hooks of the agent a plan switches on."""
+"""The agent's hooks that a plan switches on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run without faults shows of a trainer, for its first scenario."""
+"""The facts about a trainer that a run without faults shows, for its first scenario."""
 
 from __future__ import annotations
 

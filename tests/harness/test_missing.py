@@ -1,4 +1,4 @@
-"""A journal from which something was taken away: what it then seems to say is no verdict on the job."""
+"""A journal with missing events: it must not look like a verdict on the job."""
 
 from __future__ import annotations
 

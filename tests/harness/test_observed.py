@@ -1,4 +1,4 @@
-"""Conditions that look at something: the disk, the answer of a command. And what the harness watches about itself."""
+"""Conditions about the disk or the result of a command; and what the harness watches about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The packed line of a step: read as the JSON line that it stands for, and never as another event."""
+"""The packed line of a step: it is read like the JSON line of the same step, and never as another event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events that were damaged are not read, and a journal that has some is no evidence."""
+"""Damaged events are not read, and a journal with such events is no evidence."""
 
 from __future__ import annotations
 

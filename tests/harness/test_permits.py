@@ -1,4 +1,4 @@
-"""Blast radius, consent and scope: checked when a plan is made, and again when a fault is about to land."""
+"""Blast radius, consent and scope: they are checked when a plan is made, and again before a fault lands."""
 
 from __future__ import annotations
 

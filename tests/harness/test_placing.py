@@ -1,5 +1,5 @@
-"""Which load counts, and at which global step training goes on: after warming up, within a process, from files of other
-runs, and if witnesses disagree."""
+"""The load that counts, and the global step at which training continues: after a warm-up, within a process, from files
+of other runs, and if witnesses disagree."""
 
 from __future__ import annotations
 

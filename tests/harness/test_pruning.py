@@ -1,4 +1,4 @@
-"""Old run directories go when they are told to; one that may have something to take back never does."""
+"""Old run directories are removed on request; a directory that may have changes to undo never is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What packages offer by entry point: found by name, loaded one by one, refused if it doesn't fit."""
+"""Plug-ins from entry points: they are found by name, loaded one by one, and refused if they don't fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of replicas: whose ranks, restarts and faults are whose, and what can be said of them."""
+"""Jobs of replicas: the ranks, restarts and faults of each replica, and what can be judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios: what loads, and what is refused with one clear error."""
+"""Scenarios: which load, and which are refused with one clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever bytes a file has, loading ends in a scenario or in one clear error, and soon."""
+"""Loading a file of any bytes ends soon, in a scenario or in one clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets stay out of plans, journals and reports; the job gets them all the same."""
+"""Secrets are kept out of plans, journals and reports, but the job gets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two groups of ranks that write one set of checkpoints: found, and nothing else taken for it."""
+"""Two groups of ranks that write the same checkpoints are found, and nothing else is taken for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever looks on may leave at any time: it changes nothing about a run."""
+"""A watcher of a run may leave at any time, without an effect on the run."""
 
 from __future__ import annotations
 

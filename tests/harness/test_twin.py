@@ -1,4 +1,4 @@
-"""The cache of twins: what may be kept in it, and what it is kept under."""
+"""The cache of twins: what may be stored in it, and under which key."""
 
 from __future__ import annotations
 

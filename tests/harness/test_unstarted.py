@@ -1,4 +1,4 @@
-"""A job that dies before its first step: the reason is what it said, and nothing is run in vain."""
+"""A job that dies before its first step: the reason is its own error, and no further run is made."""
 
 from __future__ import annotations
 

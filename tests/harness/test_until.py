@@ -1,4 +1,4 @@
-"""Runs that are ended on purpose, and what waits for another fault's recovery."""
+"""Runs that are ended on purpose, and faults that wait for the recovery from another fault."""
 
 from __future__ import annotations
 

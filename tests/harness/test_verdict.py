@@ -1,4 +1,4 @@
-"""The gates and the verdict: what lets a run pass, and what must not."""
+"""The gates and the verdict: when a run passes, and when it must not."""
 
 from __future__ import annotations
 

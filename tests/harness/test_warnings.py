@@ -1,4 +1,4 @@
-"""What `plan` and `run` warn of, since it can be carried out and will not do what was meant."""
+"""Warnings of `plan` and `run` about scenarios that can be carried out but do not test what was meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios that torchaos writes itself: what it reads back is what it wrote, whatever words a job's command holds."""
+"""Scenarios that torchaos writes: they are read back unchanged, whatever words a job's command contains."""
 
 from __future__ import annotations
 

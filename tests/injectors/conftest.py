@@ -1,4 +1,4 @@
-"""Checkpoints to damage, and a site to do it at."""
+"""Checkpoints to damage, and a site for the fault."""
 
 from __future__ import annotations
 

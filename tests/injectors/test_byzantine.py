@@ -1,4 +1,4 @@
-"""numeric.scaled_gradient and numeric.stale_gradient say what they did once they did it, and not before."""
+"""numeric.scaled_gradient and numeric.stale_gradient report what they did when they have done it, and not before."""
 
 from __future__ import annotations
 

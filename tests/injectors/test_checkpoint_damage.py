@@ -1,4 +1,4 @@
-"""checkpoint.*: what was damaged is in the journal to the byte, and is undone byte for byte."""
+"""checkpoint.*: the journal records the damage to the byte, and it is undone byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which collectives a delay hits: by operation, group, size and count."""
+"""The collectives that a delay hits: by operation, group, size and count."""
 
 from __future__ import annotations
 

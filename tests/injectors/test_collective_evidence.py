@@ -1,4 +1,4 @@
-"""What counts as proof that a rank kept the others waiting or no longer matches them; what the target says is none."""
+"""Proof that a rank kept the others waiting, or no longer matches them. Reports of the target itself are no proof."""
 
 from __future__ import annotations
 

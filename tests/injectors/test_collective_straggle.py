@@ -1,4 +1,5 @@
-"""Slow ranks from outside, on a real busy process: it is held back, the kernel says so, and it is let go."""
+"""A rank is slowed from outside, in a real busy process: it is slow, the kernel shows it, and it runs normally
+afterwards."""
 
 from __future__ import annotations
 

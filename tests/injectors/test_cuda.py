@@ -1,4 +1,4 @@
-"""CUDA's errors in a rank: PyTorch's own words and code, in the right call, and for good."""
+"""CUDA's errors in a rank: PyTorch's own message and code, in the right call, and for every later call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults in NCCL's connections: what they order, what proves them, and what a plan says that lacks something."""
+"""The faults in NCCL's connections: their orders, their proof, and plans that lack something."""
 
 from __future__ import annotations
 

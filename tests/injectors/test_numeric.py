@@ -1,4 +1,4 @@
-"""Corruption in a rank: the very bit, in the very tensor, at the Moment, and nothing else."""
+"""Corruption in a rank: exactly the chosen bit of the chosen tensor changes, at the Moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The kernel's OOM killer, on a real process: it dies of the limit of a cgroup of ours, and nothing is left of that."""
+"""The kernel's OOM killer, with a real process: it dies from the limit of a cgroup of torchaos, and nothing is left
+behind."""
 
 from __future__ import annotations
 

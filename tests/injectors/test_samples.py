@@ -1,4 +1,5 @@
-"""Checkpoints that Megatron and TorchTitan wrote (tests/checkpoints/samples): read, damaged, found, and put back."""
+"""Checkpoints that Megatron and TorchTitan wrote (tests/checkpoints/samples): they are read, damaged, verified, and
+restored."""
 
 from __future__ import annotations
 

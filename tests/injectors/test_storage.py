@@ -1,4 +1,4 @@
-"""storage.*: a real file system over the checkpoint folder, in which chosen operations of chosen ranks go wrong."""
+"""storage.*: a real file system over the checkpoint folder, in which chosen operations of chosen ranks fail."""
 
 from __future__ import annotations
 

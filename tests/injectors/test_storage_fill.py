@@ -1,4 +1,4 @@
-"""storage.fill, and the file system of its own that job.checkpoints.size makes for it."""
+"""storage.fill, and the file system that job.checkpoints.size makes for it."""
 
 from __future__ import annotations
 

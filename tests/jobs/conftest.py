@@ -1,4 +1,4 @@
-"""Runs a training job under torchrun, and kills one of its ranks at a moment that is seen from outside."""
+"""Runs a training job under torchrun, and kills one of its ranks at a time that is visible from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The reference job loses nothing: killed, preempted, given damaged checkpoints or another number of ranks."""
+"""The reference job loses nothing if it is killed, preempted, or given damaged checkpoints or another number of
+ranks."""
 
 from __future__ import annotations
 

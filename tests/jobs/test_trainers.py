@@ -1,4 +1,4 @@
-"""What ordinary trainers really do when a rank is killed: the ground truth for the tests that judge them."""
+"""How ordinary trainers behave when a rank is killed: the ground truth for the tests that judge them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher declares, and no name of a launcher, decides what a scenario may ask of it."""
+"""A launcher's declarations, and not its name, decide what a scenario may ask of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A job on two nodes, each a container of an engine of our own: who is where, what reaches it, and what is left."""
+"""A job on two nodes, each a container of a private engine: which ranks are where, what reaches them, and what is
+left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands for a node's command in the harness's process tree, against an engine that is made up."""
+"""The process that represents a node's command in the harness's process tree, with a simulated engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whenever the harness dies in the middle of faults in containers, nothing of them is left."""
+"""If the harness dies in the middle of faults in containers, nothing is left behind."""
 
 from __future__ import annotations
 

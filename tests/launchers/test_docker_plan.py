@@ -1,4 +1,4 @@
-"""What is planned for containers, what is refused before anything is made, and pids that are told from inside."""
+"""Plans for containers, scenarios that are refused before anything is made, and pids that are reported from inside."""
 
 from __future__ import annotations
 

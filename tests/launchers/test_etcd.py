@@ -1,4 +1,4 @@
-"""Nodes that meet in etcd: when a server is started for them, that it serves them all, and that it goes with them."""
+"""Nodes that use etcd: when a server is started for them, that it serves all of them, and that it ends with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchaos exec: one node's launch under any scheduler, and what the nodes leave in the run directory they share."""
+"""torchaos exec: it launches one node under any scheduler; and the nodes' files in the shared run directory."""
 
 from __future__ import annotations
 

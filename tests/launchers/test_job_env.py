@@ -1,4 +1,4 @@
-"""What goes into the job's environment, and what of the user's stays."""
+"""The job's environment: which variables are added, and which of the user's are kept."""
 
 from __future__ import annotations
 

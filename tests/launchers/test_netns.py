@@ -1,4 +1,4 @@
-"""A job on two nodes, each a network namespace: who is where, what restarts, and what is left."""
+"""A job on two nodes, each a network namespace: which ranks are where, what restarts, and what is left."""
 
 from __future__ import annotations
 

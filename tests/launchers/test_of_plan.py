@@ -1,4 +1,4 @@
-"""From a plan to its job."""
+"""Makes the job of a plan."""
 
 from __future__ import annotations
 

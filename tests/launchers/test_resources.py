@@ -1,4 +1,4 @@
-"""What a launcher makes is guarded before it is made."""
+"""The undo of everything that a launcher makes is on disk before it is made."""
 
 from __future__ import annotations
 

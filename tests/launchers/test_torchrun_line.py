@@ -1,4 +1,4 @@
-"""How many ranks a torchrun command line asks for."""
+"""The number of ranks that a torchrun command line requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The museum of real bugs in ci/museum: its rows are whole, and its table says what was run. `python ci/museum` runs
+"""The museum of real bugs in ci/museum: its rows are complete, and its table shows the results. `python ci/museum` runs
 all of it."""
 
 from __future__ import annotations

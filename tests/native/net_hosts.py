@@ -1,4 +1,4 @@
-"""Two processes of net_host.c, which play NCCL's part, and orders for the plug-in in each of them."""
+"""Two processes of net_host.c, which play the part of NCCL, and orders for the plug-in in each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network plug-in for NCCL, driven by a program that plays NCCL in two processes. No GPU and no NCCL is needed."""
+"""The network plug-in for NCCL, called by a program that plays NCCL in two processes. No GPU and no NCCL is needed."""
 
 from __future__ import annotations
 

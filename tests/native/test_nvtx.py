@@ -1,4 +1,4 @@
-"""The library that stalls NCCL calls: with a caller that speaks NVTX as NCCL does, and in a real libnccl."""
+"""The library that stalls NCCL calls: with a caller that uses NVTX as NCCL does, and in a real libnccl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three nodes that are network namespaces of this machine, and sockets that live in them."""
+"""Three nodes that are network namespaces of this machine, and sockets in them."""
 
 from __future__ import annotations
 

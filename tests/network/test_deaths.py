@@ -1,4 +1,4 @@
-"""Whenever the harness dies in the middle of network faults, nothing of them is left."""
+"""If the harness dies in the middle of network faults, nothing is left behind."""
 
 from __future__ import annotations
 

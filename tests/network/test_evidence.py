@@ -1,4 +1,4 @@
-"""When a network or node fault counts as felt: from what the kernel counted, never from the fault's own word."""
+"""When a network or node fault counts as felt: by the kernel's counters, never by the fault's own report."""
 
 from __future__ import annotations
 

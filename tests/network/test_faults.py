@@ -1,4 +1,4 @@
-"""What each fault does to packets between nodes: measured by a probe connection, and counted by the kernel."""
+"""The effect of each fault on packets between nodes: measured by a probe connection, and counted by the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that are network namespaces: what they see of each other, and what is left of them."""
+"""Nodes that are network namespaces: which other nodes they reach, and what is left of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is planned for several nodes, and what is refused before anything is started."""
+"""Plans for several nodes, and scenarios that are refused before anything is started."""
 
 from __future__ import annotations
 

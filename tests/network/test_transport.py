@@ -1,4 +1,4 @@
-"""What a job's collectives go over, and faults that can't reach it are refused before anything is started."""
+"""The transport of a job's collectives. A fault that can't reach it is refused before anything is started."""
 
 from __future__ import annotations
 

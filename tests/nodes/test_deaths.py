@@ -1,4 +1,4 @@
-"""Whoever dies while a node is stopped, its processes run again soon, and nothing is left behind on any node."""
+"""If any process dies while a node is stopped, the node's processes soon run again, and nothing is left on any node."""
 
 from __future__ import annotations
 

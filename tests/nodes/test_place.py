@@ -1,4 +1,4 @@
-"""The folder that a node keeps for itself."""
+"""The folder that only one node uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job leaves behind: its processes with their ports, and its shared memory, told from that of others."""
+"""What a job leaves behind: processes with their ports, and shared memory, without those of other jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule that joins the observers. Pure."""
+"""The rule that combines the opinions of the observers. Pure."""
 
 from __future__ import annotations
 

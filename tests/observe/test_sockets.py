@@ -1,4 +1,4 @@
-"""What the ranks' sockets say: what goes over, and what is only sent again and again."""
+"""What the ranks' sockets show: which data arrives, and which is only sent again and again."""
 
 from __future__ import annotations
 

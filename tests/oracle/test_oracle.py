@@ -1,5 +1,5 @@
-"""The bench: what is said of trainers that are known to be broken, healthy or noisy. `python ci/campaigns/oracle.py`
-runs all of it, many times."""
+"""The bench: verdicts on trainers that are known to be broken, healthy or noisy. `python ci/campaigns/oracle.py` runs
+all of it, many times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wheel of this checkout, and environments that hold torchaos but not the checkout."""
+"""A wheel of this checkout, and environments that have torchaos but not the checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who imports what, where import-linter can't tell: modules that are loaded by path, and names without torchaos."""
+"""Imports that import-linter can't see: of modules that are loaded by path, and of names without torchaos."""
 
 from __future__ import annotations
 

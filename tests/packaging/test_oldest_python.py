@@ -1,4 +1,4 @@
-"""What only later versions of Python than the oldest one that we promise can do, and no tool here sees."""
+"""Features that the oldest promised version of Python lacks, and that no other tool here finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchaos.plugin: all that a plug-in imports, outside and in a rank."""
+"""torchaos.plugin: everything that a plug-in imports, outside and in a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plug-ins are found in every kind of install, and a new file in an editable one needs no new install."""
+"""Plug-ins are found in every kind of installation. In an editable one, a new file needs no new installation."""
 
 from __future__ import annotations
 

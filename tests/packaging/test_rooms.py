@@ -1,5 +1,5 @@
-"""Which room of the harness may import which: import-linter holds the layers in pyproject.toml, and here come names in
-strings, which it does not see."""
+"""Which room of the harness may import which. import-linter holds the layers in pyproject.toml; these tests cover names
+in strings, which it does not see."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The templates that users copy: well-formed for what reads them, with commands that torchaos takes, and scripts that
-run. What they call of CI systems themselves (runners, plugins, schedulers) is not here and is not run."""
+"""The templates that users copy: they are well-formed, torchaos accepts their commands, and their scripts run. The
+parts of CI systems that they call (runners, plugins, schedulers) are not tested."""
 
 from __future__ import annotations
 

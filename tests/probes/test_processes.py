@@ -1,4 +1,4 @@
-"""Which processes are taken for ranks, on made-up process trees."""
+"""The processes that are taken for ranks, in process trees made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch over ranks, on processes that stand in for torchelastic's agent and its workers."""
+"""The watch over ranks, with processes that play torchelastic's agent and its workers."""
 
 from __future__ import annotations
 

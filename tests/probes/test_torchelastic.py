@@ -1,4 +1,4 @@
-"""What torchrun's console says, from logs of real runs (torch 2.13)."""
+"""The facts in torchrun's output, from logs of real runs (torch 2.13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Toxiproxy server of a run of its own, before a server that says back what it is told."""
+"""A Toxiproxy server of one run, in front of a server that echoes its input."""
 
 from __future__ import annotations
 

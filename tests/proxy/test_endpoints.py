@@ -1,4 +1,4 @@
-"""Endpoints in a scenario: what is refused before anything is started, and which address the job is given."""
+"""Endpoints in a scenario: what is refused before anything is started, and the address that the job gets."""
 
 from __future__ import annotations
 

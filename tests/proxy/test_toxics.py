@@ -1,4 +1,4 @@
-"""What each `proxy.*` fault does to a connection, what shows that it was felt, and that it is taken back."""
+"""The effect of each `proxy.*` fault on a connection, the proof that it was felt, and its undo."""
 
 from __future__ import annotations
 

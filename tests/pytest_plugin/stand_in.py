@@ -1,7 +1,5 @@
-"""Stands in for the command `torchaos`: leaves a recorded run, with the verdict that the scenario's name asks for.
-
-Each call is noted in the file `calls` of the working directory, and the time from its begin to its end in `times`.
-"""
+"""A stand-in for the command `torchaos`: leaves a recorded run with the verdict that the scenario's name requests. Each
+call is written to the file `calls` of the working directory, and the times of its begin and end to `times`."""
 
 from __future__ import annotations
 

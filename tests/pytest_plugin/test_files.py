@@ -1,4 +1,5 @@
-"""Scenario files as tests: what is collected, what each verdict becomes, and what pytest's own options do with them."""
+"""Scenario files as tests: which are collected, the test result for each verdict, and the effect of pytest's own
+options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repetitions judged together: rates with bounds, distributions, and what an interrupted series is worth."""
+"""Repetitions judged together: rates with bounds, distributions, and what an interrupted series shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as a run would leave them, with fixed figures."""
+"""Results in the form that a run leaves, with fixed figures."""
 
 from __future__ import annotations
 

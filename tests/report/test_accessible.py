@@ -1,5 +1,5 @@
-"""Each kind of page in a real browser, on a desk and on a phone, in light and dark: no errors, nothing that sticks out
-at the side, and none of axe's rules is broken. `PAGES=FOLDER` keeps pictures of them, to be looked at."""
+"""Each kind of page in a real browser, on a desk and on a phone, in light and dark: no errors, nothing wider than the
+page, and none of axe's rules is broken. `PAGES=FOLDER` saves pictures of the pages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The pages in a real browser: they draw, zoom, tell what is under the pointer, filter, fit a phone, and complain of
-nothing."""
+"""The pages in a real browser: they draw, zoom, show what is under the pointer, filter, fit a phone, and cause no
+error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a run: what it holds, that it needs nothing else, and that nothing in a log can do harm in it."""
+"""The page of a run: its contents, that it needs no other file, and that nothing in a log can do harm in it."""
 
 from __future__ import annotations
 

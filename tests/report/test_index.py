@@ -1,4 +1,4 @@
-"""The page of many runs: what stands in a row, without a browser."""
+"""The page of many runs: the contents of a row, without a browser."""
 
 from __future__ import annotations
 

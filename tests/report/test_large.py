@@ -1,4 +1,4 @@
-"""A run of 16 ranks and 10,000 steps still is a page that opens at once."""
+"""The page of a run of 16 ranks and 10,000 steps still opens at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server is told how a game day or a gate ended; whatever it answers, no verdict changes."""
+"""A server is informed how a game day or a gate ended. No answer of the server changes a verdict."""
 
 from __future__ import annotations
 

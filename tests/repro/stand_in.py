@@ -1,8 +1,6 @@
-"""Stands for torchrun and for a trainer under it: `stand_in.py FOLDER --steps N [--forget] [--noisy] ...`.
-
-As torchrun it starts two ranks and starts both again when one dies; as a rank it makes steps, rank 0 prints them, and
-all state is in FOLDER/state.json. Each rank has a child that bears its RANK, as a data-loader worker does.
-"""
+"""A stand-in for torchrun and for a trainer under it: `stand_in.py FOLDER --steps N [--forget] [--noisy] ...`. As
+torchrun it starts two ranks, and starts both again when one dies. As a rank it makes steps; rank 0 prints them, and all
+state is in FOLDER/state.json. Each rank has a child that inherits its RANK, like a data-loader worker."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The script that shows a finding without torchaos: what goes into it, and that it shows what there is and no more."""
+"""The script that shows a finding without torchaos: its contents, and that it shows only what the run showed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Every ready scenario passes the job that it comes with, and fails another one: here a sample, all of them by
-ci/campaigns/teeth.py."""
+"""Every ready scenario passes with its own job, and fails with a defective one. This is a sample; ci/campaigns/teeth.py
+runs all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Is B worse than A? Only where it is larger than the noise, and never said to be the same where nobody can tell."""
+"""Is B worse than A? Only if the difference is larger than the noise; and "the same" is never said if it is not
+known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Game days from night to night: kept in the history, shown, and compared by their own rounds and faults."""
+"""Game days from night to night: stored in the history, shown, and compared by their own rounds and faults."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""A stand-in for the harness, for tests that kill it: RUN_DIR RUN_ID VICTIM_PID POINT.
-
-Guards the job's processes, a control page, a file and a process, damages the latter three, then heals. At POINT it says
-so and waits to be killed; `never` goes through to the end.
-"""
+"""A stand-in for the harness, for tests that kill it: RUN_DIR RUN_ID VICTIM_PID POINT. It guards the job's processes, a
+control page, a file and a process, damages the last three, and then heals. At POINT it reports this and waits to be
+killed; with `never` it continues to the end."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""The handles of what a run makes in a Docker engine, against a real one: what they set right, and what they spare."""
+"""The handles of a run's objects in a Docker engine, with a real engine: what they restore, and what they do not
+touch."""
 
 from __future__ import annotations
 

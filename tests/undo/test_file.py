@@ -1,4 +1,4 @@
-"""The File handle: byte for byte what it was, and nobody else's file touched."""
+"""The File handle: it restores the file byte for byte, and touches no other file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract that every handle keeps, and what each must do besides."""
+"""The contract of all handles, and the further duties of each kind."""
 
 from __future__ import annotations
 

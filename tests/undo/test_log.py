@@ -1,4 +1,4 @@
-"""The undo log and the healer on it, without a process."""
+"""The undo log, and the healer that uses it, without a process."""
 
 from __future__ import annotations
 

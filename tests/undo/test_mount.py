@@ -1,4 +1,4 @@
-"""The Mount handle: what we mounted goes, at once and even in use; what others mounted stays."""
+"""The Mount handle: it unmounts torchaos's mounts at once, even if they are in use, and no other mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handles of what a network fault changes: what they leave alone."""
+"""The handles of network faults: what they do not touch."""
 
 from __future__ import annotations
 

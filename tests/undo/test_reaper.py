@@ -1,4 +1,4 @@
-"""The reaper from end to end: real processes, real deaths."""
+"""The reaper as a whole: real processes, real deaths."""
 
 from __future__ import annotations
 

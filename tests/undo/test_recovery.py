@@ -1,4 +1,5 @@
-"""What earlier deaths left is found and healed, wherever it was; what somebody still takes care of is left alone."""
+"""Remains of earlier deaths are found and healed, wherever they are; what another process takes care of is left
+alone."""
 
 from __future__ import annotations
 

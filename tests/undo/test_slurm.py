@@ -1,4 +1,4 @@
-"""The handle of work that is given to Slurm."""
+"""The handle of work that was given to Slurm."""
 
 from __future__ import annotations
 

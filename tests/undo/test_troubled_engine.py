@@ -1,4 +1,4 @@
-"""Taking away what a run made in an engine that is slow, or still at what somebody asked before dying."""
+"""Undoes a run's objects in an engine that is slow, or that still carries out a request of a dead process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gloo job that leaves Flight Recorder dumps: healthy ones, and those of a stall in the user's code of one rank."""
+"""A gloo job that leaves Flight Recorder dumps: of a healthy job, and of a stall in the user's code of one rank."""
 
 import ctypes
 import os

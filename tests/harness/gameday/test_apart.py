@@ -1,4 +1,4 @@
-"""A round is scored in a process of its own."""
+"""A round is scored in its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A game day as a whole, with a stand-in for its rounds: what is run, when it ends, and how it goes on."""
+"""A whole game day, with a stand-in for its rounds: what is run, when it ends, and how it is continued."""
 
 from __future__ import annotations
 

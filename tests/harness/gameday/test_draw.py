@@ -1,4 +1,4 @@
-"""What is drawn of a game day: from the seed alone, as the file says, and as scenarios that hold."""
+"""The faults that are drawn for a game day: from the seed alone, according to the file, and in valid scenarios."""
 
 from __future__ import annotations
 

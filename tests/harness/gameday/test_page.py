@@ -1,4 +1,4 @@
-"""The page of a game day: everything that the score holds is on it, and nothing in it can do harm."""
+"""The page of a game day: it shows everything in the score, and nothing in it can do harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The score: where the time of a round went, what came of each fault, and the verdict on the whole day."""
+"""The score: how the time of a round was used, the outcome of each fault, and the verdict on the whole day."""
 
 from __future__ import annotations
 

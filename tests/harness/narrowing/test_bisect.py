@@ -1,4 +1,4 @@
-"""Bisecting releases: of one package, of two that are wrong only together, and what is said of them."""
+"""Bisecting releases: of one package, and of two packages that are wrong only together; and the report."""
 
 from __future__ import annotations
 

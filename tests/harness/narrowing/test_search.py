@@ -1,5 +1,5 @@
-"""The search along a line of releases: it finds both ends of each window that it knows of, with few tries, and names
-nothing that it has not seen."""
+"""The search along a line of releases: with few tries it finds both ends of each window that the tries hit, and reports
+only what was tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shrinking: what is left is needed, and all that is; what waited for a fault that is gone still comes."""
+"""Shrinking: exactly the needed faults are left. A fault that waited for a removed fault still comes."""
 
 from __future__ import annotations
 

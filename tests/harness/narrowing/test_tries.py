@@ -1,4 +1,4 @@
-"""Runs with chosen releases: what counts of their results, and what is not run again."""
+"""Runs with chosen releases: which of their results count, and which runs are not repeated."""
 
 from __future__ import annotations
 

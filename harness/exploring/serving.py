@@ -99,7 +99,7 @@ class Recording(Served):
         return done
 
     def flush(self, path: str, fh: int) -> int:
-        """FUSE calls it at each close(2), also of a copy of the file handle."""
+        """Records the close of a file. FUSE calls it at each close(2), also of a copy of the file handle."""
         with self._lock:
             if fh in self._by_handle:
                 self._note(Kind.CLOSE, path, time.monotonic(), fh)

@@ -50,8 +50,8 @@ def inner_pid(pid: int) -> int:
 
 
 def in_namespace_of(first: int, own: int) -> int | None:
-    """The pid, in the pid namespace of this process, of the process that has the pid `own` in the pid namespace of the
-    process `first`. None if there is none."""
+    """Translates a pid: `own` is the pid of a process in the pid namespace of the process `first`. Returns the pid of
+    the same process in our own pid namespace; None if there is no such process."""
     with suppress(OSError):
         space = os.stat(f"/proc/{first}/ns/pid").st_ino
         for pid in _pids():

@@ -33,9 +33,8 @@ class Loaded:
 
 
 def loaded(history: History) -> Iterator[Loaded]:
-    """Yields a comparison for each rank of each resume on the same number of ranks, if both states were seen.
-
-    No twin is needed, and noise can't explain a difference, because a checkpoint holds the exact bits."""
+    """Yields a comparison for each rank and each resume, if the number of ranks did not change and both states were
+    seen. No twin is needed, and noise can't explain a difference, because a checkpoint holds the exact bits."""
     bases = [attempt.base for attempt in history.attempts if attempt.base]
     near = np.isin(history.executions.global_step, [step for base in bases for step in (base, base + 1)])
     placed = {(done.attempt, done.global_step, done.rank): done for done in history.executions.at(near)}

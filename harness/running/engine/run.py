@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -261,13 +262,7 @@ class Run:
 
     def _tell(self, healed: Sequence[Healed]) -> None:
         for result in healed:
-            data = {
-                "record": result.record,
-                "handle": result.handle,
-                "verified": result.verified,
-                "reason": result.reason,
-            }
-            self.journal.emit(Kind.HEALED, data)
+            self.journal.emit(Kind.HEALED, asdict(result))
         bad = {_owner(result): result.reason for result in healed if not result.verified}
         good = {_owner(result) for result in healed} - bad.keys()
         self._unverified = {who: why for who, why in (self._unverified | bad).items() if who not in good}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from torchaos.harness.agent.page import ControlPage
@@ -100,15 +100,9 @@ class NodeFaults:
             healed = self._reaper.close()
         except UndoError as error:
             healed = [Healed("all", {}, False, str(error))]
-        for handle in healed:
-            data = {
-                "record": handle.record,
-                "handle": handle.handle,
-                "verified": handle.verified,
-                "reason": handle.reason,
-            }
-            self._journal.emit(Kind.HEALED, data)
-        return all(handle.verified for handle in healed)
+        for result in healed:
+            self._journal.emit(Kind.HEALED, asdict(result))
+        return all(result.verified for result in healed)
 
 
 def _world_size(part: NodePart) -> int | None:

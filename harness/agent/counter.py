@@ -18,9 +18,9 @@ from typing import Hashable
 
 @dataclass(frozen=True)
 class Closed:
-    """The parts that ended with a call: a segment (`segment`), the iteration before that segment (`before`), or the
-    iteration that includes the segment (`after`). `stray`: the optimizer step belongs to an iteration that had already
-    ended."""
+    """The parts of training that a call ended: a segment (`segment`), the iteration before that segment (`before`), or
+    the iteration that includes the segment (`after`). `stray`: the optimizer step belongs to an iteration that had
+    already ended."""
 
     segment: bool = False
     before: bool = False

@@ -178,7 +178,7 @@ def look(value: Any) -> list[View]:
 
 
 def digest(views: Sequence[View], indices: tuple[int, ...] | None = None) -> Batch:
-    """Digest the rows of a batch, given a view of each of its tensors, arrays and lists of texts. `indices`: the
+    """Digests the rows of a batch. `views`: a view of each of its tensors, arrays and lists of texts. `indices`: the
     dataset indices of its samples, if known."""
     if not views:
         return Batch(None, indices)

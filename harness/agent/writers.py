@@ -62,7 +62,8 @@ class Tee:
 
 
 class WithoutDescriptor(Tee):
-    """Keeps torch.save's format from before 1.6 from writing tensors directly to the file descriptor, past `write`."""
+    """A Tee that hides its file descriptor. Otherwise torch.save, in the format from before torch 1.6, would write
+    tensors directly to the descriptor, and not by `write`."""
 
     def fileno(self) -> int:
         raise io.UnsupportedOperation("all bytes must pass through write()")

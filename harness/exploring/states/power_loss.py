@@ -47,8 +47,8 @@ def states(
     recording: Recording, persistence: Persistence = Persistence.STRICT, symmetry: bool = True, seed: int = 0
 ) -> Iterator[State]:
     """The states that a loss of power can leave, with this promise of the file system. `symmetry` and `seed`: as in
-    process_death. If orders of the ranks that the recorded run did not have make more than `UNSEEN` classes of moments,
-    they are examined only without a loss."""
+    process_death. Moments that need another order of the ranks than the recorded one are examined only without a
+    loss, if they have more than `UNSEEN` classes."""
     return of_cuts(Cuts(recording, symmetry, seed), persistence)
 
 

@@ -52,8 +52,8 @@ class ParameterSums:
         return sum(total for values in found for total in values.whole) % MODULUS
 
     def parameter_of(self, step: int, entry: str) -> str | None:
-        """The parameter whose name a tensor in a checkpoint has, without the prefixes of the nesting. None if there is
-        none."""
+        """The parameter that a tensor in a checkpoint is named after, or None. Prefixes from nested containers in the
+        tensor's name are ignored."""
         parts = plain_name(entry.rpartition(":")[2]).split(".")
         names = (".".join(parts[place:]) for place in range(len(parts)))
         return next((name for name in names if name in self._values.get(step, {})), None)

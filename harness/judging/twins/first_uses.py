@@ -19,8 +19,8 @@ def indices_of(steps: StepTable, step: int) -> list[int]:
 
 
 def came_earlier(steps: StepTable, step: int) -> bool:
-    """Whether the first sample of a step was also consumed in an earlier step. If not, the step does not only repeat
-    samples."""
+    """Whether the first sample of a step was also consumed in an earlier step. A step that only repeats samples always
+    begins with such a sample."""
     own = indices_of(steps, step)[:1]
     wanted = as_indices([own])[0]
     return any((indices[at < step] == wanted).any() for at, indices in (steps.executions.indices() if own else ()))

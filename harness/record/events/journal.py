@@ -123,7 +123,7 @@ class Journal:
         return len(self._events)
 
     def since(self, number: int) -> list[Event]:
-        """The events from that number on, in order of arrival."""
+        """The events from number `number` on (counted from 0), in order of arrival."""
         with self._lock:
             return self._events[number:]
 

@@ -9,7 +9,8 @@ SHARE = 10
 
 
 class Throttle:
-    """Use: `if throttle.due():`, then `with throttle:` around the costly code, whose CPU time is measured."""
+    """Decides when the check is due again. Use: `if throttle.due():`, then `with throttle:` around the costly code,
+    whose CPU time is measured."""
 
     def __init__(self) -> None:
         self._spent_s = self._next_s = 0.0

@@ -3,10 +3,12 @@ modulo 2**64, over the tensors' bits read as integers. In the first sum each ten
 the plain sum, has no factors. So the check sum changes if a bit flips or if two tensors change places. It does not
 change if elements change places within one tensor. The plain sum is the same for every order of the tensors.
 
-A check sum is 32 hexadecimal digits, after a prefix that says what it covers: no prefix: every tensor is whole in this
-rank, as under DDP; SHARD: parts of tensors, or some of the tensors, and the sums of all ranks add up to the sum of the
-whole tensors; COPY: parts that another rank has as well (hybrid sharding), which count once; MIXED: whole tensors and
-parts, whose sums can't be added up."""
+A check sum is 32 hexadecimal digits, after a prefix that says what it covers:
+
+- no prefix: every tensor is whole in this rank, as under DDP
+- SHARD: parts of tensors, or some of the tensors; the sums of all ranks add up to the sum of the whole tensors
+- COPY: parts that another rank has as well (hybrid sharding), which count once
+- MIXED: whole tensors and parts; such sums can't be added up"""
 
 from __future__ import annotations
 

@@ -1,20 +1,15 @@
 """An exploration: one run is recorded, and the job is resumed from each state that a death could have left.
 
-out/NAME/scenario.yaml, plan.json: as in a run directory
-
-recorded/: the run directory of the recorded run
-
-recording/: its operations, and the bytes that it wrote
-
-twins/N: the runs that resumes are judged against
-
-now/: the run directory of the present resume
-
-outcomes.jsonl: a line for each state that was tried; an exploration that was stopped continues after it
-
-failing/STATE/: the run directory of a resume that failed, with state/ (the state's files) and reproduce.sh
-
-explored.json, report.html"""
+out/NAME/scenario.yaml, plan.json   as in a run directory
+         recorded/                  the run directory of the recorded run
+         recording/                 its operations, and the bytes that it wrote
+         twins/N                    the runs that resumes are judged against
+         now/                       the run directory of the present resume
+         outcomes.jsonl             a line for each state that was tried; a stopped exploration continues after it
+         failing/STATE/             the run directory of a resume that failed, with state/ (the state's files) and
+                                    reproduce.sh
+         explored.json, report.html
+"""
 
 from __future__ import annotations
 

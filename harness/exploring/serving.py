@@ -1,6 +1,6 @@
 """Serves the checkpoint folder over itself by FUSE, and records what each process does to it:
 
-python -m torchaos.harness.exploring.serving FOLDER SOURCE SWITCH HOME
+    python -m torchaos.harness.exploring.serving FOLDER SOURCE SWITCH HOME
 
 HOME gets `operations` (a line for each operation, when it ends), `collectives` and `blobs/`. The server is the server
 of the storage faults, without a fault. It sees every write of every library and language. It sees writes to a mapped

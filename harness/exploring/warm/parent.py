@@ -3,11 +3,9 @@ run by its path, with the standard library only.
 
 It reads requests from the socket whose number is its argument, one JSON object per line, and answers each with a line:
 
-{"do": "import", "names": [...]} -> {"threads": n, "cuda": bool, "failed": {name: error}}
-
-{"do": "fork", "ranks": [{"env", "argv", "cwd", "path", "log", "imports"}]} -> {"pids": [...]}
-
-{"do": "ends", "pids": [...]} -> {"codes": {pid: code}} of the ranks that have ended; negative: a signal
+    {"do": "import", "names": [...]}  ->  {"threads": n, "cuda": bool, "failed": {name: error}}
+    {"do": "fork", "ranks": [{"env", "argv", "cwd", "path", "log", "imports"}]}  ->  {"pids": [...]}
+    {"do": "ends", "pids": [...]}  ->  {"codes": {pid: code}} of the ranks that have ended; negative: a signal
 
 In a forked rank, `serve` returns the program to run, so that the script runs at the bottom of the stack, and the
 interpreter ends as usual."""

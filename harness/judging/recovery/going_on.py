@@ -2,14 +2,12 @@
 step before it drains its ranks, and a collective may stall a step later.
 
 - The attempt that was hit continued if it did not end in a restart, except a restart that another landing explains.
-Training continued with the step that ended the last halt. Only halts that began while the fault was on, or soon after,
-count.
-
+  Training continued with the step that ended the last halt. Only halts that began while the fault was on, or soon
+  after, count.
 - Otherwise a later attempt must get past all steps of the earlier attempts. An attempt does not count if it ended only
-because the job got its lost node back.
-
+  because the job got its lost node back.
 - If the fault came after the last step, no further step can show it. Then the checkpoint that was not yet saved must
-become complete."""
+  become complete."""
 
 from __future__ import annotations
 

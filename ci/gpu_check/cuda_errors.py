@@ -6,7 +6,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NOT_RUN = 77
+from row import need_gpu
+
 FAIL = """
 import torch
 from torchaos.harness.agent import cuda
@@ -32,14 +33,7 @@ assert again == 4
 
 
 def main() -> int:
-    try:
-        import torch
-    except ImportError:
-        print("torch is missing")
-        return NOT_RUN
-    if not torch.cuda.is_available():
-        print("there is no GPU here; this has not been run yet")
-        return NOT_RUN
+    need_gpu()
     done = subprocess.run([sys.executable, "-c", FAIL], capture_output=True, text=True, check=False)
     print((done.stdout.strip() or done.stderr.strip()[-1500:]) if done.returncode else done.stdout.strip())
     return int(done.returncode != 0)

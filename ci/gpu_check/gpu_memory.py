@@ -6,7 +6,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NOT_RUN = 77
+from row import need_gpu
+
 LIMIT = """
 import types, torch
 from torchaos.injectors.cuda_memory import OutOfMemory
@@ -27,14 +28,7 @@ print(f"torch {torch.__version__}: {text.splitlines()[0][:100]}")
 
 
 def main() -> int:
-    try:
-        import torch
-    except ImportError:
-        print("torch is missing")
-        return NOT_RUN
-    if not torch.cuda.is_available():
-        print("there is no GPU here; this has not been run yet")
-        return NOT_RUN
+    need_gpu()
     done = subprocess.run([sys.executable, "-c", LIMIT], capture_output=True, text=True, check=False)
     print(done.stdout.strip() if done.returncode == 0 else done.stderr.strip()[-1500:])
     return int(done.returncode != 0)

@@ -17,7 +17,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-NOT_RUN = 77
+from row import need_gpu, not_possible
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.machine.native import NCCL_NET, nccl_net_environment
+
 COUNT = 1 << 20  # floats in each all-reduce
 HELD_S = 1.0
 
@@ -93,8 +97,6 @@ def _take_back(control: Path) -> None:
 
 
 def launch(what: str) -> subprocess.CompletedProcess[str]:
-    from torchaos.harness.machine.native import nccl_net_environment
-
     ours = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_PROTO": "Simple", "NCCL_DEBUG": "WARN"}
     with tempfile.TemporaryDirectory() as scratch:
         env = {**os.environ, **ours, **nccl_net_environment(Path(scratch) / "nccl_net")}
@@ -104,27 +106,12 @@ def launch(what: str) -> subprocess.CompletedProcess[str]:
         )
 
 
-def missing() -> str | None:
-    try:
-        import torch
-    except ImportError:
-        return "torch is missing"
-    if not torch.cuda.is_available():
-        return "not possible here: there is no GPU; this has not been run yet"
-    from torchaos.harness.contracts import UsageError
-    from torchaos.harness.machine.native import NCCL_NET
-
+def main() -> int:
+    need_gpu()
     try:
         NCCL_NET.path()
     except UsageError as error:
-        return f"not possible here: {error}"
-    return None
-
-
-def main() -> int:
-    if why := missing():
-        print(why)
-        return NOT_RUN
+        not_possible(str(error))
     found: dict[str, Any] = {}
     for what in ("plain", "stall", "flap", "delay", "throttle", "corrupt", "nics"):
         done = launch(what)

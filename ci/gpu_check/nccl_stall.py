@@ -18,7 +18,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-NOT_RUN = 77
+from row import need_gpu, not_possible
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.machine.native import NVTX, nvtx_environment
+
 STALL_S, TIMEOUT_S = 2.0, 5.0
 COUNT, MEANT = 1000, 4  # floats in each all-reduce; the number of the chosen all-reduce
 
@@ -71,8 +75,6 @@ def gate(torch: Any, word: Any) -> None:
 
 
 def launch(watchdog: bool) -> subprocess.CompletedProcess[str]:
-    from torchaos.harness.machine.native import nvtx_environment
-
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         env = {**os.environ, **nvtx_environment(folder / "nvtx"), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
@@ -83,28 +85,12 @@ def launch(watchdog: bool) -> subprocess.CompletedProcess[str]:
         )  # fmt: skip
 
 
-def missing() -> str | None:
-    try:
-        import torch
-    except ImportError:
-        return "torch is missing"
-    if not torch.cuda.is_available():
-        return "there is no GPU here; this has not been run yet"
-    from torchaos.harness.contracts import UsageError
-    from torchaos.harness.machine.native import NVTX
-
+def main() -> int:
+    need_gpu()
     try:
         NVTX.path()
     except UsageError as error:
-        return str(error)
-    return None
-
-
-def main() -> int:
-    why = missing()
-    if why:
-        print(why)
-        return NOT_RUN
+        not_possible(str(error))
     plain = launch(watchdog=False)
     if plain.returncode != 0 or "STALLED" not in plain.stdout:
         print(plain.stdout, plain.stderr, "the stall did not land on the call that was meant", sep="\n")

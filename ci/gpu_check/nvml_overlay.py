@@ -10,14 +10,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-NOT_RUN = 77
+from row import not_possible, overlaid
+
 ASK = """
 import json, pynvml as n
 n.nvmlInit()
 gpu = n.nvmlDeviceGetHandleByIndex(0)
 def ask(call, *arguments):
     try:
-        return repr(call(*arguments))
+        return str(call(*arguments))  # the repr of a structure has its address
     except n.NVMLError as error:
         return f"error {error.value}"
 stable = [n.nvmlDeviceGetName, n.nvmlDeviceGetUUID, n.nvmlDeviceGetPciInfo, n.nvmlDeviceGetSerial, n.nvmlDeviceGetVbiosVersion,
@@ -40,8 +41,6 @@ def asked(env: dict[str, str]) -> list[dict[str, str]]:
 
 
 def main() -> int:
-    from torchaos.harness.machine.native import NVML
-
     try:
         import pynvml
 
@@ -49,18 +48,17 @@ def main() -> int:
         driver = pynvml.nvmlSystemGetDriverVersion()
         pynvml.nvmlShutdown()
     except Exception as error:
-        print(f"no driver answers here ({error}); this has not been run yet")
-        return NOT_RUN
+        not_possible(f"no driver answers ({error})")
     with tempfile.TemporaryDirectory() as folder:
         plain = dict(os.environ)
-        overlaid = {**plain, "LD_LIBRARY_PATH": str(NVML.path().parent), "TORCHAOS_NVML_CONTROL": folder}
-        bare, through = asked(plain), asked(overlaid)
+        env = overlaid(Path(folder))
+        bare, through = asked(plain), asked(env)
         if bare[0] != through[0]:
             print(bare[0], through[0], "the overlay changed what nothing was ordered of", sep="\n")
             return 1
         orders = "gpu0.ecc.volatile.uncorrected = 77\ngpu0.temperature = 123\ngpu0.recovery_action = 1\n"
         Path(folder, "orders.nvml").write_text(orders)
-        ordered = asked(overlaid)
+        ordered = asked(env)
         if ordered[0] != bare[0] or ordered[1] != {"ecc": "77", "temperature": "123", "action": [[0, 1]]}:
             print(ordered, "what was ordered is not what was read", sep="\n")
             return 1
@@ -74,7 +72,7 @@ def main() -> int:
                 "-i",
                 "0",
             ]
-            shown = subprocess.run(query, env=overlaid, capture_output=True, text=True, check=False).stdout.strip()
+            shown = subprocess.run(query, env=env, capture_output=True, text=True, check=False).stdout.strip()
             told = f"nvidia-smi shows {shown}, where 123 degrees and 77 errors are ordered"
     print(f"driver {driver}: {len(bare[0])} answers pass unchanged, 3 orders are read; {told}")
     return 0

@@ -19,7 +19,8 @@ class _Copy:
         self._host = torch.empty((), dtype=scalar.dtype, pin_memory=True)
         self._host.copy_(scalar, non_blocking=True)
         self._event = torch.cuda.Event()
-        self._event.record()
+        # The copy runs on a stream of the scalar's own GPU, which need not be the current one.
+        self._event.record(torch.cuda.current_stream(scalar.device))
 
     def ready(self) -> bool:
         return bool(self._event.query())
@@ -65,11 +66,18 @@ class Losses:
 
     def poll(self) -> None:
         """Emits the losses that have arrived, in the order of their steps."""
-        while self._late and all(copy.ready() for _place, copy in self._late[0][1].pending):
+        while self._late and arrived(self._late[0][1]):
             step, segment = self._late.pop(0)
-            for place, copy in segment.pending:
-                segment.losses[place] = copy.value()
             self._agent.emit(Kind.LOSS, {"losses": segment.losses}, step)
+
+
+def arrived(segment: Segment) -> bool:
+    """Whether all copies of a segment have arrived. If so, its losses are in place."""
+    if not all(copy.ready() for _place, copy in segment.pending):
+        return False
+    for place, copy in segment.pending:
+        segment.losses[place] = copy.value()
+    return True
 
 
 def _local(root: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Callable
 from .agent import Agent
 from .counter import NOTHING, Closed, StepCounter
 from .cycle import Cycle
-from .loss import Losses
+from .loss import Losses, arrived
 from .packed import payload
 from .rates import Rates, optimizer_step
 from .ring import UNSEEN
@@ -295,6 +295,7 @@ class StepHooks:
             indices = _joined([batch.indices for batch in segment.batches])
             if samples is not None:
                 agent.unseen.discard("samples")
+        late = not arrived(segment)
         given = (
             segment.losses, segment.lr, segment.opt_step, segment.sched_step, segment.skipped, samples, indices,
             agent.phases.take(),
@@ -303,7 +304,7 @@ class StepHooks:
             agent.emit_step(agent.steps_over, *given)
         else:
             agent.emit(Kind.STEP, {**payload(*given), **_of_state(segment)}, agent.steps_over)
-        if segment.pending:
+        if late:
             self._losses.step_over(agent.steps_over, segment)
 
 

@@ -1,0 +1,39 @@
+"""gpt_ddp.py for any number of GPUs: ranks share a GPU if there are too few. Without a GPU it is gpt_ddp.py.
+
+GPU_CHECK_BACKEND says how CUDA tensors are reduced, see row.py. With GPU_CHECK_NOISE=1, algorithms need not be
+deterministic."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from importlib.resources import files
+
+sys.path.insert(0, str(files("torchaos.scenarios") / "jobs"))
+
+import gpt
+import torch
+import torch.distributed as dist
+from gpt_ddp import replicate
+
+on_cpu = gpt.start
+
+
+def start(timeout: timedelta) -> torch.device:
+    if not torch.cuda.is_available():
+        return on_cpu(timeout)
+    backend = os.environ.get("GPU_CHECK_BACKEND", "nccl")
+    if backend == "nccl-hostid":
+        os.environ["NCCL_HOSTID"] = f"host{os.environ['RANK']}"
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(os.environ.get("GPU_CHECK_NOISE") != "1")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    dist.init_process_group(f"cpu:gloo,cuda:{backend.partition('-')[0]}", timeout=timeout)
+    return device
+
+
+if __name__ == "__main__":
+    gpt.start = start
+    gpt.train(replicate)

@@ -1,0 +1,64 @@
+"""Runs a ready scenario with job.py in place of gpt_ddp.py, and says what the verdict was. It passes if the scenario
+does.
+
+    scenario.py NAME [KEY=VALUE ...]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from row import KEEP, NOT_POSSIBLE, backend, not_possible
+
+JOB = Path(__file__).with_name("job.py")
+
+
+def run(name: str, *overrides: str, file: Path | None = None) -> dict[str, Any]:
+    """The result, as in result.json. The run directory stays in the folder `runs`. `file`: a scenario that is not among
+    the ready ones."""
+    source = file or Path(str(files("torchaos.scenarios") / f"{name}.yaml"))
+    command = yaml.safe_load(source.read_text())["job"]["command"].replace("{jobs}/gpt_ddp.py", str(JOB))
+    report = KEEP / "scenario.json"
+    report.unlink(missing_ok=True)
+    words = [sys.executable, "-m", "torchaos.harness", "run", str(source), "--out", str(KEEP / "runs")]
+    given = [f"job.command={command}", *overrides]
+    env = {**os.environ, "GPU_CHECK_BACKEND": backend()}
+    subprocess.run(
+        [*words, "--json", str(report), *(word for one in given for word in ("--set", one))], env=env, check=False
+    )
+    if not report.exists():
+        return {"verdict": "error", "reason": "torchaos wrote no result", "recoveries": []}
+    found: dict[str, Any] = json.loads(report.read_text())["results"][0]
+    return found
+
+
+def main(name: str, overrides: list[str]) -> int:
+    if os.environ.get("GPU_CHECK_CPU") != "1":
+        import torch
+
+        if not torch.cuda.is_available():
+            not_possible("there is no GPU")
+    if "nccl" in name and not backend().startswith("nccl"):
+        not_possible(f"two ranks have no NCCL here, they reduce by {backend()}")
+    result = run(name, *overrides)
+    if result["verdict"] == "inconclusive" and "needs" in result["reason"]:
+        print(result["reason"])
+        return NOT_POSSIBLE
+    measured = {
+        f"{case['name']} {key}": value
+        for case in result.get("cases", []) for key, value in case["measured"].items() if key in case["seconds"]
+    }  # fmt: skip
+    figures = ", ".join(f"{key} {value:.2f} s" for key, value in measured.items() if isinstance(value, float))
+    print(f"{result['verdict']}: {result['reason']}{f' ({figures})' if figures else ''}")
+    return int(result["verdict"] != "passed")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

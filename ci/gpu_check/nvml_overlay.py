@@ -18,7 +18,8 @@ n.nvmlInit()
 gpu = n.nvmlDeviceGetHandleByIndex(0)
 def ask(call, *arguments):
     try:
-        return str(call(*arguments))  # the repr of a structure has its address
+        found = call(*arguments)
+        return str([getattr(found, field[0]) for field in found._fields_] if hasattr(found, "_fields_") else found)
     except n.NVMLError as error:
         return f"error {error.value}"
 stable = [n.nvmlDeviceGetName, n.nvmlDeviceGetUUID, n.nvmlDeviceGetPciInfo, n.nvmlDeviceGetSerial, n.nvmlDeviceGetVbiosVersion,

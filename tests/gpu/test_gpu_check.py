@@ -30,7 +30,7 @@ def test_every_row_is_there_and_all_of_them_fit() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here: ci/gpu-check itself shows more")
 def test_without_a_gpu_a_row_is_not_possible_and_is_not_run_again(tmp_path: Path) -> None:
     """The table says why, and never "pass". A second call takes the result that is kept; --again does not."""
-    command = [sys.executable, str(PROGRAM), "--only", "dcgm", "--keep", str(tmp_path)]
+    command = [sys.executable, str(PROGRAM), "--only", "dcgm", "--slow", "20", "--keep", str(tmp_path)]
 
     def call(*options: str) -> tuple[int, str]:
         done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=170)

@@ -19,7 +19,7 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask
 
-_LOG_END = 1 << 14  # bytes
+_LOG_END = 1 << 18  # bytes; the first error of a job is followed by those of its restarts
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,16 @@ def test_the_first_attempt_s_error_is_the_job_s_own(trainer: Any) -> None:
     assert "Gloo" not in reason
 
 
+def test_the_first_attempt_s_error_is_read_behind_long_tracebacks_of_later_ones(tmp_path: Path) -> None:
+    """Three restarts of eight ranks write more than a hundred kilobytes after it."""
+    run = RunDir(Path(shutil.copytree(RUNS / "no-such-script", tmp_path / "run")))
+    run.logs.mkdir()
+    later = "".join(f'  File "torch/distributed/frame_{number}.py", line 9, in _new_group\n' for number in range(600))
+    later += "RuntimeError: Gloo connectFullMesh failed\nE1122 20:29:58 api.py:1] failed (exitcode: 1) local_rank: 0\n"
+    (run.logs / "job-0.log").write_text(OWN + 3 * later)
+    assert judge(run).reason.endswith("| RuntimeError: the data set ends here")
+
+
 def test_a_job_that_does_not_end_well_after_a_fault_shows_its_last_error(trainer: Any) -> None:
     """The verdict is about the fault, and the job's error stands behind it; a job that wrote none says none."""
     run = failing(trainer(kills=[(18, 1)]).record(), 18)

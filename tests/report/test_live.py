@@ -62,17 +62,18 @@ def tell_the_story(script: Script) -> None:
     for step in (1, 2):
         for rank in (0, 1):
             script.step(4 * step, rank, step, loss=3.5 - step / 10)
-            script.at(4 * step, Kind.SAVE_BEGIN, rank, step=step, path=f"/run/step-{step}", format="dcp")
+            script.at(4 * step, Kind.SAVE_BEGIN, rank, step=step, path=f"/run/step-{step}.tmp", format="dcp")
             script.at(
                 4 * step + 0.1,
                 Kind.SAVE_END,
                 rank,
                 step=step,
-                path=f"/run/step-{step}",
+                path=f"/run/step-{step}.tmp",
                 format="dcp",
                 ok=True,
                 blocked_s=0.1,
             )
+        script.at(4 * step + 0.1, Kind.RENAMED, 0, path=f"/run/step-{step}.tmp", to=f"/run/step-{step}")
     script.at(9, Kind.APPLYING, 1, fault="kill", phase="backward", global_step=3, pid=4711)
     script.at(9.01, Kind.RANK_EXITED, 1, pid=4711, start_ticks=1, exit_code=-9)
     script.at(9.2, Kind.ELASTIC_FAILURE, exit_code=-9, local_rank=1, pid=4711)

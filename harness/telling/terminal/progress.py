@@ -33,6 +33,8 @@ class Progress:
         """Records the event. Returns whether it shows progress of a rank."""
         if event.kind is Kind.SAVE_END and event.data["ok"]:
             self.checkpoint = posixpath.basename(str(event.data["path"]).rstrip("/"))
+        if event.kind is Kind.RENAMED and posixpath.basename(str(event.data["path"])) == self.checkpoint:
+            self.checkpoint = posixpath.basename(str(event.data["to"]).rstrip("/"))
         if event.kind is Kind.LOSS and event.rank in self.ranks:
             self._note_loss(self.ranks[event.rank], event)
         if event.kind is not Kind.STEP or event.rank is None or event.step is None:

@@ -37,7 +37,7 @@ class Packages:
         done = self._pip("index", "versions", name)
         line = next((line for line in done.stdout.splitlines() if line.startswith("Available versions:")), "")
         if not line:
-            raise UsageError(f"{name}: pip finds no release of it: {_last(done.stderr)}")
+            raise UsageError(f"{name}: pip finds no release of it: {_reason(done.stderr)}")
         return line.partition(":")[2].replace(",", " ").split()[::-1]
 
     def needed(self, pins: Mapping[str, str]) -> list[str]:
@@ -49,7 +49,7 @@ class Packages:
             asked.append(f"torch=={torch}")
         done = self._pip("install", "--dry-run", "--quiet", "--report", "-", *asked)
         if done.returncode:
-            raise NotInstallable(_last(done.stderr))
+            raise NotInstallable(_reason(done.stderr))
         found = [item["metadata"] for item in json.loads(done.stdout)["install"]]
         return sorted(f"{package['name']}=={package['version']}" for package in found)
 
@@ -65,7 +65,7 @@ class Packages:
         done = self._pip("install", "--quiet", "--no-deps", "--target", str(partial), *options, *packages)
         if done.returncode:
             shutil.rmtree(partial, ignore_errors=True)
-            raise NotInstallable(_last(done.stderr))
+            raise NotInstallable(_reason(done.stderr))
         (partial / "packages.txt").write_text("\n".join(packages) + "\n")
         try:
             partial.rename(folder)
@@ -92,5 +92,5 @@ class Packages:
         return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=self.cwd)
 
 
-def _last(text: str) -> str:
-    return next((line for line in reversed(text.strip().splitlines()) if "ERROR" in line), "pip gives no reason")
+def _reason(text: str) -> str:
+    return next((line for line in text.splitlines() if "ERROR" in line), "pip gives no reason")

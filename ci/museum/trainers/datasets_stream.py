@@ -5,6 +5,8 @@ import sys
 
 import data_loop
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 SHAPE = sys.argv.pop(sys.argv.index("--shape") + 1)
@@ -23,7 +25,13 @@ def rows():
 
 class Stream(data_loop.Data):
     def __init__(self, folder, rank, world):
-        del folder, rank, world
+        del world
+        if SHAPE == "filter":
+            file = folder / f"rows-{rank}.parquet"
+            pq.write_table(pa.table({"a": list(range(32))}), file)
+            stream = datasets.load_dataset("parquet", data_files=str(file), split="train", streaming=True)
+            self.stream = stream.filter(lambda row: True)
+            return
         if SHAPE in ("generator", "loader"):
             self.stream = datasets.IterableDataset.from_generator(rows)
             return

@@ -1,25 +1,43 @@
-"""A plain loop with the EMA of diffusers, which is saved and restored by its own state. No loss depends on it."""
+"""A plain loop with the EMA of diffusers, which is saved and restored by its own state, or with --pretrained by
+`save_pretrained` and `from_pretrained`, as in diffusers' own training scripts. No loss depends on it."""
 
 import json
-import os
+import shutil
+import sys
 
 import torch
 import torch.distributed as dist
 import trainer_main
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
 from diffusers.training_utils import EMAModel
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS, SAVE_EVERY = 24, 5
+PRETRAINED = "--pretrained" in sys.argv
+if PRETRAINED:
+    sys.argv.remove("--pretrained")
+
+
+class Net(ModelMixin, ConfigMixin):
+    @register_to_config
+    def __init__(self, width=8):
+        super().__init__()
+        self.net = nn.Linear(width, 1)
+
+    def forward(self, x):
+        return self.net(x)
 
 
 class Loop:
     def __init__(self):
         torch.manual_seed(0)
-        self.model = nn.Linear(8, 1)
+        self.model = Net()
         self.wrapped = DistributedDataParallel(self.model) if dist.is_initialized() else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.ema = EMAModel(self.model.parameters(), decay=0.99, min_decay=0.0)
+        named = {"model_cls": Net, "model_config": self.model.config} if PRETRAINED else {}
+        self.ema = EMAModel(self.model.parameters(), decay=0.99, min_decay=0.0, **named)
         self.table = torch.randn(STEPS, 4, 8, generator=torch.Generator().manual_seed(1))
         self.done = 0
 
@@ -33,16 +51,26 @@ class Loop:
         print(f"step {self.done} loss {loss.item():.9g}", flush=True)
 
     def save(self, path):
-        torch.save({"step": self.done, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                    "ema": self.ema.state_dict()}, f"{path}.partial")  # fmt: skip
-        os.replace(f"{path}.partial", path)
+        partial = path.with_name("partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        state = {"step": self.done, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        if PRETRAINED:
+            self.ema.save_pretrained(partial / "ema")
+        else:
+            state["ema"] = self.ema.state_dict()
+        torch.save(state, partial / "state.pt")
+        partial.rename(path)
 
     def load(self, path):
-        saved = torch.load(path, weights_only=False)
+        saved = torch.load(path / "state.pt", weights_only=False)
         self.done = saved["step"]
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.ema.load_state_dict(saved["ema"])
+        if PRETRAINED:
+            self.ema = EMAModel.from_pretrained(path / "ema", Net)
+        else:
+            self.ema.load_state_dict(saved["ema"])
 
 
 def plain(folder):
@@ -63,13 +91,13 @@ def plain(folder):
 def train(folder):
     dist.init_process_group("gloo")
     loop = Loop()
-    found = {int(path.stem[5:]): path for path in folder.glob("step-*.pt")}
+    found = {int(path.name[5:]): path for path in folder.glob("step-*")}
     if found:
         loop.load(found[max(found)])
     while loop.done < STEPS:
         loop.step()
         if loop.done % SAVE_EVERY == 0 or loop.done == STEPS:
-            loop.save(folder / f"step-{loop.done}.pt")
+            loop.save(folder / f"step-{loop.done}")
     dist.destroy_process_group()
 
 

@@ -83,6 +83,6 @@ def bisect(
     for one in found:
         click.echo(str(one))
     if not found:
-        click.echo("no change was found: name a release that you know to be bad, or try more of them with --samples")
+        click.echo("no change was found among these releases; --samples tries more of them")
     click.echo(f"{len(search.tried)} sets of releases were tried, and {tries.runs} of them run by this call")
     sys.exit(code)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping
 
 from torchaos.harness.agent.wire import Event, EventFile, Kind
 from torchaos.harness.contracts import ChaosError
+from torchaos.harness.machine.changes import Changes
 from torchaos.harness.record.events.clocks import Clocks
 from torchaos.harness.record.events.gaps import Gaps
 from torchaos.harness.record.events.growing import Growing
@@ -68,8 +71,9 @@ class Journal:
     """The journal of a run in progress. Writes the harness's own events, and follows the files of the ranks.
     Thread-safe."""
 
-    POLL_S = 0.005
+    POLL_S = 0.005  # what is written meanwhile is read together
     POLL_SHARED_S = 0.02  # for a folder that contains files of other nodes
+    LOOK_S = 0.5  # so often all files are looked at, also those that the kernel reports no change of
 
     def __init__(
         self, folder: Path, source: str = "harness", follow: str = "*.jsonl", node: int | None = None
@@ -88,6 +92,10 @@ class Journal:
         self._closed, self._closed_file = threading.Event(), False
         self.failed = ""  # why the record is not complete; empty as long as it is
         self._listeners: list[Callable[[Event], None]] = []
+        self._changes: Changes | None = None  # None: all files are looked at each time
+        if node is None:
+            with suppress(OSError):
+                self._changes = Changes(folder)
         self._follower = threading.Thread(target=self._follow, name="journal", daemon=True)
         self._follower.start()
 
@@ -140,18 +148,29 @@ class Journal:
         """Reads the last events of the ranks, and stops following their files."""
         if not self._closed.is_set():
             self._closed.set()
+            if self._changes:
+                self._changes.wake()
             self._follower.join()
-            self._poll()
+            if self._changes:
+                self._changes.close()
+            self._poll(None)
             with self._lock:
                 self._closed_file = True
                 self._own.close()
 
     def _follow(self) -> None:
+        names, looked_s = None, time.monotonic()
         while not self._closed.wait(self.POLL_S if self._node is None else self.POLL_SHARED_S):
-            self._poll()
+            if self._changes:
+                names = self._changes.wait(self.LOOK_S)
+                if names is None or time.monotonic() > looked_s + self.LOOK_S:
+                    names, looked_s = None, time.monotonic()
+            self._poll(names)
 
-    def _poll(self) -> None:
-        for path in self._folder.glob(self._pattern):
+    def _poll(self, names: Collection[str] | None) -> None:
+        """Reads what is new in these files. None: in all."""
+        changed = None if names is None else [self._folder / name for name in names if fnmatch(name, self._pattern)]
+        for path in self._folder.glob(self._pattern) if changed is None else changed:
             offset = self._offsets.get(path, 0)
             try:
                 if offset < 0 or path.stat().st_size <= offset:

@@ -1,0 +1,67 @@
+"""The journal of a run in progress learns from the kernel which files were written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+from torchaos.harness.agent.wire import EventFile, Kind
+from torchaos.harness.machine.changes import Changes
+from torchaos.harness.record.events import journal
+from torchaos.harness.record.events.journal import Journal
+
+
+def test_written_and_new_files_are_named(tmp_path: Path) -> None:
+    """What was written since the last call, and nothing else; a call that is woken returns."""
+    (tmp_path / "old").write_text("old")
+    seen = Changes(tmp_path)
+    assert seen.wait(0.0) == set()
+    (tmp_path / "new").write_text("new")
+    with open(tmp_path / "old", "a") as file:
+        file.write("more")
+    os.replace(tmp_path / "new", tmp_path / "moved")
+    assert seen.wait(60.0) == {"old", "new", "moved"}
+    seen.wake()
+    assert seen.wait(60.0) == set()
+    seen.close()
+
+
+def test_changes_that_the_kernel_dropped_are_said(tmp_path: Path) -> None:
+    """With too many changes since the last call, any file may have changed."""
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    seen = Changes(tmp_path)
+    with open(tmp_path / "one", "wb", 0) as one, open(tmp_path / "two", "wb", 0) as two:
+        for _ in range(most):
+            one.write(b"1")
+            two.write(b"2")
+    assert seen.wait(60.0) is None
+    seen.close()
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    """It is an error, and leaves no open file."""
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="inotify"):
+        Changes(tmp_path / "none")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("reported", ["", "nothing", "no watch"])
+def test_events_are_seen(reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event is seen as soon as the kernel reports it, and soon if it reports nothing or allows no watch."""
+    if reported == "nothing":
+        monkeypatch.setattr(Changes, "wait", lambda self, timeout_s: set())
+    elif reported == "no watch":
+        monkeypatch.setattr(journal, "Changes", lambda folder: Changes(folder / "none"))
+    else:
+        monkeypatch.setattr(Journal, "LOOK_S", 3600.0)
+    live = Journal(tmp_path)
+    file = EventFile(tmp_path / "rank0.jsonl", "rank0", 0, 0)
+    for number in range(1, 4):
+        file.emit(Kind.NOTE, {"text": str(number)})
+        wait_until(lambda: [event.data["text"] for event in live.snapshot()], [*map(str, range(1, number + 1))].__eq__)
+    file.close()
+    live.close()

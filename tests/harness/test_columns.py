@@ -92,6 +92,18 @@ def test_events_come_in_order_of_time(tmp_path: Path) -> None:
     assert (len(whole), whole[0], whole[-1], whole[3]) == (16, events[0], events[-1], events[3])
 
 
+def test_steps_have_places_beyond_32_bits(tmp_path: Path) -> None:
+    """A base may be any number, also a large one in the name of a checkpoint."""
+    file = EventFile(tmp_path / "rank0.jsonl", "rank0", 0, 0)
+    for step in (1, 2):
+        file.emit_step(step, **USUAL)
+    file.close()
+    steps = read_journal(tmp_path).steps_made.once_each()
+    for base in (2**31 - 2, 2**40):
+        steps.place(base, 0)
+        assert [one.global_step for one in steps] == [base + 1, base + 2]
+
+
 def test_late_losses_are_in_their_rows(tmp_path: Path) -> None:
     """A loss that was copied after its step replaces the None there, and the event stays as it was written."""
     file = EventFile(tmp_path / "rank0.jsonl", "rank0", 0, 0)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from torchaos.harness.record.history import Executions, History, Save
 from torchaos.harness.record.history.checkpoints import blocked_by_step
@@ -16,6 +18,8 @@ from torchaos.harness.record.history.checkpoints import blocked_by_step
 _SOON_S, _SOON_SHARE = 0.05, 0.1  # in seconds, and as a share of the save's length
 
 Key = tuple[int, int]  # attempt, local steps before the save
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -68,25 +72,30 @@ def _gaps(steps: Executions, saves: Sequence[Save]) -> Iterator[_Gap]:
     saves = sorted(saves, key=lambda save: save.ended_s or 0.0)
     if not saves or not len(steps):
         return
-    steps = steps.at(np.lexsort((steps.rank, steps.attempt)))  # of one process in order of time
-    attempt, rank, step, over_s = steps.attempt, steps.rank, steps.local_step, steps.mono_s
-    saving = steps.column("saving_s")
-    work = steps.column("took_s") - saving
-    follows = (
-        (np.diff(attempt) == 0) & (np.diff(rank) == 0) & (np.diff(step) == 1) & (steps.column("in_phases")[1:] > 0)
-    )
-    new = np.flatnonzero(follows) + 1
+    order = np.lexsort((steps.rank, steps.attempt))  # of one process in order of time
+    new = (np.diff(steps.attempt[order]) != 0) | (np.diff(steps.rank[order]) != 0)
+    saving_s, took_s, seen = steps.column("saving_s"), steps.column("took_s"), steps.column("in_phases") > 0
+    for own in np.split(order, np.flatnonzero(new) + 1):
+        yield from _gaps_of_process(steps.at(own), saving_s[own], took_s[own], seen[own], saves)
+
+
+def _gaps_of_process(
+    steps: Executions, saving: Array, took: Array, seen: Array, saves: Sequence[Save]
+) -> Iterator[_Gap]:  # fmt: skip
+    """`saving`, `took`: seconds in calls that save, and in all phases; `seen`: whether phases were seen."""
+    step, over_s, work = steps.local_step, steps.mono_s, took - saving
+    new = np.flatnonzero((np.diff(step) == 1) & seen[1:]) + 1
+    if not len(new):
+        return
     idle = np.maximum(0.0, over_s[new] - over_s[new - 1] - work[new] - saving[new])
-    starts = np.flatnonzero(np.append(True, (np.diff(attempt[new]) != 0) | (np.diff(rank[new]) != 0))[: len(new)])
-    counts = np.diff(np.append(starts, len(new)))
-    usual = np.repeat([np.median(own) for own in np.split(idle, starts[1:])] if len(new) else [], counts)
+    usual = float(np.median(idle))
     begun_s, works_s = over_s[new - 1], over_s[new] - work[new]
     ends = np.array([save.ended_s or 0.0 for save in saves])
     first, last = np.searchsorted(ends, begun_s, "left"), np.searchsorted(ends, works_s, "right")
     for at in np.flatnonzero(first < last).tolist():
         old, now = int(new[at]) - 1, int(new[at])
-        spent = float(idle[at]) + float(saving[now]) - float(usual[at])
+        spent = float(idle[at]) + float(saving[now]) - usual
         yield _Gap(
-            int(attempt[old]), int(step[old]), float(begun_s[at]), float(works_s[at]), float(saving[now]),
-            max(0.0, spent), float(usual[at]), saves[first[at] : last[at]],
+            int(steps.attempt[0]), int(step[old]), float(begun_s[at]), float(works_s[at]), float(saving[now]),
+            max(0.0, spent), usual, saves[first[at] : last[at]],
         )  # fmt: skip

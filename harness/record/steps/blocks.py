@@ -37,8 +37,8 @@ class Block:
     in_samples: int  # samples of each step; -1: not seen
     in_indices: int
     # A row for each step. As in packed._HEAD: "seq", "mono_s", "step", "opt_step", "sched_step", "nones" (without it,
-    # all losses were seen); "losses", "lr"; numbers for the samples: "samples", "samples_sum", "indices" (see
-    # samples.py); seconds in all phases and in saving: "took_s", "saving_s". What is not there is 0.
+    # all losses were seen); "losses", "lr"; numbers for the samples: "samples", "samples_sum" (see samples.py);
+    # seconds in all phases and in saving: "took_s", "saving_s". What is not there is 0.
     own: dict[str, Array] = field(repr=False)
     lines: Sequence[bytes] = field(repr=False)
 
@@ -234,8 +234,6 @@ def _columns(found: Array, phases: Sequence[str]) -> dict[str, Array]:
     digests = samples.of_bytes(found["samples"])
     if digests.size:
         own["samples"], own["samples_sum"] = samples.in_order(digests), samples.in_any_order(digests)
-    if found["indices"].size:
-        own["indices"] = samples.in_order(found["indices"].astype(np.uint64))
     own["took_s"] = np.zeros(len(found))
     for phase, took_s in zip(phases, _rounded(found["phases"]).T, strict=True):
         own["took_s"] = own["took_s"] + took_s  # in order, as `sum` does

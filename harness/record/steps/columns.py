@@ -231,8 +231,9 @@ def _or_zero(name: str, kind: type = float) -> Callable[[Block], Array]:
     return lambda block: block.own[name] if name in block.own else np.zeros(len(block), kind)
 
 
-def _indices_sum(block: Block) -> Array:
-    return samples.in_any_order(block.again()["indices"].astype(np.uint64))
+def _indices(block: Block) -> Array:
+    rows = block.again()["indices"] if block.in_indices > 0 else np.zeros((len(block), 0))
+    return rows.astype(np.uint64)
 
 
 _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
@@ -247,8 +248,8 @@ _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
     "lr": lambda block: block.own["lr"],
     "samples": _or_zero("samples", np.uint64),  # equal if the samples are, in this order
     "samples_sum": _or_zero("samples_sum", np.uint64),
-    "indices": _or_zero("indices", np.uint64),
-    "indices_sum": _indices_sum,
+    "indices": lambda block: samples.in_order(_indices(block)),
+    "indices_sum": lambda block: samples.in_any_order(_indices(block)),
     "in_samples": lambda block: _count(block, block.in_samples),
     "in_seen": lambda block: _count(block, block.in_samples),  # samples whose digest was seen
     "in_indices": lambda block: _count(block, block.in_indices),

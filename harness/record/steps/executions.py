@@ -24,7 +24,8 @@ class Executions(Sequence[Execution]):
 
     def __init__(self, columns: Columns, rows: Array, global_step: Array, segment: Array) -> None:
         """`rows`: places in the columns. `global_step` and `segment`: for all rows of the columns."""
-        self._columns, self._rows, self._global_step, self._segment = columns, rows, global_step, segment
+        self._columns, self._global_step, self._segment = columns, global_step, segment
+        self._rows = rows.astype(np.int32 if len(columns) < 2**31 else np.int64, copy=False)
 
     @classmethod
     def of(cls, steps: Sequence[Execution]) -> Self:
@@ -45,7 +46,8 @@ class Executions(Sequence[Execution]):
         """All steps, without global numbers yet. If two events report the same step of a rank, only the later one."""
         columns = self._columns
         nothing = np.full(len(columns), UNPLACED)
-        return Executions(columns, _once_each(columns, self._rows), nothing, np.zeros(len(columns), np.int64))
+        segment = np.zeros(len(columns), columns["local_step"].dtype)
+        return Executions(columns, _once_each(columns, self._rows), nothing, segment)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -101,7 +103,7 @@ class Executions(Sequence[Execution]):
 
     @property
     def local_step(self) -> Array:
-        return self.column("local_step")
+        return self.column("local_step").astype(np.int64)  # so that any number may be added
 
     @property
     def mono_s(self) -> Array:

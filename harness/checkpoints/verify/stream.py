@@ -57,7 +57,7 @@ class Nans:
 
 @dataclass
 class Found:
-    """The result of all windows."""
+    """What the checks of all windows found."""
 
     chunks: list[BadChunk] = field(default_factory=list)
     nans: list[Nans] = field(default_factory=list)

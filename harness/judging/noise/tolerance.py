@@ -68,7 +68,7 @@ class Tolerances:
 
     @classmethod
     def learned(cls, twins: Sequence[Steps], last: int | None = None) -> Tolerances:
-        """The tolerances learned from twins, see `learned`. `last`: as there."""
+        """The tolerances learned from twins. `last`: use only the steps up to this global step. See `learned` below."""
         rate = learned(twins, RATE, last)
         bitwise = rate.basis == "bitwise"
         return cls(learned(twins, LOSS, last), Tolerance("given", RATE.floor) if bitwise else rate)

@@ -16,7 +16,7 @@ from torchaos.harness.record.steps.executions import UNPLACED
 
 
 def with_first_parts(history: History, twin: History) -> History:
-    """The history, in which each such step has the losses and samples of the twin's whole step."""
+    """The history. Each step that did only the rest of a step gets the losses and samples of the twin's whole step."""
     theirs = twin.by_step()
     whole = dict(_completed(history, theirs))
     return replace(history, executions=history.executions.replaced(whole)) if whole else history

@@ -47,8 +47,8 @@ class StorageFault(Fault):
         return replace(self, ranks=target.ranks)  # type: ignore[type-var]
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        """The mount and the switch. They are undone in reverse order: first the failures stop, then the folder is
-        unmounted, even while it is in use."""
+        """The handles of the mount, and of the file that switches the failures on. Undo first ends the failures, and
+        then unmounts the folder, even while it is in use."""
         folder = _folder(site)
         switch = File.of(_switch(site), site.undo_copies, site.undo_copies, hashlib.sha256(_ON).hexdigest())
         return [Mount.of(folder, _tag(site)), switch]

@@ -1,6 +1,6 @@
-"""What the samples of the GPUs show while the job hangs: a kernel that waits for another GPU, as NCCL's do, keeps its
-own GPU busy all the time, and no bytes go over the links. This is a fact for the report; no hang is declared by it,
-because a kernel that only computes looks the same."""
+"""Finds GPUs that only wait while the job hangs: a kernel that waits for another GPU, as NCCL's kernels do, keeps its
+own GPU busy all the time, and no bytes go over the links. This is a fact for the report. It is no reason to declare a
+hang, because a kernel that only computes looks the same."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MOST = 1 << 20  # bytes a second over each link: the questions to the driver go
 
 
 def spinning(seen: Mapping[int, Sequence[Sample]], since_s: float) -> Iterator[tuple[int, str]]:
-    """For each rank whose GPU has been fully busy since then (CLOCK_MONOTONIC) and moved next to nothing, a clause that
-    says so. A GPU with fewer than two samples, or without a counter of bytes, is left out."""
+    """Yields (rank, clause) for each rank whose GPU was busy all the time since `since_s` (CLOCK_MONOTONIC) and moved
+    hardly any bytes. A GPU with fewer than two samples, or without a counter of bytes, is left out."""
     for gpu, samples in seen.items():
         during = [sample for sample in samples if sample.at_s >= since_s]
         if len(during) < 2 or any(sample.values.get("busy_percent", 0.0) < _BUSY for sample in during):

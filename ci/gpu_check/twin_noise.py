@@ -23,7 +23,7 @@ def main() -> int:
     if os.environ.get("GPU_CHECK_CPU") != "1":
         need_gpu()
     exact = run("twin-noise", file=FILE)
-    noisy = run("twin-noise", "job.env.GPU_CHECK_NOISE=1", file=FILE)
+    noisy = run("twin-noise", "job.env.GPU_CHECK_NOISE='1'", file=FILE)
     print(f"deterministic: {figures(exact)}; not deterministic: {figures(noisy)}")
     return int(exact["verdict"] != "passed" or noisy["verdict"] in ("failed", "error"))
 

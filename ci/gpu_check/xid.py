@@ -13,9 +13,9 @@ from row import KEEP, need_gpu, not_possible, overlaid
 
 BAD = """
 import torch
-source = 'extern "C" __global__ void bad(int *data) { data[threadIdx.x] = 1; }'
+source = 'extern "C" __global__ void bad(int place) { *(int *)(0xdead0000ull + place) = 1; }'
 kernel = torch.cuda._compile_kernel(source, "bad")
-kernel((1, 1, 1), (1, 1, 1), (0xdead0000,))
+kernel((1, 1, 1), (1, 1, 1), (0,))
 torch.cuda.synchronize()
 """
 WATCH = """

@@ -124,20 +124,24 @@ def _matching(config: pytest.Config) -> frozenset[Path]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("torchaos")
-    if marker is not None and "run" in metafunc.fixturenames:
+    name = next((name for name in ("torchaos_run", "run") if name in metafunc.fixturenames), None)
+    if marker is not None and name:
         from torchaos.harness.pytest_plugin.variations import of_marker
 
         found = of_marker(marker.kwargs)
         if len(found) > 1:
-            metafunc.parametrize("run", found, indirect=True, ids=[one.name for one in found])
+            metafunc.parametrize(name, found, indirect=True, ids=[one.name for one in found])
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest) -> Run:
+def torchaos_run(request: pytest.FixtureRequest) -> Run:
     """The run of the scenario in the test's `torchaos` marker. Tests with the same marker share it."""
     from torchaos.harness.pytest_plugin.running import run_of_test
 
     return run_of_test(request)
+
+
+run = torchaos_run  # the short name, which a project may use for a fixture of its own
 
 
 @pytest.hookimpl(hookwrapper=True)

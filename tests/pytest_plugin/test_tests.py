@@ -60,6 +60,17 @@ def test_the_fixture_gives_the_run(project: Project) -> None:
     assert "test_recovers[seed=2-phase=forward]" in project.pytest("-q", "--collect-only").text
 
 
+def test_a_fixture_of_the_project_may_be_called_run(project: Project) -> None:
+    """`torchaos_run` is the same fixture by a name of ours, with the same variations."""
+    project.scenario("good")
+    project.file("conftest.py", "import pytest\n@pytest.fixture\ndef run(): return 'their own'\n")
+    project.file("test_job.py", "\n".join([
+        "import pytest", "@pytest.mark.torchaos('good.yaml', seeds=[1, 2])",
+        "def test_both(torchaos_run, run): assert (torchaos_run.verdict, run) == ('passed', 'their own')",
+    ]))  # fmt: skip
+    assert project.pytest("-q").counts() == {"passed": 2}
+
+
 def test_a_scenario_is_explored(project: Project) -> None:
     """With `explore`, the test gets the result of `torchaos explore` with these models, and its verdict; a run of the
     same scenario is another one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torchaos.harness.contracts import Finding, First, What, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.carried import carried_into
@@ -11,7 +11,7 @@ from torchaos.harness.judging.checkpoints.clashes import clashes
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
 from torchaos.harness.judging.ending.teardown import final_step
-from torchaos.harness.judging.noise.drift import PUT_BACK, drift, loaded
+from torchaos.harness.judging.noise.drift import PUT_BACK, Loaded, drift, loaded
 from torchaos.harness.judging.noise.quantities import WEIGHTS, Steps, relative
 from torchaos.harness.judging.noise.rounding import ROUNDING, but_for_rounding, rounded_from
 from torchaos.harness.judging.noise.tolerance import CAP, CERTAIN, certainly_beyond, distances, learned
@@ -83,16 +83,8 @@ class AgainstTwins:
             )
         put_back = list(loaded(self._history))
         bound = max((min(allowed.allowed(resumed.step), CAP) for resumed in put_back), default=0.0)
-        off = next(
-            (resumed for resumed in put_back if math.isfinite(resumed.off) and resumed.off > max(PUT_BACK, bound)), None
-        )
-        if off:
-            return failed(
-                f"the parameters that rank {off.rank} began attempt {off.attempt} with are {off.off:.1g} of their "
-                f"norm from those that it had after step {off.step}, which the checkpoint should hold to the last "
-                "bit: they were not restored exactly",
-                First(What.PARAMETERS, off.step + 1), step=off.step + 1, rank=off.rank, off=off.off,
-            )  # fmt: skip
+        if inexact := _inexact(put_back, bound):
+            return inexact
         far = distances(self._ours, self._all, WEIGHTS, 0.0)
         first = certainly_beyond(far, allowed)
         if first is not None:
@@ -129,6 +121,8 @@ class AgainstTwins:
 
     def _rounded(self, replicas: str, first: int) -> Finding:
         """The finding if the first difference may come from another order of summation."""
+        if inexact := _inexact(loaded(self._history)):
+            return inexact
         found = drift(self._ours, self._theirs)
         if found is None or found.other is not None:
             return self._other(replicas, first)
@@ -200,6 +194,19 @@ class AgainstTwins:
         if max(len(by_rank) for by_rank in self._ours.values()) < 3:
             return False
         return all(difference.relative <= ROUNDING for difference in differences(self._ours, self._theirs, 0.0))
+
+
+def _inexact(put_back: Iterable[Loaded], bound: float = 0.0) -> Finding | None:
+    """The finding about a rank that began an attempt with parameters which differ from the saved parameters by more
+    than `bound`, relative to their norm."""
+    least = max(PUT_BACK, bound)
+    off = next((resumed for resumed in put_back if math.isfinite(resumed.off) and resumed.off > least), None)
+    return off and failed(
+        f"the parameters that rank {off.rank} began attempt {off.attempt} with are {off.off:.1g} of their norm from "
+        f"those that it had after step {off.step}, which the checkpoint should hold to the last bit: they were not "
+        "restored exactly",
+        First(What.PARAMETERS, off.step + 1), step=off.step + 1, rank=off.rank, off=off.off,
+    )  # fmt: skip
 
 
 def _comparable(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) -> bool:

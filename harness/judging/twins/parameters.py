@@ -201,7 +201,9 @@ def _inexact(put_back: Iterable[Loaded], bound: float = 0.0) -> Finding | None:
     than `bound`, relative to their norm."""
     least = max(PUT_BACK, bound)
     off = next((resumed for resumed in put_back if math.isfinite(resumed.off) and resumed.off > least), None)
-    return off and failed(
+    if off is None:
+        return None
+    return failed(
         f"the parameters that rank {off.rank} began attempt {off.attempt} with are {off.off:.1g} of their norm from "
         f"those that it had after step {off.step}, which the checkpoint should hold to the last bit: they were not "
         "restored exactly",

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from torchaos.harness.cli.explore import explore
 from torchaos.harness.cli.options import CONSENT, JSON, JUNIT, PATH, RUNS, WEBHOOK, cli
 from torchaos.harness.cli.results import notify
 from torchaos.harness.cli.run import run as run_scenarios
@@ -76,10 +77,15 @@ def gate(
                 click.echo(f"{folder}: there is no such folder", err=True)
     else:
         folders[0].mkdir(parents=True, exist_ok=True)
-        files = tuple(one.path for one in judged().missing)  # until these have run, the reports list them
+        missing = judged().missing  # until these have run, the reports list them
+        files = tuple(one.path for one in missing if not one.explored)
         if files:
             with suppress(SystemExit):  # the gate judges the result
                 context.invoke(run_scenarios, files=files, out=folders[0], overrides=setting.set, consent=consent)
+        for one in missing:
+            if one.explored:
+                with suppress(SystemExit):
+                    context.invoke(explore, file=one.path, out=folders[0], overrides=setting.set)
     found = judged()
     report.show(found, Console())
     bad = [f"{one.scenario}: {one.reason}" for one in found.results if one.verdict is not Verdict.PASSED]

@@ -14,6 +14,7 @@ out/NAME/scenario.yaml, plan.json   as in a run directory
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring.choice import chosen, nodes_of
 from torchaos.harness.exploring.cold import Cold
 from torchaos.harness.exploring.explored import Explored
@@ -91,19 +93,23 @@ class Exploration:
 
     def __call__(self) -> Explored | None:
         """Explores, or continues an exploration. None if it was stopped before the run was recorded. Raises ChaosError
-        if the job can't be recorded or resumed, and OSError."""
+        if the job can't be recorded, resumed or judged, and OSError."""
         check_disk(self.home)
         recording = self._recorded()
         if recording is None or self._stopped:
             return None
         twins = [Record.load(twin) for twin in self._recorded.twins]
         trials = Trials(self.plan, self._recorded.now, self._recorded.run, twins, recording)
+        if why := trials.doubt():
+            raise UsageError(f"{self.plan.scenario}: no resume can be judged, as a run without any death is not: {why}")
         limits = self.limits
         choice = chosen(recording, limits.models, nodes_of(self.plan.job), limits.states, limits.seed)
         self._tell(choice.in_words)
-        self._cold = Cold(trials, self.limits.beyond, self._patience_s(trials.recorded), self._reproduce)
-        self._warm = Warm(trials, self._cold, self.limits.beyond, self.home) if self.limits.warm else None
+        self._cold = Cold(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
         done = read_outcomes(self.home)
+        right = (one for one in choice.states if (it := done.get((one.digest, one.model))) and it.kind is Class.RIGHT)
+        if limits.warm:
+            self._warm = Warm(trials, self._cold, limits.beyond, self.home, next(right, None))
         try:
             unfinished = self._try_all(trials, choice.states, done)
         finally:
@@ -113,7 +119,11 @@ class Exploration:
         warm = self._warm.in_words if self._warm else "by the job's own launcher"
         keys = ((state.digest, state.model) for state in choice.states)
         outcomes = tuple(done[key] for key in keys if key in done)
-        return Explored(outcomes, choice, recording, seconds, warm, unfinished, tuple(self._notes))
+        about = trials.recorded.artifacts.get("environment", {})
+        return Explored(
+            outcomes, choice, recording, seconds, warm, unfinished, tuple(self._notes), shlex.join(self._reproduce),
+            {name: str(about.get(name, "")) for name in ("torchaos", "torch", "python")},
+        )  # fmt: skip
 
     def _try_all(self, trials: Trials, states: Sequence[State], done: dict[tuple[str, str], Outcome]) -> str:
         """Why not all states were tried; empty if all were."""

@@ -4,8 +4,8 @@ Pure."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torchaos.harness.exploring.choice import Choice
 from torchaos.harness.exploring.operations import Recording
@@ -25,6 +25,8 @@ class Explored:
     warm: str  # how resumes were started: a sentence without its full stop
     unfinished: str = ""  # why not all wanted states were tried, as a clause
     notes: tuple[str, ...] = ()
+    reproduce: str = ""  # the command line
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, kind: Class) -> list[Outcome]:
         """The outcomes of a class, sorted by the number of operations before the death."""
@@ -110,7 +112,7 @@ def result_of(plan: Plan, found: Explored, home: str, started: str, seconds: flo
         reason = left[0] if left else f"{bad.name}: {bad.reason}"
     return Result(
         plan.scenario, plan.description, plan.seed, code.verdict, code, reason, home, started, round(seconds, 3),
-        cases=tuple(cases), twin="", notes=found.notes,
+        cases=tuple(cases), twin="", notes=found.notes, reproduce=found.reproduce, versions=found.versions,
         decided_by="" if code is ExitCode.PASSED or left else bad.name,
     )  # fmt: skip
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.history import base_of
 
-_LIFE = frozenset({  # events that show that a rank is alive
+_LIFE = frozenset({  # events that show that a rank is alive, or is started again
     Kind.STEP, Kind.LOSS, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.LOAD_BEGIN, Kind.LOAD_END, Kind.AGENT_STARTED,
-    Kind.RANK_UP,
+    Kind.RANK_UP, Kind.GROUP_JOINED, Kind.JOB_STARTED,
 })  # fmt: skip
 
 

@@ -64,8 +64,9 @@ class Recorded(Stoppable):
             self.left += recorder.left
             if self._stopped:
                 return None
+            recording = recorder.recording  # of a killed recorder too the job can die
             self._check(Record.load(self.now))
-            recorder.recording.write(self._home / "recording")
+            recording.write(self._home / "recording")
             self.now.root.rename(self.run.root)
         self._make_twins()
         return None if self._stopped else Recording.read(self._home / "recording")

@@ -31,7 +31,7 @@ from torchaos.harness.judging.verdict.verdict import verdict_of
 from torchaos.harness.machine.disk import owner_only, write_atomically
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.record.record import Record
-from torchaos.harness.record.result import Result
+from torchaos.harness.record.result import Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 
 _NUMBER = re.compile(r"\d+")  # in the name of a manifest: rank, attempt, its number, pid
@@ -83,6 +83,14 @@ class Trials:
             (event.mono_s for event in self.recorded.of_kind(Kind.AGENT_ENDED, Kind.RANK_EXITED, Kind.JOB_EXITED)),
             default=math.inf,
         )
+
+    def doubt(self) -> str:
+        """What an assertion says against the recorded run, in which nothing died, as a clause: then it can't judge a
+        resume. Empty if all hold."""
+        run = replace(self.recorded, plan=replace(self.recorded.plan, asserts=self.plan.asserts))
+        cases = verdict_of(run, self.twins, "").cases
+        bad = next((one for one in cases if one.kind == "assertion" and one.verdict is not Verdict.PASSED), None)
+        return f"{bad.name}: {bad.reason}" if bad else ""
 
     def death(self, state: State) -> tuple[float, dict[int, float]]:
         """The time of the death in the recorded run (CLOCK_MONOTONIC); and the ranks that died earlier, if the state

@@ -18,6 +18,12 @@ def result_in(folder: RunDir) -> Result:
     return Result.from_json(_json(folder.result))
 
 
+def explored_in(home: Path) -> Result:
+    """The result of an exploration. Raises OSError if there is none, UsageError if it can't be read."""
+    raw = _json(home / "explored.json")
+    return Result.from_json(raw.get("result") if isinstance(raw, dict) else None)
+
+
 def results_in(path: Path) -> list[Result]:
     """The results in a file of `torchaos run --json`. Raises OSError if there is none, UsageError if it can't be
     read."""

@@ -175,13 +175,16 @@ def test_the_goal_counts_global_steps(tmp_path: Path) -> None:
 
 
 def test_patience_begins_anew_with_each_sign_of_life() -> None:
-    """Sixty seconds without a sign of a rank are too long; a step begins them anew, a line of the log does not."""
-    step, line = (Event(kind, "", 0, 0.0, 0.0) for kind in (Kind.STEP, Kind.LOG_STEP))
+    """Sixty seconds without a sign of a rank are too long; a step begins them anew, and so does a second start; a line
+    of the log does not."""
+    step, line, start = (Event(kind, "", 0, 0.0, 0.0) for kind in (Kind.STEP, Kind.LOG_STEP, Kind.JOB_STARTED))
     patience = Patience(60.0, 0.0)
     assert not patience.is_over([], 59.0)
     assert not patience.is_over([step], 59.5)
     assert not patience.is_over([step, line], 119.0)
     assert patience.is_over([step, line], 120.0)
+    assert not patience.is_over([step, line, start], 121.0)
+    assert not patience.is_over([step, line, start], 180.0)
 
 
 def test_a_save_with_which_the_job_had_not_finished_was_no_checkpoint(tmp_path: Path) -> None:

@@ -88,6 +88,15 @@ def test_when_a_state_means_death(tmp_path: Path) -> None:
         assert all(not line or line[-1].ended_s <= early.get(rank or 0, died_s) for rank, line in done.items())
 
 
+def test_a_job_that_differs_from_run_to_run_is_refused() -> None:
+    """An assertion that does not hold without any death can't judge a resume: it is named. Of equal runs all hold."""
+    trials = Trials.__new__(Trials)
+    trials.recorded, trials.plan, trials.twins = recorded(), recorded().plan, [recorded()]
+    assert trials.doubt() == ""
+    trials.twins = [recorded(Trainer(seed=8))]
+    assert trials.doubt().startswith("loss_continuity: ")
+
+
 def _trials(recording: Recording) -> Trials:
     found = Trials.__new__(Trials)
     found.recording, found._ended_s = recording, recording.ended_s

@@ -209,6 +209,50 @@ def test_artifacts_may_lie_deep_and_twins_are_no_runs(tmp_path: Path) -> None:
     assert [result.scenario for result in judged.results] == ["kill-twice", "kill"]
 
 
+def _explored(release: Release, **values: Any) -> Path:
+    """An exploration of the scenario, whose result is that of the run with these values."""
+    run, home = run_of(release), release.home / "explored"
+    shutil.copytree(run.root, home / "recorded")
+    (home / "recording").mkdir()
+    for path in (run.plan, run.scenario):
+        shutil.copy(path, home)
+    result = {**json.loads(run.result.read_text()), "reproduce": "torchaos explore kill.yaml", **values}
+    (home / "explored.json").write_text(json.dumps({"schema": 1, "result": result}))
+    return Path(shutil.move(home, release.runs / "explored"))
+
+
+def test_a_run_and_an_exploration_do_not_stand_for_each_other(release: Release) -> None:
+    """A gate that asks for both needs both. The run that an exploration recorded does not count."""
+    run = run_of(release).root
+    _explored(release)
+    assert [result.scenario for result in release.judged().results] == ["kill"]
+    release.gate["explored"] = ["scenarios/kill.yaml"]
+    judged = release.judged()
+    assert (judged.exit_code, [result.scenario for result in judged.results]) == (0, ["kill", "kill (explored)"])
+    shutil.rmtree(run)
+    judged = release.judged()
+    assert (judged.exit_code, [one.explored for one in judged.missing]) == (1, [False])
+
+
+@pytest.mark.parametrize(("values", "said"), [
+    ({}, "torchaos explore"),
+    ({"verdict": "failed", "exit_code": 1, "reason": "won't start: 3 states", "cases": [{
+        "name": "won't start", "kind": "assertion", "verdict": "failed", "reason": "3 states", "measured": {},
+        "bound": {}, "seconds": []}]}, "won't start: 3 states"),
+    ({"started": "2026-11-01T12:00:00+00:00"}, "is stale"),
+    ({"reproduce": "torchaos explore kill.yaml --set job.timeout=9m"}, "other options"),
+    ({"cases": 3}, "can't be read"),
+])  # fmt: skip
+def test_what_an_exploration_closes(release: Release, values: dict[str, Any], said: str) -> None:
+    """It must be there, have passed, be recent, and be of the gate's own options."""
+    release.gate["explored"] = ["scenarios"]
+    if values:
+        _explored(release, **values)
+    judged = release.judged()
+    assert judged.exit_code == 1 or judged.exit_code == 5
+    assert said in judged.results[1].reason
+
+
 def test_a_run_of_another_scenario_is_no_substitute(release: Release) -> None:
     """Each scenario needs a run of its own."""
     release.scenario("kill-twice")

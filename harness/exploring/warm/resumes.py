@@ -31,7 +31,9 @@ class Warm:
     """Makes warm resumes, one after the other. A call with a state returns its outcome. Until a state was resumed both
     ways, this is the outcome of a cold resume. None if ranks can't be forked."""
 
-    def __init__(self, trials: Trials, cold: Cold, beyond: int, home: Path) -> None:
+    def __init__(self, trials: Trials, cold: Cold, beyond: int, home: Path, right: State | None = None) -> None:
+        """`right`: a state that is known to be resumed rightly, and is the one to compare with."""
+        self._right = right
         self._trials, self._cold, self._beyond, self._home = trials, cold, beyond, home
         self._run_id = f"{home.name}-warm-{secrets.token_hex(4)}"
         self._ranks: dict[int, RankCommand] = {}
@@ -64,10 +66,12 @@ class Warm:
     def __call__(self, state: State) -> Outcome | None:
         if not self._off and not self._checked:
             try:
-                return self._check(state)
+                outcome = self._check(self._right or state)
+                if not self._right:
+                    return outcome
             except (ChaosError, OSError, ValueError) as error:
                 self._off = str(error)
-        if self._off or self._stopped:
+        if self._off or self._stopped or not self._checked:
             return None
         try:
             return self._resume(state)[0]

@@ -66,6 +66,10 @@ class Gate(Strict):
         list[Text],
         Field(min_length=1, description="Files, and folders of them, relative to this file; each must pass."),
     ]
+    explored: Annotated[
+        list[Text],
+        Field(description="Files, and folders of them; each must be explored, by `torchaos explore`, and pass."),
+    ] = Field(default_factory=list)
     max_age: Annotated[Seconds, Field(gt=0, description="A run that began longer ago does not count.")]
     environments: Annotated[dict[Name, Environment], Field(min_length=1)]
     waivers: list[Waiver] = Field(default_factory=list)

@@ -44,7 +44,7 @@ def judge_gate(loaded: Loaded, environment: str, runs: Sequence[Found], terms: T
     codes: list[ExitCode] = []
     for wanted in loaded.wanted[environment]:
         found, why = counting(wanted, runs, terms)
-        ask = ask_of(wanted.scenario.repeat)
+        ask = ask_of(None if wanted.explored else wanted.scenario.repeat)
         cover = waivers.in_force(waived, wanted.name, today)
         judged = [_judged(run, wanted, cover, terms) for run in found]
         for result, before in judged:
@@ -95,7 +95,7 @@ def _judged(
     views = [run.result] if run.result else []
     extra = [Case("run", "faults", Verdict.ERROR, why)] if (why := doubt(run, terms)) else []
     try:
-        views += judged_again(run, wanted.layers)
+        views += [] if wanted.explored else judged_again(run, wanted.layers)
     except (ChaosError, OSError) as error:
         extra.append(Case("run", "faults", Verdict.ERROR, f"it can't be judged again: {error}"))
     variants: dict[str, list[Case]] = {}

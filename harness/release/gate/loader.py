@@ -24,20 +24,21 @@ Layer = Mapping[str, Mapping[str, Any]]  # parameters by assertion
 @dataclass(frozen=True)
 class Wanted:
     """A scenario that must have a run that counts. `layers`: sets of bounds. Each set holds in addition to the
-    scenario's own bounds."""
+    scenario's own bounds. `explored`: it must have an exploration instead, whose verdict is taken as it is."""
 
     path: Path
     text: bytes
     scenario: Scenario
     layers: tuple[Layer, ...]
+    explored: bool = False
 
     @property
     def name(self) -> str:
-        return self.scenario.scenario
+        return self.scenario.scenario + (" (explored)" if self.explored else "")
 
     @property
     def asserts(self) -> list[str]:
-        return [item.name for item in self.scenario.assert_]
+        return [] if self.explored else [item.name for item in self.scenario.assert_]
 
 
 @dataclass(frozen=True)
@@ -52,29 +53,32 @@ def load(path: Path) -> Loaded:
     wanted: dict[str, tuple[Wanted, ...]] = {}
 
     def check(gate: Gate, tell: Tell) -> None:
-        files = _files(gate, path, tell)
+        files, explored = (_files(gate, key, path, tell) for key in ("scenarios", "explored"))
         for name, environment in gate.environments.items():
-            wanted[name] = _wanted(files, environment, ("environments", name), tell)
+            found = _wanted(files, environment, ("environments", name), tell)
+            more = _loaded(explored, environment, "explored", tell)
+            wanted[name] = (*found, *(Wanted(file, file.read_bytes(), one, (), True) for file, one in more))
         _check_waivers(gate, [one for some in wanted.values() for one in some], tell)
 
     return Loaded(load_as(Gate, path, (), check), wanted)
 
 
-def _files(gate: Gate, file: Path, tell: Tell) -> list[Path]:
+def _files(gate: Gate, key: str, file: Path, tell: Tell) -> list[Path]:
     """The scenario files, in the gate's order. The gate's own file is left out if it is in the same folder."""
     found: list[Path] = []
-    for number, text in enumerate(gate.scenarios):
+    for number, text in enumerate(getattr(gate, key)):
         path = file.parent / text
         files = sorted(path.glob("*.yaml")) if path.is_dir() else [path] if path.is_file() else []
         files = [one for one in files if not one.samefile(file)]
         if not files:
             problem = "there is no *.yaml in it" if path.is_dir() else "there is no such file or folder"
-            tell(("scenarios", number), f"{text}: {problem}; name the required scenarios, relative to this file")
+            tell((key, number), f"{text}: {problem}; name the required scenarios, relative to this file")
         found += [one for one in files if one not in found]
     return found
 
 
-def _wanted(files: Sequence[Path], environment: Environment, at: Keys, tell: Tell) -> tuple[Wanted, ...]:
+def _loaded(files: Sequence[Path], environment: Environment, key: str, tell: Tell) -> list[tuple[Path, Scenario]]:
+    """The scenarios of the files that the gate has under that key."""
     scenarios, wrong = [], []
     for file in files:
         try:
@@ -86,8 +90,13 @@ def _wanted(files: Sequence[Path], environment: Environment, at: Keys, tell: Tel
     seen: dict[str, Path] = {}
     for file, one in scenarios:
         if one.scenario in seen:
-            tell(("scenarios",), f"{seen[one.scenario]} and {file} are both called {one.scenario}; rename one of them")
+            tell((key,), f"{seen[one.scenario]} and {file} are both called {one.scenario}; rename one of them")
         seen[one.scenario] = file
+    return scenarios
+
+
+def _wanted(files: Sequence[Path], environment: Environment, at: Keys, tell: Tell) -> tuple[Wanted, ...]:
+    scenarios = _loaded(files, environment, "scenarios", tell)
     layers: dict[str, list[Layer]] = {one.scenario: [] for _, one in scenarios}
     for pattern, items in environment.bounds.items():
         for name, layer in _bounds(pattern, items, [one for _, one in scenarios], (*at, "bounds", pattern), tell):

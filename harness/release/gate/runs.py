@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.judging.verdict.verdict import judge
-from torchaos.harness.record.finished import commit_in, result_in
+from torchaos.harness.record.finished import commit_in, explored_in, result_in
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.words import seconds_in_words
@@ -38,19 +38,21 @@ class Terms:
 
 @dataclass(frozen=True)
 class Found:
-    """A run directory that was found. `result`: its stored result; None, with the `problem`, if it can't be read."""
+    """A run directory that was found, or the directory of an exploration (`explored`). `result`: its stored result;
+    None, with the `problem`, if it can't be read."""
 
     folder: RunDir
     text: bytes
     result: Result | None
     problem: str
     commit: str
+    explored: bool
 
     @cached_property
     def known_result(self) -> Result | None:
         """The stored result of the run. If there is none, the result of judging the record again. None if the record
         can't be judged."""
-        if self.result is not None:
+        if self.result is not None or self.explored:
             return self.result
         try:
             return judge(self.folder)
@@ -108,18 +110,19 @@ def _found(path: Path) -> Found:
         text = folder.scenario.read_bytes()
     except OSError:
         text = b""
-    result, problem = None, ""
+    result, problem, explored = None, "", (path / "recording").is_dir()
     try:
-        result = result_in(folder)
+        result = explored_in(path) if explored else result_in(folder)
     except OSError as error:
         problem = f"it has no result: {error.strerror}; the run was not finished"
     except UsageError as error:
         problem = f"its result.json can't be read: {' '.join(str(error).split())[:200]}"
-    return Found(folder, text, result, problem, commit_in(folder))
+    return Found(folder, text, result, problem, commit_in(RunDir(path / "recorded") if explored else folder), explored)
 
 
 def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[Found], str]:
     """The runs to judge, the newest of each seed; or the reason if there are none."""
+    runs = [one for one in runs if one.explored == wanted.explored]
     same = [one for one in runs if one.text == wanted.text]
     dropped = [(one, why_not(one, terms)) for one in same]
     found = [one for one, why in dropped if not why]
@@ -128,10 +131,12 @@ def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[
     if dropped:
         one, why = max(dropped, key=lambda pair: pair[0].started or terms.now)
         return [], f"no run of it counts: the newest {why}; run it again ({one.folder.root})"
-    others = [one for one in runs if one.known_result is not None and one.known_result.scenario == wanted.name]
+    others = [
+        one for one in runs if one.known_result is not None and one.known_result.scenario == wanted.scenario.scenario
+    ]
     if others:
         return [], (f"it has {len(others)} runs, but none was made from this text of {wanted.path.name}; run it again")
-    return [], f"there is no run of it; do `torchaos run {wanted.path}`"
+    return [], f"there is no run of it; do `torchaos {'explore' if wanted.explored else 'run'} {wanted.path}`"
 
 
 def why_not(run: Found, terms: Terms) -> str:

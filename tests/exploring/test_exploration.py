@@ -1,0 +1,124 @@
+"""An exploration that is interrupted, goes on, and is refused. No job runs: each state is resumed by a stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from explorations import choice, outcome_of, saves
+from resumes import recorded
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.exploring import exploration as module
+from torchaos.harness.exploring.exploration import Exploration, Limits, read_outcomes
+from torchaos.harness.exploring.explored import Explored
+from torchaos.harness.exploring.states.state import State
+from torchaos.harness.record.rundir import RunDir
+
+Explore = Callable[..., tuple[Explored, list[str]]]
+
+
+@pytest.fixture
+def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
+    """Explores: the outcomes, and the names of the states that were resumed. `stop_after`: so many."""
+    recording = saves(tmp_path)
+
+    class Recorded:
+        def __init__(self, *_given: Any) -> None:
+            self.now, self.run, self.twins = RunDir(tmp_path), RunDir(tmp_path), ()
+            self.left: list[str] = []
+
+        def __call__(self) -> Any:
+            return recording
+
+        def stop(self, reason: str) -> None: ...
+
+    class Trials:
+        def __init__(self, *_given: Any) -> None:
+            self.recorded = recorded()
+
+        def doubt(self) -> str:
+            return doubts.get("why", "")
+
+    doubts: dict[str, str] = {}
+
+    def go(stop_after: int = 1000, doubt: str = "", **limits: Any) -> tuple[Explored, list[str]]:
+        doubts["why"] = doubt
+        tried: list[str] = []
+        found = Exploration(
+            recorded().plan,
+            tmp_path,
+            Limits(("process-death",), **{"warm": False, **limits}),
+            [],
+            print,
+            lambda *_told: None,
+        )
+
+        class Cold(Recorded):
+            def __call__(self, state: State | None = None, again: bool = True) -> Any:
+                assert state
+                tried.append(state.name)
+                if len(tried) == stop_after:
+                    found.stop("SIGINT")
+                return outcome_of(state), None
+
+        monkeypatch.setattr(module, "Cold", Cold)
+        done = found()
+        assert done
+        return done, tried
+
+    for name, stand_in in (("Recorded", Recorded), ("Trials", Trials)):
+        monkeypatch.setattr(module, name, stand_in)
+    return go
+
+
+def test_an_interrupted_exploration_goes_on(explore: Explore, tmp_path: Path) -> None:
+    """The state that was under way when the signal came is not counted. With the same folder, only what is left is
+    tried; a third time, nothing is."""
+    first, tried = explore(stop_after=3)
+    assert (first.unfinished, len(tried), len(first.outcomes)) == ("SIGINT", 3, 2)
+    assert first.exit_code == 2
+    second, rest = explore()
+    everything = [state.name for state in choice(saves(tmp_path)).states]
+    assert tried[:2] + rest == everything
+    assert not second.unfinished
+    assert [one.state for one in second.outcomes] == everything
+    assert explore()[1] == []
+
+
+def test_forked_ranks_are_compared_with_a_state_that_is_right(
+    explore: Explore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exploration that goes on may begin with states that fail: it compares with a state that it had found right."""
+    given: list[State | None] = []
+
+    class Warm:
+        in_words = ""
+
+        def __init__(self, *words: Any) -> None:
+            given.append(words[-1])
+
+        def __call__(self, _state: State) -> None: ...
+        def stop(self, _reason: str) -> None: ...
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(module, "Warm", Warm)
+    explore(stop_after=3, warm=True)
+    explore(warm=True)
+    assert given == [None, choice(saves(tmp_path)).states[0]]
+
+
+def test_minutes_end_it_between_two_states(explore: Explore, tmp_path: Path) -> None:
+    """When the time is over, no further state is begun, and it is said; what was tried is kept."""
+    found, tried = explore(minutes=1e-9)
+    assert (found.unfinished, tried) == ("the 1e-09 minutes of --minutes are over", [])
+    assert read_outcomes(tmp_path) == {}
+    assert not explore(minutes=100.0)[0].unfinished
+
+
+def test_what_can_t_be_judged_is_refused_before_a_resume(explore: Explore) -> None:
+    """A job that gives something else in each run is told so at once, and not once for each state."""
+    with pytest.raises(UsageError, match="no resume can be judged, as a run without any death is not: loss_continuity"):
+        explore(doubt="loss_continuity: the loss differs")

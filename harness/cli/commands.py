@@ -49,7 +49,7 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
         "status": Listed("care", "Show your runs that are alive or that left something behind."),
         "halt": Listed("care", "End all your runs in order, with rollback."),
         "recover": Listed("care", "Undo what killed runs left behind, also after a reboot."),
-        "node": Listed("node", "Reach the agent of this node: the pipe that launchers start."),
+        "node": Listed("node", "Reach the agent of this node; launchers start this command."),
         "prune": Listed("care", "Remove finished run directories by age and size."),
     },
 }

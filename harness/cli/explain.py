@@ -16,7 +16,7 @@ from torchaos.harness.telling.explain.story import story_of
 @cli.command()
 @RUN_DIRS
 def explain(folders: Sequence[Path]) -> None:
-    """Tell the story of a run in plain words: the plan, the events with their times, the evidence, and the reason of
-    the verdict. Only the run directory is read. Exit code 0, whatever the verdict."""
+    """Tell the story of a run in plain words. It has the plan, the events with times, the evidence, and the reason
+    of the verdict. Only the run directory is read. Exit code 0, whatever the verdict."""
     for folder in folders:
         tell(story_of(RunDir(folder.absolute()).check()), Console())

@@ -49,9 +49,10 @@ _BLIND = "without a twin, checkpoints that are whole but have wrong contents can
 class CheckpointIntegrity(Assertion):
     """Every checkpoint is complete and loads. The newest is no older than the twin's newest, and every checkpoint of
     the twin is there. The contents equal the twin's at the same step. A torn checkpoint is accepted if it is not marked
-    as complete and a later checkpoint is whole. `tolerance` is relative (0.001: a thousandth), to each tensor's norm
-    and to each number. Without it, entries must be bitwise equal, except for rounding and for differences between the
-    twins. `ignore` names entries that are not compared; `*` stands for any text."""
+    as complete and a later checkpoint is whole. `tolerance` is relative (0.001: a thousandth) and limits the difference
+    of each tensor, measured by its norm, and of each number. Without it, only those differences are accepted that
+    rounding explains or that twins also have. `ignore` names entries that are not compared; `*` stands for any
+    text."""
 
     name = "checkpoint_integrity"
     harm = Harm.WRONG_RESULT

@@ -48,8 +48,8 @@ class Call:
         return mismatch.left_out(self)
 
     def kept_back(self, through: Callable[[], Any], site: Any, patience_s: float, started: Any) -> Any:
-        """A function for `instead`: holds the collective back until the rank has started its next collective, or for
-        `patience_s` seconds. `started`: as in `mismatch.kept_back`."""
+        """Returns a function that starts this collective late: after the rank has started its next collective, or after
+        `patience_s` seconds. `instead` takes such a function. `started` is called when the collective starts."""
         from . import mismatch
 
         return mismatch.kept_back(self, through, site.at_collectives, patience_s, started)

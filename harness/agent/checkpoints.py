@@ -52,7 +52,8 @@ class Transfers:
         return save
 
     def file_loader(self, original: Callable[..., Any], name: str, format: str) -> Callable[..., Any]:
-        """Wrap a function that reads a file (first argument or keyword `name`) and returns its contents."""
+        """Wraps a function that reads a checkpoint file and returns its contents: each call is recorded as a load. The
+        file is the first argument, or the keyword `name`."""
 
         @functools.wraps(original)
         def load(*args: Any, **kwargs: Any) -> Any:

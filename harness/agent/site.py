@@ -67,8 +67,8 @@ class RankSite:
         self._agent.lasting.on_steps.append((waiting, report))
 
     def nccl_net(self, order: NetOrder) -> None:
-        """Gives an order for the NCCL connections of this rank, which holds while the fault lasts. An event reports the
-        first hit, and another the number of hits at the end."""
+        """Tells the network plug-in of NCCL to disturb this rank's connections, as long as the fault lasts. One event
+        reports the first transfer that was hit. Another event reports at the end how many were hit."""
         from .nccl_net import HITS, LAST_BYTES, NetKind, NetPage
 
         page, waiting, reported = NetPage.of_this_process(), Once(), False

@@ -42,7 +42,7 @@ class StepHooks:
         self._state = state
 
     def patch_autograd(self, module: ModuleType) -> None:
-        """Patches torch.autograd. Tensor.backward also calls `backward` through this module."""
+        """Patches `torch.autograd.backward`. This covers Tensor.backward too, which calls that function."""
         import torch
 
         agent, original = self._agent, module.backward

@@ -70,7 +70,7 @@ class WithoutDescriptor(Tee):
 
 
 class Records:
-    """A writer of torch's zip files that digests each record."""
+    """A writer of torch's zip files that also computes a digest of each entry of the zip."""
 
     def __init__(self, zip_file: Any, tensors: Tensors) -> None:
         self._zip_file, self._tensors = zip_file, tensors

@@ -19,9 +19,9 @@ _BLOCK = 1 << 20
 
 
 def checked(files: Files, found: Checkpoint, go_on: Callable[[], None]) -> dict[str, str]:
-    """The values of a checkpoint. If a value is the correct digest of one of the checkpoint's files, and its name
-    contains the file's name, a fixed text replaces the digest. `go_on` is called before each block, and may raise.
-    Raises OSError."""
+    """The values of a checkpoint, without digests of its own files, so that they can be compared with the values of
+    another checkpoint. A fixed text replaces a value that is the correct digest of a file whose name the value's name
+    contains. `go_on` is called before each block of a file is read, and may raise. Raises OSError."""
     matches = {name: _DIGEST.fullmatch(text) for name, text in found.values.items()}
     claimed = {name: match["digits"].lower() for name, match in matches.items() if match}
     files_in = [file.path for file in found.files if claimed and file.path != found.path]

@@ -18,7 +18,7 @@ from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 
 
 class Class(str, Enum):
-    """A class of outcomes, the worst first."""
+    """What a resume from one state led to. The members are in order from the worst to the best."""
 
     WRONG = "silently wrong"  # it continued, and its results or checkpoints differ from a run without the death
     WONT_START = "won't start"  # it ended before it got past the step of the death

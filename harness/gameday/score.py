@@ -21,7 +21,7 @@ from torchaos.harness.release.repeats.figures import p90
 
 @dataclass(frozen=True)
 class RoundScore:
-    """The score of a round. It is small, because nothing else is kept of a judged round."""
+    """The score of a round. Nothing else of a judged round stays in memory."""
 
     number: int
     verdict: str

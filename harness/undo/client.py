@@ -231,9 +231,10 @@ class Reaper:
 
 
 def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
-    """Undoes the changes that a dead reaper left open. `name`: a record or an owner; None: all. Returns an empty list
-    if there is no log, because then nothing was guarded. Raises UndoError if the log can't be read or belongs to
-    another user, Busy if another process heals the run."""
+    """Undoes the changes that a dead reaper did not undo, and returns a result for each. `name`: the name of an entry
+    of the undo log, or of the owner of entries; None: all. The list is empty if there is no log, because then nothing
+    was changed. Raises UndoError if the log can't be read or belongs to another user, Busy if another process undoes
+    the changes of this run."""
     writer = None
     try:
         with suppress(FileNotFoundError):

@@ -100,8 +100,8 @@ def checked(folder: Path) -> Path:
 
 
 def add(run: OpenRun) -> Path | None:
-    """Makes the entry, with a link to the undo log; it is on disk when this returns. If no link can be made, returns
-    the path at which a copy of the log must be kept. Raises OSError."""
+    """Adds a run to the list of open runs, with a link to its undo log. The entry is on disk when this returns. Returns
+    None; or, if no link can be made, the path at which the caller must keep a copy of the log. Raises OSError."""
     folder = private(_runs() / _name(run.run_id))
     place: Path | None = log.path_of(private_parent(folder))
     with suppress(OSError):

@@ -52,7 +52,7 @@ class Cuts:
         return self.world.tree(*self.cut(moment.stands))
 
     def last(self, moment: Moment) -> Operation | None:
-        """The last operation before the moment, in the recorded order."""
+        """The last operation before the death, in the recorded order. None if the death came before all of them."""
         cut, halves = self.cut(moment.stands)
         done = [op for op in self.recording.operations if self.world.has(cut, op) or op.number in halves]
         return max(done, key=lambda operation: operation.number, default=None)

@@ -30,7 +30,7 @@ class Stand:
 
     @property
     def moments(self) -> int:
-        """The number of moments between two operations that this stand contains."""
+        """The number of points in time, between two operations of the rank, at which it stands here."""
         return 0 if self.half is not None else self.high - self.low + 1
 
 

@@ -117,8 +117,8 @@ def _note_imports(path: str) -> None:
 
 
 def start_agent(folder: str) -> None:
-    """Loads the agent as its sitecustomize would. Torch is imported already. If a module has imported a function by
-    name that the agent replaces, it gets the replacement too, as if the agent had been loaded first."""
+    """Loads the agent as its sitecustomize would, although torch is imported already. The agent replaces functions of
+    torch. A module that imported such a function earlier (`from torch import save`) gets the replacement too."""
     before = {name: dict(vars(module)) for name, module in list(sys.modules.items()) if _may_be_patched(name, module)}
     spec = importlib.util.spec_from_file_location(
         _AGENT, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]

@@ -24,8 +24,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Standstill:
-    """Seconds without training, by checkpoint. `possible`: these seconds, plus all other time during the write in which
-    a rank was in no phase of a step."""
+    """The seconds without training that each checkpoint caused. `blocked`: seen. `possible`: an upper bound, which also
+    counts the time during the write in which some rank was in no phase of a step."""
 
     blocked: Mapping[Key, float]
     possible: Mapping[Key, float]

@@ -61,8 +61,8 @@ def _was_resumed_from(run: Record, clash: Clash) -> bool:
 
 
 def is_aside(run: Record, clash: Clash) -> bool:
-    """Whether the job does not resume from this checkpoint, such as `best.pt`. Then a metric may decide when it is
-    saved."""
+    """Whether the job never resumes from this checkpoint. It is kept for another purpose, as `best.pt` is, and a metric
+    may decide when it is saved."""
     return not points_of(run).has(posixpath.join(root_of(run), clash.path))
 
 

@@ -37,9 +37,9 @@ def teardown_aborts(record: Record, final_step: int | None = None) -> list[Teard
 
 
 def aborts_at_exit(run: RunSoFar, final_step: int | None = None) -> list[TeardownAbort]:
-    """All attempts in which a rank aborted at interpreter exit after the last step; at most one abort per attempt.
-    `final_step`: the last global step of the job, if known. Otherwise, the last step of an attempt counts as the job's
-    last step if the run got at most one step further."""
+    """All attempts in which a rank aborted at interpreter exit after the job's last step; at most one abort per
+    attempt. `final_step`: that step's global number. Without it, an attempt counts as having reached the end if no
+    attempt got more than one step further."""
     highest = run.history.highest_step() or 0
     found = []
     for attempt in run.history.attempts:

@@ -34,8 +34,8 @@ def why_unseen(record: Record, what: str) -> str:
 
 
 def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:
-    """Why the steps of these attempts have no global number, for the first attempt of which that is so. A clause with
-    the facts that were seen and not seen."""
+    """A clause that says why the steps of the first of these attempts have no global number: which facts were seen, and
+    which were not."""
     history, number = record.history, attempts[0]
     if history.uneven:
         return (

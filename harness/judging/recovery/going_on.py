@@ -84,8 +84,8 @@ def steps_beyond(run: RunSoFar, landing: Landing) -> Executions:
 
 
 def put_back(run: RunSoFar, landing: Landing) -> list[Segment]:
-    """The segments of the attempt that was hit which began with a load of a checkpoint, after this landing and before
-    the next."""
+    """The parts of the hit attempt that began with a load of a checkpoint in the training loop. Only loads count that
+    came after this landing and before the next landing."""
     others = [other.at_s for other in landings(run) if other.at_s > landing.at_s]
     return run.history.put_back(landing.attempt, landing.at_s, min(others, default=float("inf")))
 

@@ -34,7 +34,8 @@ def recoveries(record: Record, twins: Sequence[Record] = ()) -> list[Recovery]:
 
 
 def end_of(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> End | None:
-    """The end of the recovery from a landing. None if training never continued."""
+    """When, and how, the recovery from a fault ended. `landing`: where and when the fault was applied. None if training
+    never continued."""
     planned = next((fault for fault in record.plan.faults if fault.id == landing.fault), None)
     lethal = planned is not None and registry.is_lethal(planned.inject)
     lasting = planned is not None and (planned.duration_s is not None or registry.lasts(planned.inject))

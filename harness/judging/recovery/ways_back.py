@@ -25,10 +25,10 @@ def way_back_s(run: RunSoFar, landing: Landing, *kinds: Kind) -> float | None:
 
 
 def growths(run: RunSoFar) -> dict[int, Landing]:
-    """The attempts that ended because a fault ended and the job grew again, each with the landing of that fault.
+    """The attempts that ended because a fault was over and its ranks came back; each with the landing of that fault.
+    The attempt after it has more ranks.
 
-    The next attempt then has more ranks. Each rollback, in order of time, explains the first such attempt that no
-    earlier rollback explains."""
+    The rollbacks are taken in order of time. Each takes the first attempt that no earlier rollback has taken."""
     landed = landings(run)
     hit = {landing.attempt for landing in landed}
     grown = [

@@ -8,9 +8,9 @@ FEW = 8  # only the first steps after a resume; later steps may differ for other
 
 
 def align(own: Mapping[int, Hashable], reference: Mapping[int, Collection[Hashable]]) -> tuple[int, ...]:
-    """Every base b >= 0 for which local step n equals global step b + n, for the first FEW steps. `reference`: the
-    values seen in each global step, once or several times. Steps that it lacks are skipped, but the first step must be
-    found."""
+    """Every b >= 0 that may be the global step before the first step of an attempt: the value of each of its first FEW
+    steps n was also seen in global step b + n. `own`: the value of each step of the attempt. `reference`: the values
+    that were seen in each global step. A step that `reference` lacks is skipped, except the first step."""
     first, *later = sorted(own)[:FEW] or [0]
     starts = [step - first for step, seen in reference.items() if own.get(first) in seen]
     return tuple(

@@ -48,7 +48,8 @@ class Attempt:
 
 
 def read(events: Sequence[Event]) -> list[Attempt]:
-    """The attempts in order of number. They have no base yet. The events must be in order of time."""
+    """The attempts in order of number. Their `base` (the global step from which an attempt resumed) is not known yet.
+    The events must be in order of time."""
     of_attempt: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         if event.attempt is not None and event.kind in _BORN and event.rank is not None:

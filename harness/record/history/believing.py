@@ -55,7 +55,8 @@ def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
 
 
 def of_this_run(file: Sequence[Witness], others: Sequence[Witness]) -> bool:
-    """Whether the job's own counters agree with a file that may be of another run."""
+    """Whether a loaded file is of this run. `file`: the steps that the file's name and contents show. `others`: the
+    steps that the job's own counters show. They agree if the file is of this run."""
     return any(_agree(witness, other) for witness in file for other in others)
 
 

@@ -57,8 +57,8 @@ def in_any_order(numbers: Array) -> Array:
 
 
 def of_rows(rows: Sequence[Sequence[Hashable]]) -> tuple[Array, Array]:
-    """For rows of different lengths: the numbers that depend on the order (`in_order`), and those that do not
-    (`in_any_order`)."""
+    """Two digests of each row of samples: the first depends on the order of the samples (`in_order`), the second does
+    not (`in_any_order`). The rows may have different lengths."""
     ordered, unordered = np.zeros(len(rows), np.uint64), np.zeros(len(rows), np.uint64)
     lengths = np.array([len(row) for row in rows], np.int64)
     for length in set(lengths.tolist()) - {0}:

@@ -161,8 +161,8 @@ class Recovered:
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> dict[str, Any]:
-        """The parameters of the condition, with facts about the planned faults. Raises UsageError if it names a fault
-        that does not exist."""
+        """The parameters of the condition, completed: the faults that it waits for, and which of them last and which
+        kill. Raises UsageError if a named fault is not planned."""
         known = [fault.id for fault in faults]
         wanted = list(params.get("faults") or known)
         if strangers := [name for name in wanted if name not in known]:

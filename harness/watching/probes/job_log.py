@@ -32,8 +32,8 @@ class JobLog:
         self._elastic, self._causes = ElasticReader(self.by_round), CauseReader(self._watchdogs)
 
     def begin_again(self, attempt_base: int) -> None:
-        """Notes that a torchrun of this submission begins with this attempt number. A new number means that it is not
-        the first torchrun of the submission; then the attempts begin again from that number."""
+        """Notes that a torchrun has started, and the number of its first attempt. If the number is new, this is a later
+        torchrun of the same submission, and its attempts are counted from that number."""
         if attempt_base != self._base:
             self.begin(attempt_base)
 

@@ -70,8 +70,8 @@ def page(symbols: list[Symbol]) -> str:
 
 
 def add(source: Path, symbols: list[Symbol]) -> list[Symbol]:
-    """A new table: the rows of this table, and rows for the functions that another source has in addition. The
-    functions of a library are read with nm(1)."""
+    """The table `symbols` with a row more for each function that only `source` has. `source`: a header, a Python
+    module or a library, whose functions are listed with nm(1)."""
     known = {symbol.name for symbol in symbols}
     if source.suffix == ".h":
         found = {

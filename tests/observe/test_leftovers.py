@@ -89,6 +89,21 @@ def test_what_another_made_at_the_same_time_is_not_the_jobs(shared: Path) -> Non
     assert {"name": shared.name, "bytes": 3, "of_job": False} in found["shared_memory"]
 
 
+def test_shared_memory_that_is_still_being_removed(shared: Path) -> None:
+    """An entry that is removed within the grace time is not left: another program may just have ended."""
+    left = Leftovers(PLAN, dict)
+    left.start()
+    shared.write_bytes(b"new")
+
+    def removed() -> bool:
+        shared.unlink(missing_ok=True)
+        return False
+
+    found = left.take(True, removed)
+    assert found is not None
+    assert shared.name not in [one["name"] for one in found["shared_memory"]]
+
+
 def test_what_another_living_process_uses_is_not_the_jobs(shared: Path) -> None:
     """Shared memory that a process outside of the job still uses when the job is over is not left by the job."""
     left = Leftovers(PLAN, dict)

@@ -1,10 +1,10 @@
 """Records what a job leaves behind when its command has ended: processes, their listening ports, shared memory, GPU
 memory.
 
-This happens before any clean-up. Processes that are still ending get GRACE_S seconds. Nothing that another job made at
-the same time is attributed to this job: an entry in /dev/shm is the job's if a process of the job was seen to map or
-open it, or if its name contains the pid of such a process. An entry that a process of another job still uses is not
-the job's.
+This happens before any clean-up. Processes that are still ending, and shared memory that is still being removed, get
+GRACE_S seconds. Nothing that another job made at the same time is attributed to this job: an entry in /dev/shm is the
+job's if a process of the job was seen to map or open it, or if its name contains the pid of such a process. An entry
+that a process of another job still uses is not the job's.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class Leftovers:
         if not (self._wanted and ended):
             return None
         begun = time.monotonic()
-        while (left := self._members()) and time.monotonic() < begun + GRACE_S and not given_up():
+        shared = [SHARED / str(entry["name"]) for entry in self._shared_memory()]
+        while (left := self._members()) or any(path.exists() for path in shared):
+            if time.monotonic() > begun + GRACE_S or given_up():
+                break
             time.sleep(_LOOK_S)
         return {
             "waited_s": round(time.monotonic() - begun, 3),

@@ -295,7 +295,7 @@ class StepHooks:
             indices = _joined([batch.indices for batch in segment.batches])
             if samples is not None:
                 agent.unseen.discard("samples")
-        late = not arrived(segment)
+        late = bool(segment.pending) and not arrived(segment)
         given = (
             segment.losses, segment.lr, segment.opt_step, segment.sched_step, segment.skipped, samples, indices,
             agent.phases.take(),

@@ -33,6 +33,8 @@ class KubernetesObjects:
         return Touches(run_id=self.run_id)
 
     def restore(self) -> None:
+        if self.restored():
+            return
         self._kubectl.ask(
             "delete", self._all, *self._ours, "--ignore-not-found", "--wait", f"--timeout={_DELETE_S:.0f}s",
             timeout_s=_DELETE_S + 30,

@@ -28,7 +28,10 @@ from .conftest import REPOSITORY, Block, Torchaos, blocks
 DAYS = [block for block in blocks("yaml") if block.text.startswith("gameday:")]
 GATES = [block for block in blocks("yaml") if block.text.startswith("gate:")]
 MANIFESTS = [block for block in blocks("yaml") if block.text.startswith("apiVersion:")]
-YAML = [block for block in blocks("yaml") if block not in DAYS + GATES + MANIFESTS]
+OTHERS = [
+    block for block in blocks("yaml") if block.text.lstrip().startswith(("- uses:", "repos:"))
+]  # GitHub, pre-commit
+YAML = [block for block in blocks("yaml") if block not in DAYS + GATES + MANIFESTS + OTHERS]
 GUIDE = REPOSITORY / "docs" / "write-a-scenario.md"
 
 

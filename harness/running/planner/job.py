@@ -28,6 +28,7 @@ from torchaos.harness.scenario.sizes import size_in_words
 from torchaos.harness.scenario.yaml_source import read
 
 _COUNTED = ("gpu", "cpu", "auto")
+_MOST = 1_000_000  # ranks, or nodes
 
 
 def placeholders(here: Path) -> dict[str, str]:
@@ -59,6 +60,10 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
     if world is None:
         problem = "how many ranks the job has can't be read from job.command"
         raise UsageError(f"{_at_the_command(file)}: {problem}; write job.world_size")
+    if max(world, nodes) > _MOST:
+        raise UsageError(
+            f"{_at_the_command(file)}: a job of {world} ranks on {nodes} nodes can't be planned; the most is {_MOST}"
+        )
     if job.replicas > 1:
         nodes = _replicas(job, nodes, world, attach)
     return PlannedJob(

@@ -25,8 +25,9 @@ def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random
     if target is None:
         return Target(())
     per_node = job.per_node
-    nodes = [node for node in range(job.nodes) if node not in limits.never.nodes]
-    world = [rank for rank in range(job.world_size) if rank not in limits.never.ranks and rank // per_node in nodes]
+    nodes = sorted(set(range(job.nodes)) - set(limits.never.nodes))
+    there, never = set(nodes), set(limits.never.ranks)
+    world = [rank for rank in range(job.world_size) if rank not in never and rank // per_node in there]
     if (target.replica is not None or job.replicas > 1) and (found := _of_replica(target, job, where, draw, world)):
         return found
     drawn = target.count or target.percent or "any" in (target.rank, target.node)

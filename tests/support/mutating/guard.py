@@ -22,7 +22,7 @@ _NEVER = (
     "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "pty.", "socket.connect",
     "socket.bind", "socket.sendto", "signal.pthread_kill", "ftplib.", "urllib.", "webbrowser.",
 )  # fmt: skip
-_QUESTION = "squeue"  # a program that changes nothing
+_QUESTIONS = (("squeue",), ("kubectl", "--context=nowhere", "get"))  # programs that change nothing
 _CALLS = {"mount", "umount", "umount2", "setns", "unshare", "kill", "reboot", "ptrace"}
 
 
@@ -72,7 +72,7 @@ class Guard:
         elif event in _PATHS:
             for number in _PATHS[event]:
                 self._check(event, arguments[number])
-        elif event == "subprocess.Popen" and arguments[1][0] == _QUESTION:
+        elif event == "subprocess.Popen" and any(tuple(arguments[1][: len(one)]) == one for one in _QUESTIONS):
             return
         elif event.startswith(_NEVER) or (event == "ctypes.dlsym" and arguments[1] in _CALLS):
             self._refuse(f"{event} {arguments!r:.200}")

@@ -24,7 +24,7 @@ def test_each_recovery_gets_a_sentence(tmp_path: Path) -> None:
     assert kill.startswith(
         "process.kill hit rank 1 of 2 in step 12 (backward). The job was restarted and went on from "
     )
-    assert kill.endswith("It was past its highest step 20.68 s after the fault.")
+    assert kill.endswith("It caught up 20.68 s after the fault.")
     assert freeze.startswith("process.freeze hit rank 0 of 2")
     assert "The job went on without a restart after" in freeze
 
@@ -35,7 +35,7 @@ def test_a_job_that_never_came_back_is_told(tmp_path: Path) -> None:
     result = judged(folder)
     never = replace(result.recoveries[0], parts={**result.recoveries[0].parts, "caught_up": None})
     (kill,) = happened(Record.load(folder), replace(result, recoveries=(never,)))
-    assert kill.endswith("and never got past its highest step.")
+    assert kill.endswith("and never caught up.")
 
 
 def test_a_run_without_recoveries_is_told(results: dict[str, Result], tmp_path: Path) -> None:

@@ -125,8 +125,8 @@ def _came_back(run: Record, landing: Landing, recovery: Recovery) -> str:
     where = "" if base is None else " from the beginning" if base == 0 else f" from step {base}"
     came = f" The job was restarted and went on{where}{again}"
     if at is None:
-        return f"{came}, and never got past its highest step."
-    return f"{came}. It was past its highest step {seconds_in_words(at)} after the fault."
+        return f"{came}, and never caught up."
+    return f"{came}. It caught up {seconds_in_words(at)} after the fault."
 
 
 def _again(recovery: Recovery) -> str:

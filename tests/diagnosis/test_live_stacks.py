@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.contracts import RankProcess
+from torchaos.harness.machine import proc
 from torchaos.harness.watching.diagnosis import live
 from torchaos.harness.watching.diagnosis.stacks import find_py_spy
 
@@ -77,4 +79,5 @@ def test_one_that_is_stopped_is_named(tmp_path: Path) -> None:
     """Whatever its stack says."""
     with _ranks(tmp_path, WAITS, WAITS) as ranks:
         os.kill(ranks[0].pid, signal.SIGSTOP)
+        wait_until(lambda: (found := proc.stat(ranks[0].pid)) and found.state == "T")
         assert live.diagnose(ranks).culprits == {0}

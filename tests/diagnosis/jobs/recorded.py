@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ def dump_json(folder: Path) -> None:
     (folder / f"trace_{dist.get_rank()}.json").write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-def stalled(out: Path) -> None:
-    time.sleep(2.5)
+def stalled(out: Path, usual_s: float) -> None:
+    """Dumps when the stall is much longer than the longest pause before it, also on a slow machine."""
+    time.sleep(max(2.5, 5 * usual_s))
     dump(out / "stalled")
     dump_json(out / "stalled-json")
     (out / f"done-{dist.get_rank()}").touch()
@@ -48,16 +50,20 @@ def main() -> None:
     torch.set_num_threads(1)
     pair, rest = dist.new_group([0, 1]), dist.new_group([1, 2])
     gradient = torch.ones(100)
+    times = [time.monotonic()]
     for _ in range(30):
         dist.all_reduce(gradient)
         if dist.get_rank() in (0, 1):
             dist.all_reduce(gradient, group=pair)
         if dist.get_rank() in (1, 2):
             dist.broadcast(gradient, 1, group=rest)
+        times.append(time.monotonic())
     dist.barrier()
     dump(out / "healthy")
     dist.barrier()
-    threading.Thread(target=stalled, args=[out], daemon=True).start()
+    times.append(time.monotonic())
+    longest_s = max(after - before for before, after in pairwise(times))
+    threading.Thread(target=stalled, args=[out, longest_s], daemon=True).start()
     if dist.get_rank() == CULPRIT:
         time.sleep(_LONGEST_S)
     dist.all_reduce(gradient)

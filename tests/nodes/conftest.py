@@ -36,6 +36,7 @@ class Nodes:
 
     folder: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)  # of the job
 
     launcher = "ssh"
 
@@ -58,7 +59,7 @@ class Nodes:
         command = f"{BARE_PYTHON} {STAND_IN}/torchrun --nproc-per-node 1 --max-restarts 1 "
         job = {
             "command": f"{command} {STAND_IN}/train.py {steps} --save {{run}}/checkpoints", "world_size": 2,
-            "timeout": "100s", "checkpoints": {"path": "{run}/checkpoints"}, **self.where(),
+            "timeout": "100s", "checkpoints": {"path": "{run}/checkpoints"}, **self.where(), **self.more,
         }  # fmt: skip
         scenario = {
             "scenario": "far", "launcher": self.launcher, "job": job, "faults": list(faults),

@@ -47,3 +47,16 @@ def test_a_pod_that_ends_under_the_run(pods: Any) -> None:
     assert run.returncode == 2, said
     assert "node 1 was lost" in said
     assert pods.processes() == {}
+
+
+def test_a_job_in_pods_is_submitted_again(pods: Any) -> None:
+    """The objects of the first submission are deleted before those of the second, which have the same names."""
+    kills = [
+        {"id": f"kill-{n}", "inject": "process.kill", "target": {"rank": 1}, "when": {**STEP, "attempt": n}}
+        for n in (0, 1)
+    ]
+    pods.more = {"resubmit": {"times": 1}}
+    run = pods.run(*kills)
+    said = run.communicate(timeout=300)[0]
+    assert [event.data["submission"] for event in pods.events(Kind.JOB_STARTED)] == [0, 1], said
+    assert pods.processes() == {}

@@ -64,9 +64,7 @@ class Kubernetes(FarLauncher):
     }
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        where = _kubectl(spec)
-        objects = KubernetesObjects(spec.env[ENV_RUN_ID], _manifest(spec).kinds, where.context, where.namespace)
-        return (objects, JobProcesses(spec.env[ENV_RUN_ID]))
+        return (_objects(spec), JobProcesses(spec.env[ENV_RUN_ID]))
 
     def create(self, spec: JobSpec) -> Sequence[Pod]:
         """Makes the objects, waits until the pods run, and gives them the run directory. Raises UsageError if a right
@@ -84,6 +82,7 @@ class Kubernetes(FarLauncher):
             label, wrapper, env, PurePosixPath(run_dir.parent), round(spec.timeout_s + _SPARE_S), _container(spec)
         )  # fmt: skip
         try:
+            _objects(spec).restore()  # those of an earlier submission have the same names
             kubectl.ask("create", "--filename=-", given=manifest.changed(change).encode(), timeout_s=60.0)
             found = sorted(_await_pods(kubectl, label, spec.nodes), key=_order)
             pods = [_pod(index, raw, spec, kubectl) for index, raw in enumerate(found)]
@@ -107,6 +106,11 @@ class Kubernetes(FarLauncher):
         except OSError:
             return False
         return said.strip() in ("", *_OVER)
+
+
+def _objects(spec: JobSpec) -> KubernetesObjects:
+    where = _kubectl(spec)
+    return KubernetesObjects(spec.env[ENV_RUN_ID], _manifest(spec).kinds, where.context, where.namespace)
 
 
 def _manifest(spec: JobSpec) -> Manifest:

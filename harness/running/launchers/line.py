@@ -133,7 +133,10 @@ class Line:
                 said = json.loads(line)
                 if "error" in said:
                     return str(said["error"])
-                self._take(said)
+                try:
+                    self._take(said)
+                except OSError as error:  # of the disk here
+                    return f"its part of the record can't be kept: {error}"
         # Exit code 6 of the command: no agent listens, although there was an agent before.
         return "its agent has died" if process.wait() == 6 and self._measured_s else ""
 

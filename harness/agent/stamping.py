@@ -113,10 +113,12 @@ class Stamping:
             self._look()
 
     def stop(self) -> None:
-        """Stops the thread before the interpreter ends: a thread that wakes up after that may abort the process."""
+        """Stops the thread before the interpreter ends: a thread that wakes up after that may abort the process. Looks
+        a last time: a collective that has ended since the thread's last look would stay open."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(1.0)
+        self._look()
 
 
 def _ranks(call: Call) -> Any:

@@ -9,6 +9,7 @@ import click
 
 from torchaos.harness.cli.options import RunFolder, cli
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.watching.diagnosis import blame, flight
 from torchaos.harness.watching.diagnosis.job import of_job, ranks_of
@@ -59,5 +60,7 @@ def _diagnosis(folder: Path | None, pid: int | None) -> Diagnosis:
                 f"{folder}: no stamps of collectives in this run; only an assertion that needs them, such as "
                 "hang_detected, makes a run keep them"
             )
+        if Record.load(run).exit_code == 0:  # a rank that left by os._exit may have left an open stamp
+            return Diagnosis(summary="the job ended with exit code 0: in the end no rank hung")
         return blame.diagnose(read_stamps(run.stamps))
     return blame.diagnose(flight.read_folder(folder))

@@ -92,6 +92,35 @@ def test_what_never_ends_stays_open(rank: Any, agent_module: Callable[[str], Any
     assert (last.open, last.rank, last.ranks, last.returned_mono_s is not None) == (True, 0, (0, 1), True)
 
 
+AT_EXIT = """
+import os, sys, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+store = dist.TCPStore("127.0.0.1", int(os.environ["PORT"]), 2, is_master=not rank)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+(stamping,) = (module for name, module in sys.modules.items() if name.endswith("agent.stamping"))
+stamping._PERIOD_S = 3600.0
+if rank == 1:
+    store.wait(["rank 0 waits"])
+work = dist.all_reduce(torch.ones(1), async_op=True)
+store.set(f"rank {rank} waits", "")
+work.wait()
+store.wait(["rank 1 waits"])
+"""
+
+
+def test_what_ends_at_the_very_end_is_closed(rank: Any, agent_module: Callable[[str], Any]) -> None:
+    """A collective that ends just before its rank leaves is no open stamp, although the thread had no time to look."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    hooks = ("steps", "collectives", "stamps")
+    ranks = [rank.start(AT_EXIT, hooks=hooks, env={"RANK": str(number), "PORT": port}) for number in (0, 1)]
+    outputs = [one.communicate()[0] for one in ranks]
+    assert [one.returncode for one in ranks] == [0, 0], outputs
+    found = agent_module("stamps").read_folder(rank.folder / "stamps")
+    assert [[stamp.open for stamp in stamps] for stamps in found] == [[False], [False]]
+
+
 FUNCTIONAL = (
     HEAD
     + """

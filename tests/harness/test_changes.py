@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.machine.changes import Changes
 from torchaos.harness.record.events import journal
 from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.watching.probes.job_log import JobLog
 
 
 def test_written_and_new_files_are_named(tmp_path: Path) -> None:
@@ -63,5 +65,40 @@ def test_events_are_seen(reported: str, tmp_path: Path, monkeypatch: pytest.Monk
     for number in range(1, 4):
         file.emit(Kind.NOTE, {"text": str(number)})
         wait_until(lambda: [event.data["text"] for event in live.snapshot()], [*map(str, range(1, number + 1))].__eq__)
+    file.close()
+    live.close()
+
+
+def test_what_was_written_before_a_moment_is_read_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that can't wait for the follower reads the files itself; several at once read each event once."""
+    monkeypatch.setattr(Journal, "_follow", lambda self: None)
+    live, file = Journal(tmp_path), EventFile(tmp_path / "rank0.jsonl", "rank0", 0, 0)
+    for number in range(50):
+        file.emit(Kind.NOTE, {"text": str(number)})
+    assert live.snapshot() == []
+    with ThreadPoolExecutor(4) as pool:
+        for reading in [pool.submit(live.catch_up) for _ in range(4)]:
+            reading.result()
+    assert [event.data["text"] for event in live.snapshot()] == [*map(str, range(50))]
+    file.close()
+    live.close()
+
+
+def test_a_worker_is_of_the_round_that_its_node_wrote_before_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a job on several nodes, the output that names a worker may be read before the file that has its round."""
+    monkeypatch.setattr(Journal, "_follow", lambda self: None)
+    live, file = Journal(tmp_path), EventFile(tmp_path / "node0.jsonl", "node0", None, 0)
+    log = JobLog(live, None)
+    log.by_round = True
+    log.begin(0)
+    live.listen(lambda event: log.in_round(event.data["round"]) if "round" in event.data else None)
+    file.emit(Kind.ELASTIC_RENDEZVOUS, {"done": True, "round": 3, "node": 0})
+    output = (Path(__file__).parents[1] / "data" / "logs" / "torchrun-restart.log").read_text()
+    log.line(next(line for line in output.splitlines() if ".START" in line), 1.0)
+    assert [event.attempt for event in live.snapshot() if event.kind is Kind.ELASTIC_WORKER] == [3]
     file.close()
     live.close()

@@ -58,6 +58,24 @@ def test_the_agents_own_success_is_not_believed() -> None:
     assert not [said for said in read("torchrun-fail.log") if said.data.get("state") == "SUCCEEDED"]
 
 
+def test_on_several_nodes_a_worker_belongs_to_the_round_that_was_written_before_it() -> None:
+    """The output may be read before the file that has the round: the file is read first, and later lines on an older
+    worker keep that worker's round."""
+    lines = (LOGS / "torchrun-restart.log").read_text().splitlines()
+    rounds = iter((4, 4, 7, 7))
+
+    def read_rounds() -> None:
+        reader.restarts = next(rounds)
+
+    reader = ElasticReader(read_rounds)
+    found = [fact for line in lines for fact in reader.read(line) if "pid" in fact.data]
+    starts = [(fact.data["pid"], fact.restarts) for fact in found if fact.data.get("state") == "START"]
+    assert [number for _, number in starts] == [4, 4, 7, 7]
+    assert all(fact.restarts == dict(starts)[fact.data["pid"]] for fact in found)
+    (failure,) = (line for line in lines if "failed (exitcode: -9)" in line)
+    assert [(fact.rank, fact.restarts) for fact in reader.read(failure)] == [(1, 4)]
+
+
 def test_without_the_event_log_the_log_lines_tell() -> None:
     """A torchrun with no event log still gives rendezvous, restart count and failures."""
     reader = ElasticReader()

@@ -89,6 +89,7 @@ class Journal:
         self._growing = Growing()
         self._pids = OuterPids()
         self._lock = threading.RLock()
+        self._reading = threading.Lock()
         self._closed, self._closed_file = threading.Event(), False
         self.failed = ""  # why the record is not complete; empty as long as it is
         self._listeners: list[Callable[[Event], None]] = []
@@ -144,6 +145,10 @@ class Journal:
         """Calls `listener` with each later event, in the thread that saw the event. The listener must be fast."""
         self._listeners.append(listener)
 
+    def catch_up(self) -> None:
+        """Reads all that was written to the files until now. Listeners must not call it."""
+        self._poll(None)
+
     def close(self) -> None:
         """Reads the last events of the ranks, and stops following their files."""
         if not self._closed.is_set():
@@ -169,6 +174,10 @@ class Journal:
 
     def _poll(self, names: Collection[str] | None) -> None:
         """Reads what is new in these files. None: in all."""
+        with self._reading:
+            self._read_new(names)
+
+    def _read_new(self, names: Collection[str] | None) -> None:
         changed = None if names is None else [self._folder / name for name in names if fnmatch(name, self._pattern)]
         for path in self._folder.glob(self._pattern) if changed is None else changed:
             offset = self._offsets.get(path, 0)

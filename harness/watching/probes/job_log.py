@@ -29,7 +29,8 @@ class JobLog:
     def begin(self, attempt_base: int) -> None:
         """Must be called when a new submission starts: torchelastic counts its restarts from 0 again."""
         self._base = attempt_base
-        self._elastic, self._causes = ElasticReader(self.by_round), CauseReader(self._watchdogs)
+        rounds = self._journal.catch_up if self.by_round else None
+        self._elastic, self._causes = ElasticReader(rounds), CauseReader(self._watchdogs)
 
     def begin_again(self, attempt_base: int) -> None:
         """Notes that a torchrun has started, and the number of its first attempt. If the number is new, this is a later
@@ -57,7 +58,7 @@ class JobLog:
 
     def _read(self, text: str, mono_s: float) -> None:
         for fact in self._elastic.read(text):
-            attempt = self._base + self._elastic.restarts
+            attempt = self._base + (fact.restarts or 0)
             outside = {"pid": self.host_pid(fact.data["pid"]) or fact.data["pid"]} if "pid" in fact.data else {}
             data = {**fact.data, **outside}
             rank = None if fact.rank is None else self.first_rank + fact.rank

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,24 +89,34 @@ def _signal_name(text: str) -> str:
 class ElasticReader:
     """Reads the output of one submission. Adds the restart count and the rank of the pid to each fact.
 
-    `by_round`: for a job on several nodes. There the agent's own count is not the number of the attempt, so another
-    source (agent/rounds.py) sets `restarts` and reports the end of each rendezvous."""
+    `read_rounds`: for a job on several nodes. There the agent's own count is not the number of the attempt, so another
+    source (agent/rounds.py) sets `restarts` and reports the end of each rendezvous. `read_rounds` reads what that
+    source has written: it writes before the workers start, but the output may be read first."""
 
-    def __init__(self, by_round: bool = False) -> None:
+    def __init__(self, read_rounds: Callable[[], None] | None = None) -> None:
         self.restarts = 0
-        self._by_round = by_round
+        self._read_rounds = read_rounds
         self._ranks: dict[int, int] = {}
+        self._restarts: dict[int, int] = {}  # by pid
         self._rendezvous_reported = False
 
     def read(self, line: str) -> Iterator[LogFact]:
         for fact in parse(line):
+            if fact.kind is Kind.ELASTIC_RENDEZVOUS and not self._is_news(fact):
+                continue
+            if self._read_rounds is None and fact.restarts is not None:
+                self.restarts = fact.restarts
+            pid = fact.data.get("pid", -1)
             if fact.kind is Kind.ELASTIC_WORKER and fact.rank is not None:
-                self._ranks[fact.data["pid"]] = fact.rank
-            rank = self._ranks.get(fact.data.get("pid", -1), fact.rank)
-            if fact.kind is not Kind.ELASTIC_RENDEZVOUS or self._is_news(fact):
-                counted = fact.restarts is not None and not self._by_round
-                self.restarts = fact.restarts if counted and fact.restarts is not None else self.restarts
-                yield LogFact(fact.kind, fact.data, rank, self.restarts)
+                self._note_worker(pid, fact.rank, fact.data["state"])
+            yield LogFact(fact.kind, fact.data, self._ranks.get(pid, fact.rank), self._restarts.get(pid, self.restarts))
+
+    def _note_worker(self, pid: int, rank: int, state: str) -> None:
+        self._ranks[pid] = rank
+        if state == "START" and self._read_rounds is not None:
+            self._read_rounds()
+        if state == "START" or pid not in self._restarts:
+            self._restarts[pid] = self.restarts
 
     def _is_news(self, fact: LogFact) -> bool:
         """Whether a rendezvous fact is new. The end of a rendezvous is reported twice, by the event log and by a log
@@ -114,7 +124,7 @@ class ElasticReader:
         if not fact.data["done"]:
             self._rendezvous_reported = False
             return True
-        if self._by_round:
+        if self._read_rounds is not None:
             return False
         news = not self._rendezvous_reported or fact.restarts != self.restarts
         self._rendezvous_reported = True

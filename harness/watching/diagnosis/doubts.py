@@ -88,9 +88,8 @@ def _too_many(graph: Waits, found: Diagnosis) -> None:
     waiting = {rank for op in graph.ops.values() for rank in op.pending}
     absent = found.culprits - waiting
     if len(absent) > len(waiting):
-        _acquit(
-            found, f"only {ranges(sorted(waiting))} {have(len(waiting))} begun to wait, the others may be on their way"
-        )
+        begun = f"only {ranges(sorted(waiting))} {have(len(waiting))} begun to wait, the others may be on their way"
+        _acquit(found, begun if waiting else "no other rank waits")
 
 
 def _lasted(calls: Calls, graph: Waits) -> bool:

@@ -7,7 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchaos.harness.judging.ending.teardown import final_step
-from torchaos.plugin import Assertion, Event, Finding, Harm, Kind, Need, Record, as_one, failed, inconclusive, passed
+from torchaos.plugin import (
+    Assertion,
+    Event,
+    Finding,
+    First,
+    Harm,
+    Kind,
+    Need,
+    Record,
+    What,
+    as_one,
+    failed,
+    inconclusive,
+    passed,
+)
 
 _GRACE_S = 5.0  # A job that is done may take this many seconds longer than the twin to end.
 
@@ -66,6 +80,7 @@ def _never_ended(run: Record, twins: Sequence[Record], stopped: Event) -> Findin
     return failed(
         f"the job was done after step {last} and did not end: {who} still there {waited_s:.0f} s later "
         f"({reason}). Most likely a thread that is no daemon, or a child process, waits for ever.",
+        First(What.ENDING, last),
         seconds=round(waited_s, 1),
     )
 

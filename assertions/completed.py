@@ -41,7 +41,7 @@ class Completed(Assertion):
         history = history_of(run, twins)
         due = self.steps if self.steps is not None else final_step(twins[0]) if twins else None
         aborts = teardown_aborts(run, due)
-        finding = _ending(run, due, aborts) or _steps(run, history, due, aborts) or _well(history, due, aborts)
+        finding = _ending(run, history, due, aborts) or _steps(run, history, due, aborts) or _well(history, due, aborts)
         first = First(What.ENDING, history.last_step or 0)
         measured = {"exit_code": run.exit_code, "last_step": history.last_step, "teardown_aborts": len(aborts)}
         return replace(
@@ -49,10 +49,14 @@ class Completed(Assertion):
         )
 
 
-def _ending(run: Record, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:
+def _ending(run: Record, history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:
     """The finding for a job that ended in a wrong way; None if it ended well."""
     stopped, exited, code = run.stopped, run.exited, run.exit_code
     if stopped and (not exited or exited.mono_s >= stopped.mono_s):
+        if due is not None and history.last_step == due and not history.unplaced:
+            waited_s = stopped.mono_s - (history.executions.last_s() or stopped.mono_s)
+            ended = f"torchaos ended it {waited_s:.0f} s later ({stopped.data['reason']})"
+            return failed(f"all {due} steps were done, and the job never exited: {ended}")
         return failed(f"the job did not end by itself: {stopped.data['reason']}")
     if code is None:
         return inconclusive("nothing shows how the job ended")

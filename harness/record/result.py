@@ -94,7 +94,6 @@ class FaultResult:
     reason: str
     proved: bool = True  # it landed as planned and was felt, so the run is evidence
     # Of a network: values that were requested and measured, by name: {"delay_ms": {"asked": 50.0, "measured": 50.3}}
-    # "measured": 50.3}}
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
@@ -106,6 +105,7 @@ class Recovery:
     parts: Mapping[str, float | None]  # by the names of judging/recovery/recovery.py, PARTS
     lost_steps: int | None
     advice: tuple[str, ...] = ()  # which waits were long, and which settings shorten them; no verdict depends on it
+    lasted_s: float | None = None  # how long the fault itself was on; None if it does not last, or stayed on
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,9 @@ FAILED = replace(
     PASSED,
     verdict=Verdict.FAILED,
     exit_code=ExitCode.FAILED,
-    reason="loss_continuity: at step 21 rank 0 had loss 3.41296, in the twin 2.87713: the first step after the resume",
+    reason="loss_continuity: at step 21 rank 0 had loss 3.41296, in the twin 2.87713: the first step after the resume. "
+    "The optimizer's step counter began again at 1, so its state was not restored",
+    decided_by="loss_continuity",
     cases=(
         *PASSED.cases[:3],
         Case(
@@ -92,11 +94,13 @@ INCONCLUSIVE = replace(
     scenario="kill-late",
     verdict=Verdict.INCONCLUSIVE,
     exit_code=ExitCode.INCONCLUSIVE,
-    reason="faults: kill: it never landed: the run ended before its trigger was reached",
+    reason="faults: kill: it never landed: the run ended before its trigger",
+    decided_by="faults",
     faults=(
         replace(
             KILL, applied=None, evidence=None, rollback="not needed", planned="step 900, backward",
             verdict=Verdict.INCONCLUSIVE, reason="it never landed: the run ended before its trigger was reached",
+            proved=False,
         ),
     ),
     recoveries=(),
@@ -117,6 +121,7 @@ SEVERAL = replace(
     verdict=Verdict.FAILED,
     exit_code=ExitCode.ROLLBACK,
     reason="recovery_time: kill: the job never caught up: it came back, and never got past step 24, the highest before",
+    decided_by="recovery_time",
     faults=(
         replace(
             KILL, id="freeze", inject="process.freeze", planned="step 12, forward",

@@ -12,6 +12,7 @@ from rich.console import Console
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
 from torchaos.harness.telling.terminal import console as show
 from torchaos.harness.telling.terminal import pen, timeline
+from torchaos.harness.telling.terminal.why import why
 
 
 def sheet(file: Paper, width: int) -> Console:
@@ -54,7 +55,7 @@ def test_the_verdict_comes_first(results: dict[str, Result], paper: type[Paper])
     show.show(results["failed"], sheet(file, 120))
     first, second = file.getvalue().split("\n")[1:3]
     assert first.split()[:2] == ["FAILED", "kill-rank"]
-    assert second.strip() == results["failed"].reason
+    assert second.strip() == f"{why(results['failed']).lead}."
 
 
 def test_a_command_is_left_whole_and_its_secrets_masked(results: dict[str, Result], paper: type[Paper]) -> None:

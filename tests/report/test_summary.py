@@ -26,7 +26,7 @@ def test_a_run_is_told_in_short(results: dict[str, Result]) -> None:
     lines = text.splitlines()
     assert lines[0] == "### ❌ kill-rank: failed"
     assert lines[2] == "process.kill hit rank 1."
-    assert lines[4].startswith("**Why:** loss_continuity: at step 21 rank 0 had loss 3.41296")
+    assert lines[4].startswith("**Why: At step 21 rank 0 had loss 3.41296")
     assert "| recovery | 6.84 s | 60 s allowed | ✅ |" in lines
     assert "<details><summary>6 cases: 5 passed, 1 failed</summary>" in lines
     first = next(line for line in lines[lines.index("| | case | why |") + 2 :])
@@ -81,7 +81,8 @@ def test_the_picture_shows_the_run(tmp_path: Path) -> None:
     words = [one.text or "" for one in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert words[0] == "FAILED"
     assert result.verdict is Verdict.FAILED
-    assert any(text.startswith("process.kill hit rank 1 of 2 in step 12") for text in words)
+    assert any(text.startswith("1. process.kill hit rank 1 of 2 in step 12") for text in words)
+    assert any("1 of 6 assertions failed: loss continuity" in text for text in words)
     assert {"recovery", "steps done again", "samples skipped / repeated"} <= set(words)
     assert "process.kill: step 12" in words
     assert "first difference: step 9" in words
@@ -97,4 +98,4 @@ def test_github_shows_a_run_that_did_not_pass(results: dict[str, Result]) -> Non
     assert line.startswith("::error title=torchaos kill-rank%3A failed,file=chaos/kill%2Crank.yaml::100 %25: one, two ")
     assert "\n" not in line
     warning = annotation(results["inconclusive"], Path("/somewhere/kill-late.yaml"))
-    assert warning.startswith("::warning title=torchaos kill-late%3A inconclusive::faults: kill: it never landed")
+    assert warning.startswith("::warning title=torchaos kill-late%3A inconclusive::kill: it never landed")

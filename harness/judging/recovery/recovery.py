@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
@@ -13,8 +13,9 @@ from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.judging.recovery.going_on import End, highest_up_to, put_back, steps_beyond, went_on
 from torchaos.harness.judging.recovery.last_save import owed
-from torchaos.harness.judging.recovery.ways_back import growths
+from torchaos.harness.judging.recovery.ways_back import growths, lasted_s
 from torchaos.harness.record.history import Attempt, History
+from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
 
@@ -36,10 +37,18 @@ def recoveries(record: Record, twins: Sequence[Record] = ()) -> list[Recovery]:
 def end_of(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> End | None:
     """When, and how, the recovery from a fault ended. `landing`: where and when the fault was applied. None if training
     never continued."""
-    planned = next((fault for fault in record.plan.faults if fault.id == landing.fault), None)
+    planned = _planned(record, landing)
     lethal = planned is not None and registry.is_lethal(planned.inject)
-    lasting = planned is not None and (planned.duration_s is not None or registry.lasts(planned.inject))
-    return went_on(record, landing, lethal=lethal, lasting=lasting, twins=[twin.history for twin in twins])
+    lasting, histories = _is_lasting(planned), [twin.history for twin in twins]
+    return went_on(record, landing, lethal=lethal, lasting=lasting, twins=histories)
+
+
+def _planned(record: Record, landing: Landing) -> PlannedFault | None:
+    return next((fault for fault in record.plan.faults if fault.id == landing.fault), None)
+
+
+def _is_lasting(fault: PlannedFault | None) -> bool:
+    return fault is not None and (fault.duration_s is not None or registry.lasts(fault.inject))
 
 
 def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | None:
@@ -85,6 +94,11 @@ def never_in_words(record: Record, fault: str, twins: Sequence[Record] = ()) -> 
 
 def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> Recovery:
     """The parts of the recovery from a landing that were seen (see PARTS), and the steps that were lost."""
+    lasted = lasted_s(record, landing) if _is_lasting(_planned(record, landing)) else None
+    return replace(_parts(record, landing, twins), lasted_s=lasted)
+
+
+def _parts(record: Record, landing: Landing, twins: Sequence[Record]) -> Recovery:
     history, after = record.history, _After(record.beside_steps, landing.at_s)
     effect = after.first(lambda e: e.kind is Kind.EFFECT and e.data["fault"] == landing.fault)
     felt = _earliest(after.first(lambda e: _is_end_of(e, landing)), effect)

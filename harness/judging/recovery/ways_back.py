@@ -4,6 +4,7 @@ rollback explains at most one restart, and never a restart that another landing 
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from torchaos.harness.agent.wire import Event, Kind
@@ -22,6 +23,13 @@ def way_back_s(run: RunSoFar, landing: Landing, *kinds: Kind) -> float | None:
     back = (event for event in run.of_kind(*kinds) if _is_way_back(event))
     mine = [event.mono_s for event in back if event.data["fault"] == landing.fault and event.mono_s > landing.at_s]
     return min(mine, default=None)
+
+
+def lasted_s(run: RunSoFar, landing: Landing) -> float | None:
+    """The seconds for which the fault was on. None if it was on until the job or the run ended."""
+    back_s = way_back_s(run, landing, Kind.ROLLED_BACK, Kind.EFFECT)
+    ends = [event.mono_s for event in run.of_kind(Kind.JOB_EXITED, Kind.STOPPED) if event.mono_s > landing.at_s]
+    return None if back_s is None or back_s > min(ends, default=math.inf) else round(back_s - landing.at_s, 3)
 
 
 def growths(run: RunSoFar) -> dict[int, Landing]:

@@ -58,9 +58,8 @@ def also(first: Clash, more: int) -> str:
     """A clause with the number of further clashes, to follow the clause about the first clash."""
     if not more:
         return ""
-    return (
-        f", and so do {more} other checkpoints" if first.kind == "checkpoint" else (f", and so do {more} other entries")
-    )
+    others = ("checkpoint", "checkpoints") if first.kind == "checkpoint" else ("entry", "entries")
+    return f", and so does 1 other {others[0]}" if more == 1 else f", and so do {more} other {others[1]}"
 
 
 def meaning(loss: Difference | None, bitwise: bool, first: Clash) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from torchaos.harness.contracts import Finding, First, What, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.carried import carried_into
@@ -16,7 +17,7 @@ from torchaos.harness.judging.noise.quantities import WEIGHTS, Steps, relative
 from torchaos.harness.judging.noise.rounding import ROUNDING, but_for_rounding, rounded_from
 from torchaos.harness.judging.noise.tolerance import CAP, CERTAIN, certainly_beyond, distances, learned
 from torchaos.harness.judging.twins.agreement import differences, uneven, until
-from torchaos.harness.judging.twins.causes import likeliest_cause
+from torchaos.harness.judging.twins.causes import Cause, likeliest_cause
 from torchaos.harness.record.history import Execution, History
 from torchaos.harness.record.record import Record
 
@@ -153,8 +154,9 @@ class AgainstTwins:
                 "in another order after any restart, so this may be rounding: see loss_continuity.",
                 **measured,
             )
-        story = f"{words} {self._why_other(first, rank)}{self._reached(saved)}"
-        return failed(story, First(What.PARAMETERS, first), **measured)
+        cause = self._why_other(first, rank)
+        story = f"{words} {cause.words}{self._reached(saved)}"
+        return replace(failed(story, First(What.PARAMETERS, first), **measured), cause=cause.short)
 
     def _by(self, first: int, rank: int) -> str:
         """The gradient norms of the step, in brackets. They show the size of a difference; check sums do not."""
@@ -165,22 +167,25 @@ class AgainstTwins:
             return " (the gradient's norm is the same)"
         return f" (the gradient's norm is {mine:.6g} instead of {twins:.6g}, {relative(mine, twins):.2g} off)"
 
-    def _why_other(self, first: int, rank: int) -> str:
+    def _why_other(self, first: int, rank: int) -> Cause:
         found = next(differences(self._ours, self._theirs, 0.0), None)
         if found is not None:
-            return likeliest_cause(self._run, self._history, self._ours, self._theirs, found).words
+            return likeliest_cause(self._run, self._history, self._ours, self._theirs, found)
         mine, twins = self._ours[first][rank], self._theirs[first][rank]
         losses = "The losses agree" if mine.loss_seen and twins.loss_seen else "The losses were not seen"
         life = self._history.attempt(mine.attempt)
         if life is None or not life.number:
-            return f"{losses}, and the job had not been restarted by then: most likely the fault itself changed them."
+            words = f"{losses}, and the job had not been restarted by then: most likely the fault itself changed them."
+            return Cause(words, "the fault itself changed the parameters")
         if mine.norm is None or twins.norm is None:
-            return f"{losses}, and the gradients were not seen."
+            return Cause(f"{losses}, and the gradients were not seen.")
         if mine.norm == twins.norm:
             carried = carried_into(self._run, mine.attempt)
             lost = "settings" if carried and carried.moments else "state or settings"
-            return f"{losses}, and the gradients' norms do: most likely the optimizer's {lost} were not restored."
-        return f"{losses}, and the gradients' norms don't: most likely they are averaged or scaled in another way."
+            cause = f"the optimizer's {lost} were not restored"
+            return Cause(f"{losses}, and the gradients' norms do: most likely {cause}.", cause)
+        cause = "the gradients are averaged or scaled in another way"
+        return Cause(f"{losses}, and the gradients' norms don't: most likely {cause}.", cause)
 
     def _reached(self, saved: Sequence[int | None]) -> str:
         if not saved:

@@ -12,7 +12,6 @@ from torchaos.harness.record.result import Case, Verdict
 
 # The least number of steps by which a consequence comes later. Step 11 computes its loss from its samples and from the
 # parameters after step 10. Its update then makes the parameters after step 11, which the checkpoint of step 11 holds.
-# parameters after step 10. Its update then makes the parameters after step 11, which the checkpoint of step 11 holds.
 _LATER = {
     What.SAMPLES: {What.LOSSES: 0},
     What.LOSS: {What.SAMPLES: 0, What.RATE: 1, What.PARAMETERS: 1, What.REPLICAS: 1, What.LOADED: 1},

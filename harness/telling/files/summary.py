@@ -12,8 +12,9 @@ from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.result import Case, Result, Verdict
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.words import seconds_in_words
-from torchaos.harness.telling.terminal.headline import failures_first, gauges, root_cause
+from torchaos.harness.telling.terminal.headline import failures_first, gauges
 from torchaos.harness.telling.terminal.text import name_in_words, on_one_line, shortened
+from torchaos.harness.telling.terminal.why import why
 
 _SIGNS = {Verdict.PASSED: "✅", Verdict.FAILED: "❌", Verdict.INCONCLUSIVE: "❔", Verdict.ERROR: "❗"}
 _STATES = {"passed": "✅", "failed": "❌"}
@@ -35,7 +36,7 @@ def annotation(result: Result, scenario: Path) -> str:
     if not scenario.is_absolute():
         about["file"] = str(scenario)
     head = ",".join(f"{name}={_in_command(text, ':,')}" for name, text in about.items())
-    return f"::{level} {head}::{_in_command(result.reason)}"
+    return f"::{level} {head}::{_in_command('. '.join(filter(None, why(result))))}"
 
 
 def _in_command(text: str, more: str = "") -> str:
@@ -74,11 +75,11 @@ def _table(results: Sequence[Result]) -> Iterator[str]:
 def _run(result: Result, happened: Sequence[str]) -> Iterator[str]:
     yield f"### {_SIGNS[result.verdict]} {_safe(result.scenario)}: {result.verdict.value}"
     yield ""
-    if happened:
-        yield _safe(" ".join(happened))
+    for text in happened:
+        yield _safe(text)
         yield ""
-    cause = root_cause(result)
-    yield f"**Why:** {f'**{_safe(cause)}.** ' if cause else ''}{_safe(result.reason)}"
+    told = why(result)
+    yield " ".join([f"**Why: {_safe(told.lead)}.**", *(f"{_safe(text)}." for text in told[1:] if text)])
     found = gauges(result)
     if found:
         yield ""

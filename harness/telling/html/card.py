@@ -13,7 +13,8 @@ from torchaos.harness.record.replicas import without_steps
 from torchaos.harness.record.result import Result, Verdict
 from torchaos.harness.telling.html.curves import curves_of
 from torchaos.harness.telling.html.page import clean
-from torchaos.harness.telling.terminal.headline import Gauge, gauges, happened, root_cause
+from torchaos.harness.telling.terminal.headline import Gauge, gauges, happened
+from torchaos.harness.telling.terminal.why import why
 
 _WIDTH, _MARGIN, _LINE = 760, 28, 22
 _CHART = 150  # height
@@ -28,7 +29,9 @@ def card(result: Result, run: Record, twins: Sequence[Record]) -> str:
     """The picture of a run, as SVG."""
     run = run if run.plan.job.replicas == 1 else without_steps(run)
     parts, y = [*_title(result)], 66
-    for text, colour in ((" ".join(happened(run, result)), _INK), (root_cause(result) or result.reason, _DIM)):
+    told = why(result)
+    reason = ". ".join(filter(None, (told.lead, told.failures))) + "."
+    for text, colour in (*((text, _INK) for text in happened(run, result)), (reason, _DIM)):
         for line in textwrap.wrap(clean(text), 92)[:3]:
             parts.append(_text(_MARGIN, y, line, 15, colour))
             y += _LINE

@@ -16,6 +16,7 @@ from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling.html.page import render
 from torchaos.harness.telling.terminal.headline import Gauge, gauges
+from torchaos.harness.telling.terminal.why import why
 from torchaos.harness.telling.trends.nights import Night
 from torchaos.harness.telling.trends.store import Kept
 
@@ -126,7 +127,7 @@ def _row(kept: Kept, home: Path) -> dict[str, Any]:
     bounds = _bounds(kept)
     return {
         "scenario": result.scenario, "seed": result.seed, "started": result.started, "commit": kept.commit,
-        "verdict": result.verdict.value, "reason": "" if result.verdict is Verdict.PASSED else result.reason,
+        "verdict": result.verdict.value, "reason": "" if result.verdict is Verdict.PASSED else why(result).lead,
         "caught_up": kept.caught_up_s, "bound_s": bounds.get("catch_up"), "bound_steps": bounds.get("lost_steps"),
         "lost_steps": kept.lost_steps, "recovered": bool(result.recoveries),
         "link": os.path.relpath(report, home) if report.is_file() else "",

@@ -30,8 +30,9 @@ from torchaos.harness.telling.html.flame import flame_of
 from torchaos.harness.telling.html.gpus import gpus_of
 from torchaos.harness.telling.html.timeline import PHASES, timeline_of, words
 from torchaos.harness.telling.terminal import timeline as parts_timeline
-from torchaos.harness.telling.terminal.headline import failures_first, gauges, happened, root_cause
+from torchaos.harness.telling.terminal.headline import failures_first, gauges, happened
 from torchaos.harness.telling.terminal.text import name_in_words, printable, shortened, value_in_words
+from torchaos.harness.telling.terminal.why import why
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -60,7 +61,7 @@ def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | 
     gpus = gpus_of(run)
     charts = {"timeline": asdict(timeline), "phases": PHASES, "curves": curves, "gpus": gpus["charts"]}
     return render("report.html", charts, {
-        "result": result.to_json(), "happened": happened(run, result), "cause": root_cause(result),
+        "result": result.to_json(), "happened": happened(run, result), "why": why(result)._asdict(),
         "gauges": gauges(result),
         "cases": [_case({**asdict(case), "reason": case.reason}) for case in failures_first(result.cases)],
         "recoveries": [_recovery(recovery) for recovery in result.recoveries],
@@ -145,9 +146,8 @@ def _recovery(recovery: Recovery) -> dict[str, Any]:
         for span in spans
     ]  # fmt: skip
     return {
-        "fault": recovery.fault, "rows": rows, "lost_steps": recovery.lost_steps, "advice": recovery.advice,
-        "flame": flame_of(recovery.parts),
-        "caught_up": recovery.parts.get("caught_up"), "went_on": parts_timeline.went_on(recovery.parts),
+        "fault": recovery.fault, "rows": rows, "advice": recovery.advice, "flame": flame_of(recovery.parts),
+        "words": parts_timeline.outcome_in_words(recovery),
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.terminal.pen import COLOURS, Pen
+from torchaos.harness.telling.terminal.why import why
 from torchaos.harness.telling.trends.compare import Change, Row, overall
 from torchaos.harness.telling.trends.nights import Night
 from torchaos.harness.telling.trends.store import Kept
@@ -35,12 +36,12 @@ def history(runs: Sequence[Kept], console: Console) -> None:
                 if kept.caught_up_s is None
                 else seconds_in_words(kept.caught_up_s)
             )
-            why = "" if result.verdict is Verdict.PASSED else f": {result.reason}"
+            told = "" if result.verdict is Verdict.PASSED else f": {why(result).lead}"
             cells = [
                 (pen.mark(result.verdict), 1), (pen.text(result.started[:19]), 19), (pen.text(kept.commit[:12]), 13),
                 (pen.text(result.seed), 5), (pen.text(caught), 10), (pen.text("" if lost is None else lost), 5),
             ]  # fmt: skip
-            pen.row(cells, pen.text(f"{result.verdict.value}{why}", "" if not why else COLOURS[result.verdict]))
+            pen.row(cells, pen.text(f"{result.verdict.value}{told}", "" if not told else COLOURS[result.verdict]))
     pen.gap()
 
 

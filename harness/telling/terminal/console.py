@@ -21,6 +21,7 @@ from torchaos.harness.telling.terminal.text import (
     pairs_in_words,
     value_in_words,
 )
+from torchaos.harness.telling.terminal.why import why
 
 __all__ = ["catalogue", "plan", "ready_scenarios", "show", "summary", "warnings"]
 
@@ -58,7 +59,10 @@ def _headline(pen: Pen, result: Result) -> None:
     pen.gap()
     name = pen.text(result.scenario, "bold")
     pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(about, "dim"), indent=0)
-    pen.row([], pen.text(result.reason), indent=1)
+    told = why(result)
+    pen.row([], pen.text(f"{told.lead}.", "bold"), indent=1)
+    for text in filter(None, (told.failures, told.more)):
+        pen.row([], pen.text(f"{text}."), indent=1)
     undone = [case for case in result.cases if case.kind == "rollback" and case.verdict is not Verdict.PASSED]
     if undone and result.verdict is not Verdict.ERROR:
         pen.row([], pen.text(f"rollback incomplete: {undone[0].reason}", "bold red"), indent=1)
@@ -88,7 +92,7 @@ def _fault(pen: Pen, fault: FaultResult) -> None:
 
 def _recovery(pen: Pen, recovery: Recovery) -> None:
     whole = max((at for at in recovery.parts.values() if at is not None), default=0.0)
-    pen.heading("Recovery", f"from {recovery.fault}: {_outcome(recovery)}")
+    pen.heading("Recovery", f"from {recovery.fault}: {timeline.outcome_in_words(recovery)}")
     found = timeline.spans(recovery.parts)
     slowest = max(found, key=lambda span: span.took_s, default=None)
     width = min(_LONGEST_BAR, pen.width - 31 - _PART)
@@ -107,19 +111,6 @@ def _recovery(pen: Pen, recovery: Recovery) -> None:
         pen.row([], pen.text(f"Most of it: {told}"), indent=3)
     for text in recovery.advice:
         pen.row([(pen.text(pen.marks.dot, "dim"), 1)], pen.text(text), indent=3)
-
-
-def _outcome(recovery: Recovery) -> str:
-    at, lost = recovery.parts.get("caught_up"), recovery.lost_steps
-    if at is None:
-        return "never caught up"
-    again = (
-        "steps done again: not known"
-        if lost is None
-        else f"{lost or 'no'} {'step' if lost == 1 else 'steps'} done again"
-    )
-    how = "went on without a restart" if timeline.went_on(recovery.parts) else "caught up"
-    return f"{how} after {seconds_in_words(at)}, {again}"
 
 
 def _case(pen: Pen, case: Case, width: int) -> None:
@@ -184,8 +175,8 @@ def summary(results: Sequence[Result], console: Console) -> None:
             (pen.text(_most(caught, "never", seconds_in_words)), 10),
             (pen.text(_most(lost, "?", str)), 5),
         ]
-        why = "" if result.verdict is Verdict.PASSED else f": {result.reason}"
-        pen.row(cells, pen.text(f"{result.verdict.value}{why}", "" if not why else COLOURS[result.verdict]))
+        told = "" if result.verdict is Verdict.PASSED else f": {why(result).lead}"
+        pen.row(cells, pen.text(f"{result.verdict.value}{told}", "" if not told else COLOURS[result.verdict]))
     counts = Counter(result.verdict for result in results)
     counted = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
     pen.gap()

@@ -30,15 +30,6 @@ class Gauge:
     share: float | None
 
 
-def root_cause(result: Result) -> str:
-    """The most likely cause of the verdict in a few words, if an assertion found it; otherwise empty."""
-    by_name = {case.name: case for case in result.cases}
-    case = by_name.get(result.decided_by)
-    if case is not None and case.follows in by_name:
-        case = by_name[str(case.follows)]
-    return case.cause if case else ""
-
-
 def failures_first(cases: Sequence[Case]) -> list[Case]:
     """The cases in another order: failed cases, each followed by its consequences; then inconclusive cases; then passed
     cases."""
@@ -61,8 +52,10 @@ def happened(run: Record, result: Result) -> list[str]:
     if not found:
         return [f"No fault was planned. {how}" if not result.faults else f"No fault landed. {how}"]
     left = len(found) - _MOST
+    if len(found) > 1:
+        found = [f"{number}. {text}" for number, text in enumerate(found[:_MOST], 1)]
     if left > 0:
-        found = [*found[:_MOST], f"And {left} more."]
+        found.append(f"And {left} more.")
     if not result.recoveries:
         found.append(how)
     if run.stopped and not run.ended_on_purpose:
@@ -86,10 +79,10 @@ def gauges(result: Result) -> list[Gauge]:
 
 
 def _sentence(run: Record, landing: Landing, recovery: Recovery) -> str:
-    return f"{_hit(run, landing)}{_came_back(run, landing, recovery)}"
+    return f"{_hit(run, landing, recovery.lasted_s)}{_came_back(run, landing, recovery)}"
 
 
-def _hit(run: Record, landing: Landing) -> str:
+def _hit(run: Record, landing: Landing, lasted_s: float | None) -> str:
     planned = next((fault for fault in run.plan.faults if fault.id == landing.fault), None)
     name = planned.inject if planned else landing.fault
     whom = "the job"
@@ -100,7 +93,8 @@ def _hit(run: Record, landing: Landing) -> str:
         whom = f"node {', '.join(map(str, planned.target.nodes))} of {run.plan.job.nodes}"
     elif planned and planned.params.get("endpoint"):
         whom = f"the endpoint {planned.params['endpoint']}"
-    return f"{name} hit {whom}{_when(run, landing)}."
+    lasted = "" if lasted_s is None else f" and lasted {seconds_in_words(lasted_s)}"
+    return f"{name} hit {whom}{_when(run, landing)}{lasted}."
 
 
 def _when(run: Record, landing: Landing) -> str:

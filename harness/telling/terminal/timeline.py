@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torchaos.harness.record.result import Recovery
+from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.terminal.pen import Marks
 
 # For each part: what is over at its end, and what its time was spent on.
@@ -69,6 +71,18 @@ def longest(parts: Mapping[str, float | None], most: int = 3) -> list[Span]:
 def went_on(parts: Mapping[str, float | None]) -> bool:
     """Whether the job caught up without any sign of a restart."""
     return parts.get("caught_up") is not None and all(parts.get(part) is None for part in _RESTART)
+
+
+def outcome_in_words(recovery: Recovery) -> str:
+    """How a recovery ended, such as `caught up after 6.84 s, 5 steps done again`."""
+    at, lost = recovery.parts.get("caught_up"), recovery.lost_steps
+    lasted = "" if recovery.lasted_s is None else f" (the fault itself lasted {seconds_in_words(recovery.lasted_s)})"
+    if at is None:
+        return f"never caught up{lasted}"
+    how = "went on without a restart" if went_on(recovery.parts) else "caught up"
+    steps = f"{lost or 'no'} {'step' if lost == 1 else 'steps'} done again"
+    again = "steps done again: not known" if lost is None else steps
+    return f"{how} after {seconds_in_words(at)}{lasted}, {again}"
 
 
 def bar(span: Span, whole_s: float, width: int, marks: Marks) -> str:

@@ -108,6 +108,25 @@ def test_a_save_that_a_rank_never_finished_is_no_checkpoint(trainer: Any) -> Non
     assert finding.outcome is Outcome.PASSED, finding.reason
 
 
+def test_a_load_proves_that_a_save_was_complete(trainer: Any) -> None:
+    """The only checkpoint lacks the end of rank 1's part, since rank 1 was killed just then. The next attempt loaded
+    it, so it was complete. That says nothing if the attempt saved it again before the load."""
+    run = trainer(kills=[(8, 1)]).record()
+    events = [
+        event for event in run.events
+        if not (event.kind is Kind.SAVE_END and (event.rank, event.step, event.attempt) == (1, 5, 0))
+    ]  # fmt: skip
+    found = NoLostWork().judge(replace(run, events=tuple(events)), [])
+    assert (found.outcome, found.measured.get("newest")) == (Outcome.PASSED, 5), found.reason
+    loaded = next(n for n, event in enumerate(events) if event.kind is Kind.LOAD_BEGIN)
+    again = [
+        replace(event, attempt=1, step=0, mono_s=events[loaded].mono_s - 1e-6)
+        for event in events if event.kind in (Kind.SAVE_BEGIN, Kind.SAVE_END) and (event.rank, event.step) == (0, 5)
+    ]  # fmt: skip
+    found = NoLostWork().judge(replace(run, events=(*events[:loaded], *again, *events[loaded:])), [])
+    assert found.outcome is Outcome.INCONCLUSIVE, found.reason
+
+
 def test_a_save_in_the_background_is_sure_only_when_the_next_began(trainer: Any) -> None:
     """What a thread writes may not be renamed yet when training goes on: that is inconclusive."""
     run = _from(trainer(kills=[(18, 1)], save_s=0.0).record(), 10)

@@ -1,11 +1,12 @@
 """Finds the checkpoint from which each attempt resumed, and the complete checkpoints from which it could have resumed.
 
 Only files that the job resumes from count as checkpoints (points.py). A checkpoint is complete if all its files were
-seen to be written to their end, and if it has as many files as most other checkpoints. The job may do more before it
-trusts a checkpoint, such as a rename or a digest. So a checkpoint is *sure* only in these cases: the ranks that wrote
-it then trained on or saved again in the same attempt; or the processes that were forked to write it ended successfully;
-or the next attempt resumed from its step. If a checkpoint lacks files although all ranks wrote a part of it, it may be
-incomplete, or the other checkpoints may have extra files. Such a checkpoint counts, but is never sure."""
+seen to be written to their end, or the next attempt loaded them, and if it has as many files as most other checkpoints.
+The job may do more before it trusts a checkpoint, such as a rename or a digest. So a checkpoint is *sure* only in these
+cases: the ranks that wrote it then trained on or saved again in the same attempt; or the processes that were forked to
+write it ended successfully; or the next attempt resumed from its step. If a checkpoint lacks files although all ranks
+wrote a part of it, it may be incomplete, or the other checkpoints may have extra files. Such a checkpoint counts, but
+is never sure."""
 
 from __future__ import annotations
 
@@ -125,12 +126,22 @@ def _of_kind(run: Record, saves: Sequence[Save], points: Points) -> list[SavedCh
     for (attempt, step), group in groups.items():
         files, ranks = usual[sizes[attempt]]
         lacks = files - _files(group)
-        if all(save.ok for save in group) and (not lacks or ranks <= _ranks(group)):
+        whole = all(save.ok or _was_loaded(save, run.history) for save in group)
+        if whole and (not lacks or ranks <= _ranks(group)):
             last = [trained.get((attempt, rank)) for rank in _ranks(group)]
             found = _one(step, group, last, begun[attempt], lacks)
             if not (found.went_on and any(points.loads(name) for name in lacks)):
                 kept.append(found)  # otherwise the job did not mean to write all files that a resume loads
     return kept
+
+
+def _was_loaded(save: Save, history: History) -> bool:
+    """Whether the next attempt loaded it, before anything was saved there again. Such a load proves that the save was
+    complete, even if a rank was killed before it could report the end of its part."""
+    loads = [load for load in history.loads if load.ok and load.path == save.path and load.attempt == save.attempt + 1]
+    first_s = min((load.mono_s for load in loads), default=0.0)
+    again = any(other.path == save.path and save.begun_s < other.begun_s < first_s for other in history.saves)
+    return bool(loads) and not again
 
 
 def _usual(groups: Sequence[Sequence[Save]]) -> tuple[Counter[str], set[int]]:
@@ -157,11 +168,13 @@ def _one(
 ) -> SavedCheckpoint:
     """The checkpoint of one step. `trained`: the last step of each rank that wrote it. `begun_s`: when the last save of
     the attempt began. `lacks`: files that most other checkpoints have."""
-    whole_s, first = max(save.ended_s or 0.0 for save in group), group[0]
-    in_thread = any(save.by_child or (save.ended_s or 0.0) - save.begun_s > 2 * save.blocked_s + 0.01 for save in group)
+    whole_s, first = max(save.ended_s or save.begun_s for save in group), group[0]
+    in_thread = any(
+        save.by_child or (save.ended_s or save.begun_s) - save.begun_s > 2 * save.blocked_s + 0.01 for save in group
+    )
     went_on = all(last and last.mono_s > whole_s and last.local_step > first.local_step for last in trained)
     left = all(save.children_ended for save in group)
-    done = begun_s > whole_s or left or (not in_thread and went_on)
+    done = all(save.ok for save in group) and (begun_s > whole_s or left or (not in_thread and went_on))
     path = first.path if len(group) == 1 else posixpath.dirname(first.path)
     return SavedCheckpoint(step, path, first.attempt, whole_s, done and not lacks, tuple(lacks), done)
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from row import need_gpu
+from row import need_gpu, need_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
@@ -40,6 +40,7 @@ def trainer(torch: Any) -> Any:
 
 def main() -> int:
     need_gpu()
+    need_kernels()
     hooks = ("steps", "loss", "lr", *sys.argv[1:])
     with tempfile.TemporaryDirectory() as scratch:
         from agent_step import arm

@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from row import need_gpu
+from row import need_gpu, need_kernels
 
 FAIL = """
 import torch
@@ -34,6 +34,7 @@ assert again == 4
 
 def main() -> int:
     need_gpu()
+    need_kernels()
     done = subprocess.run([sys.executable, "-c", FAIL], capture_output=True, text=True, check=False)
     print((done.stdout.strip() or done.stderr.strip()[-1500:]) if done.returncode else done.stdout.strip())
     return int(done.returncode != 0)

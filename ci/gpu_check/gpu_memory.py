@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from row import need_gpu
+from row import need_gpu, need_kernels
 
 LIMIT = """
 import types, torch
@@ -29,6 +29,7 @@ print(f"torch {torch.__version__}: {text.splitlines()[0][:100]}")
 
 def main() -> int:
     need_gpu()
+    need_kernels()
     done = subprocess.run([sys.executable, "-c", LIMIT], capture_output=True, text=True, check=False)
     print(done.stdout.strip() if done.returncode == 0 else done.stderr.strip()[-1500:])
     return int(done.returncode != 0)

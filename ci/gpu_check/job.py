@@ -24,6 +24,8 @@ def start(timeout: timedelta) -> torch.device:
     if not torch.cuda.is_available():
         return on_cpu(timeout)
     backend = os.environ.get("GPU_CHECK_BACKEND", "nccl")
+    # Otherwise torch lets a rank that has seen an error of NCCL wait for a minute, until all ranks have written dumps.
+    os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
     if backend == "nccl-hostid":
         os.environ["NCCL_HOSTID"] = f"host{os.environ['RANK']}"
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

@@ -17,7 +17,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from row import need_gpu, not_possible
+from row import (
+    SLOW,
+    need_gpu,
+    need_nccl_to_read,
+    need_two_ranks_with_nccl,
+    not_possible,
+    torchrun,
+)
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.machine.native import NCCL_NET, nccl_net_environment
@@ -98,16 +105,16 @@ def _take_back(control: Path) -> None:
 
 def launch(what: str) -> subprocess.CompletedProcess[str]:
     ours = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_PROTO": "Simple", "NCCL_DEBUG": "WARN"}
+    ours["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  # otherwise a rank with an error lives on for a minute
     with tempfile.TemporaryDirectory() as scratch:
         env = {**os.environ, **ours, **nccl_net_environment(Path(scratch) / "nccl_net")}
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
-        return subprocess.run(
-            [*command, "--rank", what, scratch], env=env, capture_output=True, text=True, timeout=240, check=False
-        )
+        return torchrun(2, __file__, "--rank", what, scratch, env=env, limit_s=60 * SLOW)
 
 
 def main() -> int:
     need_gpu()
+    need_two_ranks_with_nccl()
+    need_nccl_to_read("NCCL_NET_PLUGIN")
     try:
         NCCL_NET.path()
     except UsageError as error:

@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from row import need_gpu, not_possible
+from row import SLOW, need_gpu, need_nccl_to_read, not_possible, torchrun
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.machine.native import NVTX, nvtx_environment
@@ -77,16 +77,16 @@ def gate(torch: Any, word: Any) -> None:
 def launch(watchdog: bool) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        env = {**os.environ, **nvtx_environment(folder / "nvtx"), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", __file__]
-        return subprocess.run(
-            [*command, "--rank", str(int(watchdog)), scratch], env=env, capture_output=True, text=True, timeout=180,
-            check=False,
-        )  # fmt: skip
+        env = {
+            **os.environ, **nvtx_environment(folder / "nvtx"), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # otherwise the rank lives on for a minute after the report
+        }  # fmt: skip
+        return torchrun(1, __file__, "--rank", str(int(watchdog)), scratch, env=env, limit_s=30 * SLOW)
 
 
 def main() -> int:
     need_gpu()
+    need_nccl_to_read("NVTX_INJECTION64_PATH")
     try:
         NVTX.path()
     except UsageError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -26,13 +27,60 @@ def need_gpu() -> None:
         not_possible("there is no GPU")
 
 
+def need_kernels() -> None:
+    """For a row whose numbers matter: a simulated GPU may take all kernels and run none."""
+    import torch
+
+    found = torch.ones(4, device="cuda").tolist()
+    if found != [1.0] * 4:
+        not_possible(f"this GPU does not compute: torch.ones(4, device='cuda') is {found}")
+
+
+def need_two_ranks_with_nccl() -> None:
+    if not backend().startswith("nccl"):
+        not_possible(f"two ranks have no NCCL here, they reduce by {backend()}")
+
+
+def need_nccl_to_read(variable: str) -> None:
+    """For a row that needs a library which NCCL loads, named by an environment variable. An NCCL that reads the
+    variable contains its name; a simulated one may not."""
+    import torch
+
+    assert torch.cuda.is_available()
+    for path in {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libnccl" in line}:
+        if variable.encode() not in Path(path).read_bytes():
+            not_possible(f"this NCCL does not read {variable}: {path}")
+
+
+def torchrun(ranks: int, *words: str, env: dict[str, str], limit_s: float) -> subprocess.CompletedProcess[str]:
+    """Runs a program under torchrun. Raises TimeoutExpired if it is not over in time, after its ranks are ended too."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *words]
+    job = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        said, complained = job.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        job.terminate()  # torchrun passes it on
+        print(*job.communicate(), sep="\n")
+        raise
+    return subprocess.CompletedProcess(command, job.returncode, said, complained)
+
+
 def overlaid(control: Path) -> dict[str, str]:
     """The environment of a program that asks NVML through the overlay, with the orders in the folder `control`."""
     from torchaos.harness.machine.native import NVML
 
-    others = os.environ.get("LD_LIBRARY_PATH")  # where the driver's library may be
-    paths = ":".join(path for path in (str(NVML.path().parent), others) if path)
-    return {**os.environ, "LD_LIBRARY_PATH": paths, "TORCHAOS_NVML_CONTROL": str(control)}
+    paths = ":".join(path for path in (str(NVML.path().parent), os.environ.get("LD_LIBRARY_PATH")) if path)
+    ours = {"LD_LIBRARY_PATH": paths, "TORCHAOS_NVML_CONTROL": str(control)}
+    return {**os.environ, **ours, **driver_library()}
+
+
+def driver_library() -> dict[str, str]:
+    """Tells the overlay where the driver's NVML is, as a program without the overlay finds it: it may be in a folder
+    that the overlay does not look into. Empty without a driver."""
+    asks = "import pynvml; pynvml.nvmlInit(); print(open('/proc/self/maps').read())"
+    maps = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=False).stdout
+    found = [line.split()[-1] for line in maps.splitlines() if "libnvidia-ml" in line]
+    return {"TORCHAOS_NVML_REAL": found[0]} if found else {}
 
 
 def backend() -> str:

@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from row import KEEP, NOT_POSSIBLE, backend, not_possible
+from row import (
+    KEEP,
+    NOT_POSSIBLE,
+    backend,
+    driver_library,
+    need_gpu,
+    need_kernels,
+    need_nccl_to_read,
+    need_two_ranks_with_nccl,
+)
 
 JOB = Path(__file__).with_name("job.py")
 
@@ -24,11 +33,10 @@ def run(name: str, *overrides: str, file: Path | None = None) -> dict[str, Any]:
     """The result, as in result.json. The run directory stays in the folder `runs`. `file`: a scenario that is not among
     the ready ones."""
     source = file or Path(str(files("torchaos.scenarios") / f"{name}.yaml"))
-    command = yaml.safe_load(source.read_text())["job"]["command"].replace("{jobs}/gpt_ddp.py", str(JOB))
     report = KEEP / "scenario.json"
     report.unlink(missing_ok=True)
     words = [sys.executable, "-m", "torchaos.harness", "run", str(source), "--out", str(KEEP / "runs")]
-    given = [f"job.command={command}", *overrides]
+    given = [with_our_job(source), *overrides]
     env = {**os.environ, "GPU_CHECK_BACKEND": backend()}
     subprocess.run(
         [*words, "--json", str(report), *(word for one in given for word in ("--set", one))], env=env, check=False
@@ -39,16 +47,25 @@ def run(name: str, *overrides: str, file: Path | None = None) -> dict[str, Any]:
     return found
 
 
+def with_our_job(source: Path) -> str:
+    """The value of --set that puts job.py in the place of gpt_ddp.py."""
+    command = yaml.safe_load(source.read_text())["job"]["command"].replace("{jobs}/gpt_ddp.py", str(JOB))
+    return f"job.command={json.dumps(command)}"  # quoted: {python} at its beginning would be a mapping
+
+
 def main(name: str, overrides: list[str]) -> int:
     if os.environ.get("GPU_CHECK_CPU") != "1":
+        need_gpu()
+        need_kernels()
         import torch
 
-        if not torch.cuda.is_available():
-            not_possible("there is no GPU")
-        if name == "gpu/xid-79" and torch.cuda.device_count() == 1:
-            overrides = ["faults.0.target.rank=0", *overrides]  # rank 1 has no GPU of its own
-    if "nccl" in name and not backend().startswith("nccl"):
-        not_possible(f"two ranks have no NCCL here, they reduce by {backend()}")
+        if name == "gpu/xid-79":
+            overrides = [*(f"job.env.{key}={json.dumps(path)}" for key, path in driver_library().items()), *overrides]
+            if torch.cuda.device_count() == 1:
+                overrides = ["faults.0.target.rank=0", *overrides]  # rank 1 has no GPU of its own
+    if "nccl" in name:
+        need_two_ranks_with_nccl()
+        need_nccl_to_read("NVTX_INJECTION64_PATH")
     result = run(name, *overrides)
     if result["verdict"] == "inconclusive" and "needs" in result["reason"]:
         print(result["reason"])

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from row import need_gpu
+from row import need_gpu, need_kernels
 from scenario import run
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -22,6 +22,7 @@ def figures(result: dict[str, Any]) -> str:
 def main() -> int:
     if os.environ.get("GPU_CHECK_CPU") != "1":
         need_gpu()
+        need_kernels()
     exact = run("twin-noise", file=FILE)
     noisy = run("twin-noise", "job.env.GPU_CHECK_NOISE='1'", file=FILE)
     print(f"deterministic: {figures(exact)}; not deterministic: {figures(noisy)}")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from datetime import timedelta
 
-from row import KEEP, SLOW, need_gpu
+from row import KEEP, SLOW, need_gpu, torchrun
 
 LIMIT_S = 25 * SLOW
 
@@ -33,9 +33,8 @@ def rank(way: str) -> None:
 
 def attempt(way: str) -> str:
     """Empty if it works, else the reason."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__, way]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = torchrun(2, __file__, way, env=dict(os.environ), limit_s=LIMIT_S)
     except subprocess.TimeoutExpired:
         return f"it was not over after {LIMIT_S:g} s"
     print(f"--- {way}", done.stdout, done.stderr, sep="\n")

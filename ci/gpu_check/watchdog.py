@@ -12,7 +12,7 @@ import tempfile
 import time
 from datetime import timedelta
 
-from row import KEEP, backend, need_gpu, not_possible
+from row import KEEP, backend, need_gpu, need_two_ranks_with_nccl, not_possible
 
 TIMEOUT_S, LATE, RAS = 10, 1, ("localhost", 28028)
 
@@ -33,7 +33,10 @@ def rank() -> None:
     print("FIVE", flush=True)
     if number == LATE:
         time.sleep(4 * TIMEOUT_S)
+    begun = time.monotonic()
     dist.all_reduce(data)
+    if number != LATE and time.monotonic() - begun > TIMEOUT_S:
+        print("BLOCKED", flush=True)
     torch.cuda.synchronize()
 
 
@@ -52,11 +55,11 @@ def ras(request: str) -> str:
 
 def main() -> int:
     need_gpu()
-    if not backend().startswith("nccl"):
-        not_possible("two ranks have no NCCL here")
+    need_two_ranks_with_nccl()
     with tempfile.TemporaryDirectory() as dumps:
         env = {
             **os.environ, "TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "5000",  # that a rank waits for the dumps; torch's own is a minute
             "TORCH_FR_DUMP_TEMP_FILE": f"{dumps}/rank_", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{dumps}/rank_",
         }  # fmt: skip
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
@@ -71,6 +74,8 @@ def main() -> int:
         (KEEP / "ras.txt").write_text("\n".join(f"--- {request}\n{answer}" for request, answer in answers.items()))
         log = job.communicate()[0]
         print(log, *answers.values(), sep="\n")
+        if "BLOCKED" in log:
+            not_possible("an all-reduce returns only after the other rank joined it, so no rank waits on its GPU")
         asked = [sys.executable, "-m", "torchaos.harness", "diagnose", dumps]
         done = subprocess.run(asked, capture_output=True, text=True, check=False)
         print(done.stdout, done.stderr)

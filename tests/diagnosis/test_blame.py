@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from torchaos.harness.agent.stamps import Stamps
 from torchaos.harness.watching.diagnosis.blame import diagnose
 from torchaos.harness.watching.diagnosis.calls import Call, Calls, RankCalls
 from torchaos.harness.watching.diagnosis.flight import read_folder
+from torchaos.harness.watching.diagnosis.stamped import read_stamps
 
 ALL = (0, 1, 2, 3)
 Make = Callable[..., Any]
@@ -138,6 +141,26 @@ def test_a_device_that_never_started(dumps: Make) -> None:
     made.call((0, 1, 3), "0", state="started")
     made.call((2,), "0")
     assert made.diagnosis().culprits == {2}
+
+
+def test_a_host_that_is_still_inside_its_call(tmp_path: Path) -> None:
+    """On a GPU a collective returns before it is over. A rank that is held inside its call has not handed it to the
+    device, and the others wait there: they have returned, and have later calls under way. With two ranks, too."""
+    for world in (2, 4):
+        folder = tmp_path / str(world)
+        folder.mkdir()
+        for rank in range(world):
+            own = Stamps(folder / f"rank{rank}-a0-p{rank}.stamps", rank, 0, rank)
+            group = own.group("0", range(world))
+            first, held = own.begin("all_reduce", group, 4096, 5), own.begin("all_reduce", group, 4096, 5)
+            own.returned(first)
+            own.ended(first)
+            if rank != 1:
+                own.returned(held)
+                own.returned(own.begin("all_reduce", group, 64, 5))
+        found = diagnose(read_stamps(folder))
+        assert (found.culprits, found.suspects) == ({1}, {1}), found.evidence
+        assert "inside" in found.evidence[1][0]
 
 
 def test_a_rank_that_is_not_done_with_what_the_others_finished(dumps: Make) -> None:

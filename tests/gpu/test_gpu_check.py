@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from torchaos.harness.machine.native import compiler
+from torchaos.harness.scenario.loader import load
 
 PROGRAM = Path(__file__).parents[2] / "ci" / "gpu-check"
 
@@ -44,6 +48,53 @@ def test_without_a_gpu_a_row_is_not_possible_and_is_not_run_again(tmp_path: Path
     (tmp_path / "results.json").write_text(json.dumps({**kept, "dcgm": {**kept["dcgm"], "found": "as it was"}}))
     assert call() == (0, "")
     assert "as it was" not in call("--again")[1]
+
+
+def test_every_scenario_takes_the_job_of_the_check() -> None:
+    """It has job.py in the place of its own job, also where its command begins with {python}."""
+    sys.path.insert(0, str(PROGRAM.parent / "gpu_check"))
+    try:
+        row = runpy.run_path(str(PROGRAM.parent / "gpu_check" / "scenario.py"))
+    finally:
+        sys.path.pop(0)
+    for name in runpy.run_path(str(PROGRAM))["ROWS"]:
+        if "/" in name:
+            source = Path(str(files("torchaos.scenarios") / f"{name}.yaml"))
+            command = load(source, [row["with_our_job"](source)]).job.command
+            assert f" {row['JOB']} " in command
+            assert "gpt_ddp.py" not in command
+
+
+TORCH = """
+class Zeros:
+    def tolist(self): return [0.0] * 4
+class cuda:
+    is_available = staticmethod(lambda: True)
+ones = lambda *shape, device: Zeros()
+"""
+
+
+def test_a_simulated_gpu_that_does_not_compute_is_found_by_trying(tmp_path: Path) -> None:
+    """A row whose numbers matter is not possible there. It says what the GPU returned, and no name of a product."""
+    (tmp_path / "torch.py").write_text(TORCH)
+    row = [sys.executable, str(PROGRAM.parent / "gpu_check" / "gpu_memory.py")]
+    done = subprocess.run(row, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 77, done.stderr
+    assert done.stdout == "this GPU does not compute: torch.ones(4, device='cuda') is [0.0, 0.0, 0.0, 0.0]\n"
+
+
+def test_an_nccl_that_reads_no_variable_is_found_by_its_contents(tmp_path: Path) -> None:
+    """A row that works through a library which NCCL loads is not possible with an NCCL that never looks for one."""
+    (tmp_path / "torch.py").write_text(f"import ctypes\n{TORCH}\nctypes.CDLL({str(tmp_path / 'libnccl.so.2')!r})\n")
+    program = compiler()
+    if program is None:
+        pytest.skip("no C compiler here: apt-get install gcc")
+    made = [program, "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", str(tmp_path / "libnccl.so.2")]
+    subprocess.run(made, check=True)
+    row = [sys.executable, str(PROGRAM.parent / "gpu_check" / "nccl_stall.py")]
+    done = subprocess.run(row, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 77, done.stderr
+    assert done.stdout == f"this NCCL does not read NVTX_INJECTION64_PATH: {tmp_path / 'libnccl.so.2'}\n"
 
 
 def test_a_row_that_is_not_over_in_time_failed(tmp_path: Path) -> None:

@@ -79,6 +79,15 @@ def _read_op(op: Op, graph: Waits, found: Diagnosis) -> None:
             waiting, HIGH, f"its device never started {op.name}; that of {ranges(sorted(started))} did, and waits"
         )
         return
+    inside = sorted(rank for rank, call in op.pending.items() if call.inside)
+    returned = sorted(op.pending.keys() - set(inside))
+    if inside and len(inside) <= len(returned):
+        found.blame(
+            inside, MEDIUM,
+            f"it is still inside its call of {op.name}, from which {ranges(returned)} {have(len(returned))} returned: "
+            "it has not handed it over yet",
+        )  # fmt: skip
+        return
     behind_hosts = _not_gone_on(op, graph)
     if behind_hosts:
         found.blame(

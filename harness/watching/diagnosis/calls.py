@@ -24,6 +24,7 @@ class Call:
     where: str = ""  # the user's line of code
     about: str = ""  # the group in words
     timeout_s: float | None = None  # of the process group
+    inside: bool = False  # torch has not returned from it
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,10 @@ def of_stamps(by_rank: Iterable[list[Stamp]], now_s: float | None = None) -> Cal
 
 def _call(stamp: Stamp) -> Call:
     about = f"group {stamp.group}" if stamp.ranks is None else f"group {stamp.group} of {len(stamp.ranks)}"
-    done = not stamp.open
-    return Call(stamp.number, stamp.group, stamp.op, stamp.seq, None, done, False, stamp.start_mono_s, about=about)
+    return Call(
+        stamp.number, stamp.group, stamp.op, stamp.seq, done=not stamp.open, inside=stamp.returned_mono_s is None,
+        created_s=stamp.start_mono_s, about=about,
+    )  # fmt: skip
 
 
 def _when(stamps: list[Stamp]) -> float:

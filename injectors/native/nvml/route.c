@@ -88,7 +88,7 @@ static void load_driver(void)
         "/usr/lib/aarch64-linux-gnu/libnvidia-ml.so.1", "/usr/lib/aarch64-linux-gnu/nvidia/current/libnvidia-ml.so.1",
 #endif
         "/usr/lib64/libnvidia-ml.so.1", "/usr/lib/libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
-        "/run/opengl-driver/lib/libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1", NULL,
+        "/usr/local/nvidia/lib/libnvidia-ml.so.1", "/run/opengl-driver/lib/libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1", NULL,
     };
     const char *named = getenv("TORCHAOS_NVML_REAL"); /* a path, or "none" */
     const char *const only[] = {named, NULL};

@@ -1,6 +1,7 @@
-"""Measures how much a look at a run in progress costs after each hour of the run. A look asks whether the job has
+"""Measures how much a look at a run in progress costs after each hour of the run, and how its memory grows. The events
+are written to files, as agents write them, and the journal follows these files. A look asks whether the job has
 recovered, as game days do ten times a second. It is compared with a look at the same events in a plain list, which is
-read from its start each time.
+read from its start each time (in another process, so that its memory is not counted).
 
 Usage: python ci/bench/looks.py [--hours 8] [--ranks 2]"""
 
@@ -11,10 +12,13 @@ import resource
 import sys
 import tempfile
 import time
+from contextlib import ExitStack, closing
+from multiprocessing import get_context
 from pathlib import Path
 
 from judge import STEP_S, Grown
 
+from torchaos.harness.agent.wire import Event
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.running.conditions.seen import Recovered
 
@@ -26,34 +30,71 @@ def main() -> int:
     parser.add_argument("--hours", type=int, default=8)
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        steps = int(options.hours * 3600 / STEP_S)
-        events = read_events(Grown(Path(place) / "run", options.ranks, steps, 8, twin=False).run.events)
-        (Path(place) / "live").mkdir()
-        journal = Journal(Path(place) / "live")
-        condition, began_s, done = Recovered(faults=["process.kill"], lethal=["process.kill"]), events[0].mono_s, 0
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        live, steps = Path(place) / "live", int(options.hours * 3600 / STEP_S)
+        live.mkdir()
+        grown = Grown(Path(place) / "run", options.ranks, steps, 8, twin=False)
+        agents = [Agent(path, live) for path in sorted(grown.run.events.glob("*.jsonl"))]
+        journal = stack.enter_context(closing(Journal(live, "controller")))
+        stack.callback(lambda: [agent.close() for agent in agents])
+        condition, written = Recovered(faults=["process.kill"], lethal=["process.kill"]), 0
         for hour in range(1, options.hours + 1):
-            now_s = began_s + hour * 3600
-            end = next((place for place in range(done, len(events)) if events[place].mono_s > now_s), len(events))
-            journal.take(events[done:end])
-            done, at_s = end, events[end - 1].mono_s
+            written += sum(agent.write(hour * 3600.0) for agent in agents)
+            while journal.count < written:
+                time.sleep(0.01)
+            at_s = journal.snapshot().merged[-1].mono_s
             first = _seconds(condition, journal, at_s)
-            looks = [_seconds(condition, journal, at_s) for _ in range(LOOKS)]
-            plain = _seconds(condition, journal, at_s, plain=True)
-            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            looks = min(_seconds(condition, journal, at_s) for _ in range(LOOKS))
+            memory = _memory()
+            with get_context("fork").Pool(1) as pool:
+                plain = pool.apply(_plain, (str(live), at_s))
             print(
-                f"hour {hour}: {end} events; {min(looks) * 1e3:.1f} ms a look ({first * 1e3:.0f} ms with an hour of "
-                f"news), {plain * 1e3:.0f} ms from a plain list, {plain / min(looks):.0f} times; {memory:.0f} MiB",
+                f"hour {hour}: {written} events; {looks * 1e3:.1f} ms a look ({first * 1e3:.0f} ms with an hour of "
+                f"news), {plain * 1e3:.0f} ms from a plain list, {plain / looks:.0f} times; {memory:.0f} MiB",
                 flush=True,
             )
-        journal.close()
     return 0
 
 
-def _seconds(condition: Recovered, journal: Journal, now_s: float, plain: bool = False) -> float:
+class Agent:
+    """Writes the lines of a recorded file again, in parts."""
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        self._lines, self._waiting = open(source, "rb"), b""  # noqa: SIM115  # until `close`
+        self._file = open(folder / source.name, "wb", buffering=0)  # noqa: SIM115
+
+    def write(self, until_s: float) -> int:
+        """Writes the lines up to that time. Returns their number."""
+        lines = []
+        while line := self._waiting or self._lines.readline():
+            self._waiting = b""
+            if Event.from_line(line).mono_s > until_s:
+                self._waiting = line
+                break
+            lines.append(line)
+        self._file.write(b"".join(lines))
+        return len(lines)
+
+    def close(self) -> None:
+        self._lines.close()
+        self._file.close()
+
+
+def _memory() -> float:
+    """MiB of this process now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def _seconds(condition: Recovered, journal: Journal, now_s: float) -> float:
     start = time.process_time()
-    events = journal.snapshot()
-    condition.holds(list(events) if plain else events, now_s)
+    condition.holds(journal.snapshot(), now_s)
+    return time.process_time() - start
+
+
+def _plain(folder: str, now_s: float) -> float:
+    events, start = read_events(Path(folder)), time.process_time()
+    Recovered(faults=["process.kill"], lethal=["process.kill"]).holds(events, now_s)
     return time.process_time() - start
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-MARK = b"!"
+MARK, _MARK_AS_TEXT = b"!", "!"
 ROW = 6  # bytes of the digest of a sample
 # A record holds the index of a phase in this tuple, so only append.
 PHASES = (
@@ -84,6 +84,10 @@ def _without_none(losses: Sequence[float | None], lr: Sequence[float | None]) ->
     plain = [_NO_NUMBER if value is None else value for value in both]
     nones = sum(1 << place for place, value in enumerate(both) if value is None)
     return nones, [plain[: len(losses)], plain[len(losses) :]]
+
+
+def is_packed(line: bytes | str) -> bool:
+    return line[:1] in (MARK, _MARK_AS_TEXT)
 
 
 def unpack(line: bytes) -> dict[str, Any]:

@@ -222,7 +222,7 @@ class Event:
     @classmethod
     def from_line(cls, line: bytes | str) -> Event:
         """The event in a line. Raises ValueError if the line is torn, or if this version does not know its kind."""
-        if line[:1] in (packed.MARK, packed.MARK.decode()):
+        if packed.is_packed(line):
             return cls(Kind.STEP, **packed.unpack(line.encode() if isinstance(line, str) else line))
         raw = json.loads(line)
         if not isinstance(raw, dict):

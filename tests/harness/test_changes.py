@@ -77,7 +77,7 @@ def test_what_was_written_before_a_moment_is_read_at_that_moment(
     live, file = Journal(tmp_path), EventFile(tmp_path / "rank0.jsonl", "rank0", 0, 0)
     for number in range(50):
         file.emit(Kind.NOTE, {"text": str(number)})
-    assert live.snapshot() == []
+    assert list(live.snapshot()) == []
     with ThreadPoolExecutor(4) as pool:
         for reading in [pool.submit(live.catch_up) for _ in range(4)]:
             reading.result()

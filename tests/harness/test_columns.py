@@ -19,9 +19,10 @@ from torchaos.harness.agent.wire import Event, EventFile, Kind, Phase
 from torchaos.harness.judging.twins.first_uses import FirstUses, came_earlier
 from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.record.events import growing
+from torchaos.harness.record.events.arrived import Arrived, Snapshot
 from torchaos.harness.record.events.growing import Growing
 from torchaos.harness.record.events.journal import read_events, read_journal
-from torchaos.harness.record.events.merged import Merged, Snapshot
+from torchaos.harness.record.events.merged import Merged
 from torchaos.harness.record.events.payloads import read
 from torchaos.harness.record.history import Executions, History
 from torchaos.harness.record.record import Record
@@ -186,9 +187,12 @@ def test_looks_at_a_growing_run(run: Path, tmp_path: Path, monkeypatch: pytest.M
     shutil.copytree(run, copy)
     for path in copy.glob("events/*.jsonl"):
         _pack(path)
-    events, live = read_events(RunDir(copy).events), Growing()
+    events, arrived = read_events(RunDir(copy).events), Arrived()
+    live = Growing(arrived)
     for end in sorted({len(events) * part // 4 for part in range(5)}):
-        seen = Snapshot(events[:end], live.merged)
+        for event in events[len(arrived) : end]:
+            arrived.add(event)
+        seen = Snapshot(arrived, live)
         found, plain = History.of(seen), History.of(events[:end])
         assert list(found.executions) == list(plain.executions)
         assert replace(found, executions=plain.executions) == plain

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import fnmatch
+import os
+import re
 import threading
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
+from torchaos.harness.agent.packed import is_packed
 from torchaos.harness.agent.wire import Event, EventFile, Kind
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.machine.changes import Changes
+from torchaos.harness.record.events.arrived import Arrived, Snapshot
 from torchaos.harness.record.events.clocks import Clocks
 from torchaos.harness.record.events.gaps import Gaps
 from torchaos.harness.record.events.growing import Growing
-from torchaos.harness.record.events.merged import Merged, Snapshot
+from torchaos.harness.record.events.merged import Merged
 from torchaos.harness.record.events.nodes import nodes_of, with_unique_pids
 from torchaos.harness.record.events.outer_pids import OuterPids
 from torchaos.harness.record.events.payloads import of_later_version, read
@@ -38,7 +43,7 @@ def read_journal(folder: Path, damaged: list[str] | None = None, gaps: Gaps | No
     damaged, gaps, pids = [] if damaged is None else damaged, gaps or Gaps(), OuterPids()
     events, blocks = list[Event](), list[Block]()
     for path in sorted(folder.glob("*.jsonl")):
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = _lines(path.read_bytes())
         usual, left = blocks_of(lines, path)
         for block in usual:
             gaps.note_all(block.source, block.own["seq"])
@@ -50,6 +55,12 @@ def read_journal(folder: Path, damaged: list[str] | None = None, gaps: Gaps | No
         pids.note(event)
     others = with_unique_pids([pids.outside(event) for event in events])
     return Merged(others, [clocks.aligned_block(block) for block in blocks])
+
+
+def _lines(text: bytes) -> list[bytes]:
+    """The lines, each with its end. Only a newline ends a line."""
+    *whole, torn = text.split(b"\n")
+    return [*(line + b"\n" for line in whole), *([torn] if torn else ())]
 
 
 def _read(name: str, lines: Iterable[tuple[int, bytes]], damaged: list[str], gaps: Gaps) -> Iterator[Event]:
@@ -74,19 +85,21 @@ class Journal:
     POLL_S = 0.005  # what is written meanwhile is read together
     POLL_SHARED_S = 0.02  # for a folder that contains files of other nodes
     LOOK_S = 0.5  # so often all files are looked at, also those that the kernel reports no change of
+    SHARE = 20  # looks at all files take at most this part of a core
 
     def __init__(
         self, folder: Path, source: str = "harness", follow: str = "*.jsonl", node: int | None = None
     ) -> None:  # fmt: skip
         """`source`: the name of this writer. `follow`: a pattern for the files to follow; set for the journal of a
         single node. `node`: if given, only new files of that node are followed."""
-        self._folder, self._pattern, self._node = folder, follow, node
+        self._folder, self._node = folder, node
+        self._is_followed = re.compile(fnmatch.translate(follow)).match
         self._own = EventFile(folder / f"{source}.jsonl", source)
-        self._offsets: dict[Path, int] = {folder / f"{source}.jsonl": -1}
+        self._offsets = {f"{source}.jsonl": -1}  # bytes read of each file; -1: the file is not followed
         if node is not None:
-            self._offsets |= dict.fromkeys(folder.glob(follow), -1)
-        self._events: list[Event] = []
-        self._growing = Growing()
+            self._offsets |= {name: -1 for name in os.listdir(folder) if self._is_followed(name)}
+        self._arrived = Arrived()
+        self._growing = Growing(self._arrived)
         self._pids = OuterPids()
         self._lock = threading.RLock()
         self._reading = threading.Lock()
@@ -118,28 +131,28 @@ class Journal:
             except OSError as error:  # healing goes on; the caller ends the run
                 self.failed = self.failed or f"the journal can't be written: {error.strerror}"
                 event = Event(kind, "harness", -1, time.time(), time.monotonic(), rank, attempt, None, clean)
-            self._add([event])
+            self._add(event)
         return event
 
     def snapshot(self) -> Snapshot:
         """The events so far, in order of arrival."""
         with self._lock:
-            return Snapshot(self._events, self._growing.merged)
+            return Snapshot(self._arrived, self._growing)
 
     @property
     def count(self) -> int:
         """The number of events so far."""
-        return len(self._events)
+        return len(self._arrived)
 
     def since(self, number: int) -> list[Event]:
         """The events from number `number` on (counted from 0), in order of arrival."""
-        with self._lock:
-            return self._events[number:]
+        return self.snapshot()[number:]
 
     def take(self, events: list[Event]) -> None:
         """Adds events that another process has recorded. They are visible here, but are not written again."""
         with self._lock:
-            self._add(events)
+            for event in events:
+                self._add(event)
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         """Calls `listener` with each later event, in the thread that saw the event. The listener must be fast."""
@@ -164,50 +177,79 @@ class Journal:
                 self._own.close()
 
     def _follow(self) -> None:
-        names, looked_s = None, time.monotonic()
-        while not self._closed.wait(self.POLL_S if self._node is None else self.POLL_SHARED_S):
-            if self._changes:
-                names = self._changes.wait(self.LOOK_S)
-                if names is None or time.monotonic() > looked_s + self.LOOK_S:
-                    names, looked_s = None, time.monotonic()
+        looked_s, took_s = time.monotonic(), 0.0
+        wait_s = self.POLL_S if self._node is None else self.POLL_SHARED_S
+        while not self._closed.wait(wait_s if self._changes else max(wait_s, took_s * self.SHARE)):
+            names: Collection[str] | None = self._changes.wait(self.LOOK_S) if self._changes else None
+            if names is None or time.monotonic() > looked_s + max(self.LOOK_S, took_s * self.SHARE):
+                began_s = time.thread_time()
+                names, looked_s = self._grown(), time.monotonic()
+                took_s = time.thread_time() - began_s
             self._poll(names)
+
+    def _grown(self) -> list[str]:
+        """The names of all files that have grown since they were read."""
+        found = []
+        with suppress(OSError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                if self._is_followed(entry.name):
+                    with suppress(OSError):  # the file was removed
+                        if entry.stat().st_size > self._offsets.get(entry.name, 0) >= 0:
+                            found.append(entry.name)
+        return found
 
     def _poll(self, names: Collection[str] | None) -> None:
         """Reads what is new in these files. None: in all."""
         with self._reading:
-            self._read_new(names)
+            self._read_new(self._grown() if names is None else names)
 
-    def _read_new(self, names: Collection[str] | None) -> None:
-        changed = None if names is None else [self._folder / name for name in names if fnmatch(name, self._pattern)]
-        for path in self._folder.glob(self._pattern) if changed is None else changed:
-            offset = self._offsets.get(path, 0)
+    def _read_new(self, names: Collection[str]) -> None:
+        for name in names:
+            start = self._offsets.get(name, 0)
+            if start < 0 or not self._is_followed(name):
+                continue
             try:
-                if offset < 0 or path.stat().st_size <= offset:
-                    continue
-                with open(path, "rb") as file:
-                    file.seek(offset)
-                    whole, newline, _torn = file.read().rpartition(b"\n")
+                whole, newline, _torn = _read_from(f"{self._folder}/{name}", start).rpartition(b"\n")
             except OSError as error:  # the file was removed
-                self.failed = self.failed or f"the journal can't be read: {path.name}: {error.strerror}"
+                self.failed = self.failed or f"the journal can't be read: {name}: {error.strerror}"
                 continue
-            self._offsets[path] = offset + len(whole) + len(newline)
-            found = []
-            for line in whole.splitlines():
-                try:
-                    found.append(read(line))
-                except (ValueError, RecursionError):
-                    continue
-            if offset == 0 and found and self._node not in (None, nodes_of(found[:1]).get(found[0].source)):
-                self._offsets[path] = -1  # the first event shows which node wrote the file
-                continue
-            with self._lock:
-                self._add(found)
+            self._offsets[name] = start + len(whole) + len(newline)
+            if newline:
+                self._take_lines(name, start, whole.split(b"\n"))
 
-    def _add(self, events: list[Event]) -> None:
-        for event in events:
-            self._pids.note(event)
-        events = [self._pids.outside(event) for event in events]
-        self._events.extend(events)
-        for event in events:
-            for listener in self._listeners:
-                listener(event)
+    def _take_lines(self, name: str, start: int, lines: Sequence[bytes]) -> None:
+        """Adds the events in these lines of a file. `start`: where they start."""
+        at, found = start, list[tuple[Event, int, int]]()  # with start and length of a usual step's line
+        for line in lines:
+            with suppress(ValueError, RecursionError):
+                found.append((read(line), at, len(line) + 1 if is_packed(line) else 0))
+            at += len(line) + 1
+        if start == 0 and found and self._node not in (None, nodes_of([found[0][0]]).get(found[0][0].source)):
+            self._offsets[name] = -1  # the first event shows which node wrote the file
+            return
+        path = self._folder / name
+        with self._lock:
+            for event, at, size in found:
+                if size:
+                    self._arrived.add_line(path, at, size)
+                    self._tell(event)
+                else:
+                    self._add(event)
+
+    def _add(self, event: Event) -> None:
+        self._pids.note(event)
+        event = self._pids.outside(event)
+        self._arrived.add(event)
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+
+def _read_from(path: str, start: int) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(file, max(0, os.fstat(file).st_size - start), start)
+    finally:
+        os.close(file)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from heapq import merge
 from itertools import islice
@@ -16,6 +17,19 @@ from torchaos.harness.record.steps.executions import Executions
 OF_STEPS = frozenset({Kind.STEP, Kind.LOSS})
 
 
+class Unmerged(Sequence[Event]):
+    """Events in order of arrival, which are also there in order of time."""
+
+    @property
+    @abstractmethod
+    def beside_steps(self) -> Sequence[Event]:
+        """All events except those of steps and their losses."""
+
+    @property
+    @abstractmethod
+    def merged(self) -> Merged: ...
+
+
 class Merged(Sequence[Event]):
     """All events in order of time. Steps are kept in columns; each access to such a step makes an event."""
 
@@ -25,7 +39,7 @@ class Merged(Sequence[Event]):
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> Merged:
-        if isinstance(events, Snapshot):
+        if isinstance(events, Unmerged):
             return events.merged
         return events if isinstance(events, Merged) else cls.of_parts(events, ())
 
@@ -70,17 +84,12 @@ class Merged(Sequence[Event]):
         return list(self)[place] if place < 0 else next(islice(self, place, None))
 
 
-class Snapshot(list[Event]):
-    """The events of a run so far, in order of arrival."""
-
-    def __init__(self, events: Sequence[Event], merge: Callable[[Sequence[Event]], Merged]) -> None:
-        super().__init__(events)
-        self._merge = merge
-
-    @cached_property
-    def merged(self) -> Merged:
-        """These events in order of time. Events that arrived later may be among them."""
-        return self._merge(self)
+def beside_steps(events: Sequence[Event]) -> Sequence[Event]:
+    """All events except those of steps and their losses, in the same order. For a run in progress, this makes no event
+    of a step."""
+    if isinstance(events, (Unmerged, Merged)):
+        return events.beside_steps
+    return [event for event in events if event.kind not in OF_STEPS]
 
 
 def _when(event: Event) -> tuple[float, str, int]:

@@ -217,9 +217,7 @@ def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions
 def _with_first_steps(whole: Merged) -> list[Event]:
     """All events without usual steps, in order, but with the first step of each process, which shows that its rank was
     there."""
-    events = list(whole.others)
-    for block in whole.blocks:
-        events.append(block.event(int(block.own["mono_s"].argmin())))
+    events = [*whole.others, *(block.first for block in whole.blocks)]
     return sorted(events, key=lambda event: (event.mono_s, event.source, event.seq))
 
 

@@ -4,6 +4,7 @@ when they are needed."""
 
 from __future__ import annotations
 
+import os
 from binascii import Error, a2b_base64
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,11 +57,20 @@ class Block:
 
     def joined(self, other: Block) -> Block:
         own = {name: np.concatenate([values, other.own[name]]) for name, values in self.own.items()}
+        if isinstance(self.lines, Stored) and isinstance(other.lines, Stored):
+            return replace(self, own=own, lines=self.lines.joined(other.lines))
         return replace(self, own=own, lines=[*self.lines, *other.lines])
 
     def event(self, row: int) -> Event:
         fields = packed.unpack(self.lines[row])
         return Event(Kind.STEP, **{**fields, "mono_s": float(self.own["mono_s"][row])})
+
+    @property
+    def first(self) -> Event:
+        """The event of the step that ended first, without payload and time of day. Its line is not read."""
+        row = int(self.own["mono_s"].argmin())
+        seq, step, mono_s = (self.own[name][row].item() for name in ("seq", "step", "mono_s"))
+        return Event(Kind.STEP, self.source, seq, 0.0, mono_s, self.rank, self.attempt, step)
 
     def payload(self, row: int) -> dict[str, Any]:
         """The payload of the event, with losses that arrived late."""
@@ -84,14 +94,17 @@ class Block:
 class Stored(Sequence[bytes]):
     """Lines of equal length in a file that only grows."""
 
-    _AHEAD = 1 << 14  # bytes that are read at once
+    _TOGETHER = 1 << 16  # bytes that are read at once
 
     def __init__(self, path: Path, starts: Array, size: int) -> None:
         self._path, self._starts, self._size = path, starts, size
-        self._at, self._text = 0, b""
 
     def __len__(self) -> int:
         return len(self._starts)
+
+    def joined(self, other: Stored) -> Stored:
+        """These lines and those of another part of the same file."""
+        return Stored(self._path, np.concatenate([self._starts, other._starts]), self._size)
 
     @overload
     def __getitem__(self, row: int) -> bytes: ...
@@ -100,29 +113,35 @@ class Stored(Sequence[bytes]):
     def __getitem__(self, row: int | slice) -> bytes | list[bytes]:
         if isinstance(row, slice):
             return [self[index] for index in range(*row.indices(len(self)))]
-        start = int(self._starts[row]) - self._at
-        if not 0 <= start <= len(self._text) - self._size:
-            self._at, start = int(self._starts[row]), 0
-            with open(self._path, "rb") as file:
-                file.seek(self._at)
-                self._text = file.read(max(self._AHEAD, self._size))
-        return self._text[start : start + self._size]
+        with open(self._path, "rb", buffering=0) as file:
+            return os.pread(file.fileno(), self._size, int(self._starts[row]))
+
+    def __iter__(self) -> Iterator[bytes]:
+        with open(self._path, "rb", buffering=0) as file:
+            at, text = 0, b""
+            for start in self._starts.tolist():
+                if not at <= start <= at + len(text) - self._size:
+                    at, text = start, os.pread(file.fileno(), max(self._TOGETHER, self._size), start)
+                yield text[start - at : start - at + self._size]
 
 
-def blocks_of(lines: Sequence[bytes], path: Path | None = None) -> tuple[list[Block], list[int]]:
+def blocks_of(
+    lines: Sequence[bytes], path: Path | None = None, starts: Sequence[int] | None = None
+) -> tuple[list[Block], list[int]]:
     """The packed lines as blocks, and the places of all other lines: other events, torn and damaged lines, and steps
-    that fit into no block. `path`: the file with these lines; if it is given, the blocks keep no line in memory."""
+    that fit into no block. `path`: the file with these lines; if it is given, the blocks keep no line in memory.
+    `starts`: where the lines start in that file; None: they are the whole file."""
     places: dict[int, list[int]] = defaultdict(list)
     others: list[int] = []
     for place, line in enumerate(lines):
         (places[len(line)] if line[:1] == packed.MARK else others).append(place)
-    starts = _narrow(np.cumsum([0, *map(len, lines)])) if path else np.zeros(0)
+    at = _narrow(np.cumsum([0, *map(len, lines)]) if starts is None else np.array(starts)) if path else np.zeros(0)
     blocks: list[Block] = []
     for size, alike in places.items():
         own = [lines[place] for place in alike]
         left = _Lines(own)
         for block, rows in left.blocks():
-            kept = Stored(path, starts[np.array(alike)[rows]], size) if path else [own[row] for row in rows.tolist()]
+            kept = Stored(path, at[np.array(alike)[rows]], size) if path else [own[row] for row in rows.tolist()]
             blocks.append(replace(block, lines=kept))
         others += [alike[row] for row in np.flatnonzero(left.left).tolist()]
     return blocks, sorted(others)

@@ -22,6 +22,7 @@ from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
 from torchaos.harness.contracts import Emit, Probe, Watched
 from torchaos.harness.machine import proc
+from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.scenario.sizes import Bytes, size_in_words
 
 Time = Annotated[Seconds, Field(gt=0)]
@@ -83,7 +84,9 @@ class CommandSucceeds(CommandFails):
 def last_answer(events: Sequence[Event], key: str) -> bool | None:
     """The last answer of the probe with that name: whether its condition holds. None if it has not answered yet."""
     seen = (
-        event.data["holds"] for event in reversed(events) if event.kind is Kind.PROBED and event.data["probe"] == key
+        event.data["holds"]
+        for event in reversed(beside_steps(events))
+        if event.kind is Kind.PROBED and event.data["probe"] == key
     )
     found: bool | None = next(seen, None)
     return found
@@ -91,7 +94,7 @@ def last_answer(events: Sequence[Event], key: str) -> bool | None:
 
 def last_reason(events: Sequence[Event], name: str) -> str:
     """The sentence that came with the last answer of a probe whose name begins with `name`. Empty if there is none."""
-    for event in reversed(events):
+    for event in reversed(beside_steps(events)):
         if event.kind is Kind.PROBED and str(event.data["probe"]).startswith(name):
             return str(event.data.get("reason", ""))
     return ""

@@ -7,11 +7,12 @@ job without an agent, the steps in its log."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 from pydantic import Field, PositiveInt
 
 from torchaos.harness import registry
@@ -19,10 +20,11 @@ from torchaos.harness.agent.fault import DRAWN
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.record.events.merged import Merged
+from torchaos.harness.record.events.merged import Merged, beside_steps
 from torchaos.harness.record.history import History
 from torchaos.harness.record.history.uptime import is_down, new_steps, stands_still
 from torchaos.harness.record.plan import After, PlannedFault
+from torchaos.harness.record.steps.columns import is_absent, is_none
 from torchaos.harness.running.conditions.due import after_is_due
 
 Time = Annotated[Seconds, Field(gt=0)]
@@ -37,15 +39,18 @@ class Steps:
     name: ClassVar[str] = "steps"
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        newest = _newest_attempt(events)
-        done: dict[int | None, int] = {}
-        for event in newest:
-            if event.kind is Kind.STEP and event.step is not None:
-                done[event.rank] = max(done.get(event.rank, 0), event.step)
-        size = _world_size(newest)
-        if done:
-            return None if size is None else len(done) >= size and min(done.values()) >= self.at_least
-        logged = [step for event in events if event.kind is Kind.LOG_STEP and (step := event.data["step"]) is not None]
+        attempt, steps = _newest_attempt(events), Merged.of(events).steps
+        own = steps["attempt"] == attempt
+        ranks, of = np.unique(steps["rank"][own], return_inverse=True)
+        size = _world_size(events, attempt)
+        if len(ranks):
+            done = np.zeros(len(ranks), np.int64)
+            np.maximum.at(done, of, steps["local_step"][own])
+            return None if size is None else bool(len(ranks) >= size and done.min() >= self.at_least)
+        logged = [
+            step for event in beside_steps(events)
+            if event.kind is Kind.LOG_STEP and (step := event.data["step"]) is not None
+        ]  # fmt: skip
         if logged:
             return bool(max(logged) >= self.at_least)
         return None if size is None else False
@@ -58,12 +63,14 @@ class RanksUp:
     name: ClassVar[str] = "ranks_up"
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        newest = _newest_attempt(events)
-        size = _world_size(newest)
+        attempt = _newest_attempt(events)
+        size = _world_size(events, attempt)
         if size is None:
             return None
         up: dict[int | None, int] = {}
-        for event in newest:
+        for event in beside_steps(events):
+            if event.attempt != attempt:
+                continue
             if event.kind is Kind.RANK_UP:
                 up[event.rank] = event.data["pid"]
             elif event.kind is Kind.RANK_EXITED and up.get(event.rank) == event.data["pid"]:
@@ -80,8 +87,12 @@ class LossBelow:
     name: ClassVar[str] = "loss_below"
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        newest = {event.rank: loss for event in events for loss in _losses(event)}
-        return all(loss < self.value for loss in newest.values()) if newest else None
+        logged = {
+            event.rank: loss for event in beside_steps(events)
+            if event.kind is Kind.LOG_STEP and (loss := event.data.get("loss")) is not None
+        }  # fmt: skip
+        newest = [*_newest_losses(Merged.of(events)), *logged.values()]
+        return all(loss < self.value for loss in newest) if newest else None  # NaN is not below
 
 
 @dataclass(frozen=True)
@@ -93,8 +104,10 @@ class NoProgress:
     name: ClassVar[str] = "no_progress"
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        steps = [event.mono_s for event in events if event.kind in (Kind.STEP, Kind.LOG_STEP)]
-        return now_s - max(steps) > self.longer_than if steps else None
+        last_s = Merged.of(events).steps["mono_s"].max(initial=-math.inf)
+        logged = (event.mono_s for event in beside_steps(events) if event.kind is Kind.LOG_STEP)
+        last_s = max(float(last_s), max(logged, default=-math.inf))
+        return now_s - last_s > self.longer_than if last_s > -math.inf else None
 
 
 @dataclass(frozen=True)
@@ -106,8 +119,8 @@ class Attempts:
     name: ClassVar[str] = "attempts"
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        seen = [event.attempt for event in events if event.attempt is not None]
-        return max(seen) + 1 > self.more_than if seen else None
+        newest = _newest_attempt(events)
+        return None if newest is None else newest + 1 > self.more_than
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,7 @@ class Wall:
     name: ClassVar[str] = "wall"
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        started = next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), None)
+        started = next((e.mono_s for e in beside_steps(events) if e.kind is Kind.JOB_STARTED), None)
         return None if started is None else now_s - started > self.longer_than
 
 
@@ -172,22 +185,26 @@ class Recovered:
         return {"faults": wanted, "lasting": lasting, "lethal": lethal}
 
 
-def _newest_attempt(events: Sequence[Event]) -> list[Event]:
-    newest = max((event.attempt for event in events if event.attempt is not None), default=None)
-    return [event for event in events if event.attempt is not None and event.attempt == newest]
+def _newest_attempt(events: Sequence[Event]) -> int | None:
+    stepped = int(Merged.of(events).steps["attempt"].max(initial=-1))
+    newest = max((event.attempt for event in beside_steps(events) if event.attempt is not None), default=-1)
+    return None if max(stepped, newest) < 0 else max(stepped, newest)
 
 
-def _world_size(events: Iterable[Event]) -> int | None:
-    sizes = (event.data for event in events if event.kind in (Kind.AGENT_STARTED, Kind.RANK_UP))
-    return next((size for data in sizes if (size := data.get("world_size")) is not None), None)
+def _world_size(events: Sequence[Event], attempt: int | None) -> int | None:
+    starts = (Kind.AGENT_STARTED, Kind.RANK_UP)
+    data = (event.data for event in beside_steps(events) if event.kind in starts and event.attempt == attempt)
+    return next((size for started in data if (size := started.get("world_size")) is not None), None)
 
 
-def _losses(event: Event) -> list[float]:
-    """The last loss of the event, in a list, if it has one. NaN counts as infinite."""
-    losses: Sequence[Any] = ()
-    if event.kind in (Kind.STEP, Kind.LOSS):
-        losses = event.data["losses"] or ()
-    elif event.kind is Kind.LOG_STEP:
-        losses = (event.data.get("loss"),)
-    known = [float(loss) for loss in losses if loss is not None]
-    return [math.inf if math.isnan(known[-1]) else known[-1]] if known else []
+def _newest_losses(whole: Merged) -> list[float]:
+    """The last known loss of each rank that reports losses."""
+    steps = whole.steps_made.in_order_of_time
+    seen = steps.at(_known(steps.column("losses")).any(1)).last_of("rank")
+    losses = seen.column("losses")
+    places = np.arange(losses.shape[1])
+    return [float(row[places[known].max()]) for row, known in zip(losses, _known(losses), strict=True)]
+
+
+def _known(losses: Any) -> Any:
+    return ~(is_none(losses) | is_absent(losses))

@@ -19,23 +19,29 @@ class BaseWriter:
     the witnesses do not show the base, nothing is written, and the trigger is missed. The base is never guessed."""
 
     def __init__(self, slots: Sequence[Slots]) -> None:
-        self._slots = slots
-        self._written: set[tuple[str, int, int]] = set()
+        self._pages = [(rank, page) for slots_ in slots for rank, page in slots_.pages.items()]
+        self._ranks = {rank for rank, _page in self._pages}
+        self._waiting: dict[int, Event] = {}  # by rank: the first step of its newest attempt, without an answer
+
+    def note(self, event: Event) -> None:
+        """Must be called with each event of the run."""
+        if event.kind is Kind.STEP and event.step == 1 and event.attempt is not None and event.rank in self._ranks:
+            earlier = self._waiting.get(event.rank)
+            if earlier is None or (earlier.attempt or 0) <= event.attempt:
+                self._waiting[event.rank] = event
 
     def update(self, events: Sequence[Event]) -> None:
         """Writes the bases that became known with these events, all events of the run so far."""
-        if not events or not self._slots:
-            return
-        since = events[-1].mono_s - PATIENCE_S  # no rank waits longer for an answer
-        first_steps = {(e.rank, e.attempt) for e in events if e.kind is Kind.STEP and e.step == 1 and e.mono_s > since}
-        for slots in self._slots:
-            for rank, page in slots.pages.items():
-                attempts = [attempt for stepped, attempt in first_steps if stepped == rank and attempt is not None]
-                if not attempts or (slots.fault.id, rank, max(attempts)) in self._written:
-                    continue
-                attempt = max(attempts)
-                base, _witnesses = base_of(events, attempt)
-                if base is not None:
+        bases: dict[int, int | None] = {}
+        for rank, first in list(self._waiting.items()) if events else ():
+            attempt = first.attempt or 0
+            if events[-1].mono_s - PATIENCE_S > first.mono_s:  # no rank waits longer for an answer
+                self._waiting.pop(rank)
+                continue
+            if attempt not in bases:
+                bases[attempt] = base_of(events, attempt)[0]
+            if (base := bases[attempt]) is not None:
+                self._waiting.pop(rank)
+                for page in (page for number, page in self._pages if number == rank):
                     page.write(page.BASE, base)
                     page.write(page.BASE_ATTEMPT, attempt)
-                    self._written.add((slots.fault.id, rank, attempt))

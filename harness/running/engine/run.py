@@ -24,6 +24,7 @@ from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.mechanics.storage.own_disk import OwnDisk
 from torchaos.harness.record.environment import describe
 from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.record.plan import ENDED_BEFORE, Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.arming import Slots
@@ -143,6 +144,7 @@ class Run:
             pairs = zip(plan.faults, slots, strict=True)
             self._lives = [FaultLife(fault, slot, self._context) for fault, slot in pairs]
         self._bases = BaseWriter(slots)
+        self.journal.listen(self._bases.note)
 
     def _launch(self) -> None:
         self._stage("launch")
@@ -201,7 +203,9 @@ class Run:
         for name in stuck:
             self.journal.emit(Kind.NOTE, {"text": f"fault {name} has not ended; it is rolled back now"})
         reported = {
-            event.data["fault"] for event in self.journal.snapshot() if event.kind in (Kind.APPLYING, Kind.MISSED)
+            event.data["fault"]
+            for event in beside_steps(self.journal.snapshot())
+            if event.kind in (Kind.APPLYING, Kind.MISSED)
         }
         for fault in self.plan.faults:
             if fault.id not in reported:
@@ -214,7 +218,8 @@ class Run:
         self._stage("heal")
         for life in reversed(self._lives):
             life.roll_back()
-        bad = [e.data for e in self.journal.snapshot() if e.kind is Kind.ROLLED_BACK and not e.data["verified"]]
+        rolled_back = (e.data for e in beside_steps(self.journal.snapshot()) if e.kind is Kind.ROLLED_BACK)
+        bad = [data for data in rolled_back if not data["verified"]]
         self._unverified |= {rolled["fault"]: rolled["reason"] for rolled in bad}
 
     def _stop_job(self) -> None:
@@ -225,7 +230,7 @@ class Run:
 
     def _take_inventory(self) -> None:
         root = self._checkpoints()
-        wanted = Need.INVENTORY in self.plan.collect or has_aborted(self.journal.snapshot())
+        wanted = Need.INVENTORY in self.plan.collect or has_aborted(beside_steps(self.journal.snapshot()))
         if root and wanted and not self._hurried:
             self._stage("inventory")
             found = inventory.take(root, self.folder.root, given_up=self._is_hurried)

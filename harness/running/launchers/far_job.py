@@ -17,6 +17,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec, RankProcess
 from torchaos.harness.machine import proc
 from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.running.launchers.command import Command
 from torchaos.harness.running.launchers.far_faults import FarFaults
@@ -133,7 +134,7 @@ class FarJob(SubmittedJob):
         """The exit code of the submission: the first that is not 0, among the nodes that were in the job to the end. A
         node that left while the other nodes continued does not count. `codes`: those of the launcher's commands, which
         decide if the agents reported no exit codes."""
-        events = self._journal.snapshot()
+        events = beside_steps(self._journal.snapshot())
         ups = [event for event in events if event.kind is Kind.RANK_UP]
         last = max((event.attempt or 0 for event in ups), default=0)
         nodes = {event.data["node"] for event in ups if event.attempt == last}

@@ -15,6 +15,7 @@ from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, No
 from torchaos.harness.machine import proc
 from torchaos.harness.mechanics.proxy.server import Endpoint
 from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.running.launchers.fronted import Fronted
 from torchaos.harness.running.launchers.node_run import LiveNode, NodeRun, start
 from torchaos.harness.running.launchers.submitted_job import SubmittedJob
@@ -181,7 +182,7 @@ class Job(SubmittedJob):
                 self._journal.emit(Kind.NODE_EXITED, {**data, "exit_code": run.code}, mono_s=self._exited_s)
 
     def _nodes_of_last_attempt(self) -> set[int]:
-        ups = [event for event in self._journal.snapshot() if event.kind is Kind.RANK_UP]
+        ups = [event for event in beside_steps(self._journal.snapshot()) if event.kind is Kind.RANK_UP]
         last = max((event.attempt or 0 for event in ups), default=0)
         return {event.data["node"] for event in ups if event.attempt == last and last >= self._base}
 

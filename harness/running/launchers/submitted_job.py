@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
 from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, Node
 from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.running.launchers.running_job import RunningJob
 from torchaos.harness.watching.probes.ranks import RankWatch
 
@@ -74,7 +75,7 @@ class SubmittedJob(RunningJob):
 
     def _next_attempt(self) -> int:
         """The number of the next attempt. Restarts and submissions share one counter."""
-        seen = [event.attempt for event in self._journal.snapshot() if event.kind in _ATTEMPT_KINDS]
+        seen = [event.attempt for event in beside_steps(self._journal.snapshot()) if event.kind in _ATTEMPT_KINDS]
         return max((attempt for attempt in seen if attempt is not None), default=-1) + 1
 
     @abstractmethod

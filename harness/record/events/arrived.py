@@ -1,0 +1,132 @@
+"""The events of a run in progress, in order of arrival. A long run has millions of steps, so a usual step is kept as
+the place of its line in a file, and becomes an event only when code asks for it."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from torchaos.harness.agent.wire import Event
+from torchaos.harness.record.events.merged import OF_STEPS, Merged, Unmerged
+
+if TYPE_CHECKING:
+    from torchaos.harness.record.events.growing import Growing
+
+_AHEAD = 1 << 12  # bytes that are read at once
+Line = tuple[Path, int, int]  # file, first byte, number of bytes
+
+
+class Arrived:
+    """The events so far. One thread may add events while others read."""
+
+    def __init__(self) -> None:
+        self._objects: list[Event] = []
+        self._paths: list[Path] = []
+        self._numbers: dict[Path, int] = {}
+        # For each event: the number of its file, and where its line starts and how long it is. File -1: the event is an
+        # object, and `_starts` has its place among these.
+        self._starts, self._sizes, self._files = array("q"), array("q"), array("l")
+
+    def __len__(self) -> int:
+        return len(self._files)  # it is appended to last
+
+    def add(self, event: Event) -> None:
+        self._starts.append(len(self._objects))
+        self._objects.append(event)
+        self._sizes.append(0)
+        self._files.append(-1)
+
+    def add_line(self, path: Path, start: int, size: int) -> None:
+        """Adds an event as the place of its line."""
+        if (number := self._numbers.get(path)) is None:
+            number = self._numbers[path] = len(self._paths)
+            self._paths.append(path)
+        self._starts.append(start)
+        self._sizes.append(size)
+        self._files.append(number)
+
+    def places(self, first: int, end: int) -> Iterator[Event | Line]:
+        """The events from number `first` to before `end`: objects, or where their lines are."""
+        for at in range(first, end):
+            file, start = self._files[at], self._starts[at]
+            yield self._objects[start] if file < 0 else (self._paths[file], start, self._sizes[at])
+
+    def objects(self, end: int) -> list[Event]:
+        """The events that are objects, among the first `end` events."""
+        last = next((at for at in range(end - 1, -1, -1) if self._files[at] < 0), None)
+        return [] if last is None else self._objects[: self._starts[last] + 1]
+
+
+class Lines:
+    """Reads lines of files. Lines that follow each other in a file are read together."""
+
+    def __init__(self) -> None:
+        self._texts: dict[Path, tuple[int, bytes]] = {}  # what was read of each file, and where it starts
+
+    def at(self, path: Path, start: int, size: int) -> bytes:
+        """The line at that place. Empty if the file is gone."""
+        at, text = self._texts.get(path, (0, b""))
+        if not at <= start <= at + len(text) - size:
+            at, text = self._texts[path] = start, _read(path, start, max(size, _AHEAD))
+        return text[start - at : start - at + size]
+
+
+def _read(path: Path, start: int, size: int) -> bytes:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(file, size, start)
+    finally:
+        os.close(file)
+
+
+class Snapshot(Unmerged):
+    """The events of a run so far, in order of arrival. `beside_steps` and `merged` cost little, however long the run
+    is; each other access makes the events."""
+
+    def __init__(self, arrived: Arrived, growing: Growing) -> None:
+        self._arrived, self._growing, self._end = arrived, growing, len(arrived)
+
+    def __len__(self) -> int:
+        return self._end
+
+    def __iter__(self) -> Iterator[Event]:
+        return self._events(0, self._end)
+
+    @overload
+    def __getitem__(self, place: int) -> Event: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Event]: ...
+    def __getitem__(self, place: int | slice) -> Event | list[Event]:
+        if isinstance(place, slice):
+            first, end, step = place.indices(self._end)
+            return list(self._events(first, end)) if step == 1 else list(self)[place]
+        first = place + self._end if place < 0 else place
+        if not 0 <= first < self._end:
+            raise IndexError(place)
+        return next(self._events(first, first + 1))  # the file may be gone: StopIteration
+
+    def _events(self, first: int, end: int) -> Iterator[Event]:
+        """Events whose files are gone are left out."""
+        lines = Lines()
+        for place in self._arrived.places(first, end):
+            if isinstance(place, Event):
+                yield place
+            elif line := lines.at(*place):
+                yield Event.from_line(line)
+
+    @cached_property
+    def beside_steps(self) -> tuple[Event, ...]:
+        """All events except those of steps and their losses, in order of arrival."""
+        return tuple(event for event in self._arrived.objects(self._end) if event.kind not in OF_STEPS)
+
+    @cached_property
+    def merged(self) -> Merged:
+        """These events in order of time. Events that arrived later may be among them."""
+        return self._growing.merged()

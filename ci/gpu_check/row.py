@@ -54,7 +54,9 @@ def need_nccl_to_read(variable: str) -> None:
 
 def torchrun(ranks: int, *words: str, env: dict[str, str], limit_s: float) -> subprocess.CompletedProcess[str]:
     """Runs a program under torchrun. Raises TimeoutExpired if it is not over in time, after its ranks are ended too."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *words]
+    # With this address, the name of a machine without a network need not be known to it.
+    here = ("--standalone", "--local-addr", "127.0.0.1")
+    command = [sys.executable, "-m", "torch.distributed.run", *here, "--nproc-per-node", str(ranks), *words]
     job = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         said, complained = job.communicate(timeout=limit_s)

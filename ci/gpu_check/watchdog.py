@@ -62,7 +62,8 @@ def main() -> int:
             "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "5000",  # that a rank waits for the dumps; torch's own is a minute
             "TORCH_FR_DUMP_TEMP_FILE": f"{dumps}/rank_", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{dumps}/rank_",
         }  # fmt: skip
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
+        here = ("--standalone", "--local-addr", "127.0.0.1")
+        command = [sys.executable, "-m", "torch.distributed.run", *here, "--nproc-per-node", "2", __file__]
         job = subprocess.Popen(
             [*command, "--rank"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

@@ -1,4 +1,5 @@
-"""The loss: the scalar from which a backward starts. This module never waits for the GPU."""
+"""The loss: the scalar from which a backward starts. This module never waits for the GPU, or for another accelerator
+(torch.xpu, or one that a package adds to torch)."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from .wire import Kind
 
 
 class _Copy:
-    """A scalar that is being copied from the GPU to pinned memory."""
+    """A scalar that is being copied from the GPU to pinned memory. `gpus`: torch's module for its kind of device."""
 
-    def __init__(self, scalar: Any) -> None:
+    def __init__(self, scalar: Any, gpus: Any) -> None:
         torch: Any = import_module("torch")
 
         self._host = torch.empty((), dtype=scalar.dtype, pin_memory=True)
         self._host.copy_(scalar, non_blocking=True)
-        self._event = torch.cuda.Event()
+        self._event = gpus.Event()
         # The copy runs on a stream of the scalar's own GPU, which need not be the current one.
-        self._event.record(torch.cuda.current_stream(scalar.device))
+        self._event.record(gpus.current_stream(scalar.device))
 
     def ready(self) -> bool:
         return bool(self._event.query())
@@ -57,8 +58,8 @@ class Losses:
         self._agent.saw("loss")
         on_host = all(scalar.is_cpu for scalar in scalars)
         segment.losses.append(sum(scalar.item() for scalar in scalars) if on_host else None)
-        if len(scalars) == 1 and scalars[0].is_cuda and not _capturing():
-            segment.pending.append((len(segment.losses) - 1, _Copy(scalars[0].detach())))
+        if len(scalars) == 1 and not on_host and (gpus := _gpus_of(scalars[0])) is not None:
+            segment.pending.append((len(segment.losses) - 1, _Copy(scalars[0].detach(), gpus)))
 
     def step_over(self, step: int, segment: Segment) -> None:
         """Remembers a step whose losses are still being copied from the GPU."""
@@ -86,8 +87,11 @@ def _local(root: Any) -> Any:
     return root if hasattr(root, "numel") and root.numel() == 1 and not root.is_meta else None
 
 
-def _capturing() -> bool:
-    """Whether a CUDA graph is being captured: a copy would become part of it."""
-    torch: Any = import_module("torch")
-
-    return bool(torch.cuda.is_current_stream_capturing())
+def _gpus_of(scalar: Any) -> Any:
+    """torch's module for the scalar's kind of device, such as torch.cuda. None if no copy can be awaited there, or if a
+    graph is being captured: the copy would become part of it."""
+    found = getattr(import_module("torch"), scalar.device.type, None)
+    if not hasattr(found, "Event") or not hasattr(found, "current_stream"):
+        return None
+    capturing = getattr(found, "is_current_stream_capturing", None)
+    return None if capturing is not None and capturing() else found

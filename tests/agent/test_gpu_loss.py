@@ -14,10 +14,10 @@ Agent = Callable[[str], ModuleType]
 class Scalar:
     """A scalar on a GPU."""
 
-    is_cpu, is_cuda, is_meta, dtype = False, True, False, "float32"
+    is_cpu, is_meta, dtype = False, False, "float32"
 
-    def __init__(self, value: float, gpu: int) -> None:
-        self.value, self.device = value, SimpleNamespace(type="cuda", index=gpu)
+    def __init__(self, value: float, gpu: int, device: str = "cuda") -> None:
+        self.value, self.device = value, SimpleNamespace(type=device, index=gpu)
 
     def numel(self) -> int:
         return 1
@@ -70,6 +70,7 @@ TORCH = SimpleNamespace(
     cuda=SimpleNamespace(
         Event=Event, current_stream=lambda device: device.index, is_current_stream_capturing=lambda: False
     ),
+    xpu=SimpleNamespace(Event=Event, current_stream=lambda device: device.index), mps=SimpleNamespace(Event=Event),
 )  # fmt: skip
 
 
@@ -121,3 +122,21 @@ def test_a_loss_of_a_gpu_that_is_not_the_current_one_is_awaited_there(losses: An
     Gpu.work(1)
     assert losses.arrived(segment)
     assert segment.losses == [2.5]
+
+
+def test_a_loss_of_another_accelerator_is_copied_too(losses: Any) -> None:
+    """Intel's GPUs, and devices that a package adds to torch, have events and streams like CUDA's."""
+    losses.backward(Scalar(2.5, gpu=1, device="xpu"))
+    segment = losses.agent.tally.now
+    assert len(segment.pending) == 1
+    Gpu.work(1)
+    assert losses.arrived(segment)
+    assert segment.losses == [2.5]
+
+
+def test_a_device_without_streams_has_no_loss(losses: Any) -> None:
+    """To read it would be to wait. The step says that it had a loss, and not which."""
+    losses.backward(Scalar(2.5, gpu=0, device="mps"))
+    losses.backward(Scalar(2.5, gpu=0, device="unheard_of"))
+    segment = losses.agent.tally.now
+    assert (segment.losses, segment.pending) == ([None, None], [])

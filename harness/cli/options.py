@@ -64,7 +64,8 @@ def latest(out: Path = RUNS) -> Path:
     """The newest run directory. Raises UsageError if there is none."""
     from torchaos.harness.contracts import UsageError
 
-    plans = sorted(out.glob("*/plan.json"), key=lambda path: path.stat().st_mtime_ns)
+    runs = (path for path in out.glob("*/plan.json") if (path.parent / "events").is_dir())  # an exploration has none
+    plans = sorted(runs, key=lambda path: path.stat().st_mtime_ns)
     if not plans:
         raise UsageError(f"{LATEST}: there is no run in {out.absolute()}; name a run directory, or change the folder")
     return plans[-1].parent

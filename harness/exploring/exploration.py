@@ -14,8 +14,10 @@ out/NAME/scenario.yaml, plan.json   as in a run directory
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -107,7 +109,7 @@ class Exploration:
         self._tell(choice.in_words)
         self._cold = Cold(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
         done = read_outcomes(self.home)
-        right = (one for one in choice.states if (it := done.get((one.digest, one.model))) and it.kind is Class.RIGHT)
+        right = (one for one in choice.states if (it := done.get(_key(one))) and it.kind is Class.RIGHT)
         if limits.warm:
             self._warm = Warm(trials, self._cold, limits.beyond, self.home, next(right, None))
         try:
@@ -117,8 +119,7 @@ class Exploration:
                 self._warm.close()
         seconds = recording.ended_s - recording.began_s
         warm = self._warm.in_words if self._warm else "by the job's own launcher"
-        keys = ((state.digest, state.model) for state in choice.states)
-        outcomes = tuple(done[key] for key in keys if key in done)
+        outcomes = tuple(done[_key(state)] for state in choice.states if _key(state) in done)
         about = trials.recorded.artifacts.get("environment", {})
         return Explored(
             outcomes, choice, recording, seconds, warm, unfinished, tuple(self._notes), shlex.join(self._reproduce),
@@ -126,42 +127,65 @@ class Exploration:
         )  # fmt: skip
 
     def _try_all(self, trials: Trials, states: Sequence[State], done: dict[tuple[str, str], Outcome]) -> str:
-        """Why not all states were tried; empty if all were."""
-        for number, state in enumerate(states, 1):
-            key = (state.digest, state.model)
-            if key in done:
-                continue
-            if self._stopped:
-                return self._stopped
-            minutes = self.limits.minutes
-            if minutes is not None and time.monotonic() - self._began_s > 60 * minutes:
-                return f"the {minutes:g} minutes of --minutes are over"
-            outcome = self._outcome_of(trials, state, done.values())
-            if outcome is None:
-                return self._stopped
-            done[key] = outcome
-            _append(self.home, outcome)
-            self._told(outcome, number, len(states))
-        return ""
+        """Why not all states were tried; empty if all were. A failure of forked ranks counts only if a cold start fails
+        too. Cold starts take much longer, so they come last; failures that still wait for one are no outcomes."""
+        try:
+            for number, state in enumerate(states, 1):
+                if _key(state) in done:
+                    continue
+                if why := self._over:
+                    return why
+                found = self._warm(state) if self._warm else None
+                if found is None and not self._stopped:
+                    found = self._by_launcher(trials, state, None, done.values())
+                if found:
+                    self._note(found, number, len(states), done)
+            by_key = {_key(state): (number, state) for number, state in enumerate(states, 1)}
+            for suspected in _each_kind_first([done[key] for key in by_key if _is_suspected(done[key])]):
+                if why := self._over:
+                    return why
+                number, state = by_key[_key(suspected)]
+                found = self._by_launcher(trials, state, suspected, done.values())
+                self._note(found, number, len(states), done)
+            return self._stopped
+        finally:
+            waiting = [key for key, outcome in done.items() if _is_suspected(outcome)]
+            kinds = Counter(done.pop(key).kind.value for key in waiting)
+            if kinds:
+                many = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+                self._notes.append(f"forked ranks failed from more states, which count after a cold start: {many}")
 
-    def _outcome_of(self, trials: Trials, state: State, before: Iterable[Outcome]) -> Outcome | None:
-        """The outcome of one state. None if the exploration was stopped meanwhile. A failure of forked ranks counts
-        only if a cold start fails too."""
+    @property
+    def _over(self) -> str:
+        """Why no further state is tried now; empty if there is time."""
+        minutes = self.limits.minutes
+        if not self._stopped and minutes is not None and time.monotonic() - self._began_s > 60 * minutes:
+            return f"the {minutes:g} minutes of --minutes are over"
+        return self._stopped
+
+    def _note(self, outcome: Outcome, number: int, of: int, done: dict[tuple[str, str], Outcome]) -> None:
+        """Notes an outcome, unless the exploration was stopped meanwhile."""
+        if not self._stopped:
+            done[_key(outcome)] = outcome
+            _append(self.home, outcome)
+            self._told(outcome, number, of)
+
+    def _by_launcher(
+        self, trials: Trials, state: State, suspected: Outcome | None, before: Iterable[Outcome]
+    ) -> Outcome:  # fmt: skip
+        """The outcome of a cold start. `suspected`: the outcome of forked ranks, which had failed."""
         assert self._cold
-        found = self._warm(state) if self._warm else None
+        found, _run = self._cold(state, again=suspected is None or suspected.mended is not False)
         if self._stopped:
-            return None
-        if found is None or (found.warm and found.kind is not Class.RIGHT):
-            suspected = found
-            found, _run = self._cold(state, again=suspected is None or suspected.mended is not False)
-            if suspected is not None and suspected.kind is not found.kind and not self._stopped:
-                self._notes.append(
-                    f"{state.name}: forked ranks gave '{suspected.kind.value}' ({suspected.reason}), and a cold start "
-                    f"'{found.kind.value}', which counts"
-                )
-            elif suspected is not None and found.mended is None:
-                found = replace(found, mended=suspected.mended)
-        return None if self._stopped else self._kept(trials, state, found, before)
+            return found
+        if suspected is not None and suspected.kind is not found.kind:
+            self._notes.append(
+                f"{state.name}: forked ranks gave '{suspected.kind.value}' ({suspected.reason}), and a cold start "
+                f"'{found.kind.value}', which counts"
+            )
+        elif suspected is not None and found.mended is None:
+            found = replace(found, mended=suspected.mended)
+        return self._kept(trials, state, found, before)
 
     def _kept(self, trials: Trials, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:
         """Keeps the run directory of a failed resume, if few of its class are kept already. Returns the outcome with
@@ -187,6 +211,26 @@ class Exploration:
         return _LEAST_PATIENCE_S + _PATIENCE * longest
 
 
+def _key(one: State | Outcome) -> tuple[str, str]:
+    return one.digest, one.model
+
+
+def _is_suspected(outcome: Outcome) -> bool:
+    """Whether only forked ranks have failed from this state."""
+    return outcome.warm and outcome.kind is not Class.RIGHT
+
+
+def _each_kind_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The same outcomes: first one of each kind of failure, then a second one of each, and so on."""
+    seen = Counter[tuple[str, ...]]()
+    rounds: list[tuple[int, Outcome]] = []
+    for outcome in outcomes:
+        kind = (outcome.kind, outcome.assertion, re.sub(r"\d+", "", outcome.reason))
+        rounds.append((seen[kind], outcome))
+        seen[kind] += 1
+    return [outcome for _round, outcome in sorted(rounds, key=lambda pair: pair[0])]
+
+
 def read_outcomes(home: Path) -> dict[tuple[str, str], Outcome]:
     """The outcomes so far, by digest and model of death. A torn last line is left out."""
     found: dict[tuple[str, str], Outcome] = {}
@@ -194,7 +238,7 @@ def read_outcomes(home: Path) -> dict[tuple[str, str], Outcome]:
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError, KeyError, TypeError):
             outcome = Outcome.from_json(json.loads(line))
-            found[outcome.digest, outcome.model] = outcome
+            found[_key(outcome)] = outcome
     return found
 
 

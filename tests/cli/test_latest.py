@@ -24,7 +24,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, began in (("a", 1), ("b", 3), ("c", 2)):
         plan = tmp_path / "torchaos-runs" / name / "plan.json"
-        plan.parent.mkdir(parents=True)
+        (plan.parent / "events").mkdir(parents=True)
         plan.touch()
         os.utime(plan, (began, began))
     return tmp_path / "torchaos-runs"
@@ -33,6 +33,13 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_is_the_run_that_began_last(runs: Path) -> None:
     """Whatever the names are, and whatever was written into the directories later."""
     (runs / "a" / "report.html").touch()
+    assert latest().absolute() == runs / "b"
+
+
+def test_an_exploration_is_no_run(runs: Path) -> None:
+    """An exploration has a plan too, but no command for a run can read its directory."""
+    (runs / "explored" / "recorded" / "events").mkdir(parents=True)
+    (runs / "explored" / "plan.json").touch()
     assert latest().absolute() == runs / "b"
 
 

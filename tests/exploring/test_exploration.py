@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring import exploration as module
 from torchaos.harness.exploring.exploration import Exploration, Limits, read_outcomes
 from torchaos.harness.exploring.explored import Explored
+from torchaos.harness.exploring.outcomes import Class
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.record.rundir import RunDir
 
@@ -122,3 +124,37 @@ def test_what_can_t_be_judged_is_refused_before_a_resume(explore: Explore) -> No
     """A job that gives something else in each run is told so at once, and not once for each state."""
     with pytest.raises(UsageError, match="no resume can be judged, as a run without any death is not: loss_continuity"):
         explore(doubt="loss_continuity: the loss differs")
+
+
+def test_failures_of_forked_ranks_are_started_cold_after_all_states(
+    explore: Explore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forked ranks try all states before the first cold start, which takes much longer. Only failures that a cold start
+    shows too are outcomes; an interrupted exploration goes on with those that wait, one of each kind first."""
+    forked: list[str] = []
+    kinds = [Class.RIGHT, Class.WONT_START, Class.WONT_START, Class.WRONG]
+
+    class Warm:
+        in_words = ""
+
+        def __init__(self, *_words: Any) -> None: ...
+
+        def __call__(self, state: State) -> Any:
+            kind = kinds[min(len(forked), 4) % 4]
+            forked.append(state.name)
+            return replace(outcome_of(state, kind, f"in {len(forked)}"), warm=True)
+
+        def stop(self, _reason: str) -> None: ...
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(module, "Warm", Warm)
+    everything = [state.name for state in choice(saves(tmp_path)).states]
+    first, cold = explore(warm=True, stop_after=2)
+    assert (forked, cold) == (everything, [everything[1], everything[3]])
+    assert [outcome.state for outcome in first.outcomes] == [everything[0], everything[1], *everything[4:]]
+    assert (first.unfinished, first.exit_code) == ("SIGINT", 2)
+    assert first.notes[-1].endswith("count after a cold start: 1 won't start, 1 silently wrong")
+    second, cold = explore(warm=True)
+    assert (forked, cold) == (everything, [everything[2], everything[3]])
+    assert [outcome.kind for outcome in second.outcomes] == [Class.RIGHT] * len(everything)
+    assert "forked ranks gave 'silently wrong' (in 4), and a cold start 'resumed rightly'" in second.notes[-1]

@@ -16,8 +16,9 @@ _NAME = 17  # columns
 
 def tell_outcome(outcome: Outcome, number: int, of: int) -> str:
     """Prints a line about a state that was just tried."""
-    how = "" if outcome.warm else ", cold"
-    why = f": {outcome.reason}" if outcome.kind is not Class.RIGHT else ""
+    right = outcome.kind is Class.RIGHT
+    how = ", cold" if not outcome.warm else "" if right else "; a cold start follows"
+    why = "" if right else f": {outcome.reason}"
     return f"{number}/{of} {outcome.state}: {outcome.kind.value}{why} ({outcome.seconds:.1f} s{how})"
 
 

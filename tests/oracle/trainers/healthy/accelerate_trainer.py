@@ -11,8 +11,6 @@ from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-STEPS, EVERY = 24, 5
-
 
 class Progress:
     step = 0
@@ -28,6 +26,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--stock-sampler", action="store_true", help="the one that is the default")
     args = parser.parse_args()
     project = ProjectConfiguration(str(args.dir), automatic_checkpoint_naming=True, total_limit=3)
@@ -37,7 +37,7 @@ def main():
     data = TensorDataset(torch.randn(128, 16), torch.randn(128, 1))
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2 * STEPS)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2 * args.steps)
     model, optimizer, scheduler, loader = accelerator.prepare(
         model, optimizer, scheduler, DataLoader(data, 8, shuffle=True)
     )
@@ -49,12 +49,12 @@ def main():
     saved = args.dir / "checkpoints"
     if saved.exists() and any(saved.iterdir()):
         accelerator.load_state()
-        accelerator.project_configuration.iteration = progress.step // EVERY
+        accelerator.project_configuration.iteration = progress.step // args.save_every
         # At the end of an epoch, the job that is not interrupted starts a loader after the save, too.
         rng = torch.get_rng_state() if progress.step % len(loader) else None
 
     epoch, skip = divmod(progress.step, len(loader))
-    while progress.step < STEPS:
+    while progress.step < args.steps:
         loader.set_epoch(epoch)
         for x, y in accelerator.skip_first_batches(loader, skip) if skip else loader:
             if rng is not None:
@@ -66,9 +66,9 @@ def main():
             scheduler.step()
             optimizer.zero_grad()
             progress.step += 1
-            if progress.step % EVERY == 0:
+            if progress.step % args.save_every == 0:
                 accelerator.save_state()
-            if progress.step == STEPS:
+            if progress.step == args.steps:
                 break
         epoch, skip = epoch + 1, 0
     accelerator.end_training()

@@ -10,15 +10,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-SAMPLES, BATCH, STEPS, EVERY = 128, 8, 24, 5
+SAMPLES, BATCH = 128, 8
 
 
 class Batches:
-    def __init__(self, seed, start):
-        self.seed, self.start = seed, start
+    def __init__(self, seed, start, steps):
+        self.seed, self.start, self.steps = seed, start, steps
 
     def __iter__(self):
-        for step in range(self.start, STEPS):
+        for step in range(self.start, self.steps):
             epoch, batch = divmod(step, SAMPLES // (2 * BATCH))
             order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.seed + epoch))
             yield order[2 * BATCH * batch :][: 2 * BATCH][dist.get_rank() :: 2].tolist()
@@ -28,6 +28,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--save-every", type=int, default=5)
     args = parser.parse_args()
     deepspeed.init_distributed("gloo")
     torch.set_num_threads(1)
@@ -48,7 +50,7 @@ def main():
         done = about["step"]
         torch.set_rng_state(about["rng"][dist.get_rank()])
 
-    loader = DataLoader(data, batch_sampler=Batches(args.seed, done), generator=torch.Generator())
+    loader = DataLoader(data, batch_sampler=Batches(args.seed, done, args.steps), generator=torch.Generator())
     for x, y in loader:
         loss = nn.functional.mse_loss(engine(x), y)
         engine.backward(loss)
@@ -56,7 +58,7 @@ def main():
         done += 1
         if dist.get_rank() == 0:
             print(f"step {done} loss {loss.item():.9g}", flush=True)
-        if done % EVERY == 0 or done == STEPS:
+        if done % args.save_every == 0 or done == args.steps:
             states = [None] * dist.get_world_size()
             dist.all_gather_object(states, torch.get_rng_state())
             engine.save_checkpoint(str(args.dir), tag=f"global_step{done}", client_state={"step": done, "rng": states})

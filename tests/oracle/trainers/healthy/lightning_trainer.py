@@ -11,20 +11,19 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 SAMPLES, BATCH = 128, 8
-STEPS = 24
 
 
 class Batches:
     """This rank's batches of the whole training as one epoch, from `start` on."""
 
-    def __init__(self, seed):
-        self.seed, self.start = seed, 0
+    def __init__(self, seed, steps):
+        self.seed, self.steps, self.start = seed, steps, 0
 
     def __len__(self):
-        return STEPS
+        return self.steps
 
     def __iter__(self):
-        for step in range(self.start, STEPS):
+        for step in range(self.start, self.steps):
             epoch, batch = divmod(step, SAMPLES // (2 * BATCH))
             order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.seed + epoch))
             yield order[2 * BATCH * batch :][: 2 * BATCH][dist.get_rank() :: 2].tolist()
@@ -52,8 +51,9 @@ class Resume(L.Callback):
 
 
 class Model(L.LightningModule):
-    def __init__(self):
+    def __init__(self, steps):
         super().__init__()
+        self.steps = steps
         self.net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 1))
 
     def training_step(self, batch, index):
@@ -61,7 +61,7 @@ class Model(L.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2 * STEPS)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2 * self.steps)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
@@ -69,17 +69,20 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--save-every", type=int, default=6)
     args = parser.parse_args()
     L.seed_everything(args.seed)
     data = TensorDataset(torch.randn(SAMPLES, 16), torch.randn(SAMPLES, 1))
-    batches = Batches(args.seed)
-    keep = ModelCheckpoint(args.dir, save_last=True, every_n_train_steps=6, save_top_k=-1, filename="{step}")
+    batches = Batches(args.seed, args.steps)
+    every = args.save_every
+    keep = ModelCheckpoint(args.dir, save_last=True, every_n_train_steps=every, save_top_k=-1, filename="{step}")
     trainer = L.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_steps=STEPS, logger=False, callbacks=[keep, Resume(batches)],
-        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
+        accelerator="cpu", devices=2, strategy="ddp", max_steps=args.steps, callbacks=[keep, Resume(batches)],
+        logger=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
     )  # fmt: skip
     loader = DataLoader(data, batch_sampler=batches, generator=torch.Generator())
-    trainer.fit(Model(), loader, ckpt_path="last")
+    trainer.fit(Model(args.steps), loader, ckpt_path="last")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from torchaos.harness.exploring.exploration import Exploration, Limits
 from torchaos.harness.exploring.explored import Explored, result_of
 from torchaos.harness.exploring.outcomes import Outcome
 from torchaos.harness.exploring.recorded import check
+from torchaos.harness.exploring.second import FOLDER, RecordedResume
 from torchaos.harness.machine.disk import owner_only, write_atomically
 from torchaos.harness.record.result import ExitCode, Result
 from torchaos.harness.record.rundir import RunDir
@@ -62,13 +63,15 @@ OUT = Path("torchaos-explored")
               help="Train this many steps beyond the death.")  # fmt: skip
 @click.option("--cold", is_flag=True, help="Start each resume by the job's own launcher: no forked ranks.")
 @click.option("--resume", type=PATH, metavar="DIR", help="Go on with an exploration of the same scenario.")
+@click.option("--after", metavar="STATE", help="With --resume: explore a second death, while the job resumes from this "
+              "state.")  # fmt: skip
 @SEED
 @SET
 @JUNIT
 @JSON
 def explore(
     file: Path, job_file: Path | None, out: Path, models: Sequence[str], states: int | None, minutes: float | None,
-    beyond: int, cold: bool, resume: Path | None, seed: int | None, overrides: Sequence[str],
+    beyond: int, cold: bool, resume: Path | None, after: str | None, seed: int | None, overrides: Sequence[str],
     junit_file: Path | None, json_file: Path | None, given: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Try every moment at which the whole job can die.
@@ -80,14 +83,12 @@ def explore(
     one = next(plans_of(file, overrides, seed, ask_of, None, out, (), other_job(job_file, given, None)))
     limits = Limits(models_of(models, one.plan), states, minutes, beyond, one.plan.seed, not cold)
     name = f"{one.plan.scenario}-s{one.plan.seed}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    home = (resume or out / name).absolute()
+    first = (resume or out / name).absolute()
+    home = first if after is None else first / FOLDER / after.replace("/", "-").replace(" ", "-")
     one = replace(one, folder=RunDir(home))
     again = ["torchaos", "explore", ready.shown(file), "--seed", str(one.plan.seed), *one.options]
-    check(one.plan, RunDir(home / "now"))
-    write_reports(
-        [placeholder_result(one.plan, home)], junit_file, json_file
-    )  # until there is a result, the file holds an error, so that a gate stays closed
-    _prepare(one, home, is_new=resume is None)
+    again += [] if after is None else ["--after", after]
+    check(one.plan, RunDir(first / "now"))
 
     def told(outcome: Outcome, number: int, of: int) -> None:
         with suppress(*GONE):
@@ -97,8 +98,18 @@ def explore(
         with suppress(*GONE):
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    if after is not None and resume is None:
+        raise UsageError("--after names a state of an exploration; name its directory with --resume")
+    recorded = None if after is None else RecordedResume(one.plan, home, tell, first, after)
+    write_reports(
+        [placeholder_result(one.plan, home)], junit_file, json_file
+    )  # until there is a result, the file holds an error, so that a gate stays closed
+    if resume is not None:
+        _prepare(one, first, is_new=False)
+    if home != first or resume is None:
+        _prepare(one, home, is_new=not home.exists())
     began_s, started = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="seconds")
-    exploration = Exploration(one.plan, home, limits, mask_words(again), tell, told)
+    exploration = Exploration(one.plan, home, limits, mask_words(again), tell, told, recorded)
     with signals() as interrupted, working_on([one]):
         care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
         interrupted.ends(exploration)
@@ -114,7 +125,7 @@ def explore(
     with suppress(*GONE):
         show.show(found, result, console)
         if found.unfinished:
-            again += ["--resume", str(home)]
+            again += ["--resume", str(first)]
             tell(f" To go on: {' '.join(mask_words(again))}")
     sys.exit(result.exit_code)
 

@@ -46,6 +46,14 @@ def nodes_of(job: PlannedJob) -> Nodes:
     return {rank: rank // job.per_node for rank in range(job.world_size)}
 
 
+def state_named(recording: Recording, nodes: Nodes, name: str) -> State:
+    """The state of this name, of any model. Raises UsageError if there is none."""
+    for model in MODELS:
+        if found := next((state for state in MODELS[model](recording, nodes) if state.name == name), None):
+            return found
+    raise UsageError(f"{name}: the recorded run has no state of this name; report.html lists those that were tried")
+
+
 @dataclass(frozen=True)
 class Choice:
     """The states to try. States with equal files are tried once in each model, because a loss of power may have lost a

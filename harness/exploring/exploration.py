@@ -64,12 +64,13 @@ class Exploration:
 
     def __init__(
         self, plan: Plan, home: Path, limits: Limits, reproduce: Sequence[str], tell: Callable[[str], None],
-        told: Callable[[Outcome, int, int], None],
+        told: Callable[[Outcome, int, int], None], recorded: Recorded | None = None,
     ) -> None:  # fmt: skip
-        """`tell`: shows a sentence. `told`: shows an outcome, with its number and the number of states."""
+        """`tell`: shows a sentence. `told`: shows an outcome, with its number and the number of states. `recorded`: the
+        run whose deaths are explored, if it is not a run of the job from the beginning."""
         self.plan, self.home, self.limits = plan, home, limits
         self._reproduce, self._tell, self._told = reproduce, tell, told
-        self._recorded = Recorded(plan, home, tell)
+        self._recorded = recorded or Recorded(plan, home, tell)
         self._cold: Cold | None = None
         self._warm: Warm | None = None
         self._stopped = ""

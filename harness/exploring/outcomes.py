@@ -10,6 +10,7 @@ from typing import Any, Mapping
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Harm
+from torchaos.harness.exploring import past
 from torchaos.harness.exploring.past import DEATH
 from torchaos.harness.judging.ending.unstarted import last_error
 from torchaos.harness.judging.verdict.verdict import SPLIT_BRAIN
@@ -123,7 +124,7 @@ def _came_back(result: Result) -> bool:
 
 def _was_done(run: Record, due: int | None) -> bool:
     """Whether the job had done its last step when it died, and the resume then ended successfully."""
-    died_s = _died_s(run)
+    died_s = past.death_s(run)
     reached = run.history.highest_step(before_s=died_s) or 0
     return due is not None and reached >= due and run.exit_code == 0 and run.exited is not None
 
@@ -142,10 +143,6 @@ def _ends(run: Record) -> list[int | None]:
     until_s = run.stopped.mono_s if run.stopped else float("inf")
     exits = [event for event in run.of_kind(Kind.JOB_EXITED) if event.data["submission"] >= 0]
     return [event.data["exit_code"] for event in exits if event.mono_s < until_s]
-
-
-def _died_s(run: Record) -> float:
-    return next((event.mono_s for event in run.of_fault(DEATH, Kind.APPLYING)), 0.0)
 
 
 def _died_in(run: Record) -> int:

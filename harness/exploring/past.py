@@ -32,12 +32,14 @@ _NOT_PAST = frozenset({
 
 
 def with_death(plan: Plan) -> Plan:
-    """The plan of a resume: its only fault is the death of all ranks, before the job is started."""
+    """The plan of a resume: its last fault is the death of all ranks, before the job is started. Of the plan's faults,
+    only such deaths are kept: the recorded run may be a resume itself."""
     kill = registry.find("injectors", "process.kill")
     death = PlannedFault(
         DEATH, kill.name, "rank", Target(tuple(range(plan.job.world_size))), After(), {}, "", kill.__name__
     )
-    return replace(plan, faults=(death,), steady_state=(), stop=(), until=())
+    earlier = (replace(fault, id=_earlier(fault.id)) for fault in plan.faults if fault.id.startswith(DEATH))
+    return replace(plan, faults=(*earlier, death), steady_state=(), stop=(), until=())
 
 
 def write(
@@ -66,13 +68,19 @@ def highest_step(recorded: Record, died_s: float) -> int:
     return recorded.history.highest_step(before_s=died_s) or 0
 
 
+def death_s(run: Record) -> float:
+    """When all ranks died, in a resume; 0 in a run without a death."""
+    return next((event.mono_s for event in run.of_fault(DEATH, Kind.APPLYING)), 0.0)
+
+
 def unfinished(
     recorded: Record, died_s: float, lines: Mapping[int | None, Sequence[Operation]]
 ) -> frozenset[tuple[str, int, Kind]]:
     """The ends of saves with which the job was not finished when it died, although the file had been written: the rank
     then renamed the file, or did something else to the folder before its next step. Such a checkpoint was not complete
     for the job, which only the recorded run shows."""
-    ends = [event for event in recorded.of_kind(Kind.SAVE_END) if event.mono_s < died_s]
+    newest = recorded.history.attempts[-1].number if recorded.history.attempts else None
+    ends = [event for event in recorded.of_kind(Kind.SAVE_END) if event.mono_s < died_s and event.attempt == newest]
     renames = list(recorded.of_kind(Kind.RENAMED))
     steps: dict[int, list[float]] = defaultdict(list)
     for step in recorded.history.executions:
@@ -96,11 +104,18 @@ def _is_of(path: str, renamed: Event) -> bool:
 def _until(recorded: Record, died_s: float, by_rank: Mapping[int, float]) -> Iterator[Event]:
     for event in recorded.events:
         end_s = died_s if event.rank is None else by_rank.get(event.rank, died_s)
-        if event.mono_s >= end_s or event.kind in _NOT_PAST:
+        if event.mono_s >= end_s or (event.kind in _NOT_PAST and event.source != RECORDED):
             continue
+        if str(event.data.get("fault", "")).startswith(DEATH):
+            event = replace(event, data={**event.data, "fault": _earlier(event.data["fault"])})
         if event.kind is Kind.JOB_STARTED:  # the resume's own submissions begin with 0
             event = replace(event, data={**event.data, "submission": -1})
         yield replace(event, source=RECORDED) if event.source == "harness" else event
+
+
+def _earlier(fault: str) -> str:
+    """The id of a death in the past of another death."""
+    return f"{fault}-before"
 
 
 def _deaths(recorded: Record, died_s: float) -> Iterator[Event]:

@@ -54,12 +54,9 @@ class Recorded(Stoppable):
         if not self.run.root.exists():
             shutil.rmtree(self.now.root, ignore_errors=True)
             shutil.rmtree(self._home / "recording", ignore_errors=True)
-            self._tell("The job is run once, and what it does to its checkpoint folder is recorded")
-            self.now.create()
-            folder = checkpoints_in(self._plan, self.now)
-            plan = fault_free(self._plan)
+            plan = self._staged()
             plan = replace(plan, hooks=tuple(sorted({*plan.hooks, *HOOKS})))
-            with Recorder(folder, self._home / "recording") as recorder:
+            with Recorder(checkpoints_in(self._plan, self.now), self._home / "recording") as recorder:
                 self._execute(plan, self.now)
             self.left += recorder.left
             if self._stopped:
@@ -70,6 +67,12 @@ class Recorded(Stoppable):
             self.now.root.rename(self.run.root)
         self._make_twins()
         return None if self._stopped else Recording.read(self._home / "recording")
+
+    def _staged(self) -> Plan:
+        """Makes the folder in which the job runs. Returns the plan of the run."""
+        self._tell("The job is run once, and what it does to its checkpoint folder is recorded")
+        self.now.create()
+        return fault_free(self._plan)
 
     def _check(self, run: Record) -> None:
         if finished_well(run):

@@ -79,10 +79,9 @@ class Trials:
         job = replace(plan.job, resubmit_times=1, resubmit_delay_s=0.0)  # a second start may succeed
         self.plan = replace(plan, job=job, faults=(), steady_state=(), stop=(), until=(), asserts=asked_of(plan))
         self.due = final_step(twins[0]) if twins else self.recorded.history.last_step
-        self._ended_s = min(
-            (event.mono_s for event in self.recorded.of_kind(Kind.AGENT_ENDED, Kind.RANK_EXITED, Kind.JOB_EXITED)),
-            default=math.inf,
-        )
+        self.died_in = max((attempt.number for attempt in self.recorded.history.attempts), default=0)
+        ends = self.recorded.of_kind(Kind.AGENT_ENDED, Kind.RANK_EXITED, Kind.JOB_EXITED)
+        self._ended_s = min((end.mono_s for end in ends if end.mono_s > past.death_s(self.recorded)), default=math.inf)
 
     def doubt(self) -> str:
         """What an assertion says against the recorded run, in which nothing died, as a clause: then it can't judge a
@@ -117,7 +116,7 @@ class Trials:
         self.now.create()
         died_s, by_rank = self.death(state)
         past.write(self.now.events, self.recorded, died_s, by_rank, time.monotonic(), self.recording.lines)
-        past.with_death(self.plan).write(self.now.plan)
+        past.with_death(replace(self.plan, faults=self.recorded.plan.faults)).write(self.now.plan)
         self._link_manifests(died_s)
         state.write_to(checkpoints_in(self.plan, self.now))
         return self.now

@@ -78,3 +78,15 @@ def test_a_torn_last_outcome_is_tried_again(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "outcomes.jsonl").write_text(json.dumps(whole) + "\n" + json.dumps(whole)[:40])
     assert list(read_outcomes(tmp_path)) == [("d", "process death")]
+
+
+@pytest.mark.usefixtures("there")
+def test_a_second_death_needs_a_state_of_an_exploration(tmp_path: Path) -> None:
+    """`--after` without the directory of an exploration, or with one in which nothing was recorded yet, is refused, and
+    nothing is made."""
+    file = _scenario(tmp_path)
+    with pytest.raises(UsageError, match="name its directory with --resume"):
+        cli.main(["explore", file, "--after", "process-death-1"], standalone_mode=False)
+    with pytest.raises(UsageError, match="nothing was explored in it yet"):
+        cli.main(["explore", file, "--after", "process-death-1", "--resume", str(tmp_path)], standalone_mode=False)
+    assert not (tmp_path / "again").exists()

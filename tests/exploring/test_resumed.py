@@ -70,6 +70,22 @@ def test_lost_work(tmp_path: Path) -> None:
     assert (found.kind, found.assertion, found.lost_steps) == (Class.LOST_WORK, "no_lost_work", 5), found.reason
 
 
+@pytest.mark.parametrize(
+    ("goes_on", "kind", "from_step"), [(18, Class.RIGHT, 15), (13, Class.LOST_WORK, 10), (8, Class.LOST_WORK, 5)]
+)
+def test_a_second_death(tmp_path: Path, goes_on: int, kind: Class, from_step: int) -> None:
+    """The job died after step 12, went on from step 10, and died again after step 17: the newest checkpoint is then the
+    one of step 15, which the first resume saved. Both deaths are in the plan and in the history."""
+    first = resumed(tmp_path / "first", 12, Trainer(kills=[(13, 0)]), [ENDED], until=30)
+    again = Trainer(kills=[(goes_on, 0)])
+    second = resumed(tmp_path / "second", 17, again, [ENOUGH], until=25, run=first)
+    assert [attempt.exit_codes for attempt in second.history.attempts[:2]] == [{0: -9, 1: -9}] * 2
+    assert [attempt.base for attempt in second.history.attempts] == [0, 10, from_step]
+    assert [fault.id for fault in second.plan.faults] == [f"{past.DEATH}-before", past.DEATH]
+    found = _class_of(second)
+    assert (found.kind, found.from_step) == (kind, from_step), found.reason
+
+
 def test_silently_wrong(tmp_path: Path) -> None:
     """A job that does not restore its sampler goes on with other samples: the assertion that says so is named."""
     wrong = Trainer(kills=[(13, 0)], broken=frozenset({"sampler"}))

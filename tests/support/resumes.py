@@ -47,28 +47,33 @@ def after_step(run: Record, step: int) -> float:
     return min([*nexts, *ends]) - 0.001
 
 
-def next_attempt(of: Record, since_s: float, until: int) -> list[Event]:
+def next_attempt(of: Record, since_s: float, until: int, number: int) -> list[Event]:
     """The events of the last attempt of a run that really died, up to the global step `until` and the save after it,
-    shifted to `since_s` as the first attempt of a resume."""
+    shifted to `since_s` as the attempt `number` of a resume."""
     last, end_s = of.history.attempts[-1], after_step(of, until)
     moved = since_s + 1.0 - last.started_s
     own = [event for event in of.events if event.attempt == last.number and event.mono_s < end_s]
-    return [replace(event, attempt=1, mono_s=event.mono_s + moved, source=f"{event.source}-resume") for event in own]
+    source = f"resume-{number}"
+    return [
+        replace(event, attempt=number, mono_s=event.mono_s + moved, source=f"{event.source}-{source}") for event in own
+    ]
 
 
 def resumed(
-    folder: Path, died_after: int, resume: Any, end: Sequence[tuple[Kind, dict[str, object]]], until: int = 20
+    folder: Path, died_after: int, resume: Any, end: Sequence[tuple[Kind, dict[str, object]]], until: int = 20,
+    run: Record | None = None,
 ) -> Record:  # fmt: skip
-    """A recorded run that was complete, is cut by a death after the step `died_after`, and is continued by the last
-    attempt of `resume`. `end`: the harness's events at the end."""
-    run = recorded()
+    """A recorded run that is cut by a death after the step `died_after`, and is continued by the last attempt of
+    `resume`. `end`: the harness's events at the end. `run`: the recorded run, if it is not a complete one."""
+    run = run or recorded()
     folder.mkdir(exist_ok=True)
-    past.write(folder, run, after_step(run, died_after), {}, LATER_S)
+    later_s = LATER_S * (1 + len(run.history.attempts))
+    past.write(folder, run, after_step(run, died_after), {}, later_s)
     events = [
         *read_events(folder),
-        Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60}),
+        Event(Kind.JOB_STARTED, "harness", 0, 0, later_s, data={"submission": 0, "pid": 60}),
     ]
-    events += next_attempt(resume.record(), LATER_S, until)
+    events += next_attempt(resume.record(), later_s, until, len(run.history.attempts))
     for number, (kind, data) in enumerate(end, 1):
         events.append(Event(kind, "harness", number, 0.0, events[-1].mono_s + 0.1, data=data))
     return Record(past.with_death(run.plan), tuple(sorted(events, key=lambda event: event.mono_s)), {})

@@ -23,12 +23,14 @@ class Forked:
     """The ranks of one resume. `stop` may be called from a signal handler."""
 
     def __init__(
-        self, parent: Parent, ranks: Sequence[RankCommand], run_id: str, folder: RunDir, goal: Goal, patience_s: float
+        self, parent: Parent, ranks: Sequence[RankCommand], run_id: str, folder: RunDir, goal: Goal, patience_s: float,
+        died_in: int = 0,
     ) -> None:  # fmt: skip
+        """`died_in`: the attempt before."""
         self._parent, self._ranks, self._run_id, self._folder = parent, ranks, run_id, folder
         self._goal, self._patience_s = goal, patience_s
         self._stopped = False
-        self._hangs, self._attempt = False, 1
+        self._hangs, self._attempt = False, died_in
         self._born: dict[int, int] = {}  # start times by pid
         self._of: dict[int, int] = {}  # ranks by pid
         self._codes: dict[int, int] = {}  # exit codes by pid
@@ -60,7 +62,8 @@ class Forked:
 
     def _start(self, submission: int, imports: Path | None) -> None:
         port, size = free_port(), len(self._ranks)
-        attempt = self._attempt = 1 + submission
+        self._attempt += 1
+        attempt = self._attempt
         start = {"submission": submission, "pid": self._parent.pid, "node": 0}
         self._journal.emit(Kind.JOB_STARTED, start, attempt=attempt)
         envs = [rank.again(port, self._run_id, self._folder.logs, attempt) for rank in self._ranks]

@@ -136,7 +136,8 @@ class Warm:
         folder = self._trials.stage(state)
         self._trials.agent_plan(self._run_id).write(folder.agent_plan)
         goal = Goal(self._trials.died_at(state), self._beyond, len(self._ranks))
-        run = Forked(self._parent, list(self._ranks.values()), self._run_id, folder, goal, self._cold.patience_s)
+        ranks, died_in = list(self._ranks.values()), self._trials.died_in
+        run = Forked(self._parent, ranks, self._run_id, folder, goal, self._cold.patience_s, died_in)
         self._current = run
         if self._stopped:
             run.stop()

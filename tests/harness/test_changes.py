@@ -102,3 +102,13 @@ def test_a_worker_is_of_the_round_that_its_node_wrote_before_it_started(
     assert [event.attempt for event in live.snapshot() if event.kind is Kind.ELASTIC_WORKER] == [3]
     file.close()
     live.close()
+
+
+def test_what_was_written_before_is_there_at_once(tmp_path: Path) -> None:
+    """A resume of an exploration begins with the events before the death: if its launcher did not see them, it would
+    number the attempts from 0 again."""
+    old = EventFile(tmp_path / "past.jsonl", "rank0", 0, 0)
+    old.emit(Kind.TORCHRUN, {"pid": 1, "start_ticks": 1, "ended": False})
+    seen = Journal(tmp_path)
+    assert [(event.source, event.attempt) for event in seen.snapshot()] == [("rank0", 0)]
+    seen.close()

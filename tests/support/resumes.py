@@ -80,5 +80,5 @@ def resumed(
 
 
 ENOUGH = (Kind.STOPPED, {"reason": "it went on beyond the death", "interrupted": False, "enough": True})
-ENDED = (Kind.JOB_EXITED, {"submission": 0, "pid": 60, "exit_code": 0})
+ENDED: tuple[Kind, dict[str, object]] = (Kind.JOB_EXITED, {"submission": 0, "pid": 60, "exit_code": 0})
 FAILED = (Kind.JOB_EXITED, {"submission": 0, "pid": 60, "exit_code": 1})

@@ -91,7 +91,8 @@ class Journal:
         self, folder: Path, source: str = "harness", follow: str = "*.jsonl", node: int | None = None
     ) -> None:  # fmt: skip
         """`source`: the name of this writer. `follow`: a pattern for the files to follow; set for the journal of a
-        single node. `node`: if given, only new files of that node are followed."""
+        single node. `node`: if given, only new files of that node are followed. Otherwise, the events that are in the
+        folder already are read at once: an exploration begins a resume with the events before the death."""
         self._folder, self._node = folder, node
         self._is_followed = re.compile(fnmatch.translate(follow)).match
         self._own = EventFile(folder / f"{source}.jsonl", source)
@@ -110,6 +111,7 @@ class Journal:
         if node is None:
             with suppress(OSError):
                 self._changes = Changes(folder)
+            self._poll(None)
         self._follower = threading.Thread(target=self._follow, name="journal", daemon=True)
         self._follower.start()
 

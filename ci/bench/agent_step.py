@@ -8,13 +8,16 @@ hooks only check a flag, and the hooks of collectives are removed.
 
 All times are processor times of the training thread, unless --wall is given: what other processes do on the same
 processors counts only as far as they empty its caches. With two ranks, the time that they wait for each other does not
-count either.
+count either. `--count` counts cycles or instructions instead, which differ less on a busy machine.
+
+`--sets profiler lm-resiliency` measures other tools in the same way: torch's own profiler in its cheapest form, and
+lm-resiliency (which must be importable) with its checkpoints in memory. Their start and end are not part of a step.
 
 `--parts` prints where the time goes instead: for each function of the agent the microseconds of a step that it spends
 itself. The clock between the functions costs some time too, which is a part of each row.
 
 Usage: python ci/bench/agent_step.py [--ms 1 10 100] [--sets plain samples ...] [--ranks 1 2] [--pairs 60]
-[--seconds 40] [--parts]
+[--seconds 40] [--wall] [--count cycles] [--parts]
 """
 
 from __future__ import annotations
@@ -28,11 +31,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from counters import KINDS, Counter
 from intervals import median_interval
 from parts import Parts
 
@@ -68,73 +72,135 @@ def arm(folder: Path, hooks: tuple[str, ...], rank: int = 0, parts: Parts | None
     return agent
 
 
-def steps(folder: Path, length_s: float, rank: int = 0, ranks: int = 1) -> Iterator[tuple[float, float]]:
-    """Trains without end. Yields, at the end of each step, this thread's processor time and the time, in seconds."""
-    import torch
-    import torch.distributed as dist
-    from torch.utils.data import DataLoader, TensorDataset
+class Training:
+    """The job: a small model under DDP. `clock` tells the times that are compared."""
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    model = torch.nn.parallel.DistributedDataParallel(
-        torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.Linear(64, 1))
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
-    data = TensorDataset(torch.randn(512, 256), torch.randn(512))
-    batches = (batch for loader in repeat(DataLoader(data, batch_size=8)) for batch in loader)
-    # The job's own time is measured once, and the spin adds the rest. The spin is the same with and without hooks, so
-    # the cost of the hooks comes on top.
-    spin = 0.0
-    own: list[float] = []
-    for number, (x, y) in enumerate(iter(batches)):
-        begun = time.thread_time()
-        loss = (model(x).squeeze() - y).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        end = time.thread_time() + spin
-        while time.thread_time() < end:
-            pass
-        if number < 100:
-            own.append(time.thread_time() - begun)
-            spin = max(0.0, length_s - statistics.median(own)) if number == 99 else 0.0
-        yield time.thread_time(), time.perf_counter()
+    def __init__(self, folder: Path, clock: Callable[[], float], rank: int = 0, ranks: int = 1) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+        self.model = torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.Linear(64, 1))
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self._scheduler = torch.optim.lr_scheduler.ConstantLR(self.optimizer, 1.0)
+        self._clock = clock
+
+    def steps(self, length_s: float) -> Iterator[float]:
+        """Trains without end. Yields the time at the end of each step."""
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        data = TensorDataset(torch.randn(512, 256), torch.randn(512))
+        batches = (batch for loader in repeat(DataLoader(data, batch_size=8)) for batch in loader)
+        # The job's own time is measured once, and the spin adds the rest. The spin is the same with and without hooks,
+        # so the cost of the hooks comes on top.
+        spin = 0.0
+        own: list[float] = []
+        for number, (x, y) in enumerate(iter(batches)):
+            begun = time.thread_time()
+            loss = (self.model(x).squeeze() - y).pow(2).mean()
+            loss.backward()
+            self.optimizer.step()
+            self._scheduler.step()
+            self.optimizer.zero_grad()
+            end = time.thread_time() + spin
+            while time.thread_time() < end:
+                pass
+            if number < 100:
+                own.append(time.thread_time() - begun)
+                spin = max(0.0, length_s - statistics.median(own)) if number == 99 else 0.0
+            yield self._clock()
+
+
+class OurAgent:
+    """The hooks of the agent, switched on and off."""
+
+    def __init__(self, folder: Path, hooks: tuple[str, ...], rank: int, parts: Parts | None) -> None:
+        self._agent = arm(folder, hooks, rank, parts)
+        self._agent.on = False
+        self._watches_collectives, self._collectives = "collectives" in hooks, None
+
+    def begin(self, training: Training) -> None:
+        self._agent.on = True
+        if self._watches_collectives:
+            self._collectives = importlib.import_module("_torchaos_agent.collectives").CollectiveHook(self._agent)
+            self._collectives.install()
+
+    def end(self) -> None:
+        if self._collectives is not None:
+            self._collectives.remove()
+        self._agent.on = False
+
+    def check(self) -> None:
+        assert not self._agent.broken, f"hooks failed: {self._agent.broken}"
+        assert not self._agent.unseen, f"hooks never fired: {self._agent.unseen}"
+
+
+class Profiler:
+    """torch's profiler in its cheapest form: operations of the CPU, without shapes and stacks."""
+
+    def begin(self, training: Training) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        self._profile = profile(activities=[ProfilerActivity.CPU])
+        self._profile.start()
+
+    def end(self) -> None:
+        self._profile.stop()
+
+    def check(self) -> None:
+        assert len(self._profile.events() or ()), "the profiler saw nothing"
+
+
+class LmResiliency:
+    """lm-resiliency with nothing but its checkpoints in memory, each tenth step."""
+
+    def begin(self, training: Training) -> None:
+        from lm_resiliency import enable_resiliency
+
+        self._handle = enable_resiliency(training.model, training.optimizer, interval=10, enable_detection=False)
+
+    def end(self) -> None:
+        self._handle.close()
+
+    def check(self) -> None:
+        assert self._handle.step_count, "lm-resiliency saw no step"
+
+
+OTHERS = {"profiler": Profiler, "lm-resiliency": LmResiliency}
 
 
 class Job:
-    """The training job of one rank in this process, with an agent that can be switched on and off."""
+    """The training job of one rank in this process, with a tool that can be switched on and off."""
 
     def __init__(self, folder: Path, given: argparse.Namespace, parts: Parts | None = None) -> None:
-        hooks = SETS[given.sets[0]]
-        self.agent, self._wall = arm(folder, hooks, given.rank, parts), given.wall
-        self._clock = steps(folder, given.ms[0] / 1000, given.rank, given.ranks[0])
-        self.agent.on = False
+        name, rank = given.sets[0], given.rank
+        self._tool = OTHERS[name]() if name in OTHERS else OurAgent(folder, SETS[name], rank, parts)
+        clock = Counter(given.count).read if given.count else time.perf_counter if given.wall else time.thread_time
+        self._training = Training(folder, clock, rank, given.ranks[0])
+        self._steps = self._training.steps(given.ms[0] / 1000)
         for _ in range(150):
-            next(self._clock)
-        self._collectives = None
-        if "collectives" in hooks:
-            self._collectives = importlib.import_module("_torchaos_agent.collectives").CollectiveHook(self.agent)
+            next(self._steps)
 
     def run(self, count: int, on: bool) -> float:
-        """The median time of `count` steps, in seconds."""
-        self.agent.on = on
-        if on and self._collectives is not None:
-            self._collectives.install()
-        before = next(self._clock)[self._wall]
+        """The median of `count` steps, in seconds or counts."""
+        if on:
+            self._tool.begin(self._training)
+        before = next(self._steps)
         times = []
         for _ in range(count):
-            now = next(self._clock)[self._wall]
+            now = next(self._steps)
             times.append(now - before)
             before = now
-        if on and self._collectives is not None:
-            self._collectives.remove()
+        if on:
+            self._tool.end()
         return statistics.median(times)
 
     def check(self) -> None:
-        assert not self.agent.broken, f"hooks failed: {self.agent.broken}"
-        assert not self.agent.unseen, f"hooks never fired: {self.agent.unseen}"
+        self._tool.check()
 
 
 def measure(given: argparse.Namespace, folder: Path) -> str:
@@ -147,11 +213,12 @@ def measure(given: argparse.Namespace, folder: Path) -> str:
         found = {first: job.run(block, first)}
         found[not first] = job.run(block, not first)
         ratios.append(found[True] / found[False])
-        differences.append((found[True] - found[False]) * 1e6)
+        differences.append((found[True] - found[False]) * (1e-3 if given.count else 1e6))
     job.check()
     ratio, low, high = median_interval(ratios)
     extra, least, most = median_interval(differences)
-    return f"{ratio:8.4f}  [{low:.4f}, {high:.4f}]  {extra:+8.1f} us  [{least:+.1f}, {most:+.1f}]"
+    unit = f"thousand {given.count}" if given.count else "us"
+    return f"{ratio:8.4f}  [{low:.4f}, {high:.4f}]  {extra:+8.1f} {unit}  [{least:+.1f}, {most:+.1f}]"
 
 
 def split(given: argparse.Namespace, folder: Path) -> str:
@@ -170,11 +237,12 @@ def split(given: argparse.Namespace, folder: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ms", type=float, nargs="+", default=[1, 10, 100], help="lengths of a step")
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS), help="which hooks")
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=[*SETS, *OTHERS], help="which hooks")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1], choices=[1, 2])
     parser.add_argument("--pairs", type=int, default=60, help="pairs of blocks, 6 at least")
     parser.add_argument("--seconds", type=float, default=40, help="for each row of the table")
     parser.add_argument("--wall", action="store_true", help="measure the time that passes")
+    parser.add_argument("--count", choices=list(KINDS), help="count these instead of measuring times")
     parser.add_argument("--parts", action="store_true", help="measure each function of the agent")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)  # one rank of one row, in a process of its own
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -199,9 +267,11 @@ def in_processes(given: argparse.Namespace, which: list[str], ranks: int) -> int
     """Runs one row in its own processes, one for each rank. Returns the exit code of the first rank."""
     flags = [f"--{name}" for name in ("wall", "parts") if getattr(given, name)]
     options = [*which, "--pairs", str(given.pairs), "--seconds", str(given.seconds), *flags]
+    options += ["--count", given.count] if given.count else []
     with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "KINETO_LOG_LEVEL": "6"}  # the profiler is silent
         all_ranks = [
-            subprocess.Popen([sys.executable, __file__, *options, "--rank", str(rank), "--folder", folder])
+            subprocess.Popen([sys.executable, __file__, *options, "--rank", str(rank), "--folder", folder], env=env)
             for rank in range(ranks)
         ]
         code = all_ranks[0].wait()

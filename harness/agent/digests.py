@@ -3,7 +3,7 @@ ranks and batches.
 
 A row is one sample: the same index in every tensor of the batch that has an entry for each sample. A tensor with
 another first dimension (a mask, the weights of classes, offsets into a packed sequence) is left out. The digest of a
-row is blake2b (6 bytes, hex) over at most 4 KiB of its bytes: the head, the tail and a stride in between."""
+row is blake2b (6 bytes, hex) over at most 4 KiB of its bytes: the head, the tail, and a sample of the rest."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from .packed import ROW
 
 MAX_ROW_BYTES = 4096
 MAX_ROWS = 512  # in a batch with more rows, a digest covers several rows
+_LONG = 1 << 14  # bytes of a row from which on words are sampled
 _MAX_LEAVES = 64
 _COPIED = 1 << 18  # bytes up to which a copy is quicker than a view
 _KEPT, _FEW = 1 << 14, 4  # bytes up to which a copy is kept with a batch, if the batch has few tensors
@@ -109,11 +110,7 @@ class View:
         data = self.data()
         size = len(data) // self.count
         row = data[first * size : last * size]
-        if len(row) <= bound:
-            state.update(row)
-            return
-        for part in _sampled(row, bound):
-            state.update(part)
+        state.update(row if len(row) <= bound else _sampled(row, bound))
 
     def _bytes(self) -> bytes | memoryview:
         return memoryview(self._leaf).cast("B")
@@ -237,12 +234,18 @@ def _array(size: int) -> Any:
     return ctypes.c_ubyte * size
 
 
-def _sampled(data: bytes | memoryview, bound: int) -> list[bytes | memoryview]:
-    """At most `bound` bytes of longer data: the head, the tail, and bytes taken at an odd distance in between. With an
-    even distance, only the low bytes of each number would be taken."""
+def _sampled(row: bytes | memoryview, bound: int) -> bytes:
+    """At most `bound` bytes of a longer row: the head, the tail, and bytes taken at an odd distance in between. With an
+    even distance, only the low bytes of each number would be taken. Of a row that is far longer, words are taken
+    instead: bytes that lie far apart take eight times as long to read."""
     end = bound // 4
-    middle = data[end:-end]
-    return [data[:end], data[-end:], bytes(middle[:: -(-len(middle) // (bound - 2 * end)) | 1])]
+    size, space = len(row) - 2 * end, bound - 2 * end
+    if len(row) <= _LONG:
+        middle = bytes(row)[end : -end : -(-size // space) | 1]
+    else:
+        words = memoryview(row)[end : end + size - size % _WORD].cast("Q")
+        middle = words[:: -(-len(words) * _WORD // space) | 1].tobytes()
+    return b"".join((row[:end], row[-end:], middle))
 
 
 @cache

@@ -46,7 +46,8 @@ class Phases:
 
     def take(self) -> dict[Phase, float]:
         """The seconds by phase since the last call."""
-        self._charge()
+        if self._stack or self._loose is not None:
+            self._charge()
         taken, self._seconds = self._seconds, defaultdict(float)
         return taken
 

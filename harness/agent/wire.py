@@ -267,11 +267,12 @@ class EventFile:
         """Writes the event of a usual step. `samples`: packed.ROW bytes for each sample."""
         assert self._packer is not None
         seq, wall_s, mono_s = next(self._seq), time.time(), time.monotonic()
-        given = (losses, lr, opt_step, sched_step, skipped, samples, indices, phases)
         try:
-            line = self._packer.line(seq, wall_s, mono_s, step, *given)
+            line = self._packer.line(
+                seq, wall_s, mono_s, step, losses, lr, opt_step, sched_step, skipped, samples, indices, phases
+            )
         except (struct.error, ValueError, OverflowError):
-            data = packed.payload(*given)
+            data = packed.payload(losses, lr, opt_step, sched_step, skipped, samples, indices, phases)
             line = Event(Kind.STEP, self._source, seq, wall_s, mono_s, self._rank, self._attempt, step, data).to_line()
         os.write(self._fd, line)
 

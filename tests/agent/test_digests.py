@@ -57,3 +57,14 @@ def test_contents_of_samples_are_told_apart_behind_a_mask(agent_module: Callable
     batches = ({"mask": ones(5, 5), "x": torch.arange(n, n + 8.0)[:, None].repeat(1, 4)} for n in (0, 8))
     first, second = (in_hex(digests.digest(digests.look(batch)).samples) for batch in batches)
     assert not set(first) & set(second)
+
+
+@pytest.mark.parametrize("width", [300, 3000, 30_000])
+def test_digest_of_a_row_depends_on_the_row_alone(agent_module: Callable[[str], Any], width: int) -> None:
+    """A row has the same digest in a small batch, whose memory is copied, and in a large batch, whose memory is viewed,
+    whether all of the row is digested, or bytes or words of it; a row that differs all over has another digest."""
+    digests, in_hex = agent_module("digests"), agent_module("packed").in_hex
+    values = torch.arange(100.0 * width).view(100, width)
+    few, many = (in_hex(digests.digest(digests.look([part, part[:, 0]])).samples) for part in (values[:2], values))
+    assert many[:2] == few
+    assert len(set(many)) == 100

@@ -26,7 +26,7 @@ def check_sum(torch: Any, tensors: Sequence[tuple[int, Any]]) -> str:
         return _written(0, 0)
     parts = [local(tensor) for _place, tensor in tensors]
     with torch.no_grad():
-        sums = torch.stack([_sum_of_bits(torch, part) for part in parts]).tolist()
+        sums = stacked(torch, [_sum_of_bits(torch, part) for part in parts]).tolist()
     ordered = sum(_factor(place) * bits for (place, _tensor), bits in zip(tensors, sums, strict=True))
     return _kind([tensor for _place, tensor in tensors]) + _written(ordered, sum(sums))
 
@@ -34,13 +34,16 @@ def check_sum(torch: Any, tensors: Sequence[tuple[int, Any]]) -> str:
 def plain_of_each(torch: Any, tensors: Sequence[Any]) -> list[str]:
     """The prefix (none, SHARD or COPY) and the plain sum (16 hexadecimal digits) of each tensor."""
     with torch.no_grad():
-        sums = [_sum_of_bits(torch, local(tensor)) for tensor in tensors]
-        devices = {total.device: torch.stack([each for each in sums if each.device == total.device]) for total in sums}
-    left = {device: iter(totals.tolist()) for device, totals in devices.items()}
-    return [
-        f"{_prefix(tensor)}{next(left[total.device]) % MODULUS:016x}"
-        for tensor, total in zip(tensors, sums, strict=True)
-    ]
+        sums = stacked(torch, [_sum_of_bits(torch, local(tensor)) for tensor in tensors]).tolist() if tensors else []
+    return [f"{_prefix(tensor)}{total % MODULUS:016x}" for tensor, total in zip(tensors, sums, strict=True)]
+
+
+def stacked(torch: Any, scalars: Sequence[Any]) -> Any:
+    """Scalar tensors as one tensor. A rank may spread its model over several GPUs, or keep a part of it on the CPU."""
+    here = scalars[0].device
+    if any(each.device != here for each in scalars):
+        scalars = [each.to(here) for each in scalars]
+    return torch.stack(scalars)
 
 
 def plain(text: str) -> int:

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from .agent import Agent
-from .check_sums import SHARD, check_sum, is_whole, local
+from .check_sums import SHARD, check_sum, is_whole, local, stacked
 from .tally import Shown
 from .wire import Kind
 
@@ -72,7 +72,7 @@ class StateHook:
         real = [torch.view_as_real(part) if part.is_complex() else part for part in parts]
         exact = torch.float32 if any(part.device.type == "mps" for part in real) else torch.float64
         with torch.no_grad():
-            sums = torch.stack([part.sum(dtype=exact) for part in real]).tolist()
+            sums = stacked(torch, [part.sum(dtype=exact) for part in real]).tolist()
             norms = _norms(torch, real).tolist()
         return [math.hypot(*norms), *(math.fsum(_signed(sums, number)) for number in range(1, SUMS + 1))]
 
@@ -83,7 +83,7 @@ def _norms(torch: Any, tensors: Sequence[Any]) -> Any:
     plain = [tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach() for tensor in tensors]
     real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in plain]
     wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in real) else torch.float32
-    return torch.stack([torch.linalg.vector_norm(tensor, dtype=wide) for tensor in real])
+    return stacked(torch, [torch.linalg.vector_norm(tensor, dtype=wide) for tensor in real])
 
 
 def _signed(sums: list[float], number: int) -> list[float]:

@@ -107,3 +107,42 @@ def test_a_large_tensor_has_the_sum_of_its_bits(sums: Any, dtype: torch.dtype) -
     expected = int(large.view(word).to(torch.int64).sum()) % sums.MODULUS
     assert sums.plain(sums.check_sum(torch, [(0, large)])) == expected
     assert sums.plain_of_each(torch, [large, large.t()]) == [f"{expected:016x}"] * 2
+
+
+class Placed(torch.Tensor):
+    """A tensor of the CPU that counts as one of another device. Like torch, it refuses operations over devices."""
+
+    place = "cpu"
+
+    @property
+    def device(self) -> Any:  # type: ignore[override]
+        return torch.device(self.place)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.to and isinstance(args[1], torch.device):
+            return placed(args[0], str(args[1]))
+        given = [each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else [arg])]
+        places = {each.place for each in given if isinstance(each, Placed)}
+        if len(places) > 1:
+            raise RuntimeError(f"Expected all tensors to be on the same device, but got {places}")
+        result = super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        if isinstance(result, Placed):
+            result.place = places.pop()
+        return result
+
+
+def placed(tensor: torch.Tensor, place: str) -> torch.Tensor:
+    found = tensor.as_subclass(torch.Tensor).detach().clone().as_subclass(Placed)
+    found.place = place
+    return found
+
+
+def test_tensors_of_several_devices(sums: Any, agent_module: Callable[[str], Any]) -> None:
+    """A rank may spread its model over two GPUs, or keep a part of it on the CPU. The sums are those of one device."""
+    plain = [torch.arange(6.0), torch.ones(3), torch.full((2, 2), 0.5)]
+    spread = [placed(tensor, place) for tensor, place in zip(plain, ("cuda:0", "cuda:1", "cpu"), strict=True)]
+    assert sums.check_sum(torch, list(enumerate(spread))) == sums.check_sum(torch, list(enumerate(plain)))
+    assert sums.plain_of_each(torch, spread) == sums.plain_of_each(torch, plain)
+    norms = agent_module("state")._norms
+    assert norms(torch, spread).tolist() == norms(torch, plain).tolist()

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, Callable
 
 from .calls import Call
-from .collectives import CollectiveHook
+from .collectives import CollectiveHook, calls
 
 _OPS = {
     "all_reduce": "all_reduce", "all_reduce_": "all_reduce", "all_reduce_coalesced": "all_reduce",
@@ -58,6 +58,7 @@ class FunctionalHook:
             self._libraries.pop()._destroy()
 
     def _hook(self, op: str, packet: Any, excluded: Any, guard: Any) -> Callable[..., Any]:
+        original = calls(packet)
         group_at = next(n for n, arg in enumerate(packet._schema.arguments) if arg.name == "group_name")
 
         def collective(*args: Any, **kwargs: Any) -> Any:
@@ -65,7 +66,7 @@ class FunctionalHook:
                 self._inside.functional = True
                 try:
                     with guard(excluded):
-                        return packet(*args, **kwargs)
+                        return original(*args, **kwargs)
                 finally:
                     self._inside.functional = False
 

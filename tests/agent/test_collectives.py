@@ -92,6 +92,46 @@ def test_what_never_ends_stays_open(rank: Any, agent_module: Callable[[str], Any
     assert (last.open, last.rank, last.ranks, last.returned_mono_s is not None) == (True, 0, (0, 1), True)
 
 
+BLOCKING = """
+import os, sys, threading, time, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+store = dist.TCPStore("127.0.0.1", int(os.environ["PORT"]), 2, is_master=not rank)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+(collectives,) = (module for name, module in sys.modules.items() if name.endswith("agent.collectives"))
+original = collectives.calls(torch.ops.c10d.monitored_barrier_.default)
+excluded, inside = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU), threading.Event()
+def kernel(*args):
+    inside.set()
+    with torch._C._ExcludeDispatchKeyGuard(excluded):
+        return original(*args)
+library = torch.library.Library("c10d", "IMPL")
+library.impl("monitored_barrier_", kernel, "AutogradCPU")
+def other():
+    inside.wait()
+    for number in range(100):
+        time.sleep(0.001)
+    store.set("another thread runs", "")
+if rank == 0:
+    threading.Thread(target=other).start()
+else:
+    store.wait(["another thread runs"])
+dist.monitored_barrier()
+dist.barrier()
+os._exit(0)
+"""
+
+
+def test_other_threads_run_during_a_collective(rank: Any) -> None:
+    """While the original blocks, another thread of the rank runs, so the GIL is free. Rank 1 joins only then."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    hooks = ("steps", "collectives")
+    ranks = [rank.start(BLOCKING, hooks=hooks, env={"RANK": str(number), "PORT": port}) for number in (0, 1)]
+    outputs = [one.communicate()[0] for one in ranks]
+    assert [one.returncode for one in ranks] == [0, 0], outputs
+
+
 AT_EXIT = """
 import os, sys, torch, torch.distributed as dist
 rank = int(os.environ["RANK"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+import click
 from rich.console import Console
 
-from torchaos.harness.cli.options import RUN_DIRS, cli
+from torchaos.harness.cli.options import AS_JSON, RUN_DIRS, cli
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling.explain.shown import tell
 from torchaos.harness.telling.explain.story import story_of
@@ -15,8 +18,13 @@ from torchaos.harness.telling.explain.story import story_of
 
 @cli.command()
 @RUN_DIRS
-def explain(folders: Sequence[Path]) -> None:
+@AS_JSON
+def explain(folders: Sequence[Path], as_json: bool) -> None:
     """Tell the story of a run in plain words. It has the plan, the events with times, the evidence, and the reason
     of the verdict. Only the run directory is read. Exit code 0, whatever the verdict."""
     for folder in folders:
-        tell(story_of(RunDir(folder.absolute()).check()), Console())
+        story = story_of(RunDir(folder.absolute()).check())
+        if as_json:
+            click.echo(json.dumps(asdict(story)))
+        else:
+            tell(story, Console())

@@ -79,7 +79,7 @@ def _tell(label: str, lines: Sequence[str]) -> None:
 def _look(output: Path, draft: Draft, text: str) -> ExitCode:
     """Runs the job once without faults, prints what was seen, and puts the values that were seen into the scenario."""
     plan = make_plan(load(output), output, 0)
-    look = Look(plan, partial(Live, console=Console()))
+    look = Look(plan, partial(Live, console=Console(stderr=True)))
     runs = f"runs the job once without faults, for at most {_TIMEOUT_S / 60:.0f} min; with --no-look it doesn't"
     _tell("look", ["at a run without faults, which is kept from before" if look.is_made else runs])
     with signals() as interrupted, at_work([plan.scenario]), TemporaryDirectory(prefix="torchaos-") as scratch:

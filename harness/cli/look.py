@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from torchaos.harness import registry
-from torchaos.harness.cli.options import FILES, JSON, JUNIT, RUN_DIR, RUN_DIRS, SET, cli
+from torchaos.harness.cli.options import AS_JSON, FILES, JSON, JUNIT, RUN_DIR, RUN_DIRS, SET, cli
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.grammar import GameDay
@@ -33,6 +34,7 @@ from torchaos.harness.scenario.yaml_source import read
 from torchaos.harness.telling.terminal import console as show
 
 _MODELS: dict[str, type[BaseModel]] = {"scenario": Scenario, "gameday": GameDay, "gate": Gate}
+_SIGNS = {True: "ok     ", False: "missing"}
 _HOME = "https://github.com/torchaos/torchaos/schema"  # of the names of the schemas
 
 
@@ -63,18 +65,29 @@ def events(folder: Path) -> None:
 @cli.command()
 @FILES
 @SET
-def validate(files: Sequence[Path], overrides: Sequence[str]) -> None:
+@AS_JSON
+def validate(files: Sequence[Path], overrides: Sequence[str], as_json: bool) -> None:
     """Check files without looking at the machine. FILES: scenarios, game days or gates, or folders of *.yaml files."""
-    errors = []
+    errors: dict[Path, str] = {}
     for file in _files_in(files):
-        try:
-            _check(file, overrides)
-        except UsageError as error:
-            errors.append(str(error))
-        else:
+        errors[file] = _mistakes_in(file, overrides)
+        if not errors[file] and not as_json:
             click.echo(f"{file}: well-formed")
-    if errors:
-        raise UsageError("\n".join(errors))
+    bad = [text for text in errors.values() if text]
+    if as_json:
+        click.echo(json.dumps([{"file": str(file), "mistakes": text} for file, text in errors.items()]))
+        sys.exit(ExitCode.USAGE if bad else ExitCode.PASSED)
+    if bad:
+        raise UsageError("\n".join(bad))
+
+
+def _mistakes_in(file: Path, overrides: Sequence[str]) -> str:
+    """A line for each mistake. Empty if the file is well-formed."""
+    try:
+        _check(file, overrides)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def _check(file: Path, overrides: Sequence[str]) -> None:
@@ -101,34 +114,66 @@ def _files_in(paths: Sequence[Path]) -> Iterator[Path]:
 
 @cli.command("list")
 @click.argument("kinds", nargs=-1, type=click.Choice(["scenarios", *registry.GROUPS]), metavar="[KIND]...")
-def list_(kinds: Sequence[str]) -> None:
+@AS_JSON
+def list_(kinds: Sequence[str], as_json: bool) -> None:
     """List ready scenarios, faults, assertions and other parts. KIND: scenarios, injectors, assertions, conditions,
     launchers or formats."""
-    console = Console()
+    abouts: dict[str, str] = {}
     if not kinds or "scenarios" in kinds:
         texts = {name: read(ready.folder() / f"{name}.yaml").data for name in ready.names()}
-        show.ready_scenarios({name: str(data.get("description", "")) for name, data in texts.items()}, console)
-    show.catalogue({one: registry.all_of(one) for one in registry.GROUPS if one in kinds or not kinds}, console)
+        abouts = {name: str(data.get("description", "")) for name, data in texts.items()}
+    groups = {one: registry.all_of(one) for one in registry.GROUPS if one in kinds or not kinds}
+    if as_json:
+        parts = {one: {name: show.summary_of(found) for name, found in named.items()} for one, named in groups.items()}
+        click.echo(json.dumps({**({"scenarios": abouts} if abouts else {}), **parts}))
+        return
+    if abouts:
+        show.ready_scenarios(abouts, Console())
+    show.catalogue(groups, Console())
 
 
 @cli.command()
-def doctor() -> None:
-    """Show what this machine can do, what is missing, and how to get it.
+@AS_JSON
+def doctor(as_json: bool) -> None:
+    """Show what this machine can do, what is missing, and how to get it. The last lines say which faults can be
+    injected here.
 
     Exit code 0 if scenarios can run, although some may need a part that is missing."""
     findings = [capabilities.check(name) for name in capabilities.CHECKS]
-    for finding in findings:
-        click.echo(
-            f"{'ok     ' if finding.present else 'missing'}  {finding.name:<10} {finding.detail}"
-            + ("" if finding.present else f" -> {finding.remedy}")
-        )
     lacking = [finding.name for finding in findings if not finding.present]
+    families = _families(lacking)
     needed = [name for name in lacking if name in capabilities.NEEDED]
-    if needed:
-        click.echo(f"\nNo scenario can run without {', '.join(needed)}.")
-    elif lacking:
-        click.echo(f"\nScenarios can run. Some need what is missing: {', '.join(lacking)}.")
+    if as_json:
+        click.echo(json.dumps({"parts": [asdict(finding) for finding in findings], "faults": families}))
+    else:
+        for finding in findings:
+            advice = "" if finding.present else f" -> {finding.remedy}"
+            click.echo(f"{_SIGNS[finding.present]}  {finding.name:<12} {finding.detail}{advice}")
+        click.echo("\nFaults that this machine can inject:")
+        for family, faults in families.items():
+            _tell_family(family, faults)
+        if needed:
+            click.echo(f"\nNo scenario can run without {', '.join(needed)}.")
+        elif lacking:
+            click.echo(f"\nScenarios can run. Some need what is missing: {', '.join(lacking)}.")
     sys.exit(ExitCode.USAGE if needed else ExitCode.PASSED)
+
+
+def _families(lacking: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+    """The faults by family, each with the missing parts that it needs."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name, injector in sorted(registry.injectors().items()):
+        needs = sorted(set(lacking) & injector.needs)
+        found.setdefault(registry.family_of(name), {})[name] = needs
+    return found
+
+
+def _tell_family(family: str, faults: Mapping[str, Sequence[str]]) -> None:
+    stuck = [name for name, needs in faults.items() if needs]
+    parts = ", ".join(sorted({need for needs in faults.values() for need in needs}))
+    which = "all" if len(stuck) == len(faults) else ", ".join(stuck)
+    lacks = f"; {which} {'lacks' if len(stuck) == 1 else 'lack'} {parts}" if stuck else ""
+    click.echo(f"{_SIGNS[len(stuck) < len(faults)]}  {family:<12} {len(faults) - len(stuck)} of {len(faults)}{lacks}")
 
 
 @cli.command()

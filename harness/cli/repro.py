@@ -19,7 +19,15 @@ from torchaos.harness.telling.repro.write import script_of
 
 @cli.command()
 @RUN_DIR
-@click.option("--out", type=PATH, metavar="FILE", help="The script's file; by default RUN_DIR's name with -repro.py.")
+@click.option(
+    "-o",
+    "--output",
+    "--out",
+    "out",
+    type=PATH,
+    metavar="FILE",
+    help="The script's file; by default RUN_DIR's name with -repro.py.",
+)
 @click.option(
     "--promise", default="", metavar="TEXT", help="A quotation from the trainer's documentation, with its source."
 )
@@ -41,7 +49,7 @@ def repro(folder: Path, out: Path | None, promise: str) -> None:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755), "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise UsageError(f"{path}: the script can't be written: {error.strerror}; choose another --out") from error
+        raise UsageError(f"{path}: the script can't be written: {error.strerror}; choose another with -o") from error
     what = (
         "the run passed, so the script should not reproduce anything"
         if result.verdict is Verdict.PASSED

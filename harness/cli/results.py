@@ -6,13 +6,13 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from torchaos.harness.cli.options import OTEL, PATH, RUN_DIRS, RUNS, SUMMARY, RunFolder, cli
+from torchaos.harness.cli.options import AS_JSON, OTEL, PATH, RUN_DIRS, RUNS, SUMMARY, RunFolder, cli
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.judging.verdict.verdict import judge, records_of
 from torchaos.harness.machine.disk import write_atomically
@@ -160,7 +160,8 @@ def history(
 @_DB
 @click.option("--tolerance", type=click.FloatRange(0), default=TOLERANCE, show_default=True,
               help="The share by which a recovery may take longer.")  # fmt: skip
-def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: float) -> None:
+@AS_JSON
+def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: float, as_json: bool) -> None:
     """Compare two runs, game days or commits: is B worse than A?
 
     A and B are each the directory of a run or a game day, a folder of them, a file that --json wrote, or a commit. Exit
@@ -168,7 +169,10 @@ def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: flo
     kept = db or path_of(out)
     (runs, days), (newer_runs, newer_days) = (_side(text, kept, out) for text in (before, after))
     rows = compare(runs, newer_runs, tolerance) + nights.compare_nights(days, newer_days, tolerance)
-    compared.comparison(rows, Console())
+    if as_json:
+        click.echo(json.dumps([asdict(row) for row in rows]))
+    else:
+        compared.comparison(rows, Console())
     sys.exit(_CODES.get(overall(rows), ExitCode.PASSED))
 
 

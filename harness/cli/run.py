@@ -31,6 +31,7 @@ from torchaos.harness.cli.options import (
     JUNIT,
     OTEL,
     PATH,
+    QUIET,
     RATE,
     REPEAT,
     RUNS,
@@ -97,11 +98,12 @@ class Planned:
 @SET
 @ATTACH
 @CONSENT
+@QUIET
 def run(
     files: Sequence[Path], out: Path, seed: int | None, repeat: int | None, at_least: int | None, rate: float | None,
     confidence: float | None, junit_file: Path | None, json_file: Path | None, overrides: Sequence[str],
     attach: int | None, consent: Sequence[str], job_file: Path | None, summary: Path | None, otel: bool,
-    given: Sequence[str] = (),
+    quiet: bool, given: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Run scenarios against live jobs and judge them. FILES: scenario files, or names that `torchaos list scenarios`
     shows. Each scenario runs with its own job, or with your job: the COMMAND after `--`, or the job in the file of
@@ -122,7 +124,7 @@ def run(
         for one in runs:
             if interrupted.reason:
                 break
-            results.append(_run_one(one, console, interrupted, otel))
+            results.append(_run_one(one, console, interrupted, otel, quiet))
             write_reports([*results, *pending[len(results) :]], junit_file, json_file, series.judged(results))
     told = [*results, *pending[len(results) :]]
     summarize(told, summary)
@@ -211,13 +213,13 @@ def _apart(runs: Sequence[Planned]) -> list[Planned]:
     return found
 
 
-def _run_one(planned: Planned, console: Console, interrupted: Interrupt, otel: bool) -> Result:
+def _run_one(planned: Planned, console: Console, interrupted: Interrupt, otel: bool, quiet: bool) -> Result:
     again = [
         *mask_words(
             ["torchaos", "run", ready.shown(planned.source), "--seed", str(planned.plan.seed), *planned.options]
         )
     ]
-    watcher = partial(Live, console=console)
+    watcher = partial(Live, console=Console(stderr=True, quiet=quiet))
     scenario_run = ScenarioRun(planned.plan, planned.folder, planned.text, again, watcher)
     interrupted.ends(scenario_run)
     try:

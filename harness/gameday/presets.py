@@ -114,5 +114,5 @@ def _why_not(risk: Risk, day: GameDay) -> str:
         return f"{risk.inject} ends torchrun, and nobody starts it again; write job.resubmit"
     for name in sorted(injector.needs - {"links"}):
         if not (found := capabilities.check(name)).present:
-            return f"{risk.inject} needs {name}: {found.detail}"
+            return f"{risk.inject} needs {name} ({found.detail}), which is missing"
     return ""

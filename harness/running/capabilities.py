@@ -35,7 +35,8 @@ def check(name: str) -> Finding:
     """Checks a capability of this machine. Raises KeyError for an unknown name, which is a mistake in an injector."""
     wanted = CHECKS[name]
     found = wanted.find()
-    return Finding(name, found is not None, f"{wanted.used_for}; {found or 'missing'}", wanted.remedy)
+    detail = wanted.used_for if found is None else f"{wanted.used_for}; {found}"
+    return Finding(name, found is not None, detail, wanted.remedy)
 
 
 def _pidfd() -> str | None:

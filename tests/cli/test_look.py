@@ -65,4 +65,39 @@ def test_only_what_every_scenario_needs_is_a_failure(
     done = CliRunner().invoke(cli, ["doctor"])
     assert done.exit_code == code
     assert words in done.output
-    assert done.output.count("missing  ") == len(lacking)
+    assert done.output.partition("\n\n")[0].count("missing  ") == len(lacking)
+
+
+def test_doctor_has_a_line_for_each_family_of_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts the faults that this machine can inject, and names what the others lack; --json has the same."""
+    one = capabilities.check("proc")
+    monkeypatch.setattr(capabilities, "check", lambda name: replace(one, name=name, present=name != "fuse"))
+    lines = {line.split()[1]: line for line in CliRunner().invoke(cli, ["doctor"]).output.splitlines() if "  " in line}
+    assert " of " in lines["process"]
+    assert "lack" not in lines["process"]
+    assert lines["storage"].startswith("ok")
+    assert lines["storage"].endswith("lack fuse")
+    told = json.loads(CliRunner().invoke(cli, ["doctor", "--json"]).output)
+    assert told["faults"]["process"]["process.kill"] == []
+    assert told["faults"]["storage"]["storage.stall"] == ["fuse"]
+    assert [part["name"] for part in told["parts"] if not part["present"]] == ["fuse"]
+
+
+def test_json_is_a_flag_of_what_only_looks(tmp_path: Path) -> None:
+    """list, validate, explain and compare print JSON, with the same exit code."""
+    runs = Path(__file__).parents[1] / "data" / "runs"
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("scenario: bad\n")
+    asked = {
+        ("list", "assertions"): 0, ("validate", str(bad)): 3, ("explain", str(runs / "kill")): 0,
+        ("compare", str(runs / "kill"), str(runs / "kill-twice")): None,
+    }  # fmt: skip
+    told = {}
+    for words, code in asked.items():
+        done = CliRunner().invoke(cli, [*words, "--json"])
+        told[words[0]] = json.loads(done.output)
+        assert code in (None, done.exit_code)
+    assert "completed" in told["list"]["assertions"]
+    assert "job" in told["validate"][0]["mistakes"]
+    assert told["explain"]["title"].startswith("kill")
+    assert {row["change"] for row in told["compare"]} == {"new", "unclear"}

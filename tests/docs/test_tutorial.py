@@ -87,7 +87,7 @@ def test_from_beginning_to_end(torchaos: Torchaos, place: Path) -> None:
                 assert job is not None
                 words[-1] = str(job.pid)
             done = torchaos(*words[1:])
-            assert lacking(shown, done.stdout) == [], done.stdout + done.stderr
+            assert lacking(shown, done.stderr + done.stdout) == [], done.stdout + done.stderr
         assert job is not None
         assert job.poll() is None
     finally:

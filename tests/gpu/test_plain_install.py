@@ -24,7 +24,7 @@ import importlib.util
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "pynvml" else find(name, package)
 """
-SAYS = "this machine lacks pynvml (samples of the GPUs, and the health agent of the ready GPU scenarios; missing); pip install 'torchaos[gpu]'"
+SAYS = "this machine lacks pynvml (samples of the GPUs, and the health agent of the ready GPU scenarios); pip install 'torchaos[gpu]'"
 
 
 @pytest.fixture

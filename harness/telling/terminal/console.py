@@ -13,7 +13,7 @@ from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, 
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.terminal import timeline
-from torchaos.harness.telling.terminal.dryrun import catalogue, plan, ready_scenarios, warnings
+from torchaos.harness.telling.terminal.dryrun import catalogue, plan, ready_scenarios, summary_of, warnings
 from torchaos.harness.telling.terminal.pen import COLOURS, Pen
 from torchaos.harness.telling.terminal.text import (
     measured_in_words,
@@ -23,7 +23,7 @@ from torchaos.harness.telling.terminal.text import (
 )
 from torchaos.harness.telling.terminal.why import why
 
-__all__ = ["catalogue", "plan", "ready_scenarios", "show", "summary", "warnings"]
+__all__ = ["catalogue", "plan", "ready_scenarios", "show", "summary", "summary_of", "warnings"]
 
 _LABEL, _PART = 10, 15  # columns: a label such as "rollback"; the name of a part of a recovery
 _LONGEST_BAR, _LONGEST_NAME = 60, 28

@@ -76,14 +76,18 @@ def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None
     for group, named in groups.items():
         pen.heading(group.capitalize())
         for name, found in sorted(named.items()):
-            about = (inspect.getdoc(found) or "").partition("\n\n")[0]
-            pen.row([(pen.text(name, "bold"), 22)], pen.text(about), indent=3)
+            pen.row([(pen.text(name, "bold"), 22)], pen.text(summary_of(found)), indent=3)
             if group == "injectors" and found.consent:
                 pen.row([(Text(), 22)], pen.text(f"can hurt the host: needs the consent {found.consent}"), indent=3)
             own = parameters_of(found) if is_dataclass(found) else []
             if own:
                 pen.row([(Text(), 22)], pen.text(", ".join(map(_parameter, own)), "dim"), indent=3)
     pen.gap()
+
+
+def summary_of(plugin: object) -> str:
+    """The first paragraph of a plug-in's docstring."""
+    return (inspect.getdoc(plugin) or "").partition("\n\n")[0]
 
 
 def _rows(pen: Pen, rows: Mapping[str, str], indent: int = 3, width: int = _LABEL) -> None:

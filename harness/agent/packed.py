@@ -1,80 +1,118 @@
-"""The event of a usual step as a packed line: it is written in every step, and packing is faster than JSON.
+"""The event of a usual step as a packed line: it is written in every step, and is a third as long as JSON.
 
-    !SOURCE RANK ATTEMPT BASE64
+    #SOURCE RECORD            if SOURCE is rankR-aA-..., the name of the file of rank R in attempt A
+    #SOURCE=R,A RECORD        otherwise
 
-The base64 part is little-endian: the fixed part (_HEAD), the numbers of values that follow and the codes of the phases
-(the shape), the seconds of each phase, the losses, the learning rates, the digests of the samples (ROW bytes each), the
-indices (8 bytes each), and the CRC-32 of everything before it, including the text. So a damaged line is detected.
+The record is little-endian: flags, the phases (a bit for each), the numbers of losses, rates, samples and indices; the
+fixed part (_HEAD); which values are None (only if there are such); the microseconds in each phase, the losses, the
+learning rates, the digests of the samples (ROW bytes each), the indices (4 or 8 bytes each), and the CRC-32 of
+everything before it, including the text. So a damaged line is detected.
+
+No byte of the line but its last is a newline: after each 240 bytes of the record the next part begins, and each part
+begins with a byte with which all its bytes were XORed so that none of them is a newline.
+
 `wire.Event.from_line` reads it; a step that does not fit is written as JSON."""
 
 from __future__ import annotations
 
+import re
 import struct
-from binascii import a2b_base64, b2a_base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-MARK, _MARK_AS_TEXT = b"!", "!"
+from . import packed_text
+
+MARK = b"#"
 ROW = 6  # bytes of the digest of a sample
-# A record holds the index of a phase in this tuple, so only append.
+# A record holds a bit for the index of each phase in this tuple, so only append.
 PHASES = (
     "start", "data", "forward", "backward", "collective", "optimizer", "checkpoint_write", "checkpoint_written",
     "checkpoint_load",
 )  # fmt: skip
-# seq, wall_s, mono_s, step, opt_step, sched_step, skipped, and a bit for each loss and each rate that is None
-_HEAD = "<qddqqqbQ"
-SHAPE = struct.Struct("<BBBii")  # phases, losses, rates, samples, indices; -1: None
-_HEAD_SIZE = struct.calcsize(_HEAD)
-NONE = -(1 << 63)
-_BITS = 64
+# flags, phases, losses, rates, samples, indices
+SHAPE = struct.Struct("<BHBBHH")
+# Flags: the last two bits are `skipped` (2: None).
+SKIPPED, NONES, NO_SAMPLES, NO_INDICES, WIDE = 3, 4, 8, 16, 32
+_HEAD = "IddIii"  # seq, wall_s, mono_s, step, opt_step, sched_step
+NONE = -(1 << 31)  # for opt_step and sched_step
 CRC = 4
+PART = 240  # bytes; few enough that some byte with which they can be XORed leaves no newline
+_BITS = 64
 _NO_NUMBER = float("nan")
+_NAMED = re.compile(r"rank(0|[1-9]\d*)-a(0|[1-9]\d*)-")
+_NEWLINE = ord("\n")
 
 
 class Packer:
     """Makes the packed lines of one event file."""
 
     def __init__(self, source: str, rank: int, attempt: int) -> None:
-        self._prefix = MARK + f"{source} {rank} {attempt} ".encode()
+        named = _NAMED.match(source)
+        is_named = named is not None and (int(named[1]), int(named[2])) == (rank, attempt)
+        self._prefix = MARK + f"{source}{'' if is_named else f'={rank},{attempt}'} ".encode()
+        self._fits = source.isprintable() and not set(source) & {" ", "="}
         self._crc = crc32(self._prefix)
-        self._shapes: dict[tuple[Any, ...], tuple[Any, bytes]] = {}  # how to pack a record; its shape as bytes
+        self._shapes: dict[tuple[Any, ...], tuple[Any, Sequence[str], int, bytes]] = {}  # see `_learn`
+        self._wide = 0  # WIDE once an index had no place in 4 bytes
 
     def line(
         self, seq: int, wall_s: float, mono_s: float, step: int, losses: Sequence[float | None],
         lr: Sequence[float | None], opt_step: int | None, sched_step: int | None, skipped: bool | None,
         samples: bytes | None, indices: Sequence[int] | None, phases: Mapping[Any, float],
     ) -> bytes:  # fmt: skip
-        """The packed line. Raises struct.error or ValueError if the values do not fit into a packed line."""
-        shape = (
-            len(losses), len(lr), -1 if samples is None else len(samples), -1 if indices is None else len(indices),
-            *phases,
-        )  # fmt: skip
-        pack, as_bytes = self._shapes.get(shape) or self._learn(shape)
-        nones = 0
+        """The packed line. Raises struct.error, ValueError or OverflowError if the values do not fit into one."""
+        nones: tuple[int, ...] = ()
+        given = losses, lr
         if None in losses or None in lr:
-            nones, (losses, lr) = _without_none(losses, lr)
-        record = pack(
-            seq, wall_s, mono_s, step, NONE if opt_step is None else opt_step,
-            NONE if sched_step is None else sched_step, -1 if skipped is None else skipped, nones, as_bytes,
-            *phases.values(), *losses, *lr, samples or b"", *(indices or ()),
+            number, (losses, lr) = _without_none(losses, lr)
+            nones = (number,)
+        if opt_step == NONE or sched_step == NONE or not self._fits:
+            raise ValueError("no place for it")
+        shape = (
+            self._wide, len(losses), len(lr), -1 if samples is None else len(samples),
+            -1 if indices is None else len(indices), len(nones), *phases,
         )  # fmt: skip
-        return self._prefix + b2a_base64(record + crc32(record, self._crc).to_bytes(CRC, "little"))
+        pack, names, flags, rest = self._shapes.get(shape) or self._learn(shape)
+        # This runs in every step, so it makes few calls.
+        in_phases = []
+        for name in names:
+            in_phases.append(int(phases[name] * 1e6 + 0.5))
+        try:
+            record: bytes = pack(
+                flags | (2 if skipped is None else skipped), rest, seq, wall_s, mono_s, step,
+                NONE if opt_step is None else opt_step, NONE if sched_step is None else sched_step, *nones, *in_phases,
+                *losses, *lr, samples or b"", *(indices or ()),
+            )  # fmt: skip
+        except struct.error:
+            if self._wide or not indices or 0 <= min(indices) <= max(indices) < 1 << 32:
+                raise
+            self._wide = WIDE
+            return self.line(seq, wall_s, mono_s, step, *given, opt_step, sched_step, skipped, samples, indices, phases)
+        record += crc32(record, self._crc).to_bytes(CRC, "little")
+        if len(record) <= PART and b"\n" not in record:
+            return self._prefix + b"\0" + record + b"\n"
+        return self._prefix + _without_newlines(record) + b"\n"
 
-    def _learn(self, shape: tuple[Any, ...]) -> tuple[Any, bytes]:
-        losses, lr, samples, indices, *phases = shape
+    def _learn(self, shape: tuple[Any, ...]) -> tuple[Any, Sequence[str], int, bytes]:
+        """How to pack a record, its phases in order, its flags, and the rest of its shape as bytes."""
+        wide, losses, lr, samples, indices, nones, *phases = shape
         rows = samples if samples < 0 else samples // ROW
-        codes = bytes(map(PHASES.index, phases))
-        as_bytes = SHAPE.pack(len(phases), losses, lr, rows, indices) + codes
-        pack = struct.Struct(f"{_HEAD}{len(as_bytes)}s{_rest(len(codes), losses, lr, rows, indices)}").pack
+        flags = wide | (NONES if nones else 0) | (NO_SAMPLES if rows < 0 else 0) | (NO_INDICES if indices < 0 else 0)
+        places = sorted(map(PHASES.index, phases))
+        as_bytes = SHAPE.pack(flags, sum(1 << at for at in places), losses, lr, max(rows, 0), max(indices, 0))
+        layout = f"<B{SHAPE.size - 1}s{_layout(flags, len(places), losses, lr, rows, indices)}"
         if len(self._shapes) >= _BITS:  # the batches of this job have all kinds of sizes
             self._shapes.clear()
-        self._shapes[shape] = pack, as_bytes
-        return pack, as_bytes
+        learned = struct.Struct(layout).pack, [PHASES[at] for at in places], flags, as_bytes[1:]
+        self._shapes[shape] = learned
+        return learned
 
 
-def _rest(phases: int, losses: int, lr: int, rows: int, indices: int) -> str:
-    return f"{phases + losses + lr}d{ROW * max(rows, 0)}s{max(indices, 0)}q"
+def _layout(flags: int, phases: int, losses: int, lr: int, rows: int, indices: int) -> str:
+    nones = "Q" if flags & NONES else ""
+    index = "q" if flags & WIDE else "I"
+    return f"{_HEAD}{nones}{phases}I{losses + lr}d{ROW * max(rows, 0)}s{max(indices, 0)}{index}"
 
 
 def _without_none(losses: Sequence[float | None], lr: Sequence[float | None]) -> tuple[int, list[list[float]]]:
@@ -86,37 +124,72 @@ def _without_none(losses: Sequence[float | None], lr: Sequence[float | None]) ->
     return nones, [plain[: len(losses)], plain[len(losses) :]]
 
 
+_XORED = [bytes(byte ^ key for byte in range(256)) for key in range(256)]
+
+
+def _without_newlines(record: bytes) -> bytes:
+    parts = []
+    for at in range(0, len(record), PART):
+        part, key = record[at : at + PART], 0
+        if _NEWLINE in part:
+            key = next(key for key in range(1, 256) if key != _NEWLINE and key ^ _NEWLINE not in part)
+            part = part.translate(_XORED[key])
+        parts += [bytes((key,)), part]
+    return b"".join(parts)
+
+
+def _with_newlines(text: bytes) -> bytes:
+    parts = (text[at : at + PART + 1] for at in range(0, len(text), PART + 1))
+    return b"".join(part[1:].translate(_XORED[part[0]]) for part in parts)
+
+
 def is_packed(line: bytes | str) -> bool:
-    return line[:1] in (MARK, _MARK_AS_TEXT)
+    return line[:1] in (MARK, packed_text.MARK, "!")
 
 
 def unpack(line: bytes) -> dict[str, Any]:
     """The fields of the event in a packed line. Raises ValueError if the line is torn or damaged."""
-    text, _, coded = line.rpartition(b" ")
-    whole = a2b_base64(coded)
-    record, crc = whole[:-CRC], whole[-CRC:]
-    if crc32(record, crc32(text + b" ")).to_bytes(CRC, "little") != crc:
+    if line.startswith(packed_text.MARK):
+        return packed_text.unpack(line, PHASES, payload)
+    prefix, space, text = line.removesuffix(b"\n").partition(b" ")
+    record = _with_newlines(text)
+    if crc32(record[:-CRC], crc32(prefix + space)).to_bytes(CRC, "little") != record[-CRC:]:
         raise ValueError("torn or damaged: its check sum is another one")
     try:
-        source, rank, attempt = text.removeprefix(MARK).decode().split(" ")
-        return {"source": source, "rank": int(rank), "attempt": int(attempt), **_fields(record)}
+        source, rank, attempt = who(prefix)
+        return {"source": source, "rank": rank, "attempt": attempt, **_fields(record)}
     except (struct.error, IndexError) as error:
         raise ValueError(f"not a packed event: {error}") from error
 
 
+def who(prefix: bytes) -> tuple[str, int, int]:
+    """Source, rank and attempt of the lines that begin with this text, up to their first space. Raises ValueError."""
+    source, equals, numbers = prefix.removeprefix(MARK).decode().partition("=")
+    if equals:
+        rank, attempt = numbers.split(",")
+    elif named := _NAMED.match(source):
+        rank, attempt = named.groups()
+    else:
+        raise ValueError("torn or damaged: no rank and attempt")
+    return source, int(rank), int(attempt)
+
+
 def _fields(record: bytes) -> dict[str, Any]:
-    seq, wall_s, mono_s, step, opt_step, sched_step, skipped, nones = struct.unpack_from(_HEAD, record)
-    in_phases, losses, lr, rows, in_indices = SHAPE.unpack_from(record, _HEAD_SIZE)
-    at = _HEAD_SIZE + SHAPE.size
-    names = [PHASES[code] for code in record[at : at + in_phases]]
-    numbers = struct.unpack("<" + _rest(in_phases, losses, lr, rows, in_indices), record[at + in_phases :])
-    end = in_phases + losses + lr
-    rates = [None if nones >> place & 1 else value for place, value in enumerate(numbers[in_phases:end])]
+    flags, which, losses, lr, rows, in_indices = SHAPE.unpack_from(record)
+    names = [name for at, name in enumerate(PHASES) if which >> at & 1]
+    layout = struct.Struct("<" + _layout(flags, len(names), losses, lr, rows, in_indices))
+    if layout.size != len(record) - SHAPE.size - CRC or which >> len(PHASES):
+        raise ValueError("not a packed event: its length is another one")
+    seq, wall_s, mono_s, step, opt_step, sched_step, *numbers = layout.unpack_from(record, SHAPE.size)
+    nones = numbers.pop(0) if flags & NONES else 0
+    in_phases, numbers = numbers[: len(names)], numbers[len(names) :]
+    end = losses + lr
+    rates = [None if nones >> place & 1 else value for place, value in enumerate(numbers[:end])]
     data = payload(
         rates[:losses], rates[losses:], None if opt_step == NONE else opt_step,
-        None if sched_step == NONE else sched_step, None if skipped < 0 else bool(skipped),
-        None if rows < 0 else numbers[end], None if in_indices < 0 else numbers[end + 1 :],
-        dict(zip(names, numbers, strict=False)),
+        None if sched_step == NONE else sched_step, (False, True, None, None)[flags & SKIPPED],
+        None if flags & NO_SAMPLES else numbers[end], None if flags & NO_INDICES else numbers[end + 1 :],
+        {name: each / 1e6 for name, each in zip(names, in_phases, strict=True)},
     )  # fmt: skip
     return {"seq": seq, "wall_s": wall_s, "mono_s": mono_s, "step": step, "data": data}
 

@@ -119,7 +119,8 @@ class Rank:
         return Ran(process.returncode or 0, output, self.read())
 
     def read(self) -> list[Any]:
-        lines = [line for path in (self.folder / "events").glob("*.jsonl") for line in path.read_bytes().splitlines()]
+        files = (path.read_bytes() for path in (self.folder / "events").glob("*.jsonl"))
+        lines = [line for text in files for line in text.split(b"\n") if line]
         return sorted((wire.Event.from_line(line) for line in lines), key=lambda event: (event.mono_s, event.seq))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import struct
@@ -51,7 +52,7 @@ def _lines(folder: Path) -> list[bytes]:
         if step == 3:
             file.emit(Kind.NOTE, {"text": "among them"})
     file.close()
-    return (folder / "rank1.jsonl").read_bytes().splitlines(keepends=True)
+    return io.BytesIO((folder / "rank1.jsonl").read_bytes()).readlines()
 
 
 def _in_blocks(lines: list[bytes]) -> Iterator[Event]:

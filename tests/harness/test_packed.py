@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from torchaos.harness.agent.wire import Event, EventFile, Kind, Phase
 from torchaos.harness.record.events.gaps import Gaps
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.events.payloads import read
+from torchaos.harness.record.steps.blocks import blocks_of
 
 USUAL: dict[str, Any] = {
     "losses": [0.1 + 0.2], "lr": [1e-3], "opt_step": 7, "sched_step": 6, "skipped": False, "samples": bytes(range(12)),
@@ -31,7 +33,7 @@ def file(tmp_path: Path) -> EventFile:
 
 
 def lines(folder: Path) -> list[bytes]:
-    return (folder / "rank1.jsonl").read_bytes().splitlines(keepends=True)
+    return io.BytesIO((folder / "rank1.jsonl").read_bytes()).readlines()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_same_as_json(file: EventFile, tmp_path: Path, other: dict[str, Any]) ->
     event = read(line)
     assert (event.kind, event.source, event.seq, event.step) == (Kind.STEP, "rank1-a2-p3", 0, 41)
     assert (event.rank, event.attempt) == (1, 2)
-    assert read(event.to_line()) == event == read(line.decode().rstrip())
+    assert read(event.to_line()) == event == read(line.removesuffix(b"\n"))
     assert event.data == json.loads(json.dumps(packed.payload(**given)))
 
 
@@ -102,7 +104,7 @@ def test_damaged_line_is_never_another_event(file: EventFile, tmp_path: Path) ->
     draw, whole = Random(0), lines(tmp_path)
     true, refused = [read(line) for line in whole], 0
     for _ in range(5000):
-        for part in damaged(draw.choice(whole), draw).splitlines():
+        for part in damaged(draw.choice(whole), draw).split(b"\n"):
             try:
                 event = read(part)
             except ValueError:
@@ -118,7 +120,7 @@ def test_journal_says_what_is_torn_and_what_is_damaged(file: EventFile, tmp_path
     for step in range(1, 9):
         file.emit_step(step, **USUAL)
     whole = lines(tmp_path)
-    hurt = whole[2].replace(b"A", b"B", 1)
+    hurt = whole[2][:-2] + (b"a" if whole[2][-2:-1] != b"a" else b"b") + b"\n"
     (tmp_path / "rank1.jsonl").write_bytes(b"".join([*whole[:2], hurt, *whole[3:7], whole[7][:40]]))
     problems: list[str] = []
     gaps = Gaps()
@@ -149,3 +151,61 @@ for step in range(1, 10**9):
     steps = [event.step for event in read_events(tmp_path)]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) >= max(said_last, default=200)
+
+
+# A step in the format before this one.
+EARLIER = (
+    b"!rank1-a2-p3 1 2 BQAAAAAAAAAAAACAdNLaQQAAAAAAAClAKQAAAAAAAAAHAAAAAAAAAAYAAAAAAAAAAAIAAAAAAAAAAgIBAgA"
+    b"AAAIAAAABAwAAAAAAANA//Knx0k1iID80MzMzMzPTPwAAAAAAAPh//Knx0k1iUD8AAQIDBAUGBwgJCgsDAAAAAAAAAPz////////"
+    b"/zWPiiQ==\n"
+)
+
+
+def test_earlier_journals_are_read(file: EventFile, tmp_path: Path) -> None:
+    """A packed line of an earlier version is the event that it was, also among lines of this version."""
+    file.emit_step(1, **USUAL)
+    with open(tmp_path / "rank1.jsonl", "ab") as earlier:
+        earlier.write(EARLIER)
+    event = read(EARLIER)
+    assert (event.source, event.rank, event.attempt, event.seq, event.step) == ("rank1-a2-p3", 1, 2, 5, 41)
+    assert (event.wall_s, event.mono_s) == (1.8e9, 12.5)
+    assert event.data == {
+        "losses": [0.1 + 0.2, None], "lr": [1e-3], "opt_step": 7, "sched_step": 6, "skipped": False,
+        "samples": ["000102030405", "060708090a0b"], "indices": [3, -4], "phases": {"data": 0.25, "backward": 1.25e-4},
+    }  # fmt: skip
+    assert read(EARLIER.decode()) == event
+    assert event in read_events(tmp_path)
+    for end in range(len(EARLIER) - 1):
+        with pytest.raises(ValueError, match=r"torn|padding|base64|Expecting|not a packed"):
+            read(EARLIER[:end])
+
+
+def test_lines_hold_no_newline_but_at_their_end(file: EventFile, tmp_path: Path) -> None:
+    """Whatever the bytes of a step are, its line is one line: in 2,000 steps of random digests, indices and sizes."""
+    draw, given = Random(0), []
+    for step in range(2000):
+        size = draw.choice((0, 1, 7, 39, 300))
+        digests, indices = draw.randbytes(packed.ROW * size), tuple(draw.randrange(2**32) for _ in range(size))
+        given.append((step, packed.in_hex(digests), list(indices)))
+        file.emit_step(step, **{**USUAL, "samples": digests, "indices": indices, "losses": [draw.random()]})
+    events = [read(line) for line in lines(tmp_path)]
+    assert [(event.step, event.data["samples"], event.data["indices"]) for event in events] == given
+    assert all(line.startswith(packed.MARK) for line in lines(tmp_path))
+
+
+@pytest.mark.parametrize("source", ["rank1-a2-p3", "rank1-a3-p3", "rank1", "node1-rank1-a2-p3", "rank01-a2-p3"])
+def test_rank_and_attempt_of_any_source(source: str, tmp_path: Path) -> None:
+    """They are read from the name of the source only if they are its numbers."""
+    file = EventFile(tmp_path / "rank1.jsonl", source, 1, 2)
+    file.emit_step(1, **USUAL)
+    (line,) = lines(tmp_path)
+    assert line.startswith(packed.MARK)
+    assert (read(line).source, read(line).rank, read(line).attempt) == (source, 1, 2)
+    assert [(block.source, block.rank, block.attempt) for block in blocks_of([line])[0]] == [(source, 1, 2)]
+
+
+@pytest.mark.parametrize("source", ["a b", "a=b", "a\nb"])
+def test_source_that_does_not_fit(source: str, tmp_path: Path) -> None:
+    """Its steps are lines of JSON."""
+    EventFile(tmp_path / "rank1.jsonl", source, 1, 2).emit_step(1, **USUAL)
+    assert [read(line).source for line in lines(tmp_path)] == [source]

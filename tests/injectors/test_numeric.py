@@ -65,7 +65,7 @@ def run(folder: Path, faults: tuple[str, ...]) -> list[Event]:
     env.pop(wire.ENV_ARMED, None)
     done = subprocess.run([sys.executable, "-c", TRAINER], env=env, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
-    lines = [line for path in (folder / "events").glob("*.jsonl") for line in path.read_bytes().splitlines()]
+    lines = [line for path in (folder / "events").glob("*.jsonl") for line in path.read_bytes().split(b"\n") if line]
     return sorted((Event.from_line(line) for line in lines), key=lambda event: event.seq)
 
 

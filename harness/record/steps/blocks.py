@@ -5,7 +5,6 @@ when they are needed."""
 from __future__ import annotations
 
 import os
-from binascii import Error, a2b_base64
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,6 @@ from torchaos.harness.record.steps import samples
 
 Array = npt.NDArray[Any]
 
-_LONGEST_S = 2**31 / 1e6  # of a phase
 _TIME_END = 2.0**62  # as in events/payloads.py
 _BITS = 64
 
@@ -37,6 +35,7 @@ class Block:
     phases: tuple[str, ...]
     in_samples: int  # samples of each step; -1: not seen
     in_indices: int
+    layout: np.dtype[Any] = field(repr=False)  # of a record, see _layout
     # A row for each step. As in packed._HEAD: "seq", "mono_s", "step", "opt_step", "sched_step", "nones" (without it,
     # all losses were seen); "losses", "lr"; numbers for the samples: "samples", "samples_sum" (see samples.py);
     # seconds in all phases and in saving: "took_s", "saving_s". What is not there is 0.
@@ -81,13 +80,10 @@ class Block:
         return found
 
     def again(self) -> Array:
-        """All fields of the lines, read again; see _wire."""
+        """All fields of the lines, read again; see _layout."""
         lines = list(self.lines)
-        start = lines[0].rindex(b" ") + 1
-        decoded = [np.frombuffer(a2b_base64(line[start:]), np.uint8) for line in lines]
-        losses, lr = (self.own[name].shape[1] for name in ("losses", "lr"))
-        wire = _wire(len(self.phases), losses, lr, self.in_samples, self.in_indices)
-        found: Array = np.stack(decoded).view(wire)[:, 0]
+        text = np.frombuffer(b"".join(lines), np.uint8).reshape(len(lines), len(lines[0]))
+        found: Array = _records(text, lines[0].index(b" ") + 1).view(self.layout)[:, 0]
         return found
 
 
@@ -157,104 +153,92 @@ class _Lines:
 
     def blocks(self) -> Iterator[tuple[Block, Array]]:
         """Yields blocks without their lines, and the places of their lines."""
-        prefix, _, coded = self._first.rpartition(b" ")
-        prefix += b" "
+        text, space, coded = self._first.partition(b" ")
         try:
-            source, rank, attempt = prefix.removeprefix(packed.MARK).decode().rstrip(" ").split(" ")
-            who = source, int(rank), int(attempt)
+            source, rank, attempt = packed.who(text)
         except ValueError:
             return
-        if (
-            not coded.endswith(b"\n")
-            or len(coded) < _SHORTEST
-            or (len(coded) - 1) % 4
-            or not 0 <= min(who[1:]) <= max(who[1:]) < 2**63
-        ):
+        if len(coded) < _SHORTEST or not 0 <= min(rank, attempt) <= max(rank, attempt) < 2**63:
             return
-        records = self._records(prefix, len(coded) - 1 - coded.count(b"="))
-        if records is None:
-            return
-        while len(rows := np.flatnonzero(self.left & self._whole)):
-            first = records[rows[0]]
-            shape = packed.SHAPE.unpack(first[_HEAD.itemsize :][: packed.SHAPE.size])
-            in_phases, losses, _lr, in_samples, in_indices = shape
-            head = _HEAD.itemsize + packed.SHAPE.size + in_phases
-            wire = _wire(*shape)
-            self._whole[rows[0]] = False  # so that the loop ends
-            if wire.itemsize != records.shape[1]:
+        prefix = text + space
+        records = _records(self._text, len(prefix))
+        whole = self._whole(prefix, records)
+        while len(rows := np.flatnonzero(self.left & whole)):
+            first = records[rows[0], : packed.SHAPE.size]
+            flags, which, losses, lr, in_samples, in_indices = packed.SHAPE.unpack(first.tobytes())
+            layout = _layout(flags, which, losses, lr, in_samples, in_indices)
+            whole[rows[0]] = False  # so that the loop ends
+            if layout.itemsize != records.shape[1] or which >> len(packed.PHASES):
                 continue
-            same = rows[(records[rows, _HEAD.itemsize : head] == first[_HEAD.itemsize : head]).all(1)]
-            found = records[same].view(wire)[:, 0]
+            shapes = records[rows, : packed.SHAPE.size] | _ANY_SKIPPED
+            same = rows[(shapes == first | _ANY_SKIPPED).all(1)]
+            whole[same] = False
+            found = records[same].view(layout)[:, 0]
             fits = _fits(found, losses)
-            codes = first[head - in_phases : head].tolist()
-            if max(codes, default=0) >= len(packed.PHASES) or len(set(codes)) < len(codes):
-                fits[:] = False
-            self._whole[same] = False
             self.left[same[fits]] = False
             if fits.any():
-                phases = tuple(packed.PHASES[code] for code in codes)
-                yield Block(*who, phases, in_samples, in_indices, _columns(found[fits], phases), ()), same[fits]
+                phases = tuple(name for at, name in enumerate(packed.PHASES) if which >> at & 1)
+                in_samples = -1 if flags & packed.NO_SAMPLES else in_samples
+                in_indices = -1 if flags & packed.NO_INDICES else in_indices
+                own = _columns(found[fits], phases)
+                yield Block(source, rank, attempt, phases, in_samples, in_indices, layout, own, ()), same[fits]
 
-    def _records(self, prefix: bytes, coded: int) -> Array | None:
-        """The decoded records, a row for each line. Sets `_whole`: for each line, whether its check sum is right."""
-        text = self._text[:, len(prefix) : -1].copy()
-        whole = (text[:, coded:] == ord("=")).all(1)  # at most two places; a `=` elsewhere makes the length wrong
-        text[:, coded:] = ord("A")
-        try:
-            decoded = a2b_base64(text.tobytes())
-        except Error:
-            return None
-        stride, size = text.shape[1] // 4 * 3, coded * 3 // 4
-        if len(decoded) != len(text) * stride:
-            return None
-        seed, body, view = crc32(prefix), size - packed.CRC, memoryview(decoded)
-        sums = np.array([crc32(view[at : at + body], seed) for at in range(0, len(decoded), stride)], "<u4")
-        records = np.frombuffer(decoded, np.uint8).reshape(len(text), stride)[:, :size]
-        stored = np.ascontiguousarray(records[:, body:]).view("<u4")[:, 0]
-        usual = (self._text[:, : len(prefix)] == self._text[0, : len(prefix)]).all(1) & (self._text[:, -1] == ord("\n"))
-        self._whole = usual & whole & (stored == sums)
-        return records
+    def _whole(self, prefix: bytes, records: Array) -> Array:
+        """For each line, whether it has this prefix, and its check sum is right."""
+        usual: Array = (self._text[:, : len(prefix)] == self._text[0, : len(prefix)]).all(1)
+        usual &= self._text[:, -1] == ord("\n")
+        seed, size, view = crc32(prefix), records.shape[1], memoryview(records.tobytes())
+        ends = range(size - packed.CRC, len(view), size)
+        sums = np.array([crc32(view[end - size + packed.CRC : end], seed) for end in ends], "<u4")
+        stored = np.ascontiguousarray(records[:, -packed.CRC :]).view("<u4")[:, 0]
+        return np.asarray(usual & (stored == sums))
 
 
-_HEAD = np.dtype([
-    ("seq", "<i8"), ("wall_s", "<f8"), ("mono_s", "<f8"), ("step", "<i8"), ("opt_step", "<i8"), ("sched_step", "<i8"),
-    ("skipped", "i1"), ("nones", "<u8"),
-])  # fmt: skip
+def _records(text: Array, prefix: int) -> Array:
+    """The records in lines of equal length, a row for each line. `prefix`: bytes before the record."""
+    coded, step = text[:, prefix:-1], packed.PART + 1
+    parts = [coded[:, at + 1 : at + step] ^ coded[:, at : at + 1] for at in range(0, coded.shape[1], step)]
+    return np.concatenate(parts, axis=1)
 
 
-_SHORTEST = (_HEAD.itemsize + packed.SHAPE.size + packed.CRC) * 4 // 3  # digits of a record
+_ANY_SKIPPED = np.array([packed.SKIPPED, *[0] * (packed.SHAPE.size - 1)], np.uint8)
 
 
-def _wire(phases: int, losses: int, lr: int, samples: int, indices: int) -> np.dtype[Any]:
-    """The fields of a record; see packed.py."""
+def _layout(flags: int, which: int, losses: int, lr: int, samples: int, indices: int) -> np.dtype[Any]:
+    """The fields of a record; see packed.py. The arguments are its shape."""
     return np.dtype([
-        *_HEAD.descr, ("shape", f"V{packed.SHAPE.size + phases}"), ("phases", "<f8", (phases,)),
-        ("losses", "<f8", (losses,)), ("lr", "<f8", (lr,)), ("samples", "u1", (max(samples, 0) * packed.ROW,)),
-        ("indices", "<i8", (max(indices, 0),)), ("crc", "<u4"),
+        ("flags", "u1"), ("shape", f"V{packed.SHAPE.size - 1}"), ("seq", "<u4"), ("wall_s", "<f8"), ("mono_s", "<f8"),
+        ("step", "<u4"), ("opt_step", "<i4"), ("sched_step", "<i4"), *([("nones", "<u8")] * bool(flags & packed.NONES)),
+        ("phases", "<u4", (which.bit_count(),)), ("losses", "<f8", (losses,)), ("lr", "<f8", (lr,)),
+        ("samples", "u1", (samples * packed.ROW,)), ("indices", "<i8" if flags & packed.WIDE else "<u4", (indices,)),
+        ("crc", "<u4"),
     ])  # fmt: skip
 
 
+_SHORTEST = 2 + _layout(0, 0, 0, 0, 0, 0).itemsize  # bytes of a record, with the byte before it and the newline
+
+
 def _fits(found: Array, losses: int) -> Array:
-    """For each step, whether it fits into a block: all its values are accepted by events/payloads.py, it has all rates,
-    and its phases are kept in microseconds."""
-    right = (found["seq"] >= 0) & (found["step"] >= 0)
-    if losses < _BITS:
+    """For each step, whether it fits into a block: all its values are accepted by events/payloads.py, and it has all
+    rates."""
+    right = np.ones(len(found), bool)
+    if "nones" in (found.dtype.names or ()) and losses < _BITS:
         right &= found["nones"] >> np.uint64(losses) == 0
     for name in ("wall_s", "mono_s"):
         right &= (found[name] >= 0) & (found[name] < _TIME_END)
-    return right & ((found["phases"] >= 0) & (found["phases"] < _LONGEST_S)).all(1)
+    return right
 
 
 def _columns(found: Array, phases: Sequence[str]) -> dict[str, Array]:
     own = {name: _narrow(found[name]) for name in ("seq", "step", "opt_step", "sched_step")}
     own |= {name: np.ascontiguousarray(found[name]) for name in ("mono_s", "losses", "lr")}
-    if found["nones"].any():
+    if "nones" in (found.dtype.names or ()):
         own["nones"] = np.ascontiguousarray(found["nones"])
     digests = samples.of_bytes(found["samples"])
     if digests.size:
         own["samples"], own["samples_sum"] = samples.in_order(digests), samples.in_any_order(digests)
     own["took_s"] = np.zeros(len(found))
-    for phase, took_s in zip(phases, _rounded(found["phases"]).T, strict=True):
+    for phase, took_s in zip(phases, (found["phases"] / 1e6).T, strict=True):
         own["took_s"] = own["took_s"] + took_s  # in order, as `sum` does
         if phase == Phase.CHECKPOINT_WRITE.value:
             own["saving_s"] = np.ascontiguousarray(took_s)
@@ -264,16 +248,6 @@ def _columns(found: Array, phases: Sequence[str]) -> dict[str, Array]:
 def _narrow(values: Array) -> Array:
     small = not values.size or -(2**31) <= values.min() <= values.max() < 2**31
     return values.astype(np.int32 if small else np.int64)
-
-
-def _rounded(seconds: Array) -> Array:
-    """Microseconds as packed.py rounds them: it takes the nearest decimal number, and the product alone may differ from
-    that."""
-    exact = seconds * 1e6
-    rounded = np.rint(exact)
-    for at in np.argwhere(np.abs(np.abs(exact - rounded) - 0.5) < 1e-6):
-        rounded[tuple(at)] = round(round(float(seconds[tuple(at)]), 6) * 1e6)
-    return rounded / 1e6
 
 
 def in_order(blocks: Iterable[Block]) -> Iterator[tuple[Block, int]]:

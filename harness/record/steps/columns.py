@@ -129,7 +129,7 @@ class Columns:
                     if indices := part.steps[row - start].indices:
                         yield np.array([row]), samples.as_indices([indices])
             elif len(own) and part.in_indices > 0:
-                yield own, part.again()["indices"][own - start]
+                yield own, part.again()["indices"][own - start].astype(np.int64)
 
     def loose(self) -> Array:
         """The rows of the steps that are objects."""

@@ -245,14 +245,14 @@ class PackedTarget(Target):
                 given = {key: event.data[key] for key in FIELDS[Kind.STEP]}
                 file.emit_step(event.step or 0, **{**given, "samples": digests})
         file.close()
-        self._lines = (self.folder / "packed.jsonl").read_bytes().splitlines(keepends=True)
+        self._lines = io.BytesIO((self.folder / "packed.jsonl").read_bytes()).readlines()
         self._events = [payloads.read(line) for line in self._lines]
 
     def bases(self) -> Sequence[bytes]:
         return [*inputs.regressions(self.name), *self._lines]
 
     def feed(self, raw: bytes) -> None:
-        for line in raw.splitlines():
+        for line in raw.split(b"\n"):
             try:
                 event = payloads.read(line)
             except (ValueError, RecursionError):

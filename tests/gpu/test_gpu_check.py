@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from waiting import wait_until
 
 from torchaos.harness.machine.native import compiler
 from torchaos.harness.scenario.loader import load
@@ -109,3 +110,27 @@ def test_a_row_that_is_not_over_in_time_failed(tmp_path: Path) -> None:
     assert (slow["result"], slow["found"]) == ("fail", "not over after 2 s; last line: waiting")
     dies = check["run"]("dies", 60.0, {}, tmp_path)
     assert (dies["result"], dies["found"]) == ("fail", "it ended by signal 6; last line: so far")
+
+
+STOPPED = """
+import runpy, sys
+from pathlib import Path
+check = runpy.run_path(sys.argv[1])["main"].__globals__
+check.update(ROWS={"slow": 600}, FOLDER=Path(sys.argv[2]), facts=lambda env: [])
+sys.argv[1:] = ["--keep", sys.argv[2]]
+sys.exit(check["main"]())
+"""
+
+
+def test_a_check_that_is_stopped_ends_its_row(tmp_path: Path) -> None:
+    """A call of limited time is stopped by SIGTERM. The row would run on, and disturb the next call."""
+    note = tmp_path / "pid"
+    (tmp_path / "slow.py").write_text(
+        f"import os, time\nopen({str(note)!r} + '.new', 'w').write(str(os.getpid()))\n"
+        f"os.rename({str(note)!r} + '.new', {str(note)!r})\ntime.sleep(600)\n"
+    )
+    check = subprocess.Popen([sys.executable, "-c", STOPPED, str(PROGRAM), str(tmp_path)])
+    wait_until(note.exists, timeout_s=150)
+    check.terminate()
+    assert check.wait(60) == 143
+    wait_until(lambda: not Path(f"/proc/{note.read_text()}").exists())

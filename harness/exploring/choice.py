@@ -10,11 +10,13 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring.operations import Recording
 from torchaos.harness.exploring.states import node_death, power_loss, process_death
 from torchaos.harness.exploring.states.choose import choose
+from torchaos.harness.exploring.states.cuts import most_of
 from torchaos.harness.exploring.states.persistence import Persistence
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.record.plan import Plan, PlannedJob
 
 Nodes = Mapping[int, int]  # the node of each rank
+LONG = 1000  # operations; of more, not every moment of a loss of power is examined
 
 
 def _power_loss(recording: Recording, _nodes: Nodes, persistence: Persistence) -> Iterator[State]:
@@ -68,4 +70,7 @@ def chosen(recording: Recording, models: Sequence[str], nodes: Nodes, most: int 
     """At most `most` states with different contents of the folder. The seed reproduces the choice."""
     found = choose((state for model in models for state in MODELS[model](recording, nodes)), most, seed)
     states = [state for group in found.equal for state in {each.model: each for each in reversed(group)}.values()]
-    return Choice(tuple(states), found.there_are, found.in_words)
+    words, operations = found.in_words, len(recording.operations)
+    if operations > LONG or found.there_are >= most_of(recording) // 2:
+        words += f". There may be more: the run made {operations} operations, and not every moment was examined"
+    return Choice(tuple(states), found.there_are, words)

@@ -11,8 +11,9 @@ import pytest
 from saves import Disk, contents, play, table
 
 from torchaos.harness.exploring.blobs import Blobs
+from torchaos.harness.exploring.choice import chosen
 from torchaos.harness.exploring.operations import Recording
-from torchaos.harness.exploring.states import process_death
+from torchaos.harness.exploring.states import cuts, process_death
 from torchaos.harness.exploring.states.cuts import Cuts
 from torchaos.harness.exploring.states.world import World
 
@@ -170,3 +171,23 @@ def test_ranks_that_differ_are_kept_apart(blobs: Blobs) -> None:
     assert groups(more=False, waits=False) == 3 * math.comb(5, 3)  # of the marker, and of 3 equal shards in 3 states
     assert groups(more=True, waits=False) == 3 * math.comb(4, 2) * 5
     assert groups(more=False, waits=True) == 3 * math.comb(4, 2) + 2 * math.comb(4, 2)
+
+
+def test_a_job_that_writes_without_a_break(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks write a file again and again, and could die in very many combinations: a bounded number is built, half
+    of them moments that the run had, and the sentence says that there may be more."""
+    monkeypatch.setattr(cuts, "COMBINATIONS", 20_000)
+    monkeypatch.setattr(cuts, "WORK", 0)
+    disk = Disk(blobs)
+    for number in range(200):
+        for rank in (0, 1):
+            disk.rank(rank).save(f"beat-{rank}", b"%d" % number)
+    recording = disk.recording()
+    found = Cuts(recording)
+    assert found.drawn
+    assert 250 <= len(found.classes) <= cuts.most_of(recording) == 500
+    assert sum(bool(moment.seen) for moment in found.classes) >= 250
+    for model in ("process-death", "power-loss-ext4-ordered"):
+        choice = chosen(recording, [model], {}, 10, 0)
+        assert len(choice.states) == 10
+        assert "There may be more: the run made 1598 operations" in choice.in_words

@@ -8,12 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.exploring.goal import Goal
+from torchaos.harness.exploring.outcomes import Class
+from torchaos.harness.exploring.warm import resumes
 from torchaos.harness.exploring.warm.forked import Forked
 from torchaos.harness.exploring.warm.parents import Parent
 from torchaos.harness.exploring.warm.rank import RankCommand
@@ -183,3 +187,32 @@ def test_a_rank_that_is_no_python_is_refused() -> None:
         with pytest.raises(ValueError, match="no Python script"):
             RankCommand.of(process.pid)
         process.kill()
+
+
+def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal during the comparison of the two ways ends the warm resume in the middle. Ranks can still be forked."""
+    right = SimpleNamespace(kind=Class.RIGHT)
+
+    class Cold:
+        patience_s, on_event = 60.0, staticmethod(lambda event: None)
+
+        def __call__(self, _state: object) -> object:
+            self.on_event(Event(Kind.RANK_UP, "harness", 0, 0.0, 0.0, rank=0, data={"pid": os.getpid()}))
+            return right, None
+
+    def resume(_state: object) -> object:
+        warm.stop("SIGINT")
+        return right, SimpleNamespace()
+
+    monkeypatch.setattr(resumes, "Parent", lambda *_: SimpleNamespace(imports=lambda _names: "", close=lambda: None))
+    monkeypatch.setattr(
+        resumes, "difference", lambda _cold, _warm: "a warm resume made none of the steps of a cold one"
+    )
+    trials: Any = SimpleNamespace(plan=SimpleNamespace(job=SimpleNamespace(world_size=1)))
+    cold: Any = Cold()
+    warm = resumes.Warm(trials, cold, 3, tmp_path)
+    monkeypatch.setattr(warm, "_learned", lambda _state: [])
+    monkeypatch.setattr(warm, "_resume", resume)
+    state: Any = None
+    assert warm(state) is right
+    assert "could not be forked" not in warm.in_words

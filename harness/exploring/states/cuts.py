@@ -16,6 +16,13 @@ from torchaos.harness.exploring.tree import Tree
 
 Stands = tuple[int, ...]  # the index of the stand of each line
 MOST = 50_000  # the most combinations of stands that are examined for one number of operations; of more, some are drawn
+COMBINATIONS = 500_000  # likewise, for all numbers of operations together
+WORK = 20_000_000  # to build one state, all operations are looked at: the most looks for all states together
+
+
+def most_of(recording: Recording) -> int:
+    """The most states of a recording that are built. A job that writes without a break could die in far more."""
+    return max(500, WORK // max(1, len(recording.operations)))
 
 
 @dataclass
@@ -91,18 +98,26 @@ class Cuts:
                 line.stands[index].moments for line, index in zip(self.lines, stands, strict=True)
             )
             classes.setdefault(self._key(stands), Moment(stands, [], None))
-        return sorted(classes.values(), key=lambda moment: (sum(moment.stands), moment.stands))
+        found, most = list(classes.values()), most_of(self.recording)
+        if len(found) > most:
+            self.drawn = True
+            seen = [moment for moment in found if moment.seen]
+            found = self._draw.sample(seen, min(len(seen), most // 2)) + self._draw.sample(found, most // 2)
+            found = list({id(moment): moment for moment in found}.values())
+        return sorted(found, key=lambda moment: (sum(moment.stands), moment.stands))
 
     def _all(self) -> Iterator[Stands]:
         """All combinations of stands that can occur together. Of combinations that differ only by which rank is which,
         only one."""
         level = {(0,) * len(self.lines)}
+        levels = sum(len(line.stands) for line in self.lines)
+        most = min(MOST, max(20, COMBINATIONS // max(1, levels)))
         while level:
             yield from sorted(level)
             following = {self._sorted(after) for stands in level for after in self._after(stands)}
-            if len(following) > MOST:
+            if len(following) > most:
                 self.drawn = True
-                following = set(self._draw.sample(sorted(following), MOST))
+                following = set(self._draw.sample(sorted(following), most))
             level = following
 
     def _after(self, stands: Stands) -> Iterator[Stands]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.exploring.operations import Kind, Operation, Recording
-from torchaos.harness.exploring.states.cuts import Cuts
+from torchaos.harness.exploring.states.cuts import Cuts, most_of
 from torchaos.harness.exploring.states.persistence import Persistence, Unsure, unsure
 from torchaos.harness.exploring.states.state import State, joined
 from torchaos.harness.exploring.states.world import Effect, World, changed
@@ -21,6 +21,7 @@ from torchaos.harness.exploring.tree import Content, Tree
 
 FEW = 64  # at most this many combinations are all built
 UNSEEN = 100  # classes of moments
+TREES = 20  # for each moment, about so many trees are built
 RECENT = 8  # the number of latest changes that are lost one by one; earlier changes are only lost together
 _PAGE, _SECTOR = 4096, 512  # bytes
 
@@ -94,12 +95,13 @@ def _moments(cuts: Cuts) -> Iterator[tuple[Sequence[Effect], list[tuple[float, f
     """Yields the effects before each moment, (begin, end) of its times, and whether to examine losses. Between two
     writes to one file, losses are not examined."""
     operations, since = cuts.recording.operations, cuts.recording.began_s
+    every = 1 + TREES * len(operations) // most_of(cuts.recording)  # more than 1 if there are too many moments
     for done in range(len(operations) + 1):
         following = operations[done] if done < len(operations) else None
         until = cuts.recording.ended_s if following is None else max(since, following.ended_s)
         last = operations[done - 1] if done else None
         between = last and following and last.kind is following.kind is Kind.WRITE and last.file == following.file
-        if not between:
+        if not between and (done % every == 0 or following is None):
             yield cuts.world.effects[:done], [(since, until)], True
             since = until
     for moment in cuts.classes:

@@ -104,8 +104,9 @@ class Warm:
             return outcome
         self._parent = Parent(self._ranks[0], self._run_id, self._home / "warm.log")
         self._off = self._parent.imports(self._learned(state))
-        if not self._off:
-            self._off = difference(cold, self._resume(state)[1])
+        warm = self._resume(state)[1] if not self._off else None
+        if warm and not self._stopped:
+            self._off = difference(cold, warm)
         return outcome
 
     def _learned(self, state: State) -> list[str]:

@@ -93,6 +93,20 @@ def test_an_exception_ends_a_rank_as_it_ends_a_script(parent: Parent, rank: Rank
     assert _ends(parent, pid) == {pid: -9}
 
 
+def test_a_rank_that_fails_ends_without_the_interpreter_s_teardown(
+    parent: Parent, rank: RankCommand, tmp_path: Path
+) -> None:
+    """Its work at exit is done, and then it is gone: the teardown of large libraries took most of a failed resume. A
+    rank that ends in another way is torn down as usual."""
+    kept = "import atexit\nclass Kept:\n    def __del__(self): print('torn down', flush=True)\nkept = Kept()\n"
+    for end, said in (("raise ValueError('torn')", ["at exit"]), ("", ["at exit", "torn down"])):
+        Path(rank.argv[0]).write_text(f"{kept}atexit.register(lambda: print('at exit', flush=True))\n{end}\n")
+        log = tmp_path / f"log-{len(end)}"
+        (pid,) = parent.fork([rank], [rank.env], log)
+        assert _ends(parent, pid) == {pid: int(bool(end))}
+        assert [line for line in log.read_text().splitlines() if line in ("at exit", "torn down")] == said
+
+
 def test_the_imports_of_a_rank_are_noted(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
     """The first rank notes what it imports, so that the parent can import it for the next."""
     (pid,) = parent.fork([rank], [rank.env], tmp_path / "log", tmp_path / "imports")

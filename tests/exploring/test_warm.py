@@ -205,7 +205,7 @@ def test_a_rank_that_is_no_python_is_refused() -> None:
 
 def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal during the comparison of the two ways ends the warm resume in the middle. Ranks can still be forked."""
-    right = SimpleNamespace(kind=Class.RIGHT)
+    right: Any = SimpleNamespace(kind=Class.RIGHT)
 
     class Cold:
         patience_s, on_event = 60.0, staticmethod(lambda event: None)

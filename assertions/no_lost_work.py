@@ -78,11 +78,11 @@ class NoLostWork(Assertion):
         if self.steps is not None and lost > self.steps:
             return failed(f"attempt {attempt.number} {begun}: {lost} steps were lost, and {self.steps} are allowed")
         if resume.newer and base < resume.newer.step:
-            lacks = f"lacks {', '.join(resume.newer.lacks)}, which most checkpoints have" if resume.newer.lacks else ""
+            lacks = ", ".join(resume.newer.lacks)
+            state = f"lacks {lacks}, which most checkpoints have" if lacks else "had been written"
             return inconclusive(
-                f"attempt {attempt.number} {begun}. There was a newer checkpoint, of step {resume.newer.step} "
-                f"({name_of(resume.newer.path)}): it {lacks or 'had been written'}, and nothing shows whether the job "
-                "had finished that save"
+                f"attempt {attempt.number} {begun}, and not from the newer checkpoint of step {resume.newer.step} "
+                f"({name_of(resume.newer.path)}), which {state}: nothing shows whether the job had finished that save"
             )
         if resume.best is None and base == 0 and _all_were_seen(run):
             return passed(

@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.running.drafting.job import CHECKPOINTS, EXAMPLE, GLOO, Draft, draft_of
+from torchaos.harness.running.drafting.job import CHECKPOINTS, EXAMPLE, Draft, draft_of
 from torchaos.harness.running.drafting.script import read_script
 from torchaos.harness.running.drafting.text import scenario_text
 from torchaos.harness.running.planner import make_plan
+from torchaos.harness.running.planner.transport import OWN_STORE
 from torchaos.harness.running.planner.warnings import warnings_of
 from torchaos.harness.scenario import load
 
@@ -45,7 +46,7 @@ def test_a_bare_command_becomes_a_scenario_that_can_be_planned(project: Path) ->
     assert plan.job.command[1:] == (
         "--max-restarts", "3", "--nproc-per-node", "2", "train.py", "--steps", "40", "--dir", CHECKPOINTS
     )  # fmt: skip
-    assert (plan.job.checkpoints, plan.job.env, plan.faults[0].target.ranks) == (CHECKPOINTS, {GLOO: "1"}, (1,))
+    assert (plan.job.checkpoints, plan.job.env, plan.faults[0].target.ranks) == (CHECKPOINTS, {OWN_STORE: "1"}, (1,))
     assert warnings_of(plan, scenario, project / "kill-rank.yaml") == []
 
 

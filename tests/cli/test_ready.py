@@ -17,6 +17,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.registry import ready
 from torchaos.harness.running import planner
+from torchaos.harness.running.planner.transport import OWN_STORE
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.other_job import job_in, job_of, text_of
 from torchaos.harness.scenario.yaml_source import parse
@@ -47,8 +48,9 @@ def planned(*words: str) -> dict[str, Any]:
     return found
 
 
-def test_a_ready_scenario_runs_against_a_command_line(project: Path) -> None:
+def test_a_ready_scenario_runs_against_a_command_line(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault is the scenario's and the job is the user's, in the current folder; its checkpoints are below {run}."""
+    monkeypatch.setenv(OWN_STORE, "1")
     plan = planned("process/kill-rank", "--", *MINE)
     assert plan["faults"][0]["inject"] == "process.kill"
     assert plan["job"]["command"][1:] == MINE[1:]

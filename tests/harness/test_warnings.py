@@ -33,6 +33,12 @@ assert: [completed, checkpoint_integrity]
 """
 
 
+@pytest.fixture(autouse=True)
+def own_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt of the job gets its own store, so that gloo is nothing to warn of."""
+    monkeypatch.setenv(warnings.OWN_STORE, "1")
+
+
 def planned(folder: Path, text: str, *more: str) -> Result:
     (folder / "train.py").touch()
     (folder / "kill.yaml").write_text(text)
@@ -69,6 +75,22 @@ def test_what_is_warned_of(tmp_path: Path, old: str, new: str, said: str) -> Non
     shown = " ".join(planned(tmp_path, text).stdout.split())
     assert "warning:" in shown
     assert said.partition(": ")[2] in shown
+
+
+@pytest.mark.parametrize(("gpus", "old", "new", "many"), [
+    (0, "", "", 1), (8, "", "", 0), (0, "process.kill", "process.freeze", 0),
+    (0, "  checkpoints:", '  env: {TORCH_DISABLE_SHARE_RDZV_TCP_STORE: "1"}\n  checkpoints:', 0),
+])  # fmt: skip
+def test_a_restart_that_gloo_does_not_survive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, old: str, new: str, many: int
+) -> None:
+    """Without a GPU and without the switch that gives each attempt its own store, a kill is followed by failures that
+    are torch's; a fault that restarts nothing has no such warning."""
+    monkeypatch.delenv(warnings.OWN_STORE)
+    monkeypatch.setattr(warnings.Machine, "this", lambda: warnings.Machine(gpus))
+    found = warned(tmp_path, GOOD.replace(old, new))
+    assert len(found) == many
+    assert all("the ranks may use gloo" in one and "pytorch/pytorch#135712" in one for one in found)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from torchaos.harness.running.drafting.script import Script, read_script
 from torchaos.harness.running.launchers.torchrun_line import restarts_of, script_of, world_of
+from torchaos.harness.running.planner.transport import OWN_STORE
 from torchaos.harness.scenario.other_job import checkpoints_in
 
-GLOO = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 CHECKPOINTS = "{run}/checkpoints"
 EXAMPLE = ("torchrun", "--nproc-per-node", "2", "--max-restarts", "3", "train.py", "--dir", CHECKPOINTS)
 _FOLDER = re.compile(
@@ -54,9 +54,9 @@ def draft_of(command: Sequence[str], cwd: Path, env: Mapping[str, str] = os.envi
     _folder(draft)
     words = draft.script.words if draft.script else set()
     if "nccl" not in words or "gloo" in words:
-        draft.env[GLOO] = "1"
+        draft.env[OWN_STORE] = "1"
         draft.to_check.append(
-            f"{GLOO}=1: torchrun's restarts under gloo often fail without it; remove it if you use NCCL"
+            f"{OWN_STORE}=1: torchrun's restarts under gloo often fail without it; remove it if you use NCCL"
         )
     return draft
 

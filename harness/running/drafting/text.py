@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from torchaos.harness.running.drafting.job import GLOO, Draft
+from torchaos.harness.running.drafting.job import Draft
+from torchaos.harness.running.planner.transport import OWN_STORE
 from torchaos.harness.scenario.yaml_source import dumped
 
 _SCHEMA = "torchaos-schema.json"
@@ -28,7 +29,7 @@ def scenario_text(draft: Draft, step: int, timeout_s: float, blind: Mapping[str,
     if draft.cwd != ".":
         job.append(f"  cwd: {_one_line(draft.cwd)}")
     if draft.env:
-        note = " # else torchrun's restarts under gloo often fail" if GLOO in draft.env else ""
+        note = " # else torchrun's restarts under gloo often fail" if OWN_STORE in draft.env else ""
         job.append(f"  env: {{{', '.join(f'{name}: {_one_line(value)}' for name, value in draft.env.items())}}}{note}")
     if draft.checkpoints:
         job.append(f"  checkpoints: {{path: {_one_line(draft.checkpoints)}}}")

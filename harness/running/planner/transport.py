@@ -9,6 +9,9 @@ from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
+# Gives each attempt of torchrun a store of its own, without the gloo addresses of the attempt before.
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
 
 @dataclass(frozen=True)
 class Machine:

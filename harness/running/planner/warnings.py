@@ -15,6 +15,7 @@ from torchaos.harness.contracts import Need
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running.launchers.torchrun_line import restarts_of
 from torchaos.harness.running.planner.faults import consents
+from torchaos.harness.running.planner.transport import OWN_STORE, Machine
 from torchaos.harness.running.twins.twin import last_step_of, too_late
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.other_job import with_job
@@ -49,9 +50,14 @@ def _of_restarts(plan: Plan) -> Iterator[tuple[Keys, str]]:
     )
     if not lethal or to_fail or job.resubmit_times or job.replicas > 1:
         return
-    if restarts_of(job.command, {**os.environ, **job.env}) == 0:
+    env = {**os.environ, **job.env}
+    restarts = restarts_of(job.command, env)
+    if restarts == 0:
         problem = f"{lethal[0]} ends a rank, and torchrun starts none again (--max-restarts 0)"
         yield _COMMAND, f"{problem}; write --max-restarts 3, or job.resubmit"
+    elif restarts and plan.launcher == "local" and env.get(OWN_STORE) != "1" and not Machine.this().gpus:
+        problem = "there is no GPU here, so the ranks may use gloo, with which most restarts by torchrun fail"
+        yield _COMMAND, f'{problem} (pytorch/pytorch#135712); write job.env: {{{OWN_STORE}: "1"}}, or export it'
 
 
 def _of_steps(plan: Plan) -> Iterator[tuple[Keys, str]]:

@@ -16,6 +16,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.record import environment
 from torchaos.harness.running import planner
 from torchaos.harness.running.planner import job, warnings
+from torchaos.harness.running.planner.transport import OWN_STORE, Machine
 from torchaos.harness.scenario import load
 
 Capture = pytest.CaptureFixture[str]
@@ -36,7 +37,7 @@ assert: [completed, checkpoint_integrity]
 @pytest.fixture(autouse=True)
 def own_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt of the job gets its own store, so that gloo is nothing to warn of."""
-    monkeypatch.setenv(warnings.OWN_STORE, "1")
+    monkeypatch.setenv(OWN_STORE, "1")
 
 
 def planned(folder: Path, text: str, *more: str) -> Result:
@@ -86,8 +87,8 @@ def test_a_restart_that_gloo_does_not_survive(
 ) -> None:
     """Without a GPU and without the switch that gives each attempt its own store, a kill is followed by failures that
     are torch's; a fault that restarts nothing has no such warning."""
-    monkeypatch.delenv(warnings.OWN_STORE)
-    monkeypatch.setattr(warnings.Machine, "this", lambda: warnings.Machine(gpus))
+    monkeypatch.delenv(OWN_STORE)
+    monkeypatch.setattr(Machine, "this", lambda: Machine(gpus))
     found = warned(tmp_path, GOOD.replace(old, new))
     assert len(found) == many
     assert all("the ranks may use gloo" in one and "pytorch/pytorch#135712" in one for one in found)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chromium import Opened, axe_core, chromium
+from day_page import day_page
 from recorded import change_events, judged, lose, recorded
 
+from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling import html
@@ -42,6 +44,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         found[name] = folder.report
     found["history"] = home / "index.html"
     index.write(found["history"], [kept_of(passed), kept_of(failed)] * 2)
+    found["day"] = home / "day.html"
+    came = [(outcome, "what was seen of it, in a sentence that is as long as most") for outcome in Outcome]
+    found["day"].write_text(day_page(home, *came, planned=2, ettr=0.9, mttr="30s", lost_steps=3))
     return found
 
 
@@ -53,7 +58,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("name", ["passed", "failed", "inconclusive", "hang", "several", "history"])
+@pytest.mark.parametrize("name", ["passed", "failed", "inconclusive", "hang", "several", "history", "day"])
 def test_a_page_is_for_everybody(browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
     """The page draws without complaint, fits its window, and breaks no rule of axe."""
     opened = Opened(browser, pages[name], width=width, color_scheme=scheme, bypass_csp=True)

@@ -6,41 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+from day_page import day_page
 
-from torchaos.harness.gameday import page, report
-from torchaos.harness.gameday.clock import Clock
-from torchaos.harness.gameday.day import Day
-from torchaos.harness.gameday.draw import Drawn, Round
-from torchaos.harness.gameday.grammar import Bounds, Risk
-from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
-from torchaos.harness.gameday.score import RoundScore, total
-from torchaos.harness.gameday.verdict import cases_of
-
-CLOCK = Clock(productive_s=60.0, lost_s=20.0, checkpoint_s=5.0, stalled_s=5.0, down_s=10.0)
-
-
-def of(
-    tmp_path: Path, *came: tuple[Outcome, str], planned: int = 0, cause: str = "a rank dies", markdown: bool = False,
-    **bounds: object,
-) -> str:  # fmt: skip
-    """A page of one round with these outcomes; `planned`: so many more faults were drawn."""
-    risk = Risk.model_validate({"inject": "process.kill", "target": {"rank": "any"}, "cause": cause})
-    faults = [Drawn(f"f{n:03d}-process.kill", 30.0 * (n + 1), risk) for n in range(len(came) + planned)]
-    day = Day("night", 7, str(tmp_path), (), (), (Round(0, 0.0, tuple(faults)),), (("a fan", 3.0, "no such thing"),))
-    parts = {"first_step": 4.0, "caught_up": 6.0}
-    outcomes = [FaultOutcome(f.id, "process.kill", *one, parts, 12) for f, one in zip(faults, came, strict=False)]
-    run = tmp_path / "rounds" / "000" / "run" / "one"
-    rounds = [RoundScore(0, "passed", "", 0, str(run), 2, CLOCK, tuple(outcomes))] if came else []
-    score = total(rounds)
-    cases = cases_of(score, Bounds.model_validate(bounds), rounds, planned=len(faults))
-    if markdown:
-        return report.page(day, str(tmp_path), rounds, score, cases)
-    return page.text(day, tmp_path, rounds, score, cases)
+from torchaos.harness.gameday.outcomes import Outcome
 
 
 def test_the_page_holds_the_day(tmp_path: Path) -> None:
     """The verdict, the ratio, each fault with what came of it and where it lies, each round, and what was left out."""
-    found = of(tmp_path, (Outcome.RECOVERED, "pid 1 ended"), (Outcome.DEGRADED, "slower"), planned=1)
+    found = day_page(tmp_path, (Outcome.RECOVERED, "pid 1 ended"), (Outcome.DEGRADED, "slower"), planned=1)
     assert '<span class="badge passed">passed</span> night' in found
     assert (
         "In 100 s, 2 faults came in 1 round: 1 recovered, 1 degraded. Training went on in 60.0% of the time." in found
@@ -57,7 +30,7 @@ def test_the_page_holds_the_day(tmp_path: Path) -> None:
 @pytest.mark.parametrize("markdown", [False, True])
 def test_each_bound_stands_beside_its_figure(tmp_path: Path, markdown: bool) -> None:
     """What was asked of the score is shown with what was measured, and whether it holds; times have their unit."""
-    found = of(tmp_path, (Outcome.RECOVERED, ""), markdown=markdown, ettr=0.5, mttr="30s", lost_steps=3)
+    found = day_page(tmp_path, (Outcome.RECOVERED, ""), markdown=markdown, ettr=0.5, mttr="30s", lost_steps=3)
     text = " ".join(re.sub(r"<[^>]+>|\|", " ", found).split())
     for words in ("ettr 0.6 at least 0.5", "mttr 6 s at most 30 s", "lost steps 12 at most 3"):
         assert words in text
@@ -67,7 +40,7 @@ def test_each_bound_stands_beside_its_figure(tmp_path: Path, markdown: bool) -> 
 
 def test_the_parts_of_the_bar_fill_it(tmp_path: Path) -> None:
     """Each begins where the one before ends, and together they are the whole."""
-    found = of(tmp_path, (Outcome.RECOVERED, ""))
+    found = day_page(tmp_path, (Outcome.RECOVERED, ""))
     bar = found.partition('class="share"')[2].partition("</svg>")[0]
     parts = [(float(x), float(w)) for x, w in re.findall(r'x="([\d.]+)" y="0" width="([\d.]+)"', bar)]
     assert [x for x, _ in parts] == [0.0, 60.0, 80.0, 85.0, 90.0]
@@ -76,16 +49,16 @@ def test_the_parts_of_the_bar_fill_it(tmp_path: Path) -> None:
 
 def test_a_report_that_was_kept_is_linked(tmp_path: Path) -> None:
     """Relative to the page, so that the folder can be moved; a round whose files are gone has no link."""
-    assert "<a href=" not in of(tmp_path, (Outcome.RECOVERED, "")).partition('id="rounds"')[2]
+    assert "<a href=" not in day_page(tmp_path, (Outcome.RECOVERED, "")).partition('id="rounds"')[2]
     run = tmp_path / "rounds" / "000" / "run" / "one"
     run.mkdir(parents=True)
     (run / "report.html").write_text("a report")
-    assert '<a href="rounds/000/run/one/report.html">0</a>' in of(tmp_path, (Outcome.RECOVERED, ""))
+    assert '<a href="rounds/000/run/one/report.html">0</a>' in day_page(tmp_path, (Outcome.RECOVERED, ""))
 
 
 def test_a_day_on_which_nothing_came(tmp_path: Path) -> None:
     """A day that was ended before its first round still has a page, which says so."""
-    found = of(tmp_path, planned=2)
+    found = day_page(tmp_path, planned=2)
     assert "No fault came." in found
     assert "inconclusive" in found
 
@@ -93,7 +66,7 @@ def test_a_day_on_which_nothing_came(tmp_path: Path) -> None:
 def test_what_others_wrote_can_do_nothing(tmp_path: Path) -> None:
     """A log line or a cause that is HTML is shown as it is; a secret is not shown."""
     text = "<script>alert(1)</script> HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz"
-    found = of(tmp_path, (Outcome.STUCK, text), cause="<img src=x onerror=alert(1)>")
+    found = day_page(tmp_path, (Outcome.STUCK, text), cause="<img src=x onerror=alert(1)>")
     assert "<script>alert" not in found
     assert "<img" not in found
     assert "&lt;script&gt;alert(1)" in found

@@ -1,0 +1,35 @@
+"""The page of a game day with given outcomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchaos.harness.gameday import page, report
+from torchaos.harness.gameday.clock import Clock
+from torchaos.harness.gameday.day import Day
+from torchaos.harness.gameday.draw import Drawn, Round
+from torchaos.harness.gameday.grammar import Bounds, Risk
+from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
+from torchaos.harness.gameday.score import RoundScore, total
+from torchaos.harness.gameday.verdict import cases_of
+
+CLOCK = Clock(productive_s=60.0, lost_s=20.0, checkpoint_s=5.0, stalled_s=5.0, down_s=10.0)
+
+
+def day_page(
+    tmp_path: Path, *came: tuple[Outcome, str], planned: int = 0, cause: str = "a rank dies", markdown: bool = False,
+    **bounds: object,
+) -> str:  # fmt: skip
+    """A page of one round with these outcomes; `planned`: so many more faults were drawn."""
+    risk = Risk.model_validate({"inject": "process.kill", "target": {"rank": "any"}, "cause": cause})
+    faults = [Drawn(f"f{n:03d}-process.kill", 30.0 * (n + 1), risk) for n in range(len(came) + planned)]
+    day = Day("night", 7, str(tmp_path), (), (), (Round(0, 0.0, tuple(faults)),), (("a fan", 3.0, "no such thing"),))
+    parts = {"first_step": 4.0, "caught_up": 6.0}
+    outcomes = [FaultOutcome(f.id, "process.kill", *one, parts, 12) for f, one in zip(faults, came, strict=False)]
+    run = tmp_path / "rounds" / "000" / "run" / "one"
+    rounds = [RoundScore(0, "passed", "", 0, str(run), 2, CLOCK, tuple(outcomes))] if came else []
+    score = total(rounds)
+    cases = cases_of(score, Bounds.model_validate(bounds), rounds, planned=len(faults))
+    if markdown:
+        return report.page(day, str(tmp_path), rounds, score, cases)
+    return page.text(day, tmp_path, rounds, score, cases)

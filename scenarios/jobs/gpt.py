@@ -65,18 +65,21 @@ class GPT(nn.Module):
 
 
 class Text(Dataset[Tensor]):
-    """The first megabyte of the standard library's top-level modules, in order of name, cut into samples."""
+    """The first megabyte of the standard library's top-level modules, in order of name, cut into samples. `most`: the
+    number of samples after which the rest is left out; 0: none is."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 0) -> None:
         text = bytearray()
         for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
             text += path.read_bytes()
             if len(text) > 1 << 20:
                 break
         self.text = torch.frombuffer(text, dtype=torch.uint8)
+        samples = (len(text) - 1) // CONTEXT
+        self.samples = min(most, samples) if most else samples
 
     def __len__(self) -> int:
-        return (len(self.text) - 1) // CONTEXT
+        return self.samples
 
     def __getitem__(self, index: int) -> Tensor:
         return self.text[index * CONTEXT : (index + 1) * CONTEXT + 1].long()
@@ -112,6 +115,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--keep", type=int, default=3, help="how many checkpoints to keep (default 3)")
     parser.add_argument("--batch-size", type=int, default=24, help="of all ranks together (default 24)")
+    parser.add_argument("--samples", type=int, default=0, help="of an epoch (default: all of the text, about 16,000)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--step-timeout", type=float, default=60.0, metavar="SECONDS")
     return parser.parse_args()
@@ -148,7 +152,7 @@ class Run:
         random.seed(args.seed + 1 + dist.get_rank())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: rate(step, args.steps))
-        self.guard, text = Guard(), Text()
+        self.guard, text = Guard(), Text(args.samples)
         self.sampler = GlobalBatches(len(text), args.batch_size, args.seed)
         # A generator for the loader alone: otherwise its start takes a number from the stream that dropout draws from.
         self.loader = DataLoader(text, batch_sampler=self.sampler, generator=torch.Generator())

@@ -103,6 +103,21 @@ def counts_data_from_its_own_start():
     gpt.GlobalBatches.load_state_dict, gpt.GlobalBatches.state_dict = loads, saves
 
 
+def skips_an_epoch_at_its_end():
+    """Takes a checkpoint of an epoch's end for the beginning of the epoch after the next."""
+    import gpt
+
+    load = gpt.GlobalBatches.load_state_dict
+
+    def loads(self, saved):
+        load(self, saved)
+        per_epoch = self.samples // self.batch_size
+        if self.position % per_epoch == 0:
+            self.position += per_epoch
+
+    gpt.GlobalBatches.load_state_dict = loads
+
+
 def removes_what_it_loaded():
     """Removes its checkpoints when it has loaded the newest: until its next save there are none."""
     import fault_tolerance

@@ -159,9 +159,13 @@ class LmResiliency:
     """lm-resiliency with nothing but its checkpoints in memory, each tenth step."""
 
     def begin(self, training: Training) -> None:
+        import torch.distributed as dist
         from lm_resiliency import enable_resiliency
 
-        self._handle = enable_resiliency(training.model, training.optimizer, interval=10, enable_detection=False)
+        world = dist.group.WORLD  # without groups, it would make one of NCCL
+        self._handle = enable_resiliency(
+            training.model, training.optimizer, interval=10, enable_detection=False, group=world, nccl_group=world
+        )
 
     def end(self) -> None:
         self._handle.close()

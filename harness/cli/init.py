@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from torchaos.harness.running.drafting.text import scenario_text
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.upkeep.commands import at_work
 from torchaos.harness.scenario import load
+from torchaos.harness.scenario.strict import NAME
 from torchaos.harness.telling.terminal.live import Live
 from torchaos.harness.undo.recovery import before_a_run
 
@@ -46,7 +48,7 @@ def init(output: Path, no_look: bool, given: Sequence[str] = ()) -> None:
     if given and draft.script and not draft.script.path.is_file():
         raise UsageError(f"{draft.script.path}: there is no such file; correct the command, or change the folder")
     draft.cwd = os.path.relpath(Path.cwd(), output.parent)
-    text = scenario_text(draft, _STEP, _TIMEOUT_S, {})
+    text = scenario_text(_name(output), draft, _STEP, _TIMEOUT_S, {})
     _write_new(output, text)
     click.echo(f"{output}: written")
     _tell("assumed", draft.assumed)
@@ -59,6 +61,11 @@ def init(output: Path, no_look: bool, given: Sequence[str] = ()) -> None:
         _tell("check", [f"step {_STEP} for the kill: it must lie between two checkpoints, before the job's end"])
     _tell("next", [f"torchaos plan {output}", f"torchaos run {output}"])
     sys.exit(code)
+
+
+def _name(output: Path) -> str:
+    """The scenario's name: that of its file, so that the history of two jobs is not mixed."""
+    return output.stem if re.fullmatch(NAME, output.stem) else "kill-rank"
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -98,7 +105,7 @@ def _look(output: Path, draft: Draft, text: str) -> ExitCode:
         _tell("not seen" if one.blind else "seen", [f"{one.name}: {one.words}"])
         blind |= dict.fromkeys(one.blind, f"{one.name} were not seen")
     _tell("left out", [f"{name}: {why}" for name, why in blind.items()])
-    better = scenario_text(draft, _step(record), _timeout_s(record), blind)
+    better = scenario_text(_name(output), draft, _step(record), _timeout_s(record), blind)
     if output.read_text(encoding="utf-8") == text:
         write_atomically(output, better)
     return ExitCode.INCONCLUSIVE if look.problem else ExitCode.PASSED

@@ -50,6 +50,13 @@ def test_a_bare_command_becomes_a_scenario_that_can_be_planned(project: Path) ->
     assert warnings_of(plan, scenario, project / "kill-rank.yaml") == []
 
 
+@pytest.mark.parametrize(("file", "name"), [("resnet.yaml", "resnet"), ("My Job.yaml", "kill-rank")])
+def test_the_scenario_is_named_after_its_file(project: Path, file: str, name: str) -> None:
+    """Scenarios of two jobs have two names, so that `history` keeps them apart; a name must still be a good one."""
+    init("-o", file, "--", "torchrun", "train.py")
+    assert load(project / file).scenario == name
+
+
 def test_no_file_is_overwritten(project: Path) -> None:
     """Not even one of its own."""
     (project / "kill-rank.yaml").write_text("mine")
@@ -116,6 +123,26 @@ def test_what_a_script_is(name: str, framework: str) -> None:
     assert f"({name}.py:" in script.loads[0]
 
 
+@pytest.mark.parametrize(("line", "seeds"), [
+    ("torch.manual_seed(1)", 1), ("torch.cuda.manual_seed_all(1)", 1), ("manual_seed(1)", 1), ("set_seed(1)", 1),
+    ("L.seed_everything(1)", 1), ("np.random.seed(1)", 1), ("torch.Generator().manual_seed(1)", 0),
+    ("g.manual_seed(1)", 0),
+])  # fmt: skip
+def test_what_fixes_the_seed(project: Path, line: str, seeds: int) -> None:
+    """A generator of its own, as data sets have one, fixes neither weights nor dropout."""
+    (project / "train.py").write_text(f"import torch\n{line}\n")
+    assert len(read_script(project / "train.py").seeds) == seeds
+
+
+def test_a_trainer_seeds_too_late_for_its_model(project: Path) -> None:
+    """Hugging Face's Trainer sets its seed when it is made, which is after the model."""
+    (project / "train.py").write_text(
+        "from transformers import Trainer\nTrainer(model).train(resume_from_checkpoint=1)\n"
+    )
+    said = "\n".join(draft_of(["torchrun", "train.py"], project, {}).to_check)
+    assert "call set_seed first" in said
+
+
 def test_what_must_be_checked(project: Path) -> None:
     """A script without a seed, a resume or a folder is not made better than it is."""
     (project / "train.py").write_text("import torch\nimport helpers\n")
@@ -133,7 +160,7 @@ def test_what_must_be_checked(project: Path) -> None:
 def test_any_word_is_read_back(project: Path, word: str) -> None:
     """Whatever a command line holds is quoted so that YAML gives it back."""
     draft = Draft(["torchrun", "train.py", word], env={"A": word})
-    (project / "x.yaml").write_text(scenario_text(draft, 5, 600, {"loss_continuity": "losses were not seen"}))
+    (project / "x.yaml").write_text(scenario_text("x", draft, 5, 600, {"loss_continuity": "losses were not seen"}))
     scenario = load(project / "x.yaml")
     command = scenario.job.command
     assert (shlex.split(command) if isinstance(command, str) else command) == ["torchrun", "train.py", word]

@@ -107,7 +107,12 @@ def _says(draft: Draft, script: Script) -> None:
         draft.assumed.append(f"{name} is {script.framework}, by its imports")
     if script.seeds:
         draft.assumed.append(f"the seed is fixed, by {script.seeds[0]}")
-    elif script.framework != _WITH_SEED and not script.unread:
+    elif script.framework == _WITH_SEED:
+        draft.to_check.append(
+            f"{name} sets no seed: Trainer sets one when it is made, so a model that was made before, from random "
+            "weights, is another in each run; call set_seed first"
+        )
+    elif not script.unread:
         draft.to_check.append(
             f"{name} sets no seed: without a fixed seed, no loss can be compared with a run without faults"
         )

@@ -14,7 +14,8 @@ FRAMEWORKS = {
     "pytorch_lightning": "Lightning", "transformers": "Hugging Face Trainer", "accelerate": "Accelerate",
     "torch": "a plain PyTorch loop",
 }  # fmt: skip
-_SEEDS = re.compile(r"(^|\.)(manual_seed|seed_everything|set_seed|random\.seed)$")
+# Not the seed of a generator of its own, such as torch.Generator().manual_seed.
+_SEEDS = re.compile(r"(torch\.(cuda\.|random\.)?)?manual_seed(_all)?|(.*\.)?(seed_everything|set_seed|random\.seed)")
 _LOADS = re.compile(
     r"(^|\.)(torch\.load|\w*load_checkpoint|load_state|load_file|load_model|dcp\.load|checkpoint\.load)$"
 )
@@ -84,7 +85,7 @@ def _of_call(node: ast.Call, place: str, script: Script) -> None:
     if name.endswith("add_argument"):
         texts = (argument.value for argument in node.args if isinstance(argument, ast.Constant))
         script.options |= {text: place for text in texts if isinstance(text, str) and text.startswith("--")}
-    if _SEEDS.search(name):
+    if _SEEDS.fullmatch(name):
         script.seeds.append(f"{name} ({place})")
     if _LOADS.search(name) or _RESUMES & {argument.arg for argument in node.keywords}:
         script.loads.append(f"{name} ({place})")

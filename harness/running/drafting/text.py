@@ -21,9 +21,9 @@ _ASSERTIONS = {
 }
 
 
-def scenario_text(draft: Draft, step: int, timeout_s: float, blind: Mapping[str, str]) -> str:
-    """The text of the scenario file. `step`: the step in which the rank dies. `blind`: assertions that see too little
-    of this job, with the reason."""
+def scenario_text(name: str, draft: Draft, step: int, timeout_s: float, blind: Mapping[str, str]) -> str:
+    """The text of the scenario file. `name`: the scenario's name; `step`: the step in which the rank dies. `blind`:
+    assertions that see too little of this job, with the reason."""
     rank = draft.ranks - 1
     job = [f"  command: {_one_line(_command(draft), flow=False)}"]
     if draft.cwd != ".":
@@ -41,7 +41,7 @@ def scenario_text(draft: Draft, step: int, timeout_s: float, blind: Mapping[str,
     return "\n".join([
         f"# yaml-language-server: $schema={_SCHEMA}",
         f"# `torchaos schema > {_SCHEMA}` lets your editor complete and check this file.",
-        "scenario: kill-rank",
+        f"scenario: {name}",
         "description: One rank dies without warning; only the steps since the last checkpoint may be lost.",
         "job:",
         *job,

@@ -51,8 +51,8 @@ def error(torch: Any, kind: str) -> BaseException:
 
 
 def poison(torch: Any, kind: str) -> None:
-    """From now on, every operation of this thread that reads or makes a CUDA tensor raises the error; without a GPU,
-    every operation on a tensor."""
+    """From now on, every operation of this thread that reads or makes a CUDA tensor raises the error, and so does every
+    wait for the GPU; without a GPU, every operation on a tensor."""
     dispatch: Any = import_module("torch.utils._python_dispatch")
 
     on_gpu = torch.cuda.is_available()
@@ -64,6 +64,13 @@ def poison(torch: Any, kind: str) -> None:
             raise error(torch, kind)
 
     Broken().__enter__()
+
+    def wait(*_: Any, **__: Any) -> None:
+        raise error(torch, kind)
+
+    for module in (torch.cuda, getattr(torch, "accelerator", None)) if on_gpu else ():
+        if module is not None:
+            module.synchronize = wait
 
 
 def touches_gpu(args: Any, kwargs: Mapping[str, Any]) -> bool:

@@ -70,6 +70,26 @@ def test_a_broken_gpu_is_met_by_calls_that_read_or_make_its_tensors() -> None:
     assert not cuda.touches_gpu((host,), {"dtype": torch.float32})
 
 
+def test_with_a_broken_gpu_the_wait_for_it_fails_too() -> None:
+    """A job may catch the error, and ask with synchronize() whether the GPU is well again. The CPU still works."""
+    code = """
+import torch
+from torchaos.harness.agent import cuda
+torch.cuda.is_available = lambda: True
+cuda.poison(torch, "ecc")
+assert (torch.ones(3) + 1).sum().item() == 6.0
+for wait in (torch.cuda.synchronize, torch.accelerator.synchronize):
+    try:
+        wait()
+    except RuntimeError as error:
+        assert str(error).startswith("CUDA error: uncorrectable ECC error encountered"), error
+    else:
+        raise AssertionError("it did not fail")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_error_is_kept_until_exit() -> None:
     """A job that catches it meets it again in the next operation, whatever that is, and ends with an error."""
     then = """

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchaos.assertions.no_lost_work import NoLostWork
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome
 from torchaos.harness.record.history import Execution, Executions, History
 
@@ -363,3 +363,26 @@ def test_a_save_that_was_not_seen_is_told(trainer: Any) -> None:
     assert newer.outcome is Outcome.INCONCLUSIVE
     assert "step-15 (step 15) is there at the end, and its save was not seen" in newer.reason
     assert judged(10, {15}, 20).outcome is Outcome.PASSED, "it is of a step that was done only after the resume"
+
+
+def test_a_rename_is_of_the_file_that_is_there(trainer: Any) -> None:
+    """Each save writes last.tmp and renames it to last.pt. A save was interrupted by the kill after step 7. The next
+    attempt loads last.pt, of step 5, and later saves and renames last.tmp itself: the interrupted save never was
+    last.pt."""
+    run = trainer(kills=[(8, 1)]).record()
+    events: list[Event] = []
+    for event in run.events:
+        if "path" in event.data:
+            name = "last.pt" if event.kind in (Kind.LOAD_BEGIN, Kind.LOAD_END) else "last.tmp"
+            event = replace(event, data={**event.data, "path": f"/job/checkpoints/{name}"})
+        events.append(event)
+        if event.kind is Kind.SAVE_END and event.rank == 0:
+            moved = {"path": "/job/checkpoints/last.tmp", "to": "/job/checkpoints/last.pt"}
+            events.append(replace(event, kind=Kind.RENAMED, mono_s=event.mono_s + 1e-6, data=moved))
+    done = max(event.mono_s for event in events if event.kind is Kind.STEP and event.attempt == 0)
+    for rank in (0, 1):
+        begun = next(event for event in events if event.kind is Kind.SAVE_BEGIN and event.rank == rank)
+        events.append(replace(begun, mono_s=done + 1e-6, step=7))
+    run = replace(run, events=tuple(sorted(events, key=lambda event: event.mono_s)))
+    found = NoLostWork().judge(run, [])
+    assert (found.outcome, found.measured.get("newest")) == (Outcome.PASSED, 5), found.reason

@@ -83,7 +83,10 @@ def read_saves(events: Iterable[Event], steps: Executions) -> list[Save]:
     for event in events:
         if event.kind is Kind.RENAMED:
             old, new = (posixpath.normpath(str(event.data[name])) for name in ("path", "to"))
-            saves = [_under(save, old, new) if save.begun_s < event.mono_s else save for save in saves]
+            before = [save for save in saves if save.begun_s < event.mono_s]
+            newest = {save.path: save.begun_s for save in sorted(before, key=lambda save: save.begun_s)}
+            # An older save of the same path was overwritten: its file is not the one that is renamed.
+            saves = [_under(save, old, new) if save.begun_s == newest.get(save.path) else save for save in saves]
     return saves
 
 

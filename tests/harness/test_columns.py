@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import shutil
 import struct
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from mutating.mutate import damaged
 
 from torchaos.harness.agent import packed
 from torchaos.harness.agent.wire import Event, EventFile, Kind, Phase
+from torchaos.harness.judging.recovery.pace import pace_of
 from torchaos.harness.judging.twins.first_uses import FirstUses, came_earlier
 from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.record.events import growing
@@ -28,8 +30,10 @@ from torchaos.harness.record.events.payloads import read
 from torchaos.harness.record.history import Executions, History
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.record.steps import executions
 from torchaos.harness.record.steps.blocks import blocks_of
 from torchaos.harness.record.steps.columns import Columns
+from torchaos.harness.record.steps.executions import UNPLACED
 from torchaos.harness.record.steps.table import StepTable
 
 RUNS = sorted((Path(__file__).parents[1] / "data" / "runs").iterdir())
@@ -201,6 +205,30 @@ def test_looks_at_a_growing_run(run: Path, tmp_path: Path, monkeypatch: pytest.M
     assert len(Merged.of(seen).others) < len(events) or not any(event.kind is Kind.STEP for event in events)
 
 
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_some_ranks_at_a_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts of one rank each, a run has the same repeated steps, pace and last steps as in one part."""
+    history = Record.load(RunDir(run)).history
+    whole = (
+        history.redone(),
+        pace_of(history, math.inf),
+        pace_of(history, history.executions.last_s() or 0.0, [history]),
+    )
+    monkeypatch.setattr(executions, "_TOGETHER", 1)
+    assert len(list(history.executions.by_ranks())) == len(history.executions.ranks)
+    assert sum(map(len, history.executions.by_ranks())) == len(history.executions)
+    parts = (
+        history.redone(),
+        pace_of(history, math.inf),
+        pace_of(history, history.executions.last_s() or 0.0, [history]),
+    )
+    assert parts == whole
+    last = {(step.global_step, step.rank): step for step in history.executions}
+    found = history.executions.last_of("global_step", "rank")
+    keys = sorted(last, key=lambda key: (UNPLACED if key[0] is None else key[0], key[1]))
+    assert list(found) == [last[key] for key in keys]
+
+
 @pytest.mark.parametrize("draws", range(20))
 def test_first_uses_of_samples(draws: int, tmp_path: Path) -> None:
     """In which step each sample came first is found from packed and from other lines, as plain dicts find it."""
@@ -213,9 +241,9 @@ def test_first_uses_of_samples(draws: int, tmp_path: Path) -> None:
             rows = drawn[rank, step]
             file.emit_step(step, **{**USUAL, "indices": rows, "opt_step": draw.choice((2**70, step))})
         file.close()
-    executions = read_journal(tmp_path).steps_made.once_each()
-    executions.place(0, 0)
-    steps = StepTable(executions.last_of("global_step", "rank"))
+    made = read_journal(tmp_path).steps_made.once_each()
+    made.place(0, 0)
+    steps = StepTable(made.last_of("global_step", "rank"))
     whole = {step: [*drawn[0, step], *drawn[1, step]] for step in range(1, 9)}
     first = {index: step for step in reversed(whole) for index in whole[step]}
     found = FirstUses(steps)

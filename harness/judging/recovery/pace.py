@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,14 +45,13 @@ class Pace:
 def pace_of(history: History, before_s: float, twins: Sequence[History] = ()) -> Pace:
     """The pace of the twins' steps, and of the run's steps that ended before `before_s` (the time of the first fault,
     CLOCK_MONOTONIC)."""
-    own = _gaps(history)
-    all_ = [own.before(before_s), *map(_gaps, twins)]
-    calm = np.concatenate([gaps.took_s for gaps in all_])
+    of_twins = [_gaps(twin) for twin in twins]
+    calm = np.concatenate([_gaps(history, before_s).took_s, *(gaps.took_s for gaps in of_twins)])
     pauses: dict[int, float] = {}
-    for gaps in all_[1:]:
+    for gaps in of_twins:
         for step, took in gaps.longest().items():
             pauses[step] = max(pauses.get(step, 0.0), took)
-    known = calm if len(calm) >= _ENOUGH else own.took_s
+    known = calm if len(calm) >= _ENOUGH else _gaps(history).took_s
     usual_s = float(np.median(known)) if len(known) >= _ENOUGH else 0.0
     return Pace(usual_s, pauses, float(calm.max(initial=0.0)))
 
@@ -60,13 +60,8 @@ def pace_of(history: History, before_s: float, twins: Sequence[History] = ()) ->
 class _Gaps:
     """Each step of each rank and attempt, except the first, with the seconds since the end of the step before."""
 
-    over_s: Array
     took_s: Array
     step: Array  # global; UNPLACED: not known
-
-    def before(self, at_s: float) -> _Gaps:
-        early = self.over_s <= at_s
-        return _Gaps(self.over_s[early], self.took_s[early], self.step[early])
 
     def longest(self) -> dict[int, float]:
         """The longest time by global step."""
@@ -77,10 +72,14 @@ class _Gaps:
         return dict(zip(steps.tolist(), longest.tolist(), strict=True))
 
 
-def _gaps(history: History) -> _Gaps:
-    steps = history.executions
-    attempt, rank, over_s = steps.attempt, steps.rank, steps.mono_s
-    order = np.lexsort((over_s, rank, attempt))
-    follows = (np.diff(attempt[order]) == 0) & (np.diff(rank[order]) == 0)
-    after = order[1:][follows]
-    return _Gaps(over_s[after], np.diff(over_s[order])[follows], steps.global_step[after])
+def _gaps(history: History, before_s: float = math.inf) -> _Gaps:
+    """Of the steps that ended by `before_s`, CLOCK_MONOTONIC."""
+    took_s, step = [np.zeros(0)], [np.zeros(0, np.int64)]
+    for places in history.executions.by_ranks():
+        steps = history.executions.at(places)
+        attempt, rank, over_s = steps.attempt, steps.rank, steps.mono_s
+        order = np.lexsort((over_s, rank, attempt))
+        follows = (np.diff(attempt[order]) == 0) & (np.diff(rank[order]) == 0) & (over_s[order][1:] <= before_s)
+        took_s.append(np.diff(over_s[order])[follows])
+        step.append(steps.global_step[order[1:][follows]])
+    return _Gaps(np.concatenate(took_s), np.concatenate(step))

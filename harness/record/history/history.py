@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.events.merged import Merged
@@ -27,6 +28,8 @@ from torchaos.harness.record.history.placing import Lines, Placing
 from torchaos.harness.record.history.segments import Segment
 from torchaos.harness.record.steps import Execution, Executions, StepTable
 from torchaos.harness.record.steps.executions import UNPLACED
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -85,15 +88,19 @@ class History:
     @cached_property
     def _counting(self) -> StepTable:
         placed = self.executions.placed
+        return StepTable(placed.at(self._final(placed)).last_of("global_step", "rank"))
+
+    def _final(self, placed: Executions) -> Array:
+        """The places of the steps that no later segment undid."""
         attempt, segment, step = placed.attempt, placed.column("segment"), placed.global_step
-        found, left = np.zeros(0, np.int64), len(placed)
+        found, left = np.zeros(0, np.int32 if len(placed) < 2**31 else np.int64), len(placed)
         for part in self.segments:
-            own = np.flatnonzero((attempt == part.number) & (segment == part.after))
+            own = np.flatnonzero((attempt == part.number) & (segment == part.after)).astype(found.dtype)
             left -= len(own)
             if len(own) or (not left and self._put_back(part)):
                 resumed = part.base if part.base is not None else int(step[own].min()) - 1
                 found = np.concatenate([found[step[found] <= resumed], own])
-        return StepTable(placed.at(found).last_of("global_step", "rank"))
+        return found
 
     def _put_back(self, part: Segment) -> bool:
         """Whether a segment without steps restored an earlier state, because it loaded a checkpoint of this run. False
@@ -131,12 +138,13 @@ class History:
     def repeated(self) -> tuple[Executions, Executions]:
         """The first executions and the repeated executions of the steps in `redone`, as two sets of rows."""
         placed = self.executions.placed
-        step, rank = placed.global_step, placed.rank
-        order = np.lexsort((placed.attempt, rank, step))  # the executions of one attempt stay in order of time
-        new = np.append(True, (np.diff(step[order]) != 0) | (np.diff(rank[order]) != 0))[: len(order)]
-        earliest = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
-        again = order != earliest
-        return placed.at(earliest[again]), placed.at(order[again])
+        parts = [(places, *_repeated(placed.at(places))) for places in placed.by_ranks()]
+        none = np.zeros(0, np.int64)
+        earliest = np.concatenate([none, *(places[first] for places, first, _again in parts)])
+        again = np.concatenate([none, *(places[later] for places, _first, later in parts)])
+        repeated = placed.at(again)
+        order = np.lexsort((again, repeated.rank, repeated.global_step))
+        return placed.at(earliest[order]), placed.at(again[order])
 
     def highest_step(self, before_s: float = inf) -> int | None:
         """The highest global step that any rank finished. `before_s`, if given, limits it to a time."""
@@ -186,6 +194,16 @@ class History:
     def last_step(self) -> int | None:
         """The last global step of the final history."""
         return max(self._counting, default=None)
+
+
+def _repeated(placed: Executions) -> tuple[Array, Array]:
+    """The places of the first executions and of the repeated executions of steps, in any order."""
+    step, rank = placed.global_step, placed.rank
+    order = np.lexsort((placed.attempt, rank, step))  # the executions of one attempt stay in order of time
+    new = np.append(True, (np.diff(step[order]) != 0) | (np.diff(rank[order]) != 0))[: len(order)]
+    earliest = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
+    again = order != earliest
+    return earliest[again], order[again]
 
 
 def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Witness]]:

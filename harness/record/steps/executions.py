@@ -16,6 +16,7 @@ from torchaos.harness.record.steps.execution import Execution, with_values
 Array = npt.NDArray[Any]
 
 UNPLACED = -1  # in the column "global_step"
+_TOGETHER = 1 << 20  # steps in a part, see `by_ranks`
 
 
 class Executions(Sequence[Execution]):
@@ -164,6 +165,15 @@ class Executions(Sequence[Execution]):
         """All steps that are objects: only these may have check sums of parameters and moments, norms and sketches."""
         return self.at(np.isin(self._rows, self._columns.loose()))
 
+    def by_ranks(self) -> Iterator[Array]:
+        """The places of these steps in parts: all steps of some ranks are in one part. So that code that needs several
+        arrays for each step needs them for a part at a time."""
+        rank = self.rank
+        ranks = np.unique(rank)
+        for part in np.array_split(ranks, max(1, min(len(ranks), len(rank) // _TOGETHER))):
+            if len(part):
+                yield np.flatnonzero((rank >= part[0]) & (rank <= part[-1]))
+
     def first_s(self) -> float | None:
         """When the first of these steps was over, CLOCK_MONOTONIC."""
         return float(self.mono_s.min()) if len(self) else None
@@ -174,8 +184,12 @@ class Executions(Sequence[Execution]):
     def last_of(self, *names: str) -> Executions:
         """The last step with each combination of values in these columns, in order of the values."""
         order = np.lexsort([self.column(name) for name in reversed(names)])
-        sorted_ = self.at(order)
-        return sorted_.at(_ends(*(sorted_.column(name) for name in names)))
+        last = np.zeros(len(order), bool)
+        last[-1:] = True
+        for name in names:
+            sorted_ = self.column(name)[order]
+            last[:-1] |= sorted_[1:] != sorted_[:-1]
+        return self.at(order[last])
 
     def place(self, base: int | None, segment: int) -> None:
         """Gives these steps their global numbers. `base`: global steps before the first step of their segment;

@@ -23,7 +23,9 @@ class StepTable(Mapping[int, Mapping[int, Execution]]):
     def __init__(self, executions: Executions, of: str = "global_step") -> None:
         """`executions`: in order of step and rank, each at most once. `of`: the column with the numbers of steps."""
         self.executions, self._of = executions, of
-        self.numbers, self._starts = np.unique(executions.column(of), return_index=True)
+        steps = executions.column(of)
+        self._starts = np.flatnonzero(np.append(True, steps[1:] != steps[:-1])[: len(steps)])
+        self.numbers = steps[self._starts]
         self._ends = np.append(self._starts[1:], len(executions))
 
     @classmethod

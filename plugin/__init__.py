@@ -86,6 +86,7 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.harness.mechanics.network.evidence import counted, late, logged
     from torchaos.harness.mechanics.network.nodes import NodeDeath
     from torchaos.harness.mechanics.network.shapes import ShapedFault
+    from torchaos.harness.mechanics.pods.base import PodDeath
     from torchaos.harness.mechanics.proxy.toxics import ProxyFault
     from torchaos.harness.mechanics.site import TargetGone
     from torchaos.harness.mechanics.storage.ballast import FillFault
@@ -106,8 +107,8 @@ __all__ = [
     "Condition", "ContainerDeath", "ContainerFault", "Count", "CutFault", "DeathFault", "Emit", "Event", "Evidence",
     "Execution", "Extent", "Fault", "File", "Files", "FillFault", "Finding", "First", "Format", "Handle", "Harm",
     "History", "Hit", "Hits", "ITEM_SIZES", "Injector", "Irreversible", "JobProcesses", "JobSpec", "Kind", "Landing",
-    "Launcher", "Lease", "LinkUp", "LiveNode", "Mount", "Names", "NcclNetFault", "NcclTransferFault", "Need",
-    "NetKind", "NftTable", "Node", "NodeDeath", "NodeSite", "Outcome", "OverlayFault", "Phase", "Positive", "Probe",
+    "Launcher", "Lease", "LinkUp", "LiveNode", "Mount", "Names", "NcclNetFault", "NcclTransferFault", "Need", "NetKind",
+    "NftTable", "Node", "NodeDeath", "NodeSite", "Outcome", "OverlayFault", "Phase", "PodDeath", "Positive", "Probe",
     "Problem", "Process", "ProxyFault", "Qdisc", "RankProcess", "RankSite", "Record", "Regex", "Save", "Seconds",
     "ShapedFault", "Shard", "Share", "Site", "Size", "StorageFault", "Target", "TargetGone", "TensorEntry", "Trouble",
     "Unreadable", "UsageError", "WaitingFault", "Watched", "What", "Where", "all_waited", "as_one", "counted", "died",

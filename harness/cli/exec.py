@@ -15,8 +15,8 @@ from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.launchers.handover import await_place, is_made
-from torchaos.harness.running.nodes.node_exec import PLAN_S, NodeExec, node_index, node_of
+from torchaos.harness.running.launchers.handover import PATIENCE_S, await_place, is_made
+from torchaos.harness.running.nodes.node_exec import NodeExec, node_index, node_of
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 
@@ -39,7 +39,7 @@ def exec_(
     names = hosts.split(",") if hosts else []
     run = RunDir(folder.absolute())
     if served is not None and node is None and not names:
-        node, names = await_place(run.root, PLAN_S)
+        node, names = await_place(run.root, PATIENCE_S)
     index = node if node is not None else node_of(names, os.environ) if names else node_index(os.environ)
     if index == 0 and scenario is not None and not is_made(run):
         make(run, scenario)

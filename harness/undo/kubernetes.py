@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torchaos.harness.machine.kubectl import Kubectl
 from torchaos.harness.undo.touches import Touches
 
 LABEL = "torchaos.run"
 _PODS = "pods"
-_DELETE_S = 120.0  # seconds; pods have 30 s to end by themselves, unless their manifest gives them more
+_LOOK_S = 0.5
+_GRACE_S = 10  # seconds from SIGTERM to SIGKILL; the agents in the pods need less to undo everything
+_DELETE_S = 35.0  # seconds; the healer gives a handle 45 s
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,35 @@ class KubernetesObjects:
         if self.restored():
             return
         self._kubectl.ask(
-            "delete", self._all, *self._ours, "--ignore-not-found", "--wait", f"--timeout={_DELETE_S:.0f}s",
-            timeout_s=_DELETE_S + 30,
+            "delete", self._all, *self._ours, "--ignore-not-found", "--wait=false", f"--grace-period={_GRACE_S}"
         )  # fmt: skip
+        self._await(self.restored)  # `kubectl delete --wait` does not wait if the user has no right to watch
+
+    def remove(self) -> None:
+        """Like `restore`, and waits until the names of the objects can be used again."""
+        self.restore()
+        self._await(self._gone)
 
     def restored(self) -> bool:
-        return not self._kubectl.ask("get", self._all, *self._ours, "--ignore-not-found", "--output=name").strip()
+        """Whether nothing is left that runs. A deleted pod whose containers have ended is over: the cluster still
+        cleans up behind it."""
+        if self._gone():
+            return True
+        found = self._get("json")  # empty if the last object has just gone
+        return all(map(_has_ended, json.loads(found)["items"] if found.strip() else []))
+
+    def _gone(self) -> bool:
+        return not self._get("name").strip()
+
+    def _get(self, output: str) -> str:
+        return self._kubectl.ask("get", self._all, *self._ours, "--ignore-not-found", f"--output={output}")
+
+    def _await(self, over: Callable[[], bool]) -> None:
+        end = time.monotonic() + _DELETE_S
+        while not over():
+            if time.monotonic() > end:
+                raise TimeoutError(f"the cluster has not deleted everything after {_DELETE_S:g} s")
+            time.sleep(_LOOK_S)
 
     @property
     def _kubectl(self) -> Kubectl:
@@ -54,6 +82,16 @@ class KubernetesObjects:
     @property
     def _ours(self) -> tuple[str, ...]:
         return (f"--selector={LABEL}={label_of(self.run_id)}",)
+
+
+def _has_ended(found: Mapping[str, Any]) -> bool:
+    """Whether an object is a deleted pod without a container that may still run."""
+    containers = found.get("status", {}).get("containerStatuses") or []
+    return (
+        "deletionTimestamp" in found["metadata"]
+        and bool(containers)
+        and all("terminated" in container["state"] for container in containers)
+    )
 
 
 def label_of(run_id: str) -> str:

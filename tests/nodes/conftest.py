@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ class Nodes:
 
     def seen(self, kind: Kind, fits: Callable[[Event], object] = lambda event: True) -> Event:
         """The first such event, as soon as it is there."""
-        found = wait_until(lambda: [event for event in self.events(kind) if fits(event)])
+        found = wait_until(lambda: [event for event in self.events(kind) if fits(event)], timeout_s=150.0)
         return found[0]  # type: ignore[no-any-return]
 
     def result(self) -> Result:
@@ -123,9 +124,11 @@ class Nodes:
 
 
 class Pods(Nodes):
-    """Two pods of an Indexed Job. Their processes and their run directory are in namespaces of their own."""
+    """Two pods of an Indexed Job. Their processes and their run directory are in namespaces of their own. `sidecars`:
+    more containers of each pod, which never end."""
 
     launcher = "kubernetes"
+    sidecars: Sequence[Mapping[str, Any]] = ()
 
     def where(self) -> dict[str, Any]:
         container = {"name": "trainer", "image": "none", "command": ["sleep", "infinity"]}
@@ -133,7 +136,7 @@ class Pods(Nodes):
             "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "llm"},
             "spec": {
                 "completions": 2, "parallelism": 2, "completionMode": "Indexed",
-                "template": {"spec": {"containers": [container]}},
+                "template": {"spec": {"containers": [container, *self.sidecars]}},
             },
         }  # fmt: skip
         (self.folder / "job.yaml").write_text(json.dumps(job))
@@ -168,7 +171,8 @@ def _stand_in(one: Nodes, program: str, script: str) -> Iterator[Nodes]:
     path.chmod(0o755)
     yield one
     for pid in one.processes():
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     for process in one.started:
         process.wait()
         assert process.stdout is not None

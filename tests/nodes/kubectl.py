@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,25 +29,38 @@ def main(cluster: Path, words: list[str]) -> int:
     if verb == "auth":
         print("no" if " ".join(rest[1:3]) in _forbidden(cluster) else "yes")
         return int(" ".join(rest[1:3]) in _forbidden(cluster))
-    if verb == "create":
+    if verb == "api-versions":
+        print("policy/v1")
+    elif verb == "create" and (path := options.get("--raw")):
+        _start(cluster, "end", path.split("/")[-2])
+    elif verb == "create":
         for made in yaml.safe_load_all(sys.stdin):
             _make(cluster, made)
+    elif verb == "get" and options["--output"].startswith("jsonpath="):
+        statuses = [one for pod in _pods(cluster) if pod.name == rest[1] for one in _statuses(pod)]
+        print(*[one["containerID"] for one in statuses if "running" in one["state"]])
+    elif verb == "get" and rest[0] == "pod":
+        print(*[json.dumps(_as_seen(pod)) for pod in _pods(cluster) if pod.name == rest[1]])
     elif verb == "get" and options["--output"] == "json":
         print(json.dumps({"items": [_as_seen(pod) for pod in _pods(cluster, label)]}))
-    elif verb == "get" and rest[0] == "pod":
-        print(*[_phase(pod) for pod in _pods(cluster) if pod.name == rest[1]])
+    elif verb == "get" and f"list {rest[0].partition(',')[0]}" in _forbidden(cluster):
+        raise SystemExit(f"Error from server (Forbidden): {rest[0]}")
     elif verb == "get":
         print(*[f"pod/{pod.name}" for pod in _pods(cluster, label)])
-    elif verb == "delete":
+    elif verb == "delete":  # without waiting, as kubectl does for a user without the right to watch
         for pod in _pods(cluster, label):
-            _end(pod)
+            if label or pod.name == rest[1]:
+                _start(cluster, "end", pod.name)
+    elif verb == "end":
+        _end(cluster / rest[0])
     elif verb == "exec":
         at = words.index("--")
         return _enter(cluster / rest[1], words[at + 1 :])
     elif verb == "logs":
-        while _phase(cluster / rest[1]) == "Running":
+        pod = cluster / next(word for word in rest if not word.startswith("-"))
+        while not _exited(pod):
             time.sleep(0.1)
-        print((cluster / rest[1] / "log").read_text())
+        print((pod / "log").read_text())
     elif verb == "live":
         return _live(cluster / rest[0])
     else:
@@ -67,16 +81,21 @@ def _make(cluster: Path, made: dict[str, Any]) -> None:
         pod.mkdir()
         env = {one["name"]: one["value"] for one in template["spec"]["containers"][0].get("env", [])}
         metadata = {
-            **template["metadata"], "name": pod.name,
+            **template["metadata"], "name": pod.name, "uid": str(pod.stat().st_ino),
             "annotations": {"batch.kubernetes.io/job-completion-index": str(index)},
         }  # fmt: skip
         about = {"metadata": metadata, "spec": template["spec"], "env": {**env, "JOB_COMPLETION_INDEX": str(index)}}
         (pod / "pod.json").write_text(json.dumps(about))
-        with open(pod / "log", "w") as log:
-            subprocess.Popen(
-                [sys.executable, __file__, str(cluster), "live", pod.name], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, start_new_session=True,
-            )  # fmt: skip
+        _start(cluster, "live", pod.name)
+
+
+def _start(cluster: Path, *words: str) -> None:
+    """Starts this program in the background."""
+    with open(cluster / words[-1] / "log", "a") as log:
+        subprocess.Popen(
+            [sys.executable, __file__, str(cluster), *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
 
 
 def _live(pod: Path) -> int:
@@ -102,20 +121,35 @@ def _pods(cluster: Path, label: str = "") -> Iterator[Path]:
             yield file.parent
 
 
+def _exited(pod: Path) -> str:
+    """The exit code of the first container, when that has ended."""
+    return (pod / "exit").read_text() if (pod / "exit").exists() else ""
+
+
 def _phase(pod: Path) -> str:
     if not (pod / "pid").exists():
         return "Pending"
-    exited = (pod / "exit").exists() and (pod / "exit").read_text()
-    return "Running" if not exited else "Succeeded" if exited == "0" else "Failed"
+    exited, containers = _exited(pod), json.loads((pod / "pod.json").read_text())["spec"]["containers"]
+    if not exited or len(containers) > 1:  # the others never end
+        return "Running"
+    return "Succeeded" if exited == "0" else "Failed"
+
+
+def _statuses(pod: Path) -> list[dict[str, Any]]:
+    """The states of the containers. All but the first never end."""
+    exited, containers = _exited(pod), json.loads((pod / "pod.json").read_text())["spec"]["containers"]
+    first: dict[str, Any] = {"terminated": {"exitCode": int(exited)}} if exited else {"running": {}}
+    states = [first, *({"running": {}} for _ in containers[1:])]
+    return [
+        {"name": one["name"], "containerID": f"{pod.stat().st_ino}-{one['name']}", "state": state}
+        for one, state in zip(containers, states, strict=True)
+    ]
 
 
 def _as_seen(pod: Path) -> dict[str, Any]:
     about = json.loads((pod / "pod.json").read_text())
-    return {
-        "metadata": about["metadata"],
-        "spec": about["spec"],
-        "status": {"phase": _phase(pod), "podIP": "127.0.0.1"},
-    }
+    status = {"phase": _phase(pod), "podIP": "127.0.0.1", "containerStatuses": _statuses(pod)}
+    return {"metadata": about["metadata"], "spec": about["spec"], "status": status}
 
 
 def _first_process(pod: Path) -> int:
@@ -143,9 +177,7 @@ def _end(pod: Path) -> None:
             os.kill(first, number)
         while _phase(pod) == "Running" and time.monotonic() < end:
             time.sleep(0.05)
-    for file in pod.iterdir():
-        file.unlink()
-    pod.rmdir()
+    shutil.rmtree(pod, ignore_errors=True)  # another deletion may be first
 
 
 if __name__ == "__main__":

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
+import pytest
+
 from torchaos.harness.agent.wire import Kind
+from torchaos.harness.record.events.journal import read_events
+
+pytestmark = pytest.mark.timeout(600)  # each call of the stand-in for kubectl starts an interpreter
 
 STEP = {"step": 8, "phase": "backward"}
+FREEZE = {"inject": "node.freeze", "target": {"node": 1}, "when": STEP}
 
 
 def test_a_rank_in_a_pod_is_killed(pods: Any) -> None:
@@ -26,21 +33,22 @@ def test_a_rank_in_a_pod_is_killed(pods: Any) -> None:
 
 
 def test_rights_that_are_missing(pods: Any) -> None:
-    """All missing rights are named, and nothing is made."""
+    """All missing rights are named, and nothing is made. There is nothing to undo, so a user who may not even list
+    objects is asked to repair nothing."""
     (pods.folder / "cluster").mkdir()
-    (pods.folder / "cluster" / "forbidden").write_text("create pods/exec\ndelete job.batch\n")
+    (pods.folder / "cluster" / "forbidden").write_text("create pods/exec\ndelete job.batch\nlist job.batch\n")
     run = pods.run({"inject": "process.kill", "target": {"rank": 1}, "when": STEP})
     said = run.communicate(timeout=200)[0]
     assert run.returncode == 3, said
-    assert "this user may not delete job.batch, create pods/exec" in said
+    assert "this user may not delete job.batch, list job.batch, create pods/exec" in said
+    assert "repair" not in said
     assert not list((pods.folder / "cluster").glob("*/pod.json"))
 
 
 def test_a_pod_that_ends_under_the_run(pods: Any) -> None:
     """A pod that is killed as a whole is no rollback that failed, because nothing of it is left. The run says that the
     node was lost, and judges nothing."""
-    fault = {"inject": "node.freeze", "target": {"node": 1}, "when": STEP, "for": "60s"}
-    run = pods.run(fault, steps=3000)
+    run = pods.run({**FREEZE, "for": "60s"}, steps=3000)
     pods.seen(Kind.APPLIED)
     pods.kill_pod(1)
     said = run.communicate(timeout=200)[0]
@@ -49,8 +57,59 @@ def test_a_pod_that_ends_under_the_run(pods: Any) -> None:
     assert pods.processes() == {}
 
 
+def test_the_output_of_a_pod_is_cut_off(pods: Any) -> None:
+    """A connection to the output of a container that ends is made again, and is no end of the job."""
+    run = pods.run({**FREEZE, "for": "1s"}, steps=2000)
+    pods.seen(Kind.APPLIED)
+    followers = {pid for pid, line in pods.processes().items() if " logs --follow" in line and "sh -c" not in line}
+    for pid in followers:
+        os.kill(pid, signal.SIGKILL)
+    said = run.communicate(timeout=200)[0]
+    assert followers
+    assert run.returncode == 0, said
+    assert pods.processes() == {}
+
+
+def test_a_sidecar_outlives_the_container_of_the_job(pods: Any) -> None:
+    """If the container of the job is killed as a whole, nothing is left of it although its pod still runs. The rollback
+    is verified."""
+    pods.sidecars = [{"name": "metrics", "image": "none"}]
+    run = pods.run({**FREEZE, "for": "60s"}, steps=3000)
+    pods.seen(Kind.APPLIED)
+    pods.kill_pod(1)
+    said = run.communicate(timeout=200)[0]
+    assert run.returncode == 2, said
+    assert "node 1 was lost" in said
+    assert [event.data["verified"] for event in pods.events(Kind.ROLLED_BACK)] == [True], said
+    assert pods.processes() == {}
+
+
+@pytest.mark.parametrize("fault", ["pod.delete", "pod.evict"])
+def test_a_pod_is_ended_by_a_fault(pods: Any, fault: str) -> None:
+    """The API server ends the pod of a node, and what it says is the evidence. The loss of that node is what the fault
+    is for, so nobody ends the run because of it."""
+    run = pods.run({"inject": fault, "target": {"node": 1}, "when": {"time": "2s"}}, steps=4000)
+    said = run.communicate(timeout=400)[0]
+    assert "was lost" not in said
+    assert "by itself" not in said.partition("Verdicts")[0], said
+    (seen,) = pods.events(Kind.CONTAINER)
+    assert (seen.data["node"], seen.data["action"]) == (1, "ended")
+    (result,) = pods.result().faults
+    assert result.evidence == "the API server says that the container of node 1 does not run any more"
+    assert pods.processes() == {}
+
+
+def test_a_pod_is_ended_at_no_step(pods: Any) -> None:
+    """No rank can wait until the cluster has ended a pod, so such a fault has no step; the plan says so."""
+    run = pods.run({"inject": "pod.delete", "target": {"node": 1}, "when": STEP})
+    said = run.communicate(timeout=200)[0]
+    assert run.returncode == 3, said
+    assert "no rank waits for that; write time or after" in " ".join(said.split())
+
+
 def test_a_job_in_pods_is_submitted_again(pods: Any) -> None:
-    """The objects of the first submission are deleted before those of the second, which have the same names."""
+    """The objects of the first submission are deleted before those of the second, which have the same names. The pods
+    of the second see nothing of the first, and yet attempts are counted on, and each event has its own number."""
     kills = [
         {"id": f"kill-{n}", "inject": "process.kill", "target": {"rank": 1}, "when": {**STEP, "attempt": n}}
         for n in (0, 1)
@@ -59,4 +118,8 @@ def test_a_job_in_pods_is_submitted_again(pods: Any) -> None:
     run = pods.run(*kills)
     said = run.communicate(timeout=300)[0]
     assert [event.data["submission"] for event in pods.events(Kind.JOB_STARTED)] == [0, 1], said
+    attempts = [event.attempt for event in pods.events(Kind.RANK_UP) if event.rank == 1]
+    assert attempts == sorted(set(attempts)), attempts
+    events = list(read_events(pods.record.events))
+    assert len({(event.source, event.seq) for event in events}) == len(events)
     assert pods.processes() == {}

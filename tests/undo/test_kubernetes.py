@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,43 @@ def test_the_cluster_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(OSError, match="Unable to connect"):
         KubernetesObjects("run-1", "job.batch").restored()
+
+
+def test_the_last_object_goes_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kubectl prints nothing at all if there are no objects, also where JSON is asked for."""
+    program = tmp_path / "kubectl"
+    program.write_text('#!/bin/sh\ncase "$*" in *=name) echo pod/llm-0 ;; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert KubernetesObjects("run-1", "job.batch").restored()
+
+
+_RUNS: dict[str, Any] = {"running": {}}
+_ENDED: dict[str, Any] = {"terminated": {"exitCode": 0}}
+
+
+@pytest.mark.parametrize(
+    ("deleted", "states", "over"),
+    [
+        (True, [_ENDED, _ENDED], True),
+        (True, [_ENDED, _RUNS], False),
+        (True, [], False),
+        (False, [_ENDED], False),
+    ],
+)
+def test_a_pod_that_is_being_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: bool, states: list[Any], over: bool
+) -> None:  # fmt: skip
+    """A deleted pod counts as gone when the last of its containers has ended, although the cluster still shows it. A
+    pod that nobody deleted does not."""
+    about = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}
+    pod = {"metadata": about, "status": {"containerStatuses": [{"state": state} for state in states]}}
+    program = tmp_path / "kubectl"
+    (tmp_path / "pods.json").write_text(json.dumps({"items": [pod]}))
+    program.write_text(f'#!/bin/sh\ncase "$*" in *=name) echo pod/llm-0 ;; *) cat {tmp_path}/pods.json ;; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert KubernetesObjects("run-1", "job.batch").restored() is over
 
 
 @pytest.mark.parametrize(("run_id", "kinds"), [("", "job.batch"), ("run-1", ""), ("run-1", "job --all")])

@@ -25,7 +25,7 @@ from torchaos.harness.mechanics.storage.own_disk import OwnDisk
 from torchaos.harness.record.environment import describe
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
-from torchaos.harness.record.plan import ENDED_BEFORE, Plan
+from torchaos.harness.record.plan import ENDED_BEFORE, Plan, PlannedFault
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.arming import Slots
 from torchaos.harness.running.engine.bases import BaseWriter
@@ -139,12 +139,14 @@ class Run:
         self._context = Context(self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits)
         if isinstance(self._job, FarJob):
             slots = [far_slots(fault, self._job) for fault in plan.faults]
-            self._lives = [FarLife(fault, self._job, self._context) for fault in plan.faults]
-        else:
-            pairs = zip(plan.faults, slots, strict=True)
-            self._lives = [FaultLife(fault, slot, self._context) for fault, slot in pairs]
+        self._lives = [self._life(fault, slot) for fault, slot in zip(plan.faults, slots, strict=True)]
         self._bases = BaseWriter(slots)
         self.journal.listen(self._bases.note)
+
+    def _life(self, fault: PlannedFault, slot: Slots) -> FaultLife | FarLife:
+        if isinstance(self._job, FarJob) and not self._job.applies(fault):
+            return FarLife(fault, self._job, self._context)
+        return FaultLife(fault, slot, self._context)
 
     def _launch(self) -> None:
         self._stage("launch")

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, NoReturn
 
+from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec, RankProcess
 from torchaos.harness.machine import proc
@@ -21,7 +22,9 @@ from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.running.launchers.command import Command
 from torchaos.harness.running.launchers.far_faults import FarFaults
+from torchaos.harness.running.launchers.fits import is_controllers
 from torchaos.harness.running.launchers.line import Handler, Line
+from torchaos.harness.running.launchers.node_run import LiveNode
 from torchaos.harness.running.launchers.submitted_job import SubmittedJob
 from torchaos.harness.running.launchers.words import mark_of
 
@@ -50,6 +53,7 @@ class FarJob(SubmittedJob):
         self._lines: list[Line] = []
         self._commands: list[Command] = []
         self._trouble = ""
+        self._taken: set[int] = set()  # nodes of this submission that a fault of this process ends
         self._ranks_lock = threading.Lock()
         journal.listen(self._note)
 
@@ -60,6 +64,20 @@ class FarJob(SubmittedJob):
     def ranks(self) -> dict[int, RankProcess]:
         with self._ranks_lock:
             return dict(self._ranks)
+
+    def applies(self, fault: PlannedFault) -> bool:
+        """Whether this process applies the fault, and not the agent of a node."""
+        return is_controllers(registry.find("injectors", fault.inject), self._launcher.name)
+
+    def _is_ours(self, fault: str) -> bool:
+        return fault in self.faults.planned and self.applies(self.faults.planned[fault])
+
+    def nodes(self) -> list[LiveNode]:
+        """The nodes. Their processes are known to their agents alone."""
+        return [LiveNode(node, self._run_id, dict, self._no_return, self._no_return) for node in self._nodes]
+
+    def _no_return(self, index: int) -> NoReturn:
+        raise ChaosError(f"node {index} is another machine, and its command can't be started again from here")
 
     def agents(self, nodes: Sequence[int] = ()) -> list[Any]:
         raise ChaosError("the processes of other machines are known to their agents alone")
@@ -100,6 +118,7 @@ class FarJob(SubmittedJob):
         ]
         on = Handler(self._up, self._journal.take, self._lost, self._lapsed)
         keep = None if self._launcher.shares_folder else self._run_dir
+        self._taken.clear()
         self._lines = [
             Line(node.index, node.argv([*TORCHAOS, "node", "--join", self._mark(node.index)]), on, keep)
             for node in self._nodes
@@ -158,7 +177,8 @@ class FarJob(SubmittedJob):
         self.faults.tell_all(self._line(node))
 
     def _lapsed(self, node: int, why: str) -> None:
-        self._give_up(f"the agent of node {node} undid everything by itself: {why}")
+        if node not in self._taken:
+            self._give_up(f"the agent of node {node} undid everything by itself: {why}")
 
     def _lost(self, node: int, why: str) -> None:
         """Handles the loss of a node's agent. Its reaper undoes its changes; if the reaper is dead too, another process
@@ -166,7 +186,8 @@ class FarJob(SubmittedJob):
         if self._ending.is_set():
             return
         with self.faults.mending:
-            self._give_up(f"node {node} was lost: {why}")
+            if node not in self._taken:
+                self._give_up(f"node {node} was lost: {why}")
             self._mend(node)
 
     def _mend(self, node: int) -> None:
@@ -204,6 +225,8 @@ class FarJob(SubmittedJob):
             with self._ranks_lock:
                 if (known := self._ranks.get(event.rank)) and known.pid == event.data["pid"]:
                     del self._ranks[event.rank]
+        elif event.kind is Kind.APPLYING and self._is_ours(event.data["fault"]):
+            self._taken.add(event.data["node"])
         else:
             self.faults.note(event)
 

@@ -11,6 +11,7 @@ from torchaos.harness.contracts import Launcher
 _MADE = {
     "links": ("needs links between nodes", "write launcher: netns, and two nodes or more"),
     "docker": ("hits containers", "write launcher: docker"),
+    "kubectl": ("hits pods", "write launcher: kubernetes"),
 }
 
 
@@ -25,6 +26,13 @@ def misfit(injector: Any, launcher: str) -> str | None:
         if name in injector.needs and name not in found.needs:
             return f"{injector.name} {needs}, and the launcher {launcher} makes none; {instead}"
     return None
+
+
+def is_controllers(injector: Any, launcher: str) -> bool:
+    """Whether the controller itself applies the fault, because that takes what the launcher uses, such as kubectl. All
+    other faults of a launcher whose nodes are other machines are applied on the node."""
+    found = registry.find("launchers", launcher)
+    return bool(found.on_nodes and injector.needs & found.needs)
 
 
 def needs_of(launcher: str, command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:

@@ -16,6 +16,7 @@ from torchaos.harness.record.rundir import RunDir
 
 _SENT = ("agent/manifests", "agent/reads", "agent/stamps", "logs")
 _PIECE = 1 << 18
+PATIENCE_S = 900.0  # seconds that a node waits for the others, which may still get machines and images
 
 
 def is_made(folder: RunDir) -> bool:
@@ -30,12 +31,13 @@ def is_made(folder: RunDir) -> bool:
     return True
 
 
-def packed(root: Path, node: int, hosts: Sequence[str]) -> bytes:
-    """The data that a node needs: its number, the names or addresses of all nodes, the plans, and the folder of
-    torchaos's injectors on this machine."""
+def packed(root: Path, node: int, hosts: Sequence[str], submission: int = 0, base: int = 0) -> bytes:
+    """The data that a node needs: its number, the names or addresses of all nodes, the number of attempts before this
+    submission, the plans, and the folder of torchaos's injectors on this machine."""
     run = RunDir(root)
     plans = {"plan": run.plan.read_text(), "agent_plan": run.agent_plan.read_text()}
-    return json.dumps({"node": node, "hosts": hosts, "injectors": _injectors(), **plans}).encode()
+    attempts = {"submission": submission, "base": base}
+    return json.dumps({"node": node, "hosts": hosts, "injectors": _injectors(), **attempts, **plans}).encode()
 
 
 def receive(root: Path, given: IO[bytes]) -> bool:
@@ -51,9 +53,17 @@ def receive(root: Path, given: IO[bytes]) -> bool:
         if missing:
             raise UsageError(f"{missing[0]}: this injector is not on the node; install its package in the image")
         run.plan.write_text(plan)
+        base = base_file(root, said["submission"])
+        base.parent.mkdir(mode=0o700)
+        base.write_text(str(said["base"]))
         _write(run.agent_plan, agent_plan)
     _write(_place(run), json.dumps({"node": said["node"], "hosts": said["hosts"]}))
     return shared
+
+
+def base_file(root: Path, submission: int) -> Path:
+    """The file with the number of attempts before a submission."""
+    return root / "clock" / f"base-{submission}"
 
 
 def await_place(root: Path, wait_s: float) -> tuple[int, list[str]]:

@@ -8,14 +8,17 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
+from torchaos.harness import registry
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec, Node, UsageError
 from torchaos.harness.machine.kubectl import Kubectl
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.handover import packed
+from torchaos.harness.running.launchers.pod import OVER, Pod
 from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.kubernetes import LABEL, KubernetesObjects, label_of
@@ -24,28 +27,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 _SPARE_S = 300.0  # seconds after the job's time-out, at which Kubernetes ends the pods
 _READY_S = 600.0  # seconds for the pods to get machines and images
 _LOOK_S = 0.5
-_OVER = ("Succeeded", "Failed")
 _OF_THE_AGENT = frozenset({ENV_PLAN, ENV_RUN_ID, ENV_ATTEMPT_BASE, "PYTHONPATH"})
-
-
-@dataclass(frozen=True)
-class Pod:
-    """A node that is a pod. `python`: the interpreter in the container that has torchaos."""
-
-    index: int
-    name: str
-    container: str
-    python: str
-    kubectl: Kubectl
-    env: Mapping[str, str] = field(default_factory=dict)
-    link: ClassVar[None] = None
-
-    def argv(self, command: Sequence[str]) -> list[str]:
-        words = [self.python if word == sys.executable else word for word in command]
-        return self.kubectl.argv("exec", "--stdin", self.name, f"--container={self.container}", "--", *words)
-
-    def host_pid(self, pid: int) -> int | None:
-        return None
 
 
 class Kubernetes(FarLauncher):
@@ -64,13 +46,16 @@ class Kubernetes(FarLauncher):
     }
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        """The objects. Raises UsageError if a right is missing, because undoing needs some of the rights too, and
+        ChaosError if the cluster does not answer."""
+        plan = Plan.read(RunDir(spec.log.parent.parent).plan)
+        _check_rights(_kubectl(spec), _manifest(spec).kinds.split(","), _rights_of(plan))
         return (_objects(spec), JobProcesses(spec.env[ENV_RUN_ID]))
 
     def create(self, spec: JobSpec) -> Sequence[Pod]:
-        """Makes the objects, waits until the pods run, and gives them the run directory. Raises UsageError if a right
-        is missing, and ChaosError if the pods do not come up."""
+        """Makes the objects, waits until the pods run, and gives them the run directory. Raises ChaosError if the pods
+        do not come up."""
         kubectl, manifest = _kubectl(spec), _manifest(spec)
-        _check_rights(kubectl, manifest.kinds.split(","))
         run_dir = spec.log.parent.parent
         env = {name: value for name, value in spec.own_env.items() if name not in _OF_THE_AGENT}
         wrapper = (
@@ -82,12 +67,13 @@ class Kubernetes(FarLauncher):
             label, wrapper, env, PurePosixPath(run_dir.parent), round(spec.timeout_s + _SPARE_S), _container(spec)
         )  # fmt: skip
         try:
-            _objects(spec).restore()  # those of an earlier submission have the same names
+            _objects(spec).remove()  # those of an earlier submission have the same names
             kubectl.ask("create", "--filename=-", given=manifest.changed(change).encode(), timeout_s=60.0)
             found = sorted(_await_pods(kubectl, label, spec.nodes), key=_order)
-            pods = [_pod(index, raw, spec, kubectl) for index, raw in enumerate(found)]
+            python = str(spec.pods["python"])
+            pods = [Pod.of(index, raw, _container(spec), python, kubectl) for index, raw in enumerate(found)]
             addresses = [str(raw["status"]["podIP"]) for raw in found]
-            shared = [_hand_over(pod, run_dir, addresses) for pod in pods]
+            shared = [_hand_over(pod, run_dir, addresses, spec) for pod in pods]
             self.shares_folder = all(shared)
         except OSError as error:
             raise ChaosError(str(error)) from error
@@ -95,17 +81,11 @@ class Kubernetes(FarLauncher):
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
         """Commands that end when the containers end. The pods run the job already."""
-        pods = [node for node in nodes if isinstance(node, Pod)]
-        return [pod.kubectl.argv("logs", "--follow", pod.name, f"--container={pod.container}") for pod in pods]
+        return [node.until_over() for node in nodes if isinstance(node, Pod)]
 
     def gone(self, node: Node) -> bool:
-        """Whether the pod has ended or was deleted; then everything in it is gone."""
         assert isinstance(node, Pod)
-        try:
-            said = node.kubectl.ask("get", "pod", node.name, "--ignore-not-found", "--output=jsonpath={.status.phase}")
-        except OSError:
-            return False
-        return said.strip() in ("", *_OVER)
+        return node.gone()
 
 
 def _objects(spec: JobSpec) -> KubernetesObjects:
@@ -127,11 +107,6 @@ def _container(spec: JobSpec) -> str:
     return str(spec.pods.get("container", ""))
 
 
-def _pod(index: int, raw: Mapping[str, Any], spec: JobSpec, kubectl: Kubectl) -> Pod:
-    container = _container(spec) or raw["spec"]["containers"][0]["name"]
-    return Pod(index, raw["metadata"]["name"], container, str(spec.pods["python"]), kubectl)
-
-
 def _order(raw: Mapping[str, Any]) -> tuple[int, list[int | str]]:
     """The order of the pods: as their Indexed Job numbers them, otherwise by name, with the numbers in a name compared
     as numbers."""
@@ -141,10 +116,17 @@ def _order(raw: Mapping[str, Any]) -> tuple[int, list[int | str]]:
     return int(given), [int(part) if part.isdigit() else part for part in name]
 
 
-def _check_rights(kubectl: Kubectl, kinds: Sequence[str]) -> None:
+def _rights_of(plan: Plan) -> list[tuple[str, str]]:
+    """The rights that the faults need: pairs of verb and resource."""
+    found = (registry.find("injectors", fault.inject) for fault in plan.faults)
+    return [right for injector in found for right in getattr(injector, "rights", ())]
+
+
+def _check_rights(kubectl: Kubectl, kinds: Sequence[str], more: Sequence[tuple[str, str]]) -> None:
     """Raises UsageError with all missing rights, and ChaosError if the cluster does not answer."""
     wanted = [(verb, kind) for kind in kinds for verb in ("create", "delete", "list")]
     wanted += [(verb, "pods") for verb in ("get", "list", "delete")] + [("create", "pods/exec"), ("get", "pods/log")]
+    wanted += more
     try:
         missing = [f"{verb} {what}" for verb, what in dict.fromkeys(wanted) if not kubectl.may(verb, what)]
     except OSError as error:
@@ -159,7 +141,7 @@ def _await_pods(kubectl: Kubectl, label: tuple[str, str], count: int) -> list[di
     while True:
         listed = json.loads(kubectl.ask("get", "pods", f"--selector={'='.join(label)}", "--output=json"))["items"]
         states = [_state(pod) for pod in listed]
-        over = next((state for pod, state in zip(listed, states, strict=True) if pod["status"]["phase"] in _OVER), None)
+        over = next((state for pod, state in zip(listed, states, strict=True) if pod["status"]["phase"] in OVER), None)
         if over:
             raise ChaosError(f"{over}, before the others were up")
         if len(listed) >= count and all(pod["status"]["phase"] == "Running" for pod in listed):
@@ -184,8 +166,9 @@ def _state(pod: Mapping[str, Any]) -> str:
     return f"pod {pod['metadata']['name']} is {status['phase']}{why}"
 
 
-def _hand_over(pod: Pod, run_dir: Path, addresses: Sequence[str]) -> bool:
+def _hand_over(pod: Pod, run_dir: Path, addresses: Sequence[str], spec: JobSpec) -> bool:
     """Gives a pod the run directory, unless it shares the folder with this machine. Returns whether it shares the
     folder."""
     argv = pod.argv([sys.executable, "-m", "torchaos.harness", "node", "--receive", str(run_dir)])
-    return "shared" in Kubectl.said(argv, packed(run_dir, pod.index, addresses), 60.0)
+    given = packed(run_dir, pod.index, addresses, spec.submission, int(spec.env[ENV_ATTEMPT_BASE]))
+    return "shared" in Kubectl.said(argv, given, 60.0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
+from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_RUN_ID, Kind
 from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, Node
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
@@ -66,6 +67,7 @@ class SubmittedJob(RunningJob):
     def _submit(self) -> None:
         self._base = self._next_attempt()
         spec = self._spec_for(self._submission)
+        spec = replace(spec, env={**spec.env, ENV_ATTEMPT_BASE: str(self._base)})
         if resources := self._launcher.resources(spec):
             if self._guard is None:
                 raise ChaosError(f"the launcher {self._launcher.name} makes resources whose undo is not on disk")

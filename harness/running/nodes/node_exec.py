@@ -26,7 +26,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.command import Command
 from torchaos.harness.running.launchers.elastic_env import elastic_env
-from torchaos.harness.running.launchers.handover import is_made
+from torchaos.harness.running.launchers.handover import base_file, is_made
 from torchaos.harness.running.launchers.job_env import job_env
 from torchaos.harness.running.launchers.local import LocalNode
 from torchaos.harness.running.launchers.node_run import start
@@ -75,7 +75,7 @@ class NodeExec:
         self._folder, self._node = folder, node
         self._plan = _await_plan(folder)
         mark = self._plan.run_id if served is None else mark_of(self._plan.run_id, node, served)
-        self._submission = _submissions(folder, node)
+        self._submission = max(_submissions(folder, node), served or 0)
         source = f"node{node}" + (f".{self._submission}" if self._submission else "")
         if served is None:
             self._journal = Journal(folder.events, source, follow=f"node{node}-*.jsonl")
@@ -206,7 +206,7 @@ def _submissions(folder: RunDir, node: int) -> int:
 def _base(folder: RunDir, submission: int) -> int:
     """The number of attempts that earlier submissions used. The first node that calls this writes the number, so that
     all nodes use the same."""
-    file = folder.root / "clock" / f"base-{submission}"
+    file = base_file(folder.root, submission)
     file.parent.mkdir(mode=0o700, exist_ok=True)
     seen = [event.attempt for event in read_events(folder.events) if event.attempt is not None] if submission else []
     partial = file.with_name(f".{file.name}.{os.getpid()}.{os.uname().nodename}")

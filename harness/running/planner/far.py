@@ -9,6 +9,7 @@ from torchaos.harness import registry
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import Need, UsageError
 from torchaos.harness.record.plan import PlannedFault, PlannedJob
+from torchaos.harness.running.launchers.fits import is_controllers
 
 _NOT_SEEN = {
     Need.HANGS: "an assertion asks for the culprits of a hang, which are looked for on one machine only",
@@ -25,8 +26,12 @@ def check_far(
     if job.checkpoints_size:
         wrong = "job.checkpoints.size makes a disk on this machine"
     for fault in faults:
+        found = registry.find("injectors", fault.inject)
+        if is_controllers(found, launcher) and isinstance(fault.trigger, Moment):
+            why = "the cluster does it, and no rank waits for that; write time or after, and no step"
+            raise UsageError(f"{file}: fault {fault.id}: {why}")
         nodes = fault.target.nodes or {rank // job.per_node for rank in fault.target.ranks}
-        outside = fault.where == "node" and registry.find("injectors", fault.inject).hits != "files"
+        outside = fault.where == "node" and found.hits != "files"
         if outside and isinstance(fault.trigger, Moment) and len(nodes) > 1:
             wrong = f"fault {fault.id} hits several nodes at the moment of one rank; write a fault for each node"
     if wrong:

@@ -1,0 +1,107 @@
+"""A node that is a pod of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torchaos.harness.machine.kubectl import Kubectl
+
+OVER = ("Succeeded", "Failed")
+# Follows the output of a container until the container with that id does not run any more. A connection that is cut is
+# made again: proxies end connections on which nothing was sent for some minutes.
+_UNTIL_OVER = """pod=$1 container=$2 id=$3
+shift 3
+while
+    "$@" logs --follow --tail=0 "$pod" --container="$container"
+    running=$("$@" get pod "$pod" --ignore-not-found \
+        --output=jsonpath='{.status.containerStatuses[?(@.state.running)].containerID}') || running=$id
+    [ "${running#*"$id"}" != "$running" ]
+do sleep 1; done
+"""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A node that is a container of a pod. `id`: of that container, which is another one after a restart. `python`: the
+    interpreter in the container that has torchaos."""
+
+    index: int
+    name: str
+    container: str
+    python: str
+    kubectl: Kubectl
+    uid: str = ""
+    id: str = ""
+    namespace: str = "default"
+    env: Mapping[str, str] = field(default_factory=dict)
+    link: ClassVar[None] = None
+
+    @classmethod
+    def of(cls, index: int, raw: Mapping[str, Any], container: str, python: str, kubectl: Kubectl) -> Pod:
+        """The pod that the API server describes as `raw`. `container`: empty: its first."""
+        name = container or raw["spec"]["containers"][0]["name"]
+        about = raw["metadata"]
+        id_ = _status(raw, name).get("containerID", "")
+        namespace = about.get("namespace", "default")
+        return cls(index, about["name"], name, python, kubectl, about["uid"], id_, namespace)
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        words = [self.python if word == sys.executable else word for word in command]
+        return self.kubectl.argv("exec", "--stdin", self.name, f"--container={self.container}", "--", *words)
+
+    def until_over(self) -> list[str]:
+        """A command that ends when the container has ended."""
+        return ["sh", "-c", _UNTIL_OVER, "sh", self.name, self.container, self.id, *self.kubectl.argv()]
+
+    def host_pid(self, pid: int) -> int | None:
+        return None
+
+    def delete(self, grace_s: int | None) -> None:
+        """Asks for the deletion of the pod. `grace_s`: seconds from SIGTERM to SIGKILL; None: the pod's own. Raises
+        OSError if the pod is gone already or the API server refuses."""
+        self._check()
+        grace = [] if grace_s is None else [f"--grace-period={grace_s}", *(["--force"] if grace_s == 0 else [])]
+        self.kubectl.ask("delete", "pod", self.name, "--wait=false", *grace)
+
+    def evict(self) -> None:
+        """Asks for the eviction of the pod. Raises OSError if the pod is gone already or the API server refuses."""
+        self._check()
+        versions = self.kubectl.ask("api-versions").split()
+        version = "policy/v1" if "policy/v1" in versions else "policy/v1beta1"  # before Kubernetes 1.22
+        eviction = {
+            "apiVersion": version, "kind": "Eviction", "metadata": {"name": self.name, "namespace": self.namespace},
+        }  # fmt: skip
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}/eviction"
+        self.kubectl.ask("create", f"--raw={path}", "--filename=-", given=json.dumps(eviction).encode())
+
+    def _check(self) -> None:
+        if self.gone():
+            raise OSError(f"the container of node {self.index} had ended before the fault could hit it")
+
+    def gone(self) -> bool:
+        """Whether the container has ended, which is so too if its pod was deleted; then everything in it is gone. Other
+        containers of the pod may still run. False if the cluster does not answer."""
+        try:
+            said = self.kubectl.ask("get", "pod", self.name, "--ignore-not-found", "--output=json")
+        except OSError:
+            return False
+        if not said.strip():
+            return True
+        now = json.loads(said)
+        status = _status(now, self.container)
+        return (
+            now["metadata"]["uid"] != self.uid
+            or now["status"]["phase"] in OVER
+            or "terminated" in status.get("state", {})
+            or status.get("containerID", self.id) != self.id
+        )
+
+
+def _status(raw: Mapping[str, Any], container: str) -> Mapping[str, Any]:
+    """The status of a container of the pod; empty before it has one."""
+    found: Sequence[Mapping[str, Any]] = raw["status"].get("containerStatuses") or []
+    return next((one for one in found if one["name"] == container), {})

@@ -1,0 +1,19 @@
+"""pod.evict: the pod of a node is evicted, as when its machine is drained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torchaos.plugin import PodDeath
+
+
+@dataclass(frozen=True)
+class Evict(PodDeath):
+    """The API server refuses an eviction that a disruption budget forbids. Then the fault does not land."""
+
+    name = "pod.evict"
+    rights = (("create", "pods/eviction"),)
+
+    def end(self, pod: Any) -> None:
+        pod.evict()

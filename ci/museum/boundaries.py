@@ -27,6 +27,7 @@ SPANS = {
     "ignite-3183": "pytorch-ignite=0.4.12..0.5.2",
     "litdata-217": "litdata=0.2.12..0.2.20",
     "pytorch-optimizer-558": "pytorch-optimizer=3.9.0..4.1.0",
+    "pytorch-optimizer-576": "pytorch-optimizer=3.9.0..4.1.0",
     "torchdata-1437": "torchdata=0.8.0..0.11.0",
 }
 

@@ -118,6 +118,24 @@ def skips_an_epoch_at_its_end():
     gpt.GlobalBatches.load_state_dict = loads
 
 
+def counts_epochs_from_its_own_start():
+    """Orders the epoch in which it resumes as it should, and the epochs after it as if this attempt's were the first
+    ones."""
+    import gpt
+
+    iterate = gpt.GlobalBatches.__iter__
+
+    def iterates(self):
+        per_epoch = self.samples // self.batch_size
+        begun, seed = self.position // per_epoch, self.seed
+        for place, batch in enumerate(iterate(self), self.position):
+            yield batch
+            if (place + 1) % per_epoch == 0:
+                self.seed = seed - begun
+
+    gpt.GlobalBatches.__iter__ = iterates
+
+
 def removes_what_it_loaded():
     """Removes its checkpoints when it has loaded the newest: until its next save there are none."""
     import fault_tolerance

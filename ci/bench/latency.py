@@ -194,9 +194,9 @@ def from_outside(freezes: int) -> dict[str, list[float]]:
 
 
 def _times(folder: Path, stops: Stops, freezes: int, output: str) -> dict[str, list[float]]:
-    lines = [line for path in (folder / "events").glob("*.jsonl") for line in path.read_text().splitlines()]
+    lines = [line for path in (folder / "events").glob("*.jsonl") for line in path.read_bytes().split(b"\n")]
     at: dict[str, dict[str, dict[str, Any]]] = {"fault.held": {}, "fault.applied": {}}
-    for event in (json.loads(line) for line in lines if line.startswith("{")):  # all other lines are packed steps
+    for event in (json.loads(line) for line in lines if line.startswith(b"{")):  # all other lines are packed steps
         if event["kind"] in at:
             at[event["kind"]].setdefault(event["data"]["fault"], event)
     held, applied = at["fault.held"], at["fault.applied"]

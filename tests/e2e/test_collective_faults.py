@@ -94,8 +94,7 @@ def _look(folder: Path, seen: list[Look]) -> None:
         events = [
             Event.from_line(line)
             for path in folder.glob("out*/*/events/*.jsonl")
-            for line in path.read_bytes().splitlines(keepends=True)
-            if line.endswith(b"\n")
+            for line in path.read_bytes().split(b"\n")[:-1]
         ]
         applying = next((event for event in events if event.kind is Kind.APPLYING), None)
         if applying is not None:

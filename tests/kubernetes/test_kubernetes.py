@@ -23,8 +23,8 @@ FROZEN = {"inject": "node.freeze", "target": {"node": 1}, "when": STEP}
 
 
 def test_a_rank_in_a_pod_is_killed(cluster: Any) -> None:
-    """Pods without a shared folder: the death of the rank in the second pod is the evidence, although pids in both pods
-    are equal. What the pods recorded comes back, and the pods are deleted."""
+    """Pods without a shared folder, each with its own numbers of processes: the death of the rank in the second pod is
+    the evidence. What the pods recorded comes back, and the pods are deleted."""
     run = Run(cluster, "kill", KILL)
     said = run.end()
     assert run.process.returncode in (0, 2), said  # the stand-in's other node does not wait for the first

@@ -334,6 +334,20 @@ def test_means_are_compared_when_the_world_changed(trainer: Any) -> None:
     assert LossContinuity().judge(lost, [twin]).outcome is Outcome.FAILED
 
 
+@pytest.mark.parametrize("parts", [1, 0.5, 0.25])
+def test_parts_of_a_batch_on_fewer_ranks(trainer: Any, parts: float) -> None:
+    """One rank accumulates what two ranks did. Each of its two losses is that of a part, or the share of the part in
+    the loss of the whole; a loss that is neither differs."""
+    run = trainer(kills=KILL, worlds={1: 1}, global_batch=True).record()
+    events = tuple(
+        replace(event, data={**event.data, "losses": [parts * loss for loss in event.data["losses"] * 2]})
+        if event.kind is Kind.STEP and event.attempt == 1 else event
+        for event in run.events
+    )  # fmt: skip
+    finding = LossContinuity().judge(replace(run, events=events), [trainer().record()])
+    assert finding.outcome is (Outcome.FAILED if parts == 0.25 else Outcome.PASSED), finding.reason
+
+
 def test_log_lines_alone_can_be_judged(trainer: Any) -> None:
     """Without an agent the printed losses are compared, and the reason says that it is only those."""
     twin = trainer(log_only=1).record()

@@ -171,12 +171,19 @@ def _of_rank(
 def _of_mean(
     step: int, run: Mapping[int, Execution], twin: Mapping[int, Execution], loss: Tolerance, allowed: float
 ) -> Iterator[Difference]:
-    ours, theirs = _mean(run), _mean(twin)
-    if ours is not None and theirs is not None and relative(ours, theirs, loss.typical) > allowed:
+    mine, other = _losses(run), _losses(twin)
+    if not mine or not other:
+        return
+    ours, theirs = sum(mine) / len(mine), sum(other) / len(other)
+    if relative(ours, theirs, loss.typical) <= allowed:
+        return
+    # A job that accumulates gradients may divide each loss by the number of parts that a rank has.
+    if relative(sum(mine) / len(run), sum(other) / len(twin), loss.typical) > allowed:
         yield Difference("loss", step, None, ours, theirs, relative(ours, theirs))
 
 
-def _mean(by_rank: Mapping[int, Execution]) -> float | None:
+def _losses(by_rank: Mapping[int, Execution]) -> list[float]:
+    """All losses of a step; empty if one of them was not seen."""
     losses = [loss for execution in by_rank.values() for loss in execution.losses]
     seen = [loss for loss in losses if loss is not None]
-    return sum(seen) / len(seen) if seen and len(seen) == len(losses) else None
+    return seen if len(seen) == len(losses) else []

@@ -77,12 +77,18 @@ def never_reached(run: Record, fault: PlannedFault) -> bool:
 
 
 def ranks_repeat(run: Record) -> str | None:
-    """Why the history can't be trusted: two processes made steps as the same rank of the same attempt."""
+    """Why the history can't be trusted: two programs made steps as the same rank of the same attempt. A program that
+    replaces itself (exec) writes to a file of the same name with an x added (agent/arming.py)."""
     sources = run.sources_of_steps
     twice = next((key for key, found in sorted(sources.items()) if len(found) > 1), None)
     if twice is None:
         return None
     attempt, rank = twice
+    if len({source.rstrip("x") for source in sources[twice]}) == 1:
+        return (
+            f"rank {rank} of attempt {attempt} replaced its own program (exec) and then made more steps: the steps "
+            "before and after that can't be told apart"
+        )
     return (
         f"rank {rank} of attempt {attempt} was {len(sources[twice])} processes, which all made steps, as in a job of "
         "several torchruns: it is not known which process made which step"

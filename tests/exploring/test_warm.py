@@ -222,6 +222,8 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
     monkeypatch.setattr(
         resumes, "difference", lambda _cold, _warm: "a warm resume made none of the steps of a cold one"
     )
+    command = RankCommand(sys.executable, (), "", ("train.py",), str(tmp_path), {"RANK": "0"})
+    monkeypatch.setattr(RankCommand, "of", lambda _pid: command)
     trials: Any = SimpleNamespace(plan=SimpleNamespace(job=SimpleNamespace(world_size=1)))
     cold: Any = Cold()
     warm = resumes.Warm(trials, cold, 3, tmp_path)

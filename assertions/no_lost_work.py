@@ -79,10 +79,11 @@ class NoLostWork(Assertion):
             return failed(f"attempt {attempt.number} {begun}: {lost} steps were lost, and {self.steps} are allowed")
         if resume.newer and base < resume.newer.step:
             lacks = ", ".join(resume.newer.lacks)
-            state = f"lacks {lacks}, which most checkpoints have" if lacks else "had been written"
+            state = f"it lacks {lacks}, which most checkpoints have" if lacks else "its files had been written"
             return inconclusive(
                 f"attempt {attempt.number} {begun}, and not from the newer checkpoint of step {resume.newer.step} "
-                f"({name_of(resume.newer.path)}), which {state}: nothing shows whether the job had finished that save"
+                f"({name_of(resume.newer.path)}), which may have been incomplete: {state}, and nothing shows whether "
+                "the job had finished that save"
             )
         if resume.best is None and base == 0 and _all_were_seen(run):
             return passed(

@@ -62,7 +62,10 @@ def test_a_checkpoint_that_may_not_be_complete_decides_nothing(trainer: Any) -> 
     run = _from(trainer(kills=[(16, 1)]).record(), 10)
     finding = NoLostWork().judge(run, [])
     assert finding.outcome is Outcome.INCONCLUSIVE
-    assert "and not from the newer checkpoint of step 15 (step-15), which had been written" in finding.reason
+    assert (
+        "and not from the newer checkpoint of step 15 (step-15), which may have been incomplete: its files"
+        in finding.reason
+    )
 
 
 def _by_a_child(run: Any, forked_at: int | None, ended: bool) -> Any:
@@ -200,7 +203,10 @@ def test_a_checkpoint_that_lacks_what_most_have_decides_nothing(trainer: Any) ->
     run = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.SAVE_END or e.attempt == 0))
     finding = NoLostWork().judge(_with_extra(run, {5, 10}, "{path}/index"), [])
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
-    assert "of step 15 (step-15), which lacks index, which most checkpoints have" in finding.reason
+    assert (
+        "of step 15 (step-15), which may have been incomplete: it lacks index, which most checkpoints have"
+        in finding.reason
+    )
 
 
 def _holding(run: Any, best: tuple[str, ...]) -> Any:

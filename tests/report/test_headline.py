@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from recorded import judged, recorded
 
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
@@ -29,6 +30,16 @@ def test_each_recovery_gets_a_sentence(tmp_path: Path) -> None:
     assert kill.endswith("It caught up 20.68 s after the fault.")
     assert freeze.startswith("2. process.freeze hit rank 0 of 2")
     assert "The job went on without a restart after" in freeze
+
+
+def test_a_fault_before_the_job_had_recovered_has_no_recovery_of_its_own(tmp_path: Path) -> None:
+    """What was done to a job that was still down is not said to have been outlived without a restart."""
+    folder = recorded(tmp_path / "run")
+    run, result = Record.load(folder), judged(folder)
+    kill, freeze = (event.mono_s for event in run.of_kind(Kind.APPLYING))
+    late = replace(result.recoveries[0], parts={**result.recoveries[0].parts, "caught_up": freeze - kill + 1.0})
+    _kill, second = happened(run, replace(result, recoveries=(late, *result.recoveries[1:])))
+    assert second.endswith("The job had not yet recovered from the fault before.")
 
 
 def test_a_job_that_never_came_back_is_told(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_picture_shows_the_run(tmp_path: Path) -> None:
     assert result.verdict is Verdict.FAILED
     assert any(text.startswith("1. process.kill hit rank 1 of 2 in step 12") for text in words)
     assert any("1 of 6 assertions failed: loss continuity" in text for text in words)
-    assert {"recovery", "steps done again", "samples skipped / repeated"} <= set(words)
+    assert {"longest recovery", "most steps done again", "samples skipped / repeated"} <= set(words)
     assert "process.kill: step 12" in words
     assert "first difference: step 9" in words
     assert len(list(picture.iter("{http://www.w3.org/2000/svg}polyline"))) >= 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from torchaos.harness.agent.wire import Kind
@@ -40,7 +41,8 @@ def failures_first(cases: Sequence[Case]) -> list[Case]:
 def happened(run: Record, result: Result) -> list[str]:
     """A sentence for each fault that landed and its recovery (the first few only), and for each fault that never
     landed."""
-    found = [_sentence(run, landing, one) for landing, one in zip(landings(run), result.recoveries, strict=False)]
+    pairs = list(zip(landings(run), result.recoveries, strict=False))
+    found = [_sentence(run, landing, one, pairs[:number]) for number, (landing, one) in enumerate(pairs)]
     how = "No step was seen." if result.steps is None else f"The job made {_steps(result.steps)}."
     if not found and died_by_itself(run):
         return [f"The job died by itself, before any fault. {how}"]
@@ -78,7 +80,10 @@ def gauges(result: Result) -> list[Gauge]:
     ]
 
 
-def _sentence(run: Record, landing: Landing, recovery: Recovery) -> str:
+def _sentence(run: Record, landing: Landing, recovery: Recovery, earlier: Sequence[tuple[Landing, Recovery]]) -> str:
+    ends = [other.at_s + (one.parts.get("caught_up") or inf) for other, one in earlier]
+    if went_on(recovery.parts) and any(landing.at_s < end_s for end_s in ends):
+        return f"{_hit(run, landing, recovery.lasted_s)} The job had not yet recovered from the fault before."
     return f"{_hit(run, landing, recovery.lasted_s)}{_came_back(run, landing, recovery)}"
 
 
@@ -134,16 +139,18 @@ def _again(recovery: Recovery) -> str:
 def _recovery(recoveries: Sequence[Recovery], bound: float | None) -> Gauge:
     times = [recovery.parts.get("caught_up") for recovery in recoveries]
     known = [at for at in times if at is not None]
+    name = "recovery" if len(times) == 1 else "longest recovery"
     if len(known) < len(times):
-        return Gauge("recovery", "never", "" if bound is None else f"{seconds_in_words(bound)} allowed", "failed", None)
-    return against("recovery", max(known), bound, seconds_in_words)
+        return Gauge(name, "never", "" if bound is None else f"{seconds_in_words(bound)} allowed", "failed", None)
+    return against(name, max(known), bound, seconds_in_words)
 
 
 def _lost_steps(recoveries: Sequence[Recovery], bound: float | None) -> Gauge:
     lost = [recovery.lost_steps for recovery in recoveries]
+    name = "steps done again" if len(lost) == 1 else "most steps done again"
     if None in lost:
-        return Gauge("steps done again", "not known", "", "unknown", None)
-    return against("steps done again", max(one or 0 for one in lost), bound, lambda value: f"{value:g}")
+        return Gauge(name, "not known", "", "unknown", None)
+    return against(name, max(one or 0 for one in lost), bound, lambda value: f"{value:g}")
 
 
 def _samples(case: Case | None) -> Gauge:

@@ -56,18 +56,17 @@ def test_a_node_stops_for_its_time(cluster: Any) -> None:
     ],
 )
 def test_torchrun_in_pods(cluster: Any, name: str, fault: Mapping[str, Any]) -> None:
-    """torchrun over two pods: the verdict that the same scenario gets on one machine, with the loss bitwise as in the
-    twin."""
-    checkpoints = cluster.shared / f"checkpoints-{name}"
-    checkpoints.mkdir()
+    """torchrun over two pods that share the folder of runs: the verdict of the same scenario on one machine, with
+    the loss bitwise as in the twin."""
+    runs = cluster.shared / "runs"
+    runs.mkdir(exist_ok=True)
     job = {
         "command": "torchrun --nnodes 2 --nproc-per-node 1 --max-restarts 3 {jobs}/gpt_ddp.py --steps 30 "
-        f"--checkpoint-dir {checkpoints} --step-timeout 20",
+        "--checkpoint-dir {run}/checkpoints --step-timeout 20",
         "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "timeout": "5m",
-        "checkpoints": {"path": str(checkpoints)},
     }  # fmt: skip
     more: Mapping[str, Any] = {"assert": ["completed", "recovery_time", "no_lost_work", "loss_continuity"]}
-    run = Run(cluster, name, fault, job=job, pods={"share": [checkpoints]}, twin={"runs": 1}, **more)
+    run = Run(cluster, name, fault, job=job, pods={"share": [runs]}, twin={"runs": 1}, **more)
     said = run.end()
     assert run.process.returncode == 0, said
     assert run.result.verdict is Verdict.PASSED

@@ -76,6 +76,12 @@ def never_reached(run: Record, fault: PlannedFault) -> bool:
     return bool(missed) and all(e.data.get("ended_before", e.data["reason"] == ENDED_BEFORE) for e in missed)
 
 
+def never_started(run: Record) -> str | None:
+    """Why nothing can be judged: the run was ended before its job was started."""
+    started = run.plan.job.attach_pid is not None or any(run.of_kind(Kind.JOB_STARTED))
+    return None if started or not run.stopped else "the job was never started, so there is nothing to judge"
+
+
 def ranks_repeat(run: Record) -> str | None:
     """Why the history can't be trusted: two programs made steps as the same rank of the same attempt. A program that
     replaces itself (exec) writes to a file of the same name with an x added (agent/arming.py)."""

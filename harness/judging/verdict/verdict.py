@@ -23,7 +23,7 @@ from torchaos.harness.judging.recovery.settings import advice
 from torchaos.harness.judging.replicas import judged
 from torchaos.harness.judging.verdict.faults import fault_result, faults_case
 from torchaos.harness.judging.verdict.follows import linked
-from torchaos.harness.judging.verdict.gates import never_reached, ranks_repeat
+from torchaos.harness.judging.verdict.gates import never_reached, never_started, ranks_repeat
 from torchaos.harness.judging.verdict.known import because, causes_in_words
 from torchaos.harness.judging.verdict.split import split_brain
 from torchaos.harness.machine.memory import uncollected
@@ -56,7 +56,8 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     must_recover = all(assertion.expects_recovery for assertion in assertions)
     faults = tuple(fault_result(run, twins, fault, must_recover) for fault in run.plan.faults)
     mixed = next(filter(None, map(ranks_repeat, (run, *twins))), None)
-    findings = [inconclusive(mixed) if mixed else _finding(assertion, run, twins) for assertion in assertions]
+    blind = never_started(run) or mixed
+    findings = [inconclusive(blind) if blind else _finding(assertion, run, twins) for assertion in assertions]
     cases = [_case(named, finding) for named, finding in zip(run.plan.asserts, findings, strict=True)]
     late = {fault.id for replica in parts for fault in replica.plan.faults if never_reached(replica, fault)}
     landed = [faults_case(faults, late)] if faults else []
@@ -67,7 +68,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     verdict, reason, decided_by = _overall(run, twins, cases, mixed, proved=all(fault.proved for fault in faults))
     if verdict is not Verdict.PASSED:
         died = died_by_itself(run)
-        if why := died or (reason if run.stopped and not any(run.of_kind(Kind.JOB_STARTED)) else ""):
+        if why := died or (reason if never_started(run) else ""):
             shown = decided_by or next((case.name for case in cases), "")
             cases = [replace(case, reason=f"{why}; {case.reason}") if case.name == shown else case for case in cases]
         reason = (died or reason + last_error(run)) + because(run)

@@ -65,6 +65,13 @@ def test_where_the_log_tells_nothing_the_checkpoint_does() -> None:
     assert case["controls"] == 2, "what differs between two controls is no sign"
 
 
+def test_without_steps_in_the_log_a_passed_run_has_no_sign_of_time() -> None:
+    """Nobody can see in such a log when the job went on, so a healthy job would look as if it never had."""
+    run, twins, result = recorded("kill")
+    blind = replace(run, events=tuple(event for event in run.events if event.kind.value != "log.step"))
+    assert case_of(blind, twins, result)["signs"] == ["end", "checkpoint"]
+
+
 def test_other_findings_have_other_signs() -> None:
     """A job that never came back shows in its end; a run that passed has no finding, and all signs are looked for."""
     assert case_of(*recorded("stale-store"))["signs"] == ["end"]
@@ -290,6 +297,15 @@ def test_what_is_no_evidence_is_said(shown: Shown, more: dict[str, Any], why: st
     done = shown(runs=1, **more)
     assert done.returncode == 2, done.stdout + done.stderr
     assert any(one in done.stdout for one in why.split("|")), done.stdout
+
+
+def test_a_log_without_steps_is_no_sign_of_a_late_recovery(shown: Shown) -> None:
+    """A healthy job whose log has no step is not reproduced by `time`."""
+    kills = [{"ranks": [1], "signals": [[0.0, 9]], "step": None, "path": "job/state.json"}]
+    done = shown(kills=kills, log=[], bound_s=60.0, signs=["end", "losses", "checkpoint", "time"])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "it never got further" not in done.stdout
+    assert "NOT REPRODUCED" in done.stdout
 
 
 def test_a_checkpoint_is_waited_for(shown: Shown) -> None:

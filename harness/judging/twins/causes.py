@@ -207,7 +207,10 @@ def _schedule(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
     for step, run, twin in _pairs(_other_in(since, ours, theirs, "lr"), ours, theirs):
         for mine, twins in zip(run.lr, twin.lr, strict=False):
             if relative(mine, twins) > 1e-9:
-                clause = f"the LR schedule was not restored: {mine:g} instead of {twins:g} in step {step}"
+                counted_on = run.sched_step is not None and run.sched_step == twin.sched_step
+                lost = "the optimizer's learning rate" if counted_on else "the LR schedule"
+                more = ", although the counter of the LR schedule was" if counted_on else ""
+                clause = f"{lost} was not restored{more}: {mine:g} instead of {twins:g} in step {step}"
                 return _Fact("learning rate", step, clause)
     return None
 

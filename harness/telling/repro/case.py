@@ -47,7 +47,8 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
     if len(kills) > 1 and (len(steps) < len(kills) or steps != sorted(set(steps))):
         raise UsageError(f"its faults don't follow each other step by step, and a script can only see steps: {_ONLY}")
     passed = result.verdict is Verdict.PASSED
-    signs = [sign for sign in (ALL_SIGNS if passed else _signs(run, twins, result)) if patterns or sign != "losses"]
+    found = ALL_SIGNS if passed else _signs(run, twins, result)
+    signs = [sign for sign in found if patterns or sign not in ("losses", "time")]  # those two need steps in the log
     if not signs:
         raise UsageError(
             f"the finding shows in no exit code, no loss in the log and no checkpoint ({result.reason}): {_ONLY}"

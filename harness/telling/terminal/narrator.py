@@ -54,6 +54,7 @@ class Narrator:
             Kind.GPU_EVENT: lambda e: Line(f"GPU {e.data['gpu']}, node {e.data['node']}: {e.data['event']}", "yellow"),
             Kind.HANG_SUSPECTED: lambda e: Line(f"{e.data['observer']} suspects a hang", "yellow"),
             Kind.HANG_DECLARED: lambda e: Line(f"the job hangs; {e.data.get('summary', '')}", "bold yellow"),
+            Kind.GUARDED: self._guarded,
             Kind.ROLLED_BACK: lambda e: self._rolled_back(e, self._fault(e)),
             Kind.HEALED: lambda e: None if e.data["verified"] else self._rolled_back(e, str(e.data["record"])),
         }  # fmt: skip
@@ -125,8 +126,14 @@ class Narrator:
     def _applied(self, event: Event) -> Line | None:
         return self._once(("applied", event.data["fault"]), Line(f"{self._fault(event)} is applied", "bold yellow"))
 
-    def _rolled_back(self, event: Event, subject: str) -> Line:
+    def _guarded(self, event: Event) -> None:
+        if event.data.get("why"):
+            self._told.add(("for good", event.data["record"]))
+
+    def _rolled_back(self, event: Event, subject: str) -> Line | None:
         if event.data["verified"]:
+            if ("for good", event.data.get("fault")) in self._told:
+                return None  # such as a kill: there was nothing to roll back
             return Line(f"{subject} is rolled back, and verified")
         return Line(
             f"{subject} is NOT rolled back: {event.data.get('reason') or 'it could not be verified'}", "bold red"

@@ -47,7 +47,8 @@ def signs_of(run: Run, control: Control) -> dict[str, str]:
     for step, loss in sorted(run.before_kill.items()):
         if control.losses.get(step, loss) != loss:
             raise CantTell(f"already before the kill, the losses differ from the control's, in step {step}")
-    found = {"end": _end(run, control), "losses": _losses(run, control), "time": _time(run)}
+    found = {"end": _end(run, control), "losses": _losses(run, control)}
+    found["time"] = _time(run) if control.losses else ""  # without a step in the log, nobody knows when it went on
     found["checkpoint"] = "" if found["end"] else _checkpoint(run, control)
     return {kind: words for kind, words in found.items() if words}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -33,14 +34,14 @@ class PodFault(Fault):
     rights: ClassVar[Sequence[tuple[str, str]]]
 
 
-class PodDeath(PodFault):
+class PodDeath(PodFault, ABC):
     """A fault that ends pods. It is felt if the API server says that the container of the job does not run any more."""
 
     lethal: ClassVar[bool] = True
 
+    @abstractmethod
     def end(self, pod: Any) -> None:
         """Asks the API server to end the pod. Raises OSError if it refuses."""
-        raise NotImplementedError
 
     def changes(self, site: NodeSite) -> Irreversible:
         return Irreversible("a pod that has ended does not come back; a controller of the cluster may make another")

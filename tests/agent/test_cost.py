@@ -30,7 +30,8 @@ print(calls.total(), dict(calls))
 """
 
 
-@pytest.mark.parametrize(("hooks", "most"), [(("loss", "lr"), 32), (("loss", "lr", "samples"), 80)])
+# A record with a newline among its bytes, which depends on the times in it, takes 1 call more.
+@pytest.mark.parametrize(("hooks", "most"), [(("loss", "lr"), 33), (("loss", "lr", "samples"), 80)])
 def test_calls_in_a_step(rank: Any, hooks: tuple[str, ...], most: int) -> None:
     """In a usual step the agent calls few functions of its own, and writes one line."""
     ran = rank.run(COUNTED, hooks=("steps", *hooks))

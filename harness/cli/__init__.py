@@ -1,6 +1,7 @@
 """The command line. Each command is a thin layer: it reads the user's input, calls the engine, and prints. Exit codes:
 0 passed, 1 an assertion failed, 2 inconclusive, 3 bad usage or scenario, 4 rollback incomplete, 5 internal error. For
-several scenarios the worst code is returned; from the worst on, the order is 3, 4, 5, 1, 2, 0."""
+several scenarios the worst code is returned; from the worst on, the order is 3, 4, 5, 1, 2, 0. A command ends with 141,
+as by SIGPIPE, if the reader of its output is gone, as in `torchaos list | head -1`."""
 
 from __future__ import annotations
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import NamedTuple
+from signal import SIGPIPE
+from typing import Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
@@ -64,6 +66,16 @@ class Commands(click.Group):
         if cmd_name in ALL:
             import_module(f"{__package__}.{ALL[cmd_name].module}")  # the import adds its commands to this group
         return super().get_command(ctx, cmd_name)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Raises SystemExit with 141 if the reader of the output is gone. click and rich would exit with 1."""
+        try:
+            return super().invoke(ctx)
+        except (BrokenPipeError, SystemExit) as error:
+            if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+                sys.stdout = None  # at its exit, Python would try again to write
+                raise SystemExit(128 + SIGPIPE) from None
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, group in GROUPS.items():

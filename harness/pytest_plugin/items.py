@@ -102,7 +102,10 @@ class CaseItem(pytest.Item):
 
     def _text(self, run: Run, reason: str, case: Mapping[str, Any] | None = None) -> str:
         """The text of a failure. If several tests of a run fail, only the first shows the story."""
-        first = self.config.stash.setdefault(_FIRST, {}).setdefault(str(run.result.get("run_dir")), self.nodeid)
+        key = str(run.result.get("run_dir") or f"{run.scenario} {self.parent.variation.name}")
+        first = self.config.stash.setdefault(_FIRST, {}).setdefault(key, self.nodeid)
+        if not run.result and first != self.nodeid:
+            return f"nothing was run; {first} says why"
         return failure_text(run, reason, case, self._line, story=first == self.nodeid)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *more: Any, **options: Any) -> Any:

@@ -17,11 +17,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from torchaos.harness.machine.parent_death import end_with
 from torchaos.harness.pytest_plugin import ENDINGS
 from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run
 from torchaos.harness.pytest_plugin.telling import failure_text
@@ -77,7 +79,7 @@ class Runs:
                 try:
                     process = subprocess.Popen(
                         command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env,
-                        start_new_session=True,
+                        start_new_session=True, preexec_fn=partial(end_with, os.getpid(), signal.SIGINT),
                     )  # fmt: skip
                 except OSError as error:
                     return Run(scenario, 3, f"error: {command[0]}: {error.strerror}; see torchaos_command", {})
@@ -177,7 +179,7 @@ def _repeated(results: Sequence[dict[str, Any]], told: dict[str, Any]) -> dict[s
 
 def _outcome_of(process: subprocess.Popen[bytes]) -> int:
     """Waits for the process, and returns its exit code. If the wait is interrupted (Ctrl-C, a time-out of pytest), the
-    run is also ended in order."""
+    run is also ended in order. If pytest is killed, the run gets the same signal from the kernel."""
     try:
         return process.wait()
     except BaseException:

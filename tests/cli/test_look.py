@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,3 +104,14 @@ def test_json_is_a_flag_of_what_only_looks(tmp_path: Path) -> None:
     assert "job" in told["validate"][0]["mistakes"]
     assert told["explain"]["title"].startswith("kill")
     assert {row["change"] for row in told["compare"]} == {"new", "unclear"}
+
+
+@pytest.mark.parametrize("command", ["schema", "list", "doctor", "plan process/kill-rank"])
+def test_a_reader_that_goes_away(command: str) -> None:
+    """The exit code is that of SIGPIPE, and not 1, which would mean that an assertion failed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    line = [sys.executable, "-m", "torchaos.harness", *command.split()]
+    done = subprocess.run(line, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -57,6 +57,12 @@ class Project:
         text = (RECORDED / "scenario.yaml").read_text()
         return self.file(f"{name}.yaml", re.sub("^scenario: .*", f"scenario: {Path(name).name}", text, flags=re.M))
 
+    def call(self) -> Any:
+        """The first call of the stand-in, or None."""
+        path = self.folder / "calls"
+        text = path.read_text() if path.exists() else ""
+        return json.loads(text.partition("\n")[0]) if "\n" in text else None
+
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "pytest", *(word for name in self.plugins for word in ("-p", name)), *words]
 

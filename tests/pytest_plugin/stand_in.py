@@ -34,7 +34,11 @@ def run() -> int:
     if scenario.stem == "unusable":
         print(f"{scenario}:3:5: no such key; did you mean job?", file=sys.stderr)
         return 3
-    time.sleep({"slow": 60.0, "good-0": 1.0, "good-1": 1.0}.get(scenario.stem, 0.0))
+    try:
+        time.sleep({"slow": 60.0, "good-0": 1.0, "good-1": 1.0}.get(scenario.stem, 0.0))
+    except KeyboardInterrupt:
+        Path("interrupted").touch()
+        raise
     out.mkdir(parents=True, exist_ok=True)
     folder = Path(shutil.copytree(RECORDED, out / f"{scenario.stem}-{os.getpid()}"))
     raw = json.loads((folder / "result.json").read_text()) | {"run_dir": str(folder), "scenario": scenario.stem}

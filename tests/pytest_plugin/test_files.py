@@ -150,6 +150,7 @@ def test_what_can_t_be_run_is_an_error_with_its_place(project: Project) -> None:
     done = project.pytest("unusable.yaml")
     assert done.counts() == {"error": 8}, done
     assert "unusable.yaml:3:5: no such key; did you mean job?" in done.text
+    assert done.text.count("nothing was run; unusable.yaml::unusable::faults says why\n") == 2 * 7, done
     broken = project.pytest("broken.yaml")
     assert broken.code in (1, 2)
     assert "broken.yaml:3:1:" in broken.text

@@ -9,6 +9,7 @@ import time
 from importlib.util import find_spec
 
 import pytest
+from waiting import wait_until
 
 from .conftest import Project
 
@@ -140,12 +141,18 @@ def test_an_interruption_ends_the_run_in_order(project: Project) -> None:
     process = subprocess.Popen(
         project.command("slow.yaml"), cwd=project.folder, env=project.env, stdout=subprocess.PIPE, text=True
     )
-    end = time.monotonic() + 60
-    while not (project.folder / "calls").exists():
-        assert time.monotonic() < end, "the scenario was never started"
-        time.sleep(0.05)
+    call = wait_until(project.call)
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 2, text
-    (call,) = [json.loads(line) for line in (project.folder / "calls").read_text().splitlines()]
     assert time.monotonic() - call["at"] < 50, "it was not waited for to its end"
+
+
+def test_a_killed_pytest_ends_the_run(project: Project) -> None:
+    """The scenario gets the signal of Ctrl-C, with which it ends in order."""
+    project.scenario("slow")
+    process = subprocess.Popen(project.command("slow.yaml"), cwd=project.folder, env=project.env)
+    wait_until(project.call)
+    process.kill()
+    process.wait()
+    wait_until((project.folder / "interrupted").exists)

@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import importlib
 import importlib.util
 import json
 import os
 import random
-import signal
 import socket
 import sys
 import types
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from torchaos.harness.machine.parent_death import end_with
+
 _AGENT = "_torchaos_agent"
 
 
@@ -84,9 +83,7 @@ def _ends(pids: list[int]) -> dict[int, int]:
 
 def become(rank: dict[str, Any], parent: int) -> types.ModuleType:
     """Makes this process look like a rank that torchrun has just started. Returns its `__main__`."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before this line
-        os._exit(1)
+    end_with(parent)
     log = os.open(rank["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for fd in (1, 2):
         os.dup2(log, fd)

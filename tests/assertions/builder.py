@@ -55,6 +55,7 @@ class Trainer:
     state_seen: bool = False  # the parameters' check sums and the gradient's norm
     sketched: bool = False  # and the parameters' sketches
     off: float = 0.0  # by which part of itself the weight is off after a resume
+    epoch: int = 1 << 30  # batches of all ranks in an epoch
     sharded: bool = False  # as FSDP2: every rank has a part, and the check sums add up
     _events: list[Event] = field(default_factory=list)
     _now: float = 100.0
@@ -135,7 +136,8 @@ class Trainer:
 
     def _step(self, attempt: int, world: int, state: State, step: int, local: int) -> None:
         size = self.batch * self.world // world if self.global_batch else self.batch
-        first, state.position = state.position * self.batch * self.world, state.position + 1
+        first = state.position % self.epoch * self.batch * self.world
+        state.position += 1
         lr, counted = 0.1 * (1 - state.sched_step / (2 * self.steps)), state.sched_step
         parts = [list(range(first + rank * size, first + (rank + 1) * size)) for rank in range(world)]
         noise = [self._noise.random() * 1e-7 if self.noise else 0.0 for _rank in range(world)]

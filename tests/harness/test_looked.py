@@ -41,3 +41,9 @@ def test_checkpoints_in_another_folder_are_told(trainer: Any) -> None:
 def test_the_kill_lies_between_two_checkpoints(trainer: Any, steps: int, every: int, step: int | None) -> None:
     """After the second checkpoint, where there are two; never on the last step, where nothing would follow."""
     assert kill_step(trainer(steps=steps, every=every).record()) == step
+
+
+@pytest.mark.parametrize(("epoch", "step"), [(2, 12), (10, 17), (12, 17), (20, 27), (28, 12)])
+def test_the_kill_lies_in_the_second_epoch(trainer: Any, epoch: int, step: int) -> None:
+    """An epoch's order that is wrong after a resume shows only there. It stays in the first if no save follows."""
+    assert kill_step(trainer(steps=30, every=5, epoch=epoch).record()) == step

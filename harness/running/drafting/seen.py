@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchaos.harness.judging.gaps.unseen import why_unseen
+from torchaos.harness.judging.twins.first_uses import FirstUses
 from torchaos.harness.record.history import Save
 from torchaos.harness.record.record import Record
 
@@ -79,7 +80,8 @@ def _counted(number: int, noun: str) -> str:
 
 def kill_step(run: Record) -> int | None:
     """A step at which a death costs work, and after which enough steps follow: between two checkpoints, after the
-    second if possible. None if the run made too few steps."""
+    second if possible, and in the second epoch if it has a checkpoint, because a wrong order of samples may show only
+    there. None if the run made too few steps."""
     last = run.history.last_step
     if last is None or last < 3:
         return None
@@ -87,6 +89,8 @@ def kill_step(run: Record) -> int | None:
     at = sorted(step for step in found if step < last)
     if not at:
         return last // 2 + 1
-    begin = at[min(1, len(at) - 1)]
+    epoch = min(FirstUses(run.history.by_step()).repeated(), default=last)
+    second = at[1:] or at
+    begin = next((step for step in second if step >= epoch), second[0])
     end = min((step for step in at if step > begin), default=last)
     return min(begin + max(1, (end - begin) // 2), last - 1)

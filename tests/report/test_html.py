@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from recorded import change_events, judged, lose, recorded
+from recorded import RECORDED, change_events, judged, lose, recorded
 
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
@@ -22,8 +22,10 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling import html
+from torchaos.harness.telling.html import page
 from torchaos.harness.telling.html.account import checkpoints_of, samples_of
 from torchaos.harness.telling.html.curves import curves_of
+from torchaos.harness.telling.html.event_words import words
 from torchaos.harness.telling.html.evidence import hangs_of, logs_of
 from torchaos.harness.telling.html.gpus import gpus_of
 from torchaos.harness.telling.html.timeline import timeline_of
@@ -356,3 +358,14 @@ def test_the_longest_part_is_not_shown_as_a_failure() -> None:
     rules = re.findall(r"\.longest rect \{([^}]*)\}", css)
     assert rules
     assert all("--bad" not in rule and "--failed" not in rule for rule in rules)
+
+
+@pytest.mark.parametrize("folder", [RECORDED, *sorted(RUNS.iterdir())], ids=lambda folder: folder.name)
+def test_the_list_of_events_is_in_words(folder: Path) -> None:
+    """No event is shown as the names and values of its data."""
+    run = Record.load(RunDir(folder))
+    raw = re.compile(r"\b(?:start_ticks|local_rank|duration_s|exit_code) |\bTrue\b|\bFalse\b|\bNone\b|[\[{]'")
+    told = [event for event in run.beside_steps if event.kind in page.STORY]
+    lines = [(event.kind.value, text) for event, text in words(run.plan, told)]
+    assert lines
+    assert [line for line in lines if raw.search(line[1])] == []

@@ -25,10 +25,11 @@ from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.html.account import checkpoints_of, samples_of
 from torchaos.harness.telling.html.curves import curves_of
+from torchaos.harness.telling.html.event_words import words
 from torchaos.harness.telling.html.evidence import dumps_of, hangs_of, logs_of, stamps_of
 from torchaos.harness.telling.html.flame import flame_of
 from torchaos.harness.telling.html.gpus import gpus_of
-from torchaos.harness.telling.html.timeline import PHASES, timeline_of, words
+from torchaos.harness.telling.html.timeline import PHASES, timeline_of
 from torchaos.harness.telling.terminal import timeline as parts_timeline
 from torchaos.harness.telling.terminal.headline import failures_first, gauges, happened
 from torchaos.harness.telling.terminal.text import name_in_words, printable, shortened, value_in_words
@@ -40,7 +41,10 @@ if TYPE_CHECKING:
 _SCRIPTS, _STYLES = ("uPlot.iife.min.js", "charts.js"), ("uPlot.min.css", "page.css")
 _MOST_TEXT = 60_000  # the most characters of a text
 _MOST_STORY = 300  # lines
-_STORY = frozenset(Kind) - {Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.NETWORK, Kind.GPU}
+STORY = frozenset(Kind) - {
+    Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.NETWORK, Kind.GPU, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.LOAD_BEGIN,
+    Kind.LOAD_END, Kind.AGENT_STARTED,
+}  # fmt: skip
 
 
 def write(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None) -> None:
@@ -154,11 +158,10 @@ def _recovery(recovery: Recovery) -> dict[str, Any]:
 def _story(run: Record) -> list[dict[str, Any]]:
     """The notable events, in order of time."""
     start = run.events[0].mono_s if run.events else 0.0
-    told = [event for event in run.beside_steps if event.kind in _STORY]
+    told = [event for event in run.beside_steps if event.kind in STORY]
     lines = [
         {"at": round(event.mono_s - start, 2), "kind": event.kind.value, "text": line}
         for event, line in words(run.plan, told)
-        if event.kind not in (Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.LOAD_BEGIN, Kind.LOAD_END, Kind.AGENT_STARTED)
     ]
     kept = _MOST_STORY // 2
     return lines if len(lines) <= _MOST_STORY else [

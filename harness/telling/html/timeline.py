@@ -6,21 +6,20 @@ from __future__ import annotations
 
 import posixpath
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from torchaos.harness.agent.stamps import Stamp
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.record.history import Execution
-from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
+from torchaos.harness.telling.html.event_words import words
 from torchaos.harness.telling.html.thinning import groups
-from torchaos.harness.telling.terminal.narrator import Narrator
 from torchaos.harness.telling.terminal.timeline import spans as parts_of
 from torchaos.harness.telling.terminal.timeline import spent_in_words
 
@@ -131,16 +130,6 @@ def _markers(to: Timeline, run: Record, name: str, kinds: tuple[Kind, ...]) -> N
         events = events[:: -(-len(events) // MOST_MARKS)]
     lane, markers = to.lane(name, "marks"), words(run.plan, events)
     to.marks += [[lane, to.at(event.mono_s), event.kind.value, text] for event, text in markers]
-
-
-def words(plan: Plan, events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
-    """A sentence for each event, or the event's data if there is no sentence for it."""
-    narrator = Narrator(plan)
-    for event in events:
-        line = narrator.tell(event)
-        bare = ", ".join(f"{name} {value}" for name, value in event.data.items() if value not in (None, "", {}, []))
-        prefix = f"rank {event.rank}: " if event.rank is not None else ""
-        yield event, line.text if line else f"{prefix}{event.kind.value.rpartition('.')[2]} {bare}"[:300]
 
 
 def _ranks(run: Record, landed: Sequence[Landing]) -> list[int]:

@@ -35,7 +35,7 @@ class Narrator:
             Kind.NOTE: lambda e: Line(f"note: {e.data['text']}"),
             Kind.STOPPED: lambda e: Line(f"the run is ended early: {e.data['reason']}", "bold yellow"),
             Kind.JOB_STARTED: self._job_started,
-            Kind.JOB_EXITED: lambda e: Line(f"the job ended with {_exit(e.data['exit_code'])}"),
+            Kind.JOB_EXITED: lambda e: Line(f"the job ended with {exit_in_words(e.data['exit_code'])}"),
             Kind.RANK_UP: self._rank_up,
             Kind.RANK_EXITED: self._rank_exited,
             Kind.ELASTIC_FAILURE: self._elastic_failure,
@@ -89,13 +89,13 @@ class Narrator:
         code = event.data["exit_code"]
         if code == 0 or not self._one_more(event.attempt):
             return None
-        return Line(f"rank {event.rank} is gone (pid {event.data['pid']}): {_exit(code)}", "red")
+        return Line(f"rank {event.rank} is gone (pid {event.data['pid']}): {exit_in_words(code)}", "red")
 
     def _elastic_failure(self, event: Event) -> Line | None:
         if not self._one_more(event.attempt):
             return None
         who = f"rank {event.rank}" if event.rank is not None else f"local rank {event.data['local_rank']}"
-        return Line(f"torchelastic sees that {who} failed: {_exit(event.data['exit_code'])}")
+        return Line(f"torchelastic sees that {who} failed: {exit_in_words(event.data['exit_code'])}")
 
     def _first_step(self, event: Event) -> Line | None:
         return self._once(("step", event.attempt), Line(f"attempt {event.attempt or 0}: the first step is done"))
@@ -165,7 +165,8 @@ def _name(event: Event) -> str:
     return posixpath.basename(str(event.data["path"]).rstrip("/")) or "a checkpoint"
 
 
-def _exit(code: object) -> str:
+def exit_in_words(code: object) -> str:
+    """An exit code; negative: of a signal; None: not seen."""
     if code is None:
         return "no exit code was seen"
     if isinstance(code, int) and code < 0:

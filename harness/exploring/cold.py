@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
-from torchaos.harness.agent.wire import Event
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.exploring.goal import Goal, Patience
-from torchaos.harness.exploring.outcomes import Outcome
+from torchaos.harness.exploring.looks import Looker, Looks
+from torchaos.harness.exploring.outcomes import Outcome, failed_at_once
 from torchaos.harness.exploring.states.state import State
-from torchaos.harness.exploring.trials import Trials
+from torchaos.harness.exploring.trials import Trials, checkpoints_in
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
@@ -29,10 +33,12 @@ class Cold(Stoppable):
         super().__init__()
         self._trials, self._beyond, self.patience_s = trials, beyond, patience_s
         self._reproduce = list(reproduce)
+        self.looks: Looks | None = None  # of the last resume, if it failed before its first step
         self.on_event: Callable[[Event], None] = lambda event: None
 
-    def __call__(self, state: State, again: bool = True) -> tuple[Outcome, Record]:
-        """Resumes from the state and judges it. `again`: if the first start fails, the job is started once more. Raises
+    def __call__(self, state: State, again: bool = True, looks_in: Path | None = None) -> tuple[Outcome, Record]:
+        """Resumes from the state and judges it. `again`: if the first start fails, the job is started once more.
+        `looks_in`: a folder for files of a server that notes what the job asks of the checkpoint folder. Raises
         ChaosError if the job can't be started or judged."""
         began_s = time.monotonic()
         folder = self._trials.stage(state)
@@ -43,8 +49,25 @@ class Cold(Stoppable):
         run = Run(plan if again else once, folder, self._reproduce, watch)
         run.grace_s = 0.0  # killed at once: a job that is asked to end may save, which its twin did not
         watch.run = run
-        self._carry_out(run)
-        return self._trials.judge(state, watch.hung, time.monotonic() - began_s)
+        self.looks = None
+        if looks_in is None:
+            self._carry_out(run)
+        else:
+            shutil.rmtree(looks_in, ignore_errors=True)
+            looker = Looker(checkpoints_in(plan, folder), looks_in)
+            with looker:
+                self._carry_out(run)
+            self.left += looker.left
+            if looker.failed:  # and with it, perhaps, the job
+                return self(state, again)
+        outcome, record = self._trials.judge(state, watch.hung, time.monotonic() - began_s)
+        if looks_in is not None and failed_at_once(record):
+            stages = record.of_kind(Kind.STAGE)
+            ended_s = next((stage.mono_s for stage in stages if stage.data["stage"] == "inventory"), math.inf)
+            self.looks = looker.until(ended_s)
+        if looks_in is not None and not looker.left:
+            shutil.rmtree(looks_in, ignore_errors=True)
+        return outcome, record
 
 
 class _Watch:

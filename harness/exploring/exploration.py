@@ -26,6 +26,7 @@ from pathlib import Path
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.exploring.alike import LIKE, Alike
 from torchaos.harness.exploring.choice import chosen, nodes_of
 from torchaos.harness.exploring.cold import Cold
 from torchaos.harness.exploring.explored import Explored
@@ -109,6 +110,7 @@ class Exploration:
         choice = chosen(recording, limits.models, nodes_of(self.plan.job), limits.states, limits.seed)
         self._tell(choice.in_words)
         self._cold = Cold(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
+        self._alike = Alike(self.home, choice.states)
         done = read_outcomes(self.home)
         right = (one for one in choice.states if (it := done.get(_key(one))) and it.kind is Class.RIGHT)
         if limits.warm:
@@ -129,24 +131,26 @@ class Exploration:
 
     def _try_all(self, trials: Trials, states: Sequence[State], done: dict[tuple[str, str], Outcome]) -> str:
         """Why not all states were tried; empty if all were. A failure of forked ranks counts only if a cold start fails
-        too. Cold starts take much longer, so they come last; failures that still wait for one are no outcomes."""
+        too. Cold starts take much longer, so they come last, but for failures before the first step: one of those may
+        stand for many states. Failures that still wait for a cold start are no outcomes."""
+        by_key = {_key(state): (number, state) for number, state in enumerate(states, 1)}
         try:
-            for number, state in enumerate(states, 1):
-                if _key(state) in done:
+            for key, (number, state) in by_key.items():
+                if key in done:
                     continue
                 if why := self._over:
                     return why
-                found = self._warm(state) if self._warm else None
-                if found is None and not self._stopped:
-                    found = self._by_launcher(trials, state, None, done.values())
+                found = self._alike.of(state, trials.died_at, done) or (self._warm(state) if self._warm else None)
+                if not self._stopped and (found is None or (_is_suspected(found) and found.from_step is None)):
+                    found = self._by_launcher(trials, state, found, done.values())
                 if found:
                     self._note(found, number, len(states), done)
-            by_key = {_key(state): (number, state) for number, state in enumerate(states, 1)}
             for suspected in _each_kind_first([done[key] for key in by_key if _is_suspected(done[key])]):
                 if why := self._over:
                     return why
                 number, state = by_key[_key(suspected)]
-                found = self._by_launcher(trials, state, suspected, done.values())
+                found = self._alike.of(state, trials.died_at, done)
+                found = found or self._by_launcher(trials, state, suspected, done.values())
                 self._note(found, number, len(states), done)
             return self._stopped
         finally:
@@ -155,6 +159,8 @@ class Exploration:
             if kinds:
                 many = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
                 self._notes.append(f"forked ranks failed from more states, which count after a cold start: {many}")
+            if alike := sum(bool(outcome.like) for outcome in done.values()):
+                self._notes.append(f"{alike} states were not resumed: {LIKE}")
 
     @property
     def _over(self) -> str:
@@ -176,9 +182,12 @@ class Exploration:
     ) -> Outcome:  # fmt: skip
         """The outcome of a cold start. `suspected`: the outcome of forked ranks, which had failed."""
         assert self._cold
-        found, _run = self._cold(state, again=suspected is None or suspected.mended is not False)
+        looks_in = self.home / "looking" if suspected is None or suspected.from_step is None else None
+        found, _run = self._cold(state, suspected is None or suspected.mended is not False, looks_in)
         if self._stopped:
             return found
+        if looks := self._cold.looks:
+            self._alike.learn(state, looks)
         if suspected is not None and suspected.kind is not found.kind:
             self._notes.append(
                 f"{state.name}: forked ranks gave '{suspected.kind.value}' ({suspected.reason}), and a cold start "

@@ -59,6 +59,7 @@ class Outcome:
     moments: tuple[tuple[float, float], ...] = ()  # (begin, end) of possible deaths, s of the recording
     files: tuple[tuple[str, str], ...] = ()  # (path, state in words) of each file that the story names
     run_dir: str = ""  # the run directory of the resume, if it was kept
+    like: str = ""  # the state that was resumed instead: the job sees no difference before it fails
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "kind": self.kind.value}
@@ -90,6 +91,14 @@ def seen_in(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
         attempt for attempt in run.history.attempts if attempt.number > _died_in(run) and attempt.first_step is not None
     ]
     return replace(found, from_step=back[-1].base if back else None)
+
+
+def failed_at_once(run: Record) -> bool:
+    """Whether the first start after the death failed or hung, and no start made a step: then the failure depends on
+    nothing but what the job found in its folder."""
+    trained = any(execution.attempt > _died_in(run) for execution in run.history.executions)
+    ends = _ends(run)
+    return not trained and bool(ends[0] if ends else run.stopped and not run.stopped.data["interrupted"])
 
 
 def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:

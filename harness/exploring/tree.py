@@ -91,6 +91,17 @@ class Tree:
         lines += [f"l {path!r} {to!r}" for path, to in sorted(self.links.items())]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
+    @cached_property
+    def names(self) -> Mapping[str, frozenset[str]]:
+        """The names in each folder, by its path; the path of the tree itself is empty."""
+        found: dict[str, set[str]] = {path: set() for path in ("", *self.folders)}
+        for path in (*self.files, *self.folders, *self.links):
+            while path:
+                folder, _, name = path.rpartition("/")
+                found.setdefault(folder, set()).add(name)
+                path = folder
+        return {path: frozenset(names) for path, names in found.items()}
+
     @property
     def bytes(self) -> int:
         """The number of bytes that were written, without the zeros of holes."""

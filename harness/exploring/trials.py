@@ -84,8 +84,10 @@ class Trials:
         self._ended_s = min((end.mono_s for end in ends if end.mono_s > past.death_s(self.recorded)), default=math.inf)
 
     def doubt(self) -> str:
-        """What an assertion says against the recorded run, in which nothing died, as a clause: then it can't judge a
-        resume. Empty if all hold."""
+        """Why a resume can't be judged, as a clause: what is missing in the recorded run, in which nothing died, or
+        what an assertion says against it. Empty if all assertions hold."""
+        if next(self.recorded.of_kind(Kind.AGENT_STARTED), None) is None:
+            return "no agent was loaded in any rank, and a resume is followed by what the agent sees"
         run = replace(self.recorded, plan=replace(self.recorded.plan, asserts=self.plan.asserts))
         cases = verdict_of(run, self.twins, "").cases
         bad = next((one for one in cases if one.kind == "assertion" and one.verdict is not Verdict.PASSED), None)

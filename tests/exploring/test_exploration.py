@@ -15,6 +15,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring import exploration as module
 from torchaos.harness.exploring.exploration import Exploration, Limits, read_outcomes
 from torchaos.harness.exploring.explored import Explored
+from torchaos.harness.exploring.looks import Ask, Looks
 from torchaos.harness.exploring.outcomes import Class
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.record.rundir import RunDir
@@ -44,6 +45,9 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
         def doubt(self) -> str:
             return doubts.get("why", "")
 
+        def died_at(self, _state: State) -> int:
+            return 7
+
     doubts: dict[str, str] = {}
 
     def go(stop_after: int = 1000, doubt: str = "", **limits: Any) -> tuple[Explored, list[str]]:
@@ -59,12 +63,15 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
         )
 
         class Cold(Recorded):
-            def __call__(self, state: State | None = None, again: bool = True) -> Any:
+            looks: Looks | None = None
+
+            def __call__(self, state: State | None = None, again: bool = True, looks_in: Path | None = None) -> Any:
                 assert state
                 tried.append(state.name)
                 if len(tried) == stop_after:
                     found.stop("SIGINT")
-                return outcome_of(state), None
+                kind, self.looks = getattr(go, "cold", (Class.RIGHT, None))
+                return outcome_of(state, kind), None
 
         monkeypatch.setattr(module, "Cold", Cold)
         done = found()
@@ -132,7 +139,7 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
     """Forked ranks try all states before the first cold start, which takes much longer. Only failures that a cold start
     shows too are outcomes; an interrupted exploration goes on with those that wait, one of each kind first."""
     forked: list[str] = []
-    kinds = [Class.RIGHT, Class.WONT_START, Class.WONT_START, Class.WRONG]
+    kinds = [Class.RIGHT, Class.LOST_WORK, Class.LOST_WORK, Class.WRONG]
 
     class Warm:
         in_words = ""
@@ -142,7 +149,7 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
         def __call__(self, state: State) -> Any:
             kind = kinds[min(len(forked), 4) % 4]
             forked.append(state.name)
-            return replace(outcome_of(state, kind, f"in {len(forked)}"), warm=True)
+            return replace(outcome_of(state, kind, f"in {len(forked)}"), warm=True, from_step=5)
 
         def stop(self, _reason: str) -> None: ...
         def close(self) -> None: ...
@@ -153,8 +160,49 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
     assert (forked, cold) == (everything, [everything[1], everything[3]])
     assert [outcome.state for outcome in first.outcomes] == [everything[0], everything[1], *everything[4:]]
     assert (first.unfinished, first.exit_code) == ("SIGINT", 2)
-    assert first.notes[-1].endswith("count after a cold start: 1 won't start, 1 silently wrong")
+    assert first.notes[-1].endswith("count after a cold start: 1 lost work, 1 silently wrong")
     second, cold = explore(warm=True)
     assert (forked, cold) == (everything, [everything[2], everything[3]])
     assert [outcome.kind for outcome in second.outcomes] == [Class.RIGHT] * len(everything)
     assert "forked ranks gave 'silently wrong' (in 4), and a cold start 'resumed rightly'" in second.notes[-1]
+
+
+def test_a_failure_before_the_first_step_stands_for_all_states_that_look_the_same(
+    explore: Explore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job only lists the names, and fails if last.pt is there: after one forked and one cold start, no other state
+    with these names is resumed, also after an interruption. A state with other names is resumed."""
+    forked: list[str] = []
+
+    class Warm:
+        in_words = ""
+
+        def __init__(self, *_words: Any) -> None: ...
+
+        def __call__(self, state: State) -> Any:
+            forked.append(state.name)
+            kind = Class.WONT_START if "last.pt" in state.tree.files else Class.RIGHT
+            return replace(outcome_of(state, kind, "no"), warm=True)
+
+        def stop(self, _reason: str) -> None: ...
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(module, "Warm", Warm)
+    states = choice(saves(tmp_path)).states
+    names = Looks(frozenset({(Ask.NAMES, ""), (Ask.IS, "nothing")}))
+    monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
+    monkeypatch.setattr(explore, "cold", (Class.WONT_START, names), raising=False)
+    found, cold = explore(warm=True)
+    by_names = {frozenset(state.tree.names[""]): state.name for state in reversed(states)}
+    assert 1 < len(by_names) < len(states)
+    assert forked == [state.name for state in states if state.name in by_names.values()]
+    assert cold == [name for name in forked if name != states[0].name]
+    assert [outcome.kind for outcome in found.outcomes] == [Class.RIGHT] + [Class.WONT_START] * (len(states) - 1)
+    alike = [outcome for outcome in found.outcomes if outcome.like]
+    assert len(alike) == len(states) - len(forked)
+    assert all(outcome.like in cold and not outcome.warm for outcome in alike)
+    assert found.notes[-1].startswith(f"{len(alike)} states were not resumed: ")
+    kept = (tmp_path / "outcomes.jsonl").read_text().splitlines()
+    (tmp_path / "outcomes.jsonl").write_text("\n".join(line for line in kept if '"like": ""' in line) + "\n")
+    again, cold = explore(warm=True)
+    assert (cold, again.outcomes) == ([], found.outcomes)

@@ -316,7 +316,7 @@ def test_a_killed_server_is_said(tmp_path: Path) -> None:
 def test_a_job_that_writes_without_a_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that still writes when the recording ends does not keep the folder covered; the recording says that it
     is not whole."""
-    monkeypatch.setattr("torchaos.harness.exploring.recorder._END_S", 0.5)
+    monkeypatch.setattr("torchaos.harness.exploring.cover._END_S", 0.5)
     folder = tmp_path / "checkpoints"
     program = """
 import sys
@@ -339,7 +339,7 @@ with open(sys.argv[1] + "/log", "wb", buffering=0) as file:
 def test_a_file_that_somebody_only_holds_open_is_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server does not end by itself while somebody has a file, or a copy of the mount in another namespace. It is
     asked to end, and the recording is whole."""
-    monkeypatch.setattr("torchaos.harness.exploring.recorder._END_S", 0.5)
+    monkeypatch.setattr("torchaos.harness.exploring.cover._END_S", 0.5)
     folder = tmp_path / "checkpoints"
     with Recorder(folder, tmp_path / "home") as recorder:
         (folder / "file").write_text("x")

@@ -97,6 +97,16 @@ def test_a_job_that_differs_from_run_to_run_is_refused() -> None:
     assert trials.doubt().startswith("loss_continuity: ")
 
 
+def test_a_job_without_an_agent_is_refused() -> None:
+    """A job whose command is not a launcher of ranks has no agent. Its steps are known from its log, but nothing would
+    show that a resume got past the death: each state was called one from which the job does not start."""
+    trials = Trials.__new__(Trials)
+    trials.plan, trials.twins = recorded().plan, [recorded()]
+    unseen = [event for event in recorded().events if event.kind is not Kind.AGENT_STARTED]
+    trials.recorded = replace(recorded(), events=tuple(unseen))
+    assert trials.doubt().startswith("no agent was loaded")
+
+
 def _trials(recording: Recording) -> Trials:
     found = Trials.__new__(Trials)
     found.recording, found._ended_s = recording, recording.ended_s

@@ -93,18 +93,34 @@ def test_an_exception_ends_a_rank_as_it_ends_a_script(parent: Parent, rank: Rank
     assert _ends(parent, pid) == {pid: -9}
 
 
-def test_a_rank_that_fails_ends_without_the_interpreter_s_teardown(
-    parent: Parent, rank: RankCommand, tmp_path: Path
+@pytest.mark.parametrize(("end", "code"), [
+    ("raise ValueError('torn')", 1), ("", 0), ("import sys; sys.exit()", 0), ("import sys; sys.exit(3)", 3),
+    ("import sys; sys.exit('why')", 1),
+])  # fmt: skip
+def test_a_rank_ends_without_the_interpreter_s_teardown(
+    parent: Parent, rank: RankCommand, tmp_path: Path, end: str, code: int
 ) -> None:
-    """Its work at exit is done, and then it is gone: the teardown of large libraries took most of a failed resume. A
-    rank that ends in another way is torn down as usual."""
-    kept = "import atexit\nclass Kept:\n    def __del__(self): print('torn down', flush=True)\nkept = Kept()\n"
-    for end, said in (("raise ValueError('torn')", ["at exit"]), ("", ["at exit", "torn down"])):
-        Path(rank.argv[0]).write_text(f"{kept}atexit.register(lambda: print('at exit', flush=True))\n{end}\n")
-        log = tmp_path / f"log-{len(end)}"
-        (pid,) = parent.fork([rank], [rank.env], log)
-        assert _ends(parent, pid) == {pid: int(bool(end))}
-        assert [line for line in log.read_text().splitlines() if line in ("at exit", "torn down")] == said
+    """Its threads and its work at exit are waited for, and then it is gone, with its exit code: the teardown of large
+    libraries took most of a resume, and could hang."""
+    Path(rank.argv[0]).write_text(f"""
+import atexit, threading
+class Kept:
+    def __del__(self): print('torn down', flush=True)
+kept, others = Kept(), threading.Event()
+def work():
+    others.wait()
+    print('thread')
+threading.Thread(target=work).start()
+atexit.register(print, 'at exit')
+others.set()
+{end}
+""")
+    (pid,) = parent.fork([rank], [rank.env], tmp_path / "log")
+    assert _ends(parent, pid) == {pid: code}
+    said = (tmp_path / "log").read_text()
+    assert "thread" in said
+    assert "at exit" in said
+    assert "torn down" not in said
 
 
 def test_the_imports_of_a_rank_are_noted(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
@@ -227,8 +243,32 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
     trials: Any = SimpleNamespace(plan=SimpleNamespace(job=SimpleNamespace(world_size=1)))
     cold: Any = Cold()
     warm = resumes.Warm(trials, cold, 3, tmp_path)
-    monkeypatch.setattr(warm, "_learned", lambda _state: [])
     monkeypatch.setattr(warm, "_resume", resume)
     state: Any = None
     assert warm(state) is right
+    assert "could not be forked" not in warm.in_words
+
+
+def test_what_a_later_resume_imports_is_imported_before_the_next_one(
+    rank: RankCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first resume may load no checkpoint, so the parent learns from every resume. Modules that can't be imported
+    before a fork, such as one that starts a thread, are then left to the ranks, and ranks are still forked."""
+    given: list[list[str]] = []
+
+    def imports(names: list[str]) -> str:
+        given.append(names)
+        return "the imports started 1 threads" if "threaded" in names else ""
+
+    parent = SimpleNamespace(imports=imports, close=lambda: given.append([]), pid=1)
+    monkeypatch.setattr(resumes, "Parent", lambda *_: parent)
+    nothing: Any = None
+    warm = resumes.Warm(nothing, nothing, 3, tmp_path)
+    monkeypatch.setattr(warm, "_ranks", {0: rank})
+    monkeypatch.setattr(warm, "_parent", parent)
+    noted = tmp_path / "imports"
+    for names in ("decimal\nbeside\n", "decimal\nfractions\n", "threaded\nqueue\n", "queue\n"):
+        noted.write_text(names)
+        warm._learn(noted)
+    assert given == [["decimal"], ["fractions"], ["threaded", "queue"], [], ["decimal", "fractions"]]
     assert "could not be forked" not in warm.in_words

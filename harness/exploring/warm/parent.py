@@ -7,8 +7,7 @@ It reads requests from the socket whose number is its argument, one JSON object 
     {"do": "fork", "ranks": [{"env", "argv", "cwd", "path", "log", "imports"}]}  ->  {"pids": [...]}
     {"do": "ends", "pids": [...]}  ->  {"codes": {pid: code}} of the ranks that have ended; negative: a signal
 
-In a forked rank, `serve` returns the program to run, so that the script runs at the bottom of the stack, and the
-interpreter ends as usual."""
+In a forked rank, `serve` returns the program to run, so that the script runs at the bottom of the stack."""
 
 from __future__ import annotations
 
@@ -105,13 +104,16 @@ def become(rank: dict[str, Any], parent: int) -> types.ModuleType:
 
 
 def leave_at_once() -> None:
-    """The last work at exit: a rank that ends with an uncaught exception skips the teardown of the interpreter. The
-    teardown touches all memory that the rank shares with its parent, which takes seconds for large libraries."""
-    if hasattr(sys, "last_type"):  # the interpreter has printed such an exception
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(1)
+    """The last work at exit of a rank: it skips the teardown of the interpreter. The teardown touches all memory that
+    the rank shares with its parent, which takes seconds for large libraries, and it may wait for threads that only the
+    parent has."""
+    if _rank is None:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    failed = hasattr(sys, "last_type")  # the interpreter has printed an uncaught exception
+    os._exit(1 if failed or not isinstance(_code, (int, type(None))) else (_code or 0) & 0xFF)
 
 
 def _note_imports(path: str) -> None:
@@ -156,6 +158,8 @@ def _may_be_patched(name: str, module: Any) -> bool:
     return isinstance(module, types.ModuleType) and name.partition(".")[0] in known
 
 
+_rank: dict[str, Any] | None = None
+_code: Any = None  # with which the script called sys.exit
 if __name__ == "__main__":
     atexit.register(leave_at_once)  # before anything else is registered, so that it runs last
     _parent = os.getpid()
@@ -163,12 +167,16 @@ if __name__ == "__main__":
     if _rank is not None:
         _main = become(_rank, _parent)
         start_agent(_rank["agent"])
-        if _rank["module"]:
-            import runpy
+        try:
+            if _rank["module"]:
+                import runpy
 
-            runpy._run_module_as_main(_rank["module"], alter_argv=True)  # type: ignore[attr-defined]
-        else:
-            with open(_rank["argv"][0], "rb") as _file:
-                _code = compile(_file.read(), _rank["argv"][0], "exec")
-            _main.__dict__["__file__"] = _rank["argv"][0]
-            exec(_code, _main.__dict__)
+                runpy._run_module_as_main(_rank["module"], alter_argv=True)  # type: ignore[attr-defined]
+            else:
+                with open(_rank["argv"][0], "rb") as _file:
+                    _script = compile(_file.read(), _rank["argv"][0], "exec")
+                _main.__dict__["__file__"] = _rank["argv"][0]
+                exec(_script, _main.__dict__)
+        except SystemExit as _end:
+            _code = _end.code
+            raise

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from torchaos.harness.agent.wire import Event, Kind
@@ -38,6 +37,8 @@ class Warm:
         self._run_id = f"{home.name}-warm-{secrets.token_hex(4)}"
         self._ranks: dict[int, RankCommand] = {}
         self._parent: Parent | None = None
+        self._imported: list[str] = []  # modules of the parent, in order
+        self._seen: set[str] = set()  # modules that a rank had to import itself
         self._off = ""  # why ranks are not forked, as a clause
         self._checked, self._tries = False, 0
         self._stopped = False
@@ -102,22 +103,32 @@ class Warm:
         if len(self._ranks) != self._trials.plan.job.world_size:
             self._off = f"{len(self._ranks)} of {self._trials.plan.job.world_size} ranks were seen"
             return outcome
-        self._parent = Parent(self._ranks[0], self._run_id, self._home / "warm.log")
-        self._off = self._parent.imports(self._learned(state))
+        self._parent = self._new_parent()
+        self._resume(state)  # from here on, the parent has imported what this resume imports
         warm = self._resume(state)[1] if not self._off else None
         if warm and not self._stopped:
             self._off = difference(cold, warm)
         return outcome
 
-    def _learned(self, state: State) -> list[str]:
-        """The modules that a rank imports, in order, without the job's own. A rank that is forked before the imports
-        records them."""
-        path = self._home / "imports"
-        with suppress(FileNotFoundError):
-            path.unlink()
-        self._resume(state, path)
-        names = dict.fromkeys(path.read_text().splitlines())
-        return [name for name in names if self._is_installed(name)]
+    def _new_parent(self) -> Parent:
+        return Parent(self._ranks[0], self._run_id, self._home / "warm.log")
+
+    def _learn(self, imported: Path) -> None:
+        """Imports in the parent what rank 0 of a resume had to import itself, in the same order, without the job's own
+        modules. The first resume may load no checkpoint, so later resumes may import more. Raises ChaosError."""
+        assert self._parent
+        names = dict.fromkeys(imported.read_text().splitlines()) if imported.exists() else {}
+        new = [name for name in names if name not in self._seen and self._is_installed(name)]
+        self._seen.update(names)
+        if not new or self._stopped:
+            return
+        why = self._parent.imports(new)
+        if why and self._imported:  # a parent without the new modules can still fork
+            self._parent.close()
+            self._parent = self._new_parent()
+            why, new = self._parent.imports(self._imported), []
+        self._off = why
+        self._imported += new
 
     def _is_installed(self, name: str) -> bool:
         """Whether the module is installed, and is not the job's own. The job's own modules may do anything when they
@@ -130,9 +141,11 @@ class Warm:
             os.path.isdir(path) or os.path.exists(f"{path}.py") for path in paths
         )
 
-    def _resume(self, state: State, imports: Path | None = None) -> tuple[Outcome, Record]:
+    def _resume(self, state: State) -> tuple[Outcome, Record]:
         """Resumes by forked ranks. Raises ChaosError if the parent is gone."""
         assert self._parent
+        imported = self._home / "imports"
+        imported.unlink(missing_ok=True)
         began_s = time.monotonic()
         folder = self._trials.stage(state)
         self._trials.agent_plan(self._run_id).write(folder.agent_plan)
@@ -142,7 +155,8 @@ class Warm:
         self._current = run
         if self._stopped:
             run.stop()
-        hung = run(self._trials.take_inventory, imports)
+        hung = run(self._trials.take_inventory, imported)
+        self._learn(imported)
         outcome, record = self._trials.judge(state, hung, time.monotonic() - began_s, warm=True)
         self.seconds.append(time.monotonic() - began_s)
         return outcome, record

@@ -125,7 +125,8 @@ def _row(one: Outcome, home: Path) -> dict[str, Any]:
     return {
         "state": one.state, "model": one.model, "step": one.died_at_step, "kind": one.kind.value,
         "mark": _mark(one.kind), "assertion": one.assertion, "reason": one.reason, "from_step": one.from_step,
-        "lost": one.lost_steps, "seconds": one.seconds, "how": "forked" if one.warm else "launcher",
+        "lost": one.lost_steps, "seconds": one.seconds,
+        "how": f"as {one.like}" if one.like else "forked" if one.warm else "launcher",
         "link": os.path.relpath(report, home) if report and report.is_file() else "",
         "folder": os.path.relpath(one.run_dir, home) if one.run_dir else "",
     }  # fmt: skip

@@ -19,6 +19,8 @@ def tell_outcome(outcome: Outcome, number: int, of: int) -> str:
     right = outcome.kind is Class.RIGHT
     how = ", cold" if not outcome.warm else "" if right else "; a cold start follows"
     why = "" if right else f": {outcome.reason}"
+    if outcome.like:
+        return f"{number}/{of} {outcome.state}: {outcome.kind.value}, as {outcome.like}, which is the same for the job"
     return f"{number}/{of} {outcome.state}: {outcome.kind.value}{why} ({outcome.seconds:.1f} s{how})"
 
 

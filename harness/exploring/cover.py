@@ -1,0 +1,123 @@
+"""Serves the checkpoint folder over itself by FUSE while a job runs, by a server that notes what processes do there. As
+with a storage fault, the undo of the mount is guarded first: if any process dies, the reaper unmounts, and the files
+stay."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar
+
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.running import capabilities
+from torchaos.harness.undo.client import Reaper, UndoError
+from torchaos.harness.undo.file import File
+from torchaos.harness.undo.mount import Mount, mounts
+
+MOUNT_S = 60.0  # seconds
+_END_S = 60.0  # seconds for which processes may keep files open after the end of the job
+_ON = b"on\n"
+
+
+class Cover:
+    """Covers `folder`, which is made if it does not exist, in a `with` block. `home`: the folder for files of the
+    server and of the undo."""
+
+    server: ClassVar[str]  # the server's module; its arguments are: folder, source of the mount, switch, home
+    notes: ClassVar[tuple[str, ...]]  # the files that the server writes in `home`; the first grows with each operation
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._home = folder.resolve(), home.resolve()
+        self._tag = f"torchaos-{self.notes[0]}-{secrets.token_hex(4)}"
+        self._stack = ExitStack()
+        self._server: subprocess.Popen[bytes] | None = None
+        self.left: list[str] = []  # after the `with` block: a sentence for each change that could not be undone
+        self.failed = ""  # after the `with` block: why the notes are not complete
+
+    def __enter__(self) -> Cover:
+        """Mounts the file system. Raises ChaosError if that is not possible; then nothing is left mounted."""
+        fuse = capabilities.check("fuse")
+        if not fuse.present:
+            raise ChaosError(f"{self._folder} can't be recorded: no FUSE here; {fuse.remedy}")
+        self._home.mkdir(parents=True, exist_ok=True)
+        for old in self.notes:
+            (self._home / old).unlink(missing_ok=True)
+        self._prepare()
+        with ExitStack() as stack:
+            self._mount(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+    def _prepare(self) -> None:
+        """Called before the folder is covered."""
+
+    def _mount(self, stack: ExitStack) -> None:
+        reaper = stack.enter_context(Reaper.start(self._home, self._tag))
+        stack.callback(self._stop_server)
+        stack.callback(self._heal, reaper)
+        switch = self._home / "undo" / "cover.on"
+        handle = File.of(switch, switch.parent, switch.parent, hashlib.sha256(_ON).hexdigest())
+        reaper.guard("cover", [Mount.of(self._folder, self._tag), handle], owner="cover")
+        switch.write_bytes(_ON)
+        argv = [sys.executable, "-m", self.server, self._folder, self._tag, switch, self._home]
+        said = self._home / "server.out"
+        with open(said, "wb") as output:
+            self._server = subprocess.Popen(
+                [str(part) for part in argv], stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/",
+                start_new_session=True,
+            )  # fmt: skip
+        end = time.monotonic() + MOUNT_S
+        while not any(mount.source == self._tag for mount in mounts()):
+            if self._server.poll() is not None or time.monotonic() > end:
+                lines = said.read_text(errors="replace").strip().splitlines()
+                why = lines[-1] if lines else "no reason was given"
+                raise ChaosError(f"{self._folder} can't be recorded: FUSE could not cover it: {why}")
+            time.sleep(0.005)
+
+    def _heal(self, reaper: Reaper) -> None:
+        try:
+            self.left += [str(healed.reason) for healed in reaper.heal("cover") if not healed.verified]
+        except UndoError as error:
+            self.left.append(str(error))
+
+    def _stop_server(self) -> None:
+        """Waits for the server's last line. The server ends when the folder is unmounted and no file is open."""
+        if self._server is None:
+            return
+        written = self._written()
+        try:
+            code = self._server.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            busy = self._written() > written
+            code = self._end_server()
+            if busy:
+                self.failed = "a process that outlived the job still had a file of it open"
+                return
+        self.failed = f"the server ended before, with exit code {code}" if code else ""
+
+    def _written(self) -> int:
+        """The size of the server's notes, in bytes."""
+        path = self._home / self.notes[0]
+        return path.stat().st_size if path.exists() else 0
+
+    def _end_server(self) -> int:
+        """Asks the server to end although the mount is still in use, for example by a mount namespace that was made
+        meanwhile. Returns 0, or the exit code if it had to be killed."""
+        assert self._server is not None
+        self._server.terminate()
+        try:
+            self._server.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            return self._server.wait()
+        return 0

@@ -1,0 +1,88 @@
+"""What a resume asks of its folder: noted by a real FUSE server, and compared between trees."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torchaos.harness.exploring.looks import Ask, Looker, Looks
+from torchaos.harness.exploring.tree import Content, Extent, Tree
+from torchaos.harness.running import capabilities
+from torchaos.harness.undo.mount import mounts
+
+# A job that takes the newest folder, and reads one of its files. Argument: the folder.
+JOB = """
+import os, sys
+newest = os.path.join(sys.argv[1], max(os.listdir(sys.argv[1])))
+if os.path.exists(newest + "/ready") and os.path.islink(sys.argv[1] + "/link"):
+    print(open(newest + "/weights").read())
+"""
+
+
+@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+def test_questions_of_a_job_are_noted(tmp_path: Path) -> None:
+    """Names, files that are there and files that are not, and the file that was read through a link, until a given
+    time. The other checkpoint, and a file that nobody looked at, are not among them."""
+    folder = tmp_path / "checkpoints"
+    for name in ("1/weights", "1/ready", "2/weights", "2/ready", "2/moments"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "0link").symlink_to("2")
+    looker = Looker(folder, tmp_path / "home")
+    with looker:
+        subprocess.run([sys.executable, "-S", "-c", JOB, str(folder)], check=True)
+        (folder / "0link").rename(folder / "link")
+        said = subprocess.run([sys.executable, "-S", "-c", JOB, str(folder)], check=True, capture_output=True)
+        ended_s = time.monotonic()
+        assert (folder / "2/moments").read_text() == "2/moments"
+    assert said.stdout == b"2/weights\n"
+    assert looker.left == []
+    found = looker.until(ended_s)
+    assert found
+    asked = {(Ask.NAMES, ""), (Ask.IS, "2"), (Ask.IS, "2/ready"), (Ask.IS, "link"), (Ask.BYTES, "2/weights")}
+    assert asked <= found.asked
+    assert not {path for _ask, path in found.asked} & {"1/weights", "1/ready", "2/moments"}
+    after = looker.until(time.monotonic())
+    assert after
+    assert (Ask.BYTES, "2/moments") in after.asked - found.asked
+    assert Looks.from_json(found.to_json()) == found  # type: ignore[arg-type]
+    assert not any(mount.target == str(folder) for mount in mounts())
+
+
+@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+def test_a_server_that_died_knows_nothing(tmp_path: Path) -> None:
+    """If the server is killed, not all questions are known, so there are none to compare by."""
+    looker = Looker(tmp_path / "checkpoints", tmp_path / "home")
+    with looker:
+        assert looker._server is not None
+        looker._server.kill()
+    assert looker.until(time.monotonic()) is None
+
+
+def _tree(weights: str = "w", size: int = 8, more: str = "") -> Tree:
+    files = {"2/weights": Content(size, (Extent(0, size, weights),)), **({more: Content()} if more else {})}
+    return Tree(files, frozenset({"1", "2"}), {"link": "2"})
+
+
+@pytest.mark.parametrize(("ask", "path", "other", "same"), [
+    (Ask.BYTES, "2/weights", _tree("v"), False),
+    (Ask.BYTES, "2/moments", _tree("v"), True),
+    (Ask.IS, "2/weights", _tree("v"), True),
+    (Ask.IS, "2/weights", _tree(size=7), False),
+    (Ask.IS, "2", _tree(size=7), True),
+    (Ask.IS, "2/ready", _tree(more="2/ready"), False),
+    (Ask.IS, "2/ready", _tree(more="3"), True),
+    (Ask.NAMES, "2", _tree(more="2/ready"), False),
+    (Ask.NAMES, "", _tree(more="2/ready"), True),
+    (Ask.NAMES, "", _tree(more="3"), False),
+    (Ask.IS, "link", Tree(_tree().files, _tree().folders, {"link": "1"}), False),
+    (Ask.IS, "1", Tree({**_tree().files, "1": Content()}, frozenset({"2"}), {"link": "2"}), False),
+])  # fmt: skip
+def test_trees_that_answer_alike(ask: Ask, path: str, other: Tree, same: bool) -> None:
+    """Only what was asked counts: a file's bytes only if they were read, its size if it was looked at, a folder's names
+    if they were listed."""
+    assert Looks(frozenset({(ask, path)})).same(_tree(), other) is same

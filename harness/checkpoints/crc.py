@@ -7,8 +7,6 @@ crc32_combine by Mark Adler."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 try:
     from isal.isal_zlib import crc32  # nine times as fast
 except ImportError:
@@ -23,7 +21,11 @@ Matrix = tuple[int, ...]
 
 def combine(first: int, second: int, length: int) -> int:
     """The CRC of two parts together, from their CRCs. `length`: of the second part, in bytes."""
-    return _apply(_power(8 * length % _ORDER), first) ^ second
+    bits = 8 * length % _ORDER
+    for place in range(32):
+        if bits >> place & 1:
+            first = _apply(_SQUARES[place], first)
+    return first ^ second
 
 
 def locate(difference: int, length: int) -> tuple[int, int] | None:
@@ -70,7 +72,6 @@ def _apply(matrix: Matrix, vector: int) -> int:
     return result
 
 
-@lru_cache(maxsize=256)
 def _power(bits: int) -> Matrix:
     """The change of a CRC that `bits` more zero bits make, as a matrix over GF(2), stored by columns."""
     result: Matrix = tuple(1 << place for place in range(32))

@@ -13,9 +13,9 @@ from ..formats import table
 from ..layout import Checkpoint, Problem, Trouble
 from .findings import Findings
 from .manifests import Manifests, Saved
-from .regions import regions_of, windows
 from .rest import rest_differs
 from .stream import Stream
+from .windows import windows
 
 ALL = frozenset({"crc", "digest", "nan"})
 
@@ -56,8 +56,7 @@ def verify(
         _check_set(result, manifests, known)
     findings = Findings(files, layout, manifests, sized)
     spans = {path: saved.spans for path, saved in sized.items()}
-    regions = {file.path: regions_of(layout, file.path, spans.get(file.path, ()), checks) for file in layout.files}
-    found = Stream(files, workers).run(window for path, own in regions.items() for window in windows(path, own))
+    found = Stream(files, workers).run(windows(layout, spans, checks))
     result.bytes = found.bytes
     result.problems += findings.problems(found)
     if "digest" in checks:

@@ -1,4 +1,5 @@
-"""Reads windows in several threads, each into its own buffer, and checks their contents.
+"""Reads windows in several threads, each into its own buffer, and checks their contents while the processor's cache
+holds them.
 
 The memory is one buffer per thread, however large the checkpoint is. Hashes and numpy release the GIL, so the threads
 run in parallel."""
@@ -12,18 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64
 
 from ..crc import combine, crc32
 from ..files import Files
 from ..layout import Checksum
-from .manifests import CHUNK
-from .regions import Piece, Region, Window
+from .windows import WINDOW, Part, Run, Window
 
 _MASKS = {
     "float16": (np.uint16, 0x7FFF, 0x7C00), "bfloat16": (np.uint16, 0x7FFF, 0x7F80),
     "float8_e4m3fn": (np.uint8, 0x7F, 0x7E), "float8_e5m2": (np.uint8, 0x7F, 0x7C),
 }  # fmt: skip
+_ALIGNED = 16  # bytes; a multiple of every width
 WIDTHS = {
     "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "float32": 4, "complex64": 4, "float64": 8, "complex128": 8,
@@ -71,10 +72,9 @@ class Stream:
         self._files = files
         self._workers = workers or min(8, os.cpu_count() or 1)
         self._lock = threading.Lock()
-        self._crcs: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # by region: start, length, crc
-        self._regions: dict[int, Region] = {}
+        self._crcs: dict[int, tuple[Run[Checksum], list[tuple[int, int, int]]]] = {}  # by run: start, length, crc
+        self._halves: dict[tuple[str, int], list[tuple[int, bytes]]] = defaultdict(list)  # by number: start, bytes
         self._found = Found()
-        self._halves: dict[tuple[str, int], tuple[int, bytes]] = {}
         self._failure: BaseException | None = None
 
     def run(self, windows: Iterator[Window]) -> Found:
@@ -93,72 +93,81 @@ class Stream:
         return found
 
     def _work(self, windows: Iterator[Window]) -> None:
-        buffer = memoryview(bytearray(CHUNK))
-        scratch = np.empty(CHUNK, np.uint8)
+        buffer = memoryview(bytearray(WINDOW + _ALIGNED))
+        scratch = np.empty(WINDOW, np.uint8)
         try:
-            while self._failure is None:
-                with self._lock:
-                    window = next(windows, None)
-                if window is None:
-                    return
-                view = buffer[: window.stop - window.start]
-                try:
-                    count = self._files.read_into(window.path, window.start, view)
-                except OSError as error:
+            with np.errstate(invalid="ignore"):
+                while self._failure is None:
                     with self._lock:
-                        self._found.errors.setdefault(window.path, error.strerror or str(error))
-                    continue
-                with self._lock:
-                    self._found.bytes += count
-                    if count < len(view):
-                        self._found.errors.setdefault(window.path, "it is cut off")
-                        continue
-                for piece in window.pieces:
-                    self._check(
-                        window.path, piece, view[piece.start - window.start : piece.stop - window.start], scratch
-                    )
+                        window = next(windows, None)
+                    if window is None:
+                        return
+                    skip = _misfit(window)
+                    view = buffer[skip : skip + window.stop - window.start]
+                    if self._read(window, view):
+                        self._check(window, view, scratch)
         except BaseException as failure:
             self._failure = failure
 
-    def _check(self, path: str, piece: Piece, data: memoryview, scratch: np.ndarray) -> None:
-        region = piece.region
-        crc: int | None = None
-        if region.checksum:
-            crc = crc32(data)
+    def _read(self, window: Window, into: memoryview) -> bool:
+        error = "it is cut off"
+        try:
+            count = self._files.read_into(window.path, window.start, into)
+        except OSError as raised:
+            count, error = 0, raised.strerror or str(raised)
+        with self._lock:
+            self._found.bytes += count
+            if count < len(into):
+                self._found.errors.setdefault(window.path, error)
+        return count == len(into)
+
+    def _check(self, window: Window, data: memoryview, scratch: np.ndarray) -> None:
+        crcs: dict[tuple[int, int], int] = {}  # so that no CRC is computed twice
+
+        def crc_of(start: int, stop: int) -> int:
+            if (start, stop) not in crcs:
+                crcs[start, stop] = crc32(data[start - window.start : stop - window.start])
+            return crcs[start, stop]
+
+        for part in window.sums:
+            crc = crc_of(part.start, part.stop)
             with self._lock:
-                self._regions[id(region)] = region
-                self._crcs[id(region)].append((piece.start, len(data), crc))
-        if region.span:
-            digest, was = region.span.digests[(piece.start - region.offset) // CHUNK]
-            mine = xxh3_64_hexdigest(data) if digest else ""
-            if mine != digest if digest else (crc if crc is not None else crc32(data)) != was:
-                crc = crc if crc is not None else crc32(data)
-                mine = mine or xxh3_64_hexdigest(data)
+                parts = self._crcs.setdefault(id(part.run), (part.run, []))[1]
+                parts.append((part.start, part.stop - part.start, crc))
+        for chunk in window.chunks:
+            inside = data[chunk.start - window.start : chunk.stop - window.start]
+            digest, was = chunk.what
+            mine = _digest(inside) if digest else ""
+            if mine != digest if digest else crc_of(chunk.start, chunk.stop) != was:
+                crc, mine = crc_of(chunk.start, chunk.stop), mine or _digest(inside)
                 with self._lock:
-                    self._found.chunks.append(BadChunk(path, piece.start, len(data), crc, was, digest, mine))
-        for begin, end, dtype in region.floats:
-            first, last = max(begin, piece.start), min(end, piece.stop)
-            if first < last:
-                width = WIDTHS[dtype]
-                head, tail = -(first - begin) % width, (last - begin) % width if last < end else 0
-                if head + tail > last - first:
-                    head, tail = last - first, 0
-                if head:
-                    self._join_halves(path, first + head - width, first, data[first - piece.start :][:head], dtype)
-                if tail:
-                    self._join_halves(path, last - tail, last - tail, data[last - tail - piece.start :][:tail], dtype)
-                body = data[first + head - piece.start : last - tail - piece.start]
-                self._look_for_nans(path, first + head, body, dtype, scratch)
+                    self._found.chunks.append(BadChunk(window.path, chunk.start, len(inside), crc, was, digest, mine))
+        for numbers in window.numbers:
+            self._look_at(
+                window.path, numbers, data[numbers.start - window.start : numbers.stop - window.start], scratch
+            )
+
+    def _look_at(self, path: str, part: Part[str], data: memoryview, scratch: np.ndarray) -> None:
+        """Looks for NaN in a part of a sequence of numbers, whose ends may split a number."""
+        run, width = part.run, WIDTHS[part.run.what]
+        head = min(-(part.start - run.start) % width, len(data))
+        tail = (part.stop - run.start) % width if part.stop < run.stop and head < len(data) else 0
+        if head:
+            self._join_halves(path, part.start - (part.start - run.start) % width, part.start, data[:head], run.what)
+        if tail:
+            self._join_halves(path, part.stop - tail, part.stop - tail, data[len(data) - tail :], run.what)
+        self._look_for_nans(path, part.start + head, data[head : len(data) - tail], run.what, scratch)
 
     def _join_halves(self, path: str, offset: int, start: int, part: memoryview, dtype: str) -> None:
-        """Checks an element that a window boundary splits. The thread that reads the second half checks it."""
+        """Checks a number that the ends of windows split. The thread that reads its last part checks it."""
         with self._lock:
-            other = self._halves.pop((path, offset), None)
-            if other is None:
-                self._halves[path, offset] = start, bytes(part)
+            parts = self._halves[path, offset]
+            parts.append((start, bytes(part)))
+            whole = b"".join(each for _, each in sorted(parts))
+            if len(whole) < WIDTHS[dtype]:
                 return
-        parts = sorted([other, (start, bytes(part))])
-        self._look_for_nans(path, offset, memoryview(parts[0][1] + parts[1][1]), dtype, np.empty(16, np.uint8))
+            del self._halves[path, offset]
+        self._look_for_nans(path, offset, memoryview(whole), dtype, np.empty(16, np.uint8))
 
     def _look_for_nans(self, path: str, offset: int, data: memoryview, dtype: str, scratch: np.ndarray) -> None:
         nans = nans_in(data, dtype, scratch)
@@ -168,13 +177,26 @@ class Stream:
                 self._found.nans.append(Nans(path, offset + int(nans[0][0]) * width, dtype, len(nans[0])))
 
     def _join_crcs(self) -> None:
-        for key, parts in self._crcs.items():
-            checksum = self._regions[key].checksum
+        for run, parts in self._crcs.values():
             value = 0
             for _, length, crc in sorted(parts):
                 value = combine(value, crc, length) if value else crc
-            if checksum and value != checksum.crc:
-                self._found.crcs.append((checksum, value))
+            if value != run.what.crc:
+                self._found.crcs.append((run.what, value))
+
+
+def _misfit(window: Window) -> int:
+    """Where in an aligned buffer the window begins, so that most of its numbers are aligned. numpy copies others."""
+    if not window.numbers:
+        return 0
+    most = max(window.numbers, key=lambda part: part.stop - part.start)
+    return (window.start - most.run.start) % _ALIGNED
+
+
+def _digest(data: memoryview) -> str:
+    state = xxh3_64()
+    state.update(data)  # releases the GIL in every version of xxhash, unlike the functions that need no state
+    return str(state.hexdigest())
 
 
 def nans_in(data: memoryview, dtype: str, scratch: np.ndarray) -> tuple[np.ndarray, int] | None:
@@ -182,8 +204,9 @@ def nans_in(data: memoryview, dtype: str, scratch: np.ndarray) -> tuple[np.ndarr
     if dtype in _WIDE:
         kind = np.dtype(_WIDE[dtype])
         numbers = np.frombuffer(data, kind, len(data) // kind.itemsize)
-        mask = np.isnan(numbers, out=scratch[: len(numbers)].view(np.bool_))
-        return (np.flatnonzero(mask), kind.itemsize) if mask.any() else None
+        if not len(numbers) or not np.isnan(np.maximum.reduce(numbers)):  # a maximum with NaN is NaN
+            return None
+        return np.flatnonzero(np.isnan(numbers)), kind.itemsize
     word, mask_bits, most = _MASKS[dtype]
     kind = np.dtype(word)
     words = np.frombuffer(data, kind, len(data) // kind.itemsize)

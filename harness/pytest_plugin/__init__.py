@@ -147,8 +147,11 @@ run = torchaos_run  # the short name, which a project may use for a fixture of i
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     outcome: Any = yield
-    if call.excinfo is not None and getattr(call.excinfo.value, "is_inconclusive", False):
+    raised = call.excinfo and call.excinfo.value
+    if getattr(raised, "is_inconclusive", False):
         outcome.get_result().torchaos = "inconclusive"
+    if getattr(raised, "is_failure", False):  # also if the `run` fixture raised it: pytest calls that an error
+        outcome.get_result().when = "call"
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:

@@ -24,6 +24,7 @@ class Failed(_Outcome):  # type: ignore[misc]
     """An assertion of the scenario does not hold. The text is the whole report, without a traceback of torchaos."""
 
     __module__ = "builtins"  # pytest's summary then shows the name without a module
+    is_failure = True
 
     def __init__(self, text: str) -> None:
         super().__init__(text, pytrace=False)
@@ -33,13 +34,14 @@ class Broken(Failed):
     """Nothing was judged, because of bad usage, an internal error, or an incomplete rollback."""
 
     __module__ = "builtins"
+    is_failure = False
 
 
 class Inconclusive(Failed):
     """The run proves nothing, so the test is inconclusive."""
 
     __module__ = "builtins"
-    is_inconclusive = True
+    is_failure, is_inconclusive = False, True
 
 
 @dataclass(frozen=True)

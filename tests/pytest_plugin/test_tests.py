@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from importlib.util import find_spec
+from xml.etree import ElementTree
 
 import pytest
 from waiting import wait_until
@@ -54,8 +55,11 @@ def test_the_fixture_gives_the_run(project: Project) -> None:
     for name in ("good", "bad", "unfelt"):
         project.scenario(name)
     project.file("test_job.py", TESTS)
-    done = project.pytest("-q", "--strict-markers")
-    assert done.counts() == {"passed": 4, "error": 1, "inconclusive": 1}, done
+    done = project.pytest("-q", "--strict-markers", "--junitxml=junit.xml")
+    assert done.counts() == {"passed": 4, "failed": 1, "inconclusive": 1}, done
+    assert "FAILED test_job.py::test_fails_with_its_run" in done.text
+    suite = ElementTree.parse(project.folder / "junit.xml").getroot()[0]
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["6", "1", "1"], "inconclusive: an error"
     assert len(done.calls()) == 4, "good with two seeds, bad, unfelt"
     assert done.calls()[0]["words"] == ["--seed", "1", "--set", "faults.0.when.phase=forward"]
     assert "test_recovers[seed=2-phase=forward]" in project.pytest("-q", "--collect-only").text
@@ -84,7 +88,7 @@ def test_a_scenario_is_explored(project: Project) -> None:
         "@pytest.mark.torchaos('good.yaml', seeds=[3])\ndef test_c(run): pass\n",
     ]))  # fmt: skip
     done = project.pytest("-q", "--torchaos-consent", "host.kernel")
-    assert done.counts() == {"passed": 2, "error": 1}, done
+    assert done.counts() == {"passed": 2, "failed": 1}, done
     models = ["--model", "process-death", "--model", "node-death"]
     words = [(call["command"], call["words"]) for call in done.calls()]
     assert words == [

@@ -63,7 +63,7 @@ class Cold(Stoppable):
         outcome, record = self._trials.judge(state, watch.hung, time.monotonic() - began_s)
         if looks_in is not None and failed_at_once(record):
             stages = record.of_kind(Kind.STAGE)
-            ended_s = next((stage.mono_s for stage in stages if stage.data["stage"] == "inventory"), math.inf)
+            ended_s = max((stage.mono_s for stage in stages if stage.data["stage"] == "inventory"), default=math.inf)
             self.looks = looker.until(ended_s)
         if looks_in is not None and not looker.left:
             shutil.rmtree(looks_in, ignore_errors=True)

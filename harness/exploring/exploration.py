@@ -186,7 +186,8 @@ class Exploration:
         found, _run = self._cold(state, suspected is None or suspected.mended is not False, looks_in)
         if self._stopped:
             return found
-        if looks := self._cold.looks:
+        twice = found.mended is False if suspected is None else _failure(suspected) == _failure(found)
+        if twice and (looks := self._cold.looks):  # a failure that came once may be chance, and no other state has it
             self._alike.learn(state, looks)
         if suspected is not None and suspected.kind is not found.kind:
             self._notes.append(
@@ -230,12 +231,17 @@ def _is_suspected(outcome: Outcome) -> bool:
     return outcome.warm and outcome.kind is not Class.RIGHT
 
 
+def _failure(outcome: Outcome) -> tuple[str, ...]:
+    """What failed, without numbers."""
+    return outcome.kind, outcome.assertion, re.sub(r"\d+", "", outcome.reason)
+
+
 def _each_kind_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """The same outcomes: first one of each kind of failure, then a second one of each, and so on."""
     seen = Counter[tuple[str, ...]]()
     rounds: list[tuple[int, Outcome]] = []
     for outcome in outcomes:
-        kind = (outcome.kind, outcome.assertion, re.sub(r"\d+", "", outcome.reason))
+        kind = _failure(outcome)
         rounds.append((seen[kind], outcome))
         seen[kind] += 1
     return [outcome for _round, outcome in sorted(rounds, key=lambda pair: pair[0])]

@@ -54,8 +54,8 @@ class Looker(Cover):
     notes = ("looks",)
 
     def until(self, end_s: float) -> Looks | None:
-        """The questions before `end_s` (CLOCK_MONOTONIC), after the `with` block. None if not all are known."""
-        if self.failed:
-            return None
-        lines = [json.loads(line) for line in (self._home / "looks").read_text().splitlines()]
-        return Looks.from_json((ask, path) for at_s, ask, path in lines if at_s < end_s)
+        """The questions before `end_s` (CLOCK_MONOTONIC), after the `with` block. None if not all are known, or if none
+        was about the contents: then the failure does not come from the folder."""
+        lines = (self._home / "looks").read_text().splitlines() if not self.failed else ()
+        found = Looks.from_json((ask, path) for at_s, ask, path in map(json.loads, lines) if at_s < end_s)
+        return found if found.asked - {(Ask.IS, "")} else None

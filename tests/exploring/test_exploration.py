@@ -71,7 +71,7 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
                 if len(tried) == stop_after:
                     found.stop("SIGINT")
                 kind, self.looks = getattr(go, "cold", (Class.RIGHT, None))
-                return outcome_of(state, kind), None
+                return outcome_of(state, kind, "no"), None
 
         monkeypatch.setattr(module, "Cold", Cold)
         done = found()
@@ -206,3 +206,15 @@ def test_a_failure_before_the_first_step_stands_for_all_states_that_look_the_sam
     (tmp_path / "outcomes.jsonl").write_text("\n".join(line for line in kept if '"like": ""' in line) + "\n")
     again, cold = explore(warm=True)
     assert (cold, again.outcomes) == ([], found.outcomes)
+
+
+def test_a_failure_that_came_once_stands_for_no_other_state(
+    explore: Explore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without forked ranks, and without a second start, one failed start may be chance, such as a port that is in use.
+    All states are resumed."""
+    monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
+    monkeypatch.setattr(explore, "cold", (Class.WONT_START, Looks(frozenset({(Ask.NAMES, "")}))), raising=False)
+    found, cold = explore()
+    assert cold == [state.name for state in choice(saves(tmp_path)).states]
+    assert not any(outcome.like for outcome in found.outcomes)

@@ -46,6 +46,7 @@ def test_questions_of_a_job_are_noted(tmp_path: Path) -> None:
     asked = {(Ask.NAMES, ""), (Ask.IS, "2"), (Ask.IS, "2/ready"), (Ask.IS, "link"), (Ask.BYTES, "2/weights")}
     assert asked <= found.asked
     assert not {path for _ask, path in found.asked} & {"1/weights", "1/ready", "2/moments"}
+    assert looker.until(0.0) is None
     after = looker.until(time.monotonic())
     assert after
     assert (Ask.BYTES, "2/moments") in after.asked - found.asked

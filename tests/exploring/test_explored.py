@@ -12,7 +12,9 @@ from xml.etree import ElementTree
 import pytest
 from explorations import choice, explored, outcome_of, saves, unfinished
 from rich.console import Console
+from saves import Disk
 
+from torchaos.harness.exploring.blobs import Blobs
 from torchaos.harness.exploring.choice import chosen
 from torchaos.harness.exploring.explored import Explored, cases_of, result_of
 from torchaos.harness.exploring.outcomes import Class, Outcome
@@ -113,6 +115,20 @@ def test_the_story_names_what_is_torn(tmp_path: Path, operations: int, last: str
     state = next(state for state in choice(recording).states if state.operations == operations)
     told = dict(files_of(state, recording))
     assert (told["last.pt"], told["rng-2"]) == (last, rng_2)
+
+
+def test_the_story_names_a_missing_folder_without_its_files(tmp_path: Path) -> None:
+    """The next save may come so soon that it is told with this one: its folder is missing, and that says enough."""
+    disk = Disk(Blobs(tmp_path / "blobs"))
+    for number in (1, 2):
+        disk.rank(0).mkdir(f"step-{number}")
+        disk.rank(0).save(f"step-{number}/a", b"a")
+        disk.rank(0).save(f"step-{number}/b", b"b")
+    recording = disk.recording()
+    states = choice(recording).states
+    state = next(one for one in states if {path: file.size for path, file in one.tree.files.items()} == {"step-1/a": 1})
+    told = {"step-1": "a folder", "step-1/a": "complete", "step-1/b": "missing", "step-2": "missing"}
+    assert dict(files_of(state, recording)) == told
 
 
 def test_the_page_and_the_terminal_tell_the_smallest_state(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from waiting import wait_until
 from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, EventFile, Kind
-from torchaos.harness.contracts import Target
+from torchaos.harness.contracts import ChaosError, Target
 from torchaos.harness.record.events import growing
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.events.merged import Merged, beside_steps
@@ -89,6 +91,56 @@ def test_a_file_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for merged in (whole, seen.merged):
         assert merged.steps["local_step"].tolist() == [*range(1, 9), *range(1, 9)]
     assert Steps(8).holds(seen, 0.0) is None  # nobody said how many ranks there are
+    journal.close()
+
+
+@pytest.mark.parametrize("how", ["removed", "cut off", "cut within a line", "emptied and written again"])
+@pytest.mark.parametrize("looked", [True, False])
+def test_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, looked: bool) -> None:
+    """The journal says that a file was removed or became shorter. No look at the run crashes. Steps that are in no
+    column yet are left out everywhere, and a value that must be read again is refused with the file's name."""
+    monkeypatch.setattr(growing, "_ENOUGH", 4)
+    _write(tmp_path, 0, range(1, 9))
+    _write(tmp_path, 1, range(1, 3))  # too few for columns
+    journal = _live(tmp_path, 12)
+    if looked:
+        assert len(journal.snapshot().merged.blocks) == 1
+    for rank in (0, 1):
+        path = tmp_path / f"rank{rank}.jsonl"
+        start = journal.snapshot()._arrived._starts[1]
+        if how == "removed":
+            path.unlink()
+        else:
+            os.truncate(path, {"cut off": start, "cut within a line": start + 7}.get(how, 0))
+        if how == "emptied and written again":
+            path.write_bytes(b'{"kind": "note"}\n' * 3)
+    wait_until(lambda: journal.failed)
+    assert re.fullmatch("the journal can't be read: rank[01].jsonl: (No such file.*|it became shorter)", journal.failed)
+    seen = journal.snapshot()
+    there = {(event.rank, event.step) for event in seen if event.kind is Kind.STEP}
+    assert there <= {(0, 1), (1, 1)}
+    columns = seen.merged.steps
+    steps = set(zip(columns["rank"].tolist(), columns["local_step"].tolist(), strict=True))
+    assert steps == there | ({(0, step) for step in range(1, 9)} if looked else set())
+    assert Steps(8).holds(seen, 0.0) is None
+    assert len(beside_steps(seen)) == 2
+    assert len(journal.since(0)) == len(there) + 2
+    if looked:
+        with pytest.raises(ChaosError, match=r"rank0.jsonl: it (was cut off or changed after|can't be read again)"):
+            list(seen.merged)
+    journal.close()
+
+
+def test_a_file_that_grows_again(tmp_path: Path) -> None:
+    """After a file became shorter, what is written to it later is not taken for the lines that were there."""
+    _write(tmp_path, 0, range(1, 9))
+    journal = _live(tmp_path, 9)
+    os.truncate(tmp_path / "rank0.jsonl", 0)
+    wait_until(lambda: journal.failed)
+    _write(tmp_path, 0, range(101, 131))
+    journal.catch_up()
+    assert {event.step for event in journal.snapshot() if event.kind is Kind.STEP} <= {*range(101, 131)}
+    assert journal.count == 9
     journal.close()
 
 

@@ -68,11 +68,24 @@ class Lines:
         self._texts: dict[Path, tuple[int, bytes]] = {}  # what was read of each file, and where it starts
 
     def at(self, path: Path, start: int, size: int) -> bytes:
-        """The line at that place. Empty if the file is gone."""
+        """The line at that place. Empty if the file is gone, or was cut off."""
         at, text = self._texts.get(path, (0, b""))
         if not at <= start <= at + len(text) - size:
             at, text = self._texts[path] = start, _read(path, start, max(size, _AHEAD))
-        return text[start - at : start - at + size]
+        line = text[start - at : start - at + size]
+        return line if len(line) == size else b""
+
+    def event(self, path: Path, start: int, size: int) -> Event | None:
+        """The event in the line at that place. None if the file is gone, or is no longer as it was."""
+        return event_of(self.at(path, start, size))
+
+
+def event_of(line: bytes) -> Event | None:
+    """The event in a line that was one when it was read first. None if its file was changed since."""
+    try:
+        return Event.from_line(line)
+    except ValueError:
+        return None
 
 
 def _read(path: Path, start: int, size: int) -> bytes:
@@ -113,13 +126,13 @@ class Snapshot(Unmerged):
         return next(self._events(first, first + 1))  # the file may be gone: StopIteration
 
     def _events(self, first: int, end: int) -> Iterator[Event]:
-        """Events whose files are gone are left out."""
+        """Events whose files are gone or changed are left out. `Journal.failed` says that there are such files."""
         lines = Lines()
         for place in self._arrived.places(first, end):
             if isinstance(place, Event):
                 yield place
-            elif line := lines.at(*place):
-                yield Event.from_line(line)
+            elif (event := lines.event(*place)) is not None:
+                yield event
 
     @cached_property
     def beside_steps(self) -> tuple[Event, ...]:

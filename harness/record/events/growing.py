@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchaos.harness.agent import packed
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.record.events.arrived import Arrived, Line, Lines
+from torchaos.harness.record.events.arrived import Arrived, Line, Lines, event_of
 from torchaos.harness.record.events.merged import Merged
 from torchaos.harness.record.steps.blocks import Block, blocks_of
 
@@ -44,8 +44,8 @@ class Growing:
                     self._store(path, own, [texts.at(*place) for place in own])
                     own.clear()
             waiting = [event for own in self._waiting.values() for event, _line in own]
-            late = (texts.at(*place) for own in self._lines.values() for place in own)
-            waiting += [Event.from_line(line) for line in late if line]
+            late = (texts.event(*place) for own in self._lines.values() for place in own)
+            waiting += [event for event in late if event is not None]
             return Merged.of_parts([*self._others, *waiting], [block for own in self._blocks.values() for block in own])
 
     def _take(self, event: Event) -> None:
@@ -66,7 +66,8 @@ class Growing:
         """Makes blocks of lines of a file."""
         there = [number for number, line in enumerate(lines) if line]
         made, left = blocks_of([lines[number] for number in there], path, [places[number][1] for number in there])
-        self._others += [Event.from_line(lines[there[number]]) for number in left]
+        found = (event_of(lines[there[number]]) for number in left)
+        self._others += [event for event in found if event is not None]
         for block in made:
             self._put(block)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import re
@@ -190,15 +191,17 @@ class Journal:
             self._poll(names)
 
     def _grown(self) -> list[str]:
-        """The names of all files that have grown since they were read."""
+        """The names of all files that are not as long as they were when they were read, or that are gone."""
+        gone = {name for name, offset in list(self._offsets.items()) if offset > 0}
         found = []
         with suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 if self._is_followed(entry.name):
+                    gone.discard(entry.name)
                     with suppress(OSError):  # the file was removed
-                        if entry.stat().st_size > self._offsets.get(entry.name, 0) >= 0:
+                        if entry.stat().st_size != self._offsets.get(entry.name, 0) >= 0:
                             found.append(entry.name)
-        return found
+        return [*found, *gone]
 
     def _poll(self, names: Collection[str] | None) -> None:
         """Reads what is new in these files. None: in all."""
@@ -212,8 +215,9 @@ class Journal:
                 continue
             try:
                 whole, newline, _torn = _read_from(f"{self._folder}/{name}", start).rpartition(b"\n")
-            except OSError as error:  # the file was removed
+            except OSError as error:  # the file was removed, or cut off
                 self.failed = self.failed or f"the journal can't be read: {name}: {error.strerror}"
+                self._offsets[name] = -1
                 continue
             self._offsets[name] = start + len(whole) + len(newline)
             if newline:
@@ -252,6 +256,9 @@ class Journal:
 def _read_from(path: str, start: int) -> bytes:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.pread(file, max(0, os.fstat(file).st_size - start), start)
+        size = os.fstat(file).st_size
+        if size < start:
+            raise OSError(errno.EIO, "it became shorter")
+        return os.pread(file, size - start, start)
     finally:
         os.close(file)

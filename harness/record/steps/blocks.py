@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from torchaos.harness.agent import packed
 from torchaos.harness.agent.wire import Event, Kind, Phase
+from torchaos.harness.contracts import ChaosError
 from torchaos.harness.record.steps import samples
 
 Array = npt.NDArray[Any]
@@ -88,7 +89,7 @@ class Block:
 
 
 class Stored(Sequence[bytes]):
-    """Lines of equal length in a file that only grows."""
+    """Lines of equal length in a file that only grows. Each access raises ChaosError if the file was removed or cut."""
 
     _TOGETHER = 1 << 16  # bytes that are read at once
 
@@ -109,16 +110,24 @@ class Stored(Sequence[bytes]):
     def __getitem__(self, row: int | slice) -> bytes | list[bytes]:
         if isinstance(row, slice):
             return [self[index] for index in range(*row.indices(len(self)))]
-        with open(self._path, "rb", buffering=0) as file:
-            return os.pread(file.fileno(), self._size, int(self._starts[row]))
+        return next(self._read([int(self._starts[row])], self._size))
 
     def __iter__(self) -> Iterator[bytes]:
-        with open(self._path, "rb", buffering=0) as file:
-            at, text = 0, b""
-            for start in self._starts.tolist():
-                if not at <= start <= at + len(text) - self._size:
-                    at, text = start, os.pread(file.fileno(), max(self._TOGETHER, self._size), start)
-                yield text[start - at : start - at + self._size]
+        return self._read(self._starts.tolist(), max(self._TOGETHER, self._size))
+
+    def _read(self, starts: Iterable[int], together: int) -> Iterator[bytes]:
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                at, text = 0, b""
+                for start in starts:
+                    if not at <= start <= at + len(text) - self._size:
+                        at, text = start, os.pread(file.fileno(), together, start)
+                    line = text[start - at : start - at + self._size]
+                    if len(line) < self._size or line[:1] != packed.MARK or line[-1:] != b"\n":
+                        raise ChaosError(f"{self._path}: it was cut off or changed after it was read")
+                    yield line
+        except OSError as error:
+            raise ChaosError(f"{self._path}: it can't be read again: {error.strerror}") from error
 
 
 def blocks_of(

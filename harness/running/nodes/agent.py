@@ -81,6 +81,9 @@ class Agent:
             if self._leaving.is_set():
                 self._lapse("the scheduler ends the job")
                 return
+            if self._journal.failed:
+                self._lapse(self._journal.failed)
+                return
             heard = self._heard_s
             if heard is not None and time.monotonic() - heard > self._lease_s:
                 self._lapse(f"the controller said nothing for {self._lease_s:g} s")

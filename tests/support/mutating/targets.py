@@ -38,6 +38,7 @@ from torchaos.harness.record.events import payloads
 from torchaos.harness.record.history import base_of
 from torchaos.harness.record.plan import After, Plan
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.record.steps.blocks import blocks_of
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.conditions.due import after_is_due
 from torchaos.harness.running.engine.bases import BaseWriter
@@ -258,6 +259,11 @@ class PackedTarget(Target):
             except (ValueError, RecursionError):
                 continue
             assert event in self._events, event
+        lines = raw.splitlines(keepends=True)
+        for block in blocks_of([line if line.endswith(b"\n") else line + b"\n" for line in lines])[0]:
+            block.again()
+            for row in range(len(block)):
+                assert block.event(row) in self._events, block.event(row)
 
 
 class PageTarget(Target):

@@ -122,6 +122,23 @@ def test_the_first_attempt_s_error_is_read_behind_long_tracebacks_of_later_ones(
     assert judge(run).reason.endswith("| RuntimeError: the data set ends here")
 
 
+@pytest.mark.parametrize(("own", "saves"), [(False, False), (True, False), (False, True)])
+def test_a_checkpoint_of_an_earlier_run(trainer: Any, own: bool, saves: bool) -> None:
+    """A job that loads one and has nothing left to do: the reason says so, unless the run's folder is its own, or the
+    file may be the run's."""
+    run = failing(trainer(steps=6).record(), 500)
+    job = replace(run.plan.job, command=("torchrun", "train.py", *(["--out={run}"] if own else [])))
+    begun, ended = run.events[0], run.events[-1]
+    loaded = {"path": "/out/step-40", "format": "dcp", "ok": True, "numbers": {}}
+    saved = replace(begun, kind=Kind.SAVE_BEGIN, rank=0, data={"path": "/out/step-40", "format": "dcp"})
+    load = replace(begun, kind=Kind.LOAD_END, rank=0, attempt=0, step=0, data=loaded)
+    missed = replace(ended, kind=Kind.MISSED, data={"fault": "kill", "reason": "it ended first", "ended_before": True})
+    events = (begun, *([saved] if saves else []), load, missed, replace(ended, data={**ended.data, "exit_code": 0}))
+    reason = verdict_of(replace(run, plan=replace(run.plan, job=job), events=events, log_end=()), (), "/run").reason
+    said = "the job loaded step-40, which this run had not saved, and no optimizer step followed"
+    assert (said in reason, "it ended first" in reason) == ((False, True) if own or saves else (True, False))
+
+
 def test_a_job_that_does_not_end_well_after_a_fault_shows_its_last_error(trainer: Any) -> None:
     """The verdict is about the fault, and the job's error stands behind it; a job that wrote none says none."""
     run = failing(trainer(kills=[(18, 1)]).record(), 18)

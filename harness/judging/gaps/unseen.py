@@ -30,7 +30,22 @@ def why_unseen(record: Record, what: str) -> str:
         return f"there was no agent in the job, and its log does not show {what}"
     if not any(record.of_kind(Kind.AGENT_STARTED)) and record.history.source == "none":
         return "there was no agent in the job, and its log does not show steps"
-    return _NEVER[what]
+    return (of_an_earlier_run(record) if what == "steps" else "") or _NEVER[what]
+
+
+def of_an_earlier_run(record: Record) -> str:
+    """A clause that says that the job went on from a checkpoint of an earlier run or of the twin, and so made no step.
+    Empty if it did not, or if the job has a folder of its own in each run."""
+    job = record.plan.job
+    if record.history.executions or any("{run}" in text for text in (*job.command, *job.env.values())):
+        return ""
+    first = next(iter(record.of_kind(Kind.SAVE_BEGIN, Kind.LOAD_END)), None)
+    if first is None or not first.data.get("ok"):
+        return ""
+    return (
+        f"the job loaded {posixpath.basename(first.data['path'])}, which this run had not saved, and no optimizer step "
+        "followed; if it is of an earlier run, write {run} in the job's command, so that each run has its own folder"
+    )
 
 
 def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:

@@ -51,7 +51,7 @@ def test_what_restarts_make_of_it_is_no_loss(trainer: Any, ours: dict[str, str],
     """A number that is larger by one after one restart, and a line more of a list."""
     finding = _judge(trainer, _in((20, 25, 30), **ours), _in((20, 25, 30), **theirs))
     assert finding.outcome is Outcome.PASSED, finding.reason
-    assert "which count the restart" in finding.reason
+    assert "which show the restart" in finding.reason
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,20 @@ def test_what_only_looks_so_is_failed(trainer: Any, ours: dict[str, str], theirs
     """Another name, or another number than a restart makes."""
     finding = _judge(trainer, _in((20, 25, 30), **ours), _in((20, 25, 30), **theirs))
     assert (finding.outcome, "ignore: [" in finding.reason) == (Outcome.FAILED, True), finding.reason
+
+
+def test_the_place_that_a_model_was_loaded_from_is_no_loss(trainer: Any) -> None:
+    """Libraries of Hugging Face save it. After a resume it is a checkpoint of the run, and in the twin it is lacking or
+    another place. A path outside the checkpoints, or another name, is failed."""
+
+    def judge(ours: dict[str, str], theirs: dict[str, str]) -> Outcome:
+        return _judge(trainer, _in((20, 25, 30), **ours), _in((20, 25, 30), **theirs)).outcome
+
+    place = "'/job/checkpoints/step-15/ema'"
+    assert judge({"config__json:_name_or_path": place}, {}) is Outcome.PASSED
+    assert judge({"config__json:_name_or_path": place}, {"config__json:_name_or_path": "'gpt2'"}) is Outcome.PASSED
+    assert judge({"config__json:_name_or_path": "'/elsewhere'"}, {}) is Outcome.FAILED
+    assert judge({"config__json:best": place}, {}) is Outcome.FAILED
 
 
 def test_what_differed_before_any_fault_is_noise(trainer: Any) -> None:

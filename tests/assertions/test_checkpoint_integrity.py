@@ -452,7 +452,7 @@ def test_what_counts_restarts_differs_and_is_no_loss(trainer: Any) -> None:
     )
     finding = _judge(trainer, ours, theirs)
     assert finding.outcome is Outcome.PASSED, finding.reason
-    assert "except args.resume, meta.restarts, meta.resumed, which count the restart" in finding.reason
+    assert "except args.resume, meta.restarts, meta.resumed, which show the restart" in finding.reason
     for name, value in (("meta.restarts", "2"), ("meta.lives", "1"), ("scheduler.last_restart", "7")):
         odd, even = (_inventory(_one(20, values={"step": "20", name: one})) for one in (value, "0"))
         finding = _judge(trainer, odd, even)
@@ -544,7 +544,7 @@ def test_a_resume_from_the_runs_own_folder_counts_the_restart(trainer: Any) -> N
     ours_at, theirs_at = (_below(one, "/runs/one/job/out", job) for one in (run, twin))
     finding = CheckpointIntegrity().judge(ours_at, [theirs_at])
     assert finding.outcome is Outcome.PASSED, finding.reason
-    assert "except args.resume, which count the restart" in finding.reason
+    assert "except args.resume, which show the restart" in finding.reason
     elsewhere = replace(ours_at, plan=replace(run.plan, job=replace(job, checkpoints="{run}/other")))
     assert CheckpointIntegrity().judge(elsewhere, [theirs_at]).outcome is Outcome.FAILED
 

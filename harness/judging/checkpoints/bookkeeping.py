@@ -14,6 +14,7 @@ _RESTART = r"(?:restart|resum|incarnation|relaunch|respawn|lineage)[a-z]*"
 _COUNT = re.compile(
     rf"(?:^|[._:])(?:n_?|num_?|is_?|was_?)?(?:{_RESTART}|attempts?|launch(?:es)?)(?:_?(?:count|from|path|step))?$", re.I
 )
+_SOURCE = re.compile(r"(?:^|[._:])_?name_or_path$")  # where a library of Hugging Face loaded a model from
 _LIST = re.compile(rf"(?:^|[._:]){_RESTART}\.\d+(?:\.|$)", re.I)
 
 
@@ -32,11 +33,15 @@ def _is_date(text: str | None) -> bool:
 
 
 def counts_restarts(clash: Clash, checkpoint: Checkpoint) -> bool:
-    """Whether the differing value only shows that the job was restarted. Its name must be about restarts, and restarts
-    must explain the change from the twin's value: a number that is larger by at most the number of restarts, True
-    instead of False, a checkpoint path instead of no path, or one more element of a list."""
+    """Whether the differing value only shows that the job was restarted. Either it is the place that a model was loaded
+    from, and this is a checkpoint of the run; or its name is about restarts, and restarts explain the change from the
+    twin's value: a number that is larger by at most the number of restarts, True instead of False, a checkpoint path
+    instead of no path, or one more element of a list."""
     if clash.kind != "value" or not checkpoint.attempt or clash.ours is None:
         return False
+    is_own = any(folder in clash.ours for folder in (checkpoint.root, checkpoint.named) if folder)
+    if _SOURCE.search(clash.name):
+        return is_own
     if clash.theirs is None:
         return _LIST.search(clash.name) is not None
     if not _COUNT.search(clash.name):
@@ -45,6 +50,4 @@ def counts_restarts(clash: Clash, checkpoint: Checkpoint) -> bool:
         return clash.ours.isdecimal() and 0 < int(clash.ours) - int(clash.theirs) <= checkpoint.attempt
     if clash.theirs == "False":
         return clash.ours == "True"
-    return clash.theirs in ("None", "''") and any(
-        folder in clash.ours for folder in (checkpoint.root, checkpoint.named) if folder
-    )
+    return clash.theirs in ("None", "''") and is_own

@@ -25,7 +25,7 @@ def but(made: Compared, run: Record) -> str:
         without = "the twins differ from each other, or from this run before any fault"
         phrases.append(f"except {len(made.unsized)} entries in which {without} ({listed(made.unsized)})")
     if made.restarts:
-        phrases.append(f"except {listed(made.restarts)}, which count the restart")
+        phrases.append(f"except {listed(made.restarts)}, which show the restart")
     if made.ignored:
         phrases.append(f"except {listed(made.ignored)}, which the scenario ignores")
     return "".join(f", {phrase}" for phrase in phrases)

@@ -21,6 +21,7 @@ from .packed import ROW
 MAX_ROW_BYTES = 4096
 MAX_ROWS = 512  # in a batch with more rows, a digest covers several rows
 _LONG = 1 << 14  # bytes of a row from which on words are sampled
+_SAMPLES = "__SAMPLES__"  # LitData's loader puts its own counters beside the samples, and takes them off again
 _MAX_LEAVES = 64
 _COPIED = 1 << 18  # bytes up to which a copy is quicker than a view
 _KEPT, _FEW = 1 << 14, 4  # bytes up to which a copy is kept with a batch, if the batch has few tensors
@@ -66,7 +67,7 @@ def _leaves(value: Any) -> list[Any]:
         elif isinstance(item, (list, tuple)) and not (item and isinstance(item[0], (str, bytes))):
             stack.extend(item[_MAX_LEAVES::-1])
         elif hasattr(item, "keys") and hasattr(item, "values"):  # any mapping; a check of its type takes longer
-            stack.extend(list(item.values())[_MAX_LEAVES::-1])
+            stack.extend([item[_SAMPLES]] if _SAMPLES in item else list(item.values())[_MAX_LEAVES::-1])
         elif hasattr(item, "__dataclass_fields__") and not hasattr(item, "shape"):
             stack.extend(list(vars(item).values())[_MAX_LEAVES::-1])
         else:

@@ -89,6 +89,8 @@ def text_of(value: Any) -> str:
     """The value as text. A long text is replaced by its type and a digest."""
     if isinstance(value, Global):
         return value.full
+    if isinstance(value, TensorRef):
+        return f"tensor {value.storage.key}"
     if isinstance(value, (StorageRef, Dtype)):
         return f"{type(value).__name__} {value.dtype if isinstance(value, StorageRef) else value.name}"
     if isinstance(value, int) and value.bit_length() > 1024:

@@ -6,7 +6,7 @@ The first argument of each builder is a Budget. Names and arguments are those of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from .layout import ITEM_SIZES, Unreadable
 from .pickles import Budget, Builder, Global, Opaque
@@ -34,6 +34,8 @@ class StorageRef:
 
 @dataclass(frozen=True)
 class TensorRef:
+    is_key: ClassVar[bool] = True  # some jobs save a dict whose keys are parameters
+
     storage: StorageRef
     dtype: str
     offset: int  # elements

@@ -222,7 +222,7 @@ def _key(value: Any) -> Any:
     if isinstance(value, tuple):
         if all(isinstance(item, (*_PLAIN, Global, Opaque)) for item in value):
             return value
-    elif isinstance(value, (*_PLAIN, Global, Opaque)):
+    elif isinstance(value, (*_PLAIN, Global, Opaque)) or getattr(value, "is_key", False):
         return value
     raise Unreadable(f"a key that is a {type(value).__name__}")
 

@@ -50,6 +50,17 @@ def test_samples_are_what_most_of_a_batch_has(rows: Callable[..., int], batch: A
     assert rows(batch) == samples
 
 
+def test_counters_of_a_loader_are_no_part_of_a_sample(agent_module: Callable[[str], Any]) -> None:
+    """LitData's loader counts the samples that each stream gave. After a resume its counts may be others."""
+    digests = agent_module("digests")
+
+    def samples(count: int) -> Any:
+        batch = {"__SAMPLES__": torch.arange(8), "__NUM_SAMPLES_YIELDED__": [torch.full((8,), count)]}
+        return digests.digest(digests.look(batch)).samples
+
+    assert samples(8) == samples(40)
+
+
 def test_contents_of_samples_are_told_apart_behind_a_mask(agent_module: Callable[[str], Any]) -> None:
     """Two batches with one mask and other samples have no digest in common."""
     digests = agent_module("digests")

@@ -58,6 +58,21 @@ def test_a_checkpoint_that_is_marked_complete_must_load(trainer: Any) -> None:
     assert finding.reason == "step-10 (step 10) is marked as complete but does not load: crc of weight"
 
 
+def test_data_in_the_folder_of_the_checkpoints_is_no_checkpoint(trainer: Any) -> None:
+    """A shard of a dataset that ends in .bin is left out. A torn file of that name is failed, and so is one with a
+    step."""
+    problem = {"kind": "unreadable", "text": "its pickle can't be read"}
+
+    def judged(**more: Any) -> Outcome:
+        shard = {"path": "chunks/chunk-0-0.bin", "format": "torch", "step": None, "loadable": False, "problem": "it "
+                 "can't be read", "problems": [problem], "tensors": {}, "values": {}}  # fmt: skip
+        return _judge(trainer, _inventory({**_one(0), **shard, **more}), _inventory()).outcome
+
+    assert judged() is Outcome.PASSED
+    assert judged(problems=[{**problem, "kind": "torn"}]) is Outcome.FAILED
+    assert judged(step=30) is Outcome.FAILED
+
+
 def test_damage_that_loads_is_failed(trainer: Any) -> None:
     """A wrong check sum is a flipped bit, whether or not the loader minds."""
     finding = _judge(trainer, _inventory(_one(10, problem="crc of weight")), _inventory())

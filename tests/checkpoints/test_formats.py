@@ -102,6 +102,14 @@ def test_files_of_torch_save_by_their_usual_names(name: str, tmp_path: Path) -> 
     assert (found.format, found.problems, found.unread, list(found.tensors)) == ("torch", [], [], ["weight"])
 
 
+def test_parameters_may_be_keys(tmp_path: Path) -> None:
+    """torch loads such a file, so it is no damaged file; what stands under each parameter is read."""
+    first, second = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(4))
+    torch.save({"state": {first: {"z": torch.ones(2)}, second: {"z": torch.zeros(2)}}}, tmp_path / "keys.pt")
+    found = read(tmp_path / "keys.pt")
+    assert (found.problems, len(found.tensors)) == ([], 2)
+
+
 def test_a_format_of_another_package_is_one_class(raw: None, tmp_path: Path) -> None:
     """Found, read, checked for what a resume needs, and told by name, first bytes and folder: all from its class."""
     one = write(tmp_path / "all" / "one", raw_list=b"", model_raw=b"abcd", optimizer_raw=b"abcd")

@@ -16,6 +16,8 @@ sys.argv.remove("--shape")
 def make(folder, rank, world):
     """The stream itself, or torchdata's loader around it."""
     stream = Stream(folder, rank, world)
+    if SHAPE == "arrow":
+        stream.epochs = 1  # a resume in a later epoch is wrong with both versions
     return Loaded(stream) if SHAPE == "loader" else stream
 
 
@@ -35,7 +37,10 @@ class Stream(data_loop.Data):
         if SHAPE in ("generator", "loader"):
             self.stream = datasets.IterableDataset.from_generator(rows)
             return
-        stream = datasets.Dataset.from_dict({"a": list(range(32))}).to_iterable_dataset(num_shards=2)
+        numbers = list(range(96 if SHAPE == "arrow" else 32))
+        stream = datasets.Dataset.from_dict({"a": numbers}).to_iterable_dataset(num_shards=2)
+        if SHAPE == "arrow":
+            stream = stream.with_format("arrow")
         if SHAPE == "cast":  # features that differ from those of the files
             stream = stream.cast_column("a", datasets.Value("int32"))
         if SHAPE == "map":
@@ -46,7 +51,7 @@ class Stream(data_loop.Data):
         self.stream.set_epoch(number)
         batch = []
         for row in self.stream:
-            batch.append(int(row["a"]))
+            batch.append(row["a"][0].as_py() if SHAPE == "arrow" else int(row["a"]))
             if len(batch) == 4:
                 yield torch.tensor(batch)
                 batch = []

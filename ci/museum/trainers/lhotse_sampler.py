@@ -1,5 +1,5 @@
 """A sampler of Lhotse, resumed by its own state in every attempt. It is never told of the epoch, so every epoch has the
-same order."""
+same order. --dynamic: a DynamicCutSampler; --half: the sampler of the second of two ranks."""
 
 import sys
 import types
@@ -16,17 +16,20 @@ for name, parts in (
 import data_loop
 import torch
 from lhotse import CutSet
-from lhotse.dataset.sampling import SimpleCutSampler
+from lhotse.dataset.sampling import DynamicCutSampler, SimpleCutSampler
 from lhotse.testing.dummies import DummyManifest
 
+DYNAMIC, HALF = "--dynamic" in sys.argv, "--half" in sys.argv
+sys.argv = [word for word in sys.argv if word not in ("--dynamic", "--half")]
 torch.utils.data.Sampler.__init__ = lambda self, *args, **more: None  # it no longer takes the data source
 
 
 class Cuts(data_loop.Data):
     def __init__(self, folder, rank, world):
         del folder, rank, world
-        cuts = DummyManifest(CutSet, begin_id=0, end_id=32)
-        self.sampler = SimpleCutSampler(cuts, max_cuts=5, shuffle=True, world_size=1, rank=0)
+        cuts = DummyManifest(CutSet, begin_id=0, end_id=64 if HALF else 32)
+        kind, size = (DynamicCutSampler, 4) if DYNAMIC else (SimpleCutSampler, 5)
+        self.sampler = kind(cuts, max_cuts=size, shuffle=True, world_size=1 + HALF, rank=int(HALF))
 
     def epoch(self, number):
         del number

@@ -1,9 +1,11 @@
 """Lightning with a stream that is in another order each time it is iterated, saved at the end of each epoch. The stream
-counts how often it was iterated, and the checkpoint keeps the count."""
+counts how often it was iterated, and the checkpoint keeps the count. --counters: the proof compares the counters that
+Lightning itself keeps in the checkpoint, and the data are a plain range."""
 
 import json
 import logging
 import os
+import sys
 
 import lightning
 import torch
@@ -13,6 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 EPOCHS = 3
+COUNTERS = "--counters" in sys.argv
+if COUNTERS:
+    sys.argv.remove("--counters")
 logging.getLogger("lightning").setLevel(logging.ERROR)
 
 
@@ -58,11 +63,33 @@ def fit(folder, epochs=EPOCHS, strategy="auto"):
         enable_model_summary=False, callbacks=[ModelCheckpoint(dirpath=folder, save_top_k=-1, save_last=True)],
         use_distributed_sampler=False,
     )  # fmt: skip
-    trainer.fit(net, DataLoader(stream, batch_size=4), ckpt_path="last" if (folder / "last.ckpt").exists() else None)
+    loader = DataLoader(range(32) if COUNTERS else stream, batch_size=4)
+    trainer.fit(net, loader, ckpt_path="last" if (folder / "last.ckpt").exists() else None)
     return net.seen
 
 
+def counters(folder):
+    """The names and values of all counters in the newest checkpoint."""
+    found = []
+
+    def walk(value, name):
+        if isinstance(value, dict):
+            for key in sorted(value):
+                walk(value[key], f"{name}.{key}")
+        else:
+            found.append([name, value])
+
+    walk(torch.load(folder / "last.ckpt", weights_only=False)["loops"]["fit_loop"], "fit_loop")
+    return found
+
+
 def plain(folder):
+    if COUNTERS:
+        for stop in (1, EPOCHS):
+            fit(folder / "r", stop)
+        fit(folder / "whole")
+        print(json.dumps({"whole": counters(folder / "whole"), "resumed": counters(folder / "r")}))
+        return
     whole = fit(folder / "whole")
     print(json.dumps({"whole": whole, "resumed": fit(folder / "r", 1) + fit(folder / "r")}))
 

@@ -65,7 +65,7 @@ def checkpoints_of(record: Record) -> list[Checkpoint] | None:
     listed = inventory.get("checkpoints")
     if not isinstance(listed, list) or not all(isinstance(raw, Mapping) and "path" in raw for raw in listed):
         return None
-    found = [_checkpoint(record, root_of(record), raw) for raw in listed]
+    found = [_checkpoint(record, root_of(record), raw) for raw in listed if not _is_other_data(record, raw)]
     return sorted(
         found,
         key=lambda checkpoint: (
@@ -177,6 +177,19 @@ def _named(job: PlannedJob) -> str:
     parts = [job.cwd, job.checkpoints] if job.checkpoints else []
     start = max((n for n, part in enumerate(parts) if part.startswith(("{run}", "/"))), default=0)
     return posixpath.normpath(posixpath.join(*parts[start:])) if parts else ""
+
+
+def _is_other_data(record: Record, raw: Mapping[str, object]) -> bool:
+    """Whether a file is no checkpoint although its suffix is one of torch.save's, such as a shard of a dataset that
+    ends in .bin: it has no step, its start is not that of torch.save's files, and no save wrote it, although saves
+    of this run were seen."""
+    path, problems = str(raw["path"]), raw.get("problems")
+    return (
+        raw.get("format") == "torch" and raw.get("step") is None and not raw.get("loadable")
+        and path.endswith((".bin", ".pkl")) and isinstance(problems, list)
+        and any(problem.get("kind") == "unreadable" for problem in problems)
+        and bool(record.history.saves) and saved_as(posixpath.join(root_of(record), path), record.history.saves) is None
+    )  # fmt: skip
 
 
 def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpoint:

@@ -64,8 +64,10 @@ def test_data_in_the_folder_of_the_checkpoints_is_no_checkpoint(trainer: Any) ->
     problem = {"kind": "unreadable", "text": "its pickle can't be read"}
 
     def judged(**more: Any) -> Outcome:
-        shard: dict[str, Any] = {"path": "chunks/chunk-0-0.bin", "format": "torch", "step": None, "loadable": False, "problem": "it "
-                 "can't be read", "problems": [problem], "tensors": {}, "values": {}}  # fmt: skip
+        shard: dict[str, Any] = {
+            "path": "chunks/chunk-0-0.bin", "format": "torch", "step": None, "loadable": False, "tensors": {},
+            "values": {}, "problem": "it can't be read", "problems": [problem],
+        }  # fmt: skip
         return _judge(trainer, _inventory({**_one(0), **shard, **more}), _inventory()).outcome
 
     assert judged() is Outcome.PASSED

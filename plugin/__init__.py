@@ -88,6 +88,7 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.harness.mechanics.network.shapes import ShapedFault
     from torchaos.harness.mechanics.pods.base import PodDeath
     from torchaos.harness.mechanics.proxy.toxics import ProxyFault
+    from torchaos.harness.mechanics.scheduler.base import SchedulerFault
     from torchaos.harness.mechanics.site import TargetGone
     from torchaos.harness.mechanics.storage.ballast import FillFault
     from torchaos.harness.mechanics.storage.mounted import StorageFault
@@ -98,23 +99,26 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.harness.scenario.patterns import Regex
     from torchaos.harness.undo.file import File
     from torchaos.harness.undo.handles import JobProcesses, Process
+    from torchaos.harness.undo.kubernetes import KubernetesNode
     from torchaos.harness.undo.mount import Mount
     from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc
+    from torchaos.harness.undo.slurm import SlurmNodeState, SlurmWork
     from torchaos.plugin.faults import DeathFault, NcclNetFault, NcclTransferFault, WaitingFault
 
 __all__ = [
     "Assertion", "Attempt", "Call", "ChaosError", "Checkpoint", "CheckpointFault", "Checksum", "Collectives",
     "Condition", "ContainerDeath", "ContainerFault", "Count", "CutFault", "DeathFault", "Emit", "Event", "Evidence",
     "Execution", "Extent", "Fault", "File", "Files", "FillFault", "Finding", "First", "Format", "Handle", "Harm",
-    "History", "Hit", "Hits", "ITEM_SIZES", "Injector", "Irreversible", "JobProcesses", "JobSpec", "Kind", "Landing",
-    "Launcher", "Lease", "LinkUp", "LiveNode", "Mount", "Names", "NcclNetFault", "NcclTransferFault", "Need", "NetKind",
-    "NftTable", "Node", "NodeDeath", "NodeSite", "Outcome", "OverlayFault", "Phase", "PodDeath", "Positive", "Probe",
-    "Problem", "Process", "ProxyFault", "Qdisc", "RankProcess", "RankSite", "Record", "Regex", "Save", "Seconds",
-    "ShapedFault", "Shard", "Share", "Site", "Size", "StorageFault", "Target", "TargetGone", "TensorEntry", "Trouble",
-    "Unreadable", "UsageError", "WaitingFault", "Watched", "What", "Where", "all_waited", "as_one", "counted", "died",
-    "drawn", "each", "each_hit", "elastic_env", "failed", "gone", "inconclusive", "landings", "last_answer", "late",
-    "logged", "note_missing", "out_of_step", "passed", "problem_of", "records", "slower", "stood_still", "stopped",
-    "took_turns", "torn",
+    "History", "Hit", "Hits", "ITEM_SIZES", "Injector", "Irreversible", "JobProcesses", "JobSpec", "Kind",
+    "KubernetesNode", "Landing", "Launcher", "Lease", "LinkUp", "LiveNode", "Mount", "Names", "NcclNetFault",
+    "NcclTransferFault", "Need", "NetKind", "NftTable", "Node", "NodeDeath", "NodeSite", "Outcome", "OverlayFault",
+    "Phase", "PodDeath", "Positive", "Probe", "Problem", "Process", "ProxyFault", "Qdisc", "RankProcess", "RankSite",
+    "Record", "Regex", "Save", "SchedulerFault", "Seconds", "ShapedFault", "Shard", "Share", "Site", "Size",
+    "SlurmNodeState", "SlurmWork", "StorageFault", "Target", "TargetGone", "TensorEntry", "Trouble", "Unreadable",
+    "UsageError", "WaitingFault", "Watched", "What", "Where", "all_waited", "as_one", "counted", "died", "drawn",
+    "each", "each_hit", "elastic_env", "failed", "gone", "inconclusive", "landings", "last_answer", "late", "logged",
+    "note_missing", "out_of_step", "passed", "problem_of", "records", "slower", "stood_still", "stopped", "took_turns",
+    "torn",
 ]  # fmt: skip
 
 _IN_RANKS = ("torchaos.harness.agent.", "torchaos.plugin.")

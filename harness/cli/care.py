@@ -16,6 +16,7 @@ from torchaos.harness.agent.quantities import parse_duration
 from torchaos.harness.cli.options import PATH, RUNS, RunFolder, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import ExitCode
+from torchaos.harness.running.nodes import leftovers
 from torchaos.harness.running.upkeep import pruning
 from torchaos.harness.running.upkeep.halt import halt as halt_all
 from torchaos.harness.running.upkeep.overview import RunView, overview
@@ -62,9 +63,12 @@ def halt(now: bool) -> None:
 @click.option(
     "--forget", is_flag=True, help="Forget changes that can't be undone, after you have repaired them yourself."
 )
+@click.option("--job", metavar="ID", help="On a node of Slurm: undo what this job left here; for a site's Epilog.")
 @click.option("--any-host", is_flag=True, help="Also undo runs of another host name, if this machine was renamed.")
-def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
+def recover_(folders: Sequence[Path], forget: bool, job: str | None, any_host: bool) -> None:
     """Undo what killed runs left behind, also after a reboot. FOLDERS: the run directories; default: all."""
+    if job is not None:
+        sys.exit(_of_job(job))
     if not folders:
         await_reapers(lambda: find(())[0], _REAPERS_S)
     runs, bad = find([folder.absolute() for folder in folders])
@@ -120,6 +124,13 @@ def tell(done: Iterable[Recovered]) -> None:
             click.echo(f"  {each.record}: {in_words(each.handle)}: {said}")
         if run.note:
             click.echo(f"  {run.note}")
+
+
+def _of_job(job: str) -> ExitCode:
+    wrong = {folder: leftovers.recover(folder) for folder in leftovers.of_job(job)}
+    for folder, why in wrong.items():
+        click.echo(f"{folder}: {why or 'undone'}")
+    return ExitCode.ROLLBACK if any(wrong.values()) else ExitCode.PASSED
 
 
 def _tell(done: Sequence[Recovered]) -> ExitCode:

@@ -30,6 +30,7 @@ class JobSpec:
     hosts: tuple[str, ...] = ()  # the names of the machines that are the nodes, if the scenario gives them
     timeout_s: float = 0.0  # the job is ended after this time
     pods: Mapping[str, Any] = field(default_factory=dict)  # if nodes are pods: their settings, see the grammar
+    slurm: Mapping[str, Any] = field(default_factory=dict)  # for launcher: slurm: settings, see the grammar
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class PlannedJob:
     busy_nodes: int = 0  # how many nodes have ranks at first (the others are standby nodes); 0: all
     hosts: tuple[str, ...] = ()  # the machines that are the nodes, if the scenario names them
     pods: Mapping[str, Any] = field(default_factory=dict)  # if nodes are pods: their settings
+    slurm: Mapping[str, Any] = field(default_factory=dict)  # for launcher: slurm: settings
 
     @property
     def per_node(self) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from ctypes.util import find_library
 from dataclasses import dataclass
+from getpass import getuser
 from importlib import util
 from pathlib import Path
 
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.machine.slurm import ask
 from torchaos.harness.record.environment import installed, resolve_program
 
 
@@ -140,6 +143,21 @@ def _docker() -> str | None:
         return None
 
 
+def _slurm_admin() -> str | None:
+    """Who this user is for Slurm, if it may change the states of nodes."""
+    if shutil.which("scontrol") is None:
+        return None
+    try:
+        config = ask(["scontrol", "show", "config"])
+        owner = re.search(r"^SlurmUser\s*=\s*\S+\((\d+)\)", config, re.MULTILINE)
+        if os.geteuid() == 0 or (owner and int(owner[1]) == os.geteuid()):
+            return "root or Slurm's own user"
+        level = ask(["sacctmgr", "--noheader", "--parsable2", "show", "user", getuser(), "format=adminlevel"]).strip()
+    except (OSError, KeyError):
+        return None
+    return level if level in ("Operator", "Administrator") else None
+
+
 def _module(name: str) -> Callable[[], str | None]:
     return lambda: name if util.find_spec(name) else None
 
@@ -250,6 +268,12 @@ CHECKS: dict[str, _Check] = {
         "nodes of a Slurm cluster",
         _program("srun", "salloc", "squeue", "scancel", "scontrol"),
         "run it where Slurm's programs are on the PATH, as on a login node",
+    ),
+    "slurm_admin": _Check(
+        "states of a Slurm cluster's nodes",
+        _slurm_admin,
+        "only root, Slurm's own user, and its operators and administrators may change them: ask one of them, on a "
+        "staging cluster",
     ),
     "ssh": _Check("nodes that are reached by ssh", _program("ssh"), "apt-get install openssh-client"),
     "kubectl": _Check(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -79,6 +79,15 @@ class Pods(Strict):
     namespace: Annotated[str, Field(description="The namespace; by default the one of the context.")] = ""
 
 
+class SlurmJob(Strict):
+    """How the launcher slurm starts the job."""
+
+    submit: Annotated[
+        Literal["steps", "batch"],
+        Field(description="steps: a step of an allocation. batch: a batch job, which Slurm can start again."),
+    ] = "steps"
+
+
 def _address(text: str) -> str:
     if not re.fullmatch(r"[^\s:/]+:\d{1,5}", text):
         raise ValueError(f"{text!r} is not an address; write host:port, such as 127.0.0.1:9000")
@@ -117,6 +126,7 @@ class Job(Strict):
     ] = 1
     container: Annotated[Container | None, Field(description="For launcher: docker.")] = None
     pods: Annotated[Pods | None, Field(description="For launcher: kubernetes.")] = None
+    slurm: Annotated[SlurmJob | None, Field(description="For launcher: slurm.")] = None
     log: Annotated[Log | None, Field(description="How to read steps and losses from the job's log.")] = None
     resubmit: Annotated[
         Resubmit | None, Field(description="Start the command again when it fails; without it, it is started once.")

@@ -19,11 +19,11 @@ from torchaos.harness.machine import proc
 from torchaos.harness.undo.cgroup import CpuCgroup, FreezerCgroup, MemoryCgroup
 from torchaos.harness.undo.containers import Container, Containers, DockerImage, DockerNetwork
 from torchaos.harness.undo.file import File
-from torchaos.harness.undo.kubernetes import KubernetesObjects
+from torchaos.harness.undo.kubernetes import KubernetesNode, KubernetesObjects
 from torchaos.harness.undo.mount import Mount
 from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc, QueueRule
 from torchaos.harness.undo.proxy import Toxic
-from torchaos.harness.undo.slurm import SlurmWork
+from torchaos.harness.undo.slurm import SlurmNodeState, SlurmWork
 from torchaos.harness.undo.touches import Touches
 
 if TYPE_CHECKING:
@@ -195,7 +195,9 @@ _ALL: tuple[type[Handle], ...] = (
     Container,
     Toxic,
     SlurmWork,
+    SlurmNodeState,
     KubernetesObjects,
+    KubernetesNode,
 )
 REGISTRY: Mapping[str, type[Handle]] = {cls.kind: cls for cls in _ALL}
 

@@ -1,4 +1,4 @@
-"""The handle of objects that a run made in a Kubernetes cluster."""
+"""The handles of what a run changes in a Kubernetes cluster: objects that it made, and machines of the cluster."""
 
 from __future__ import annotations
 
@@ -82,6 +82,50 @@ class KubernetesObjects:
     @property
     def _ours(self) -> tuple[str, ...]:
         return (f"--selector={LABEL}={label_of(self.run_id)}",)
+
+
+@dataclass(frozen=True)
+class KubernetesNode:
+    """A machine of the cluster that a fault closed for new pods, with an annotation that names the run. Undo opens it
+    again, unless the annotation is another one by now."""
+
+    kind: ClassVar[str] = "kubernetes_node"
+    name: str
+    run_id: str
+    context: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.run_id or not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", self.name):
+            raise ValueError("a machine of Kubernetes can't be opened again without its name and the id of the run")
+
+    def touches(self) -> Touches:
+        return Touches(run_id=self.run_id)
+
+    def close(self) -> None:
+        """Closes the machine for new pods. Raises OSError if it is closed already, because then it is not ours to
+        open."""
+        if not self.is_open():
+            raise OSError(f"machine {self.name} takes no pods already")
+        self._patch(label_of(self.run_id), True)
+
+    def is_open(self) -> bool:
+        return not self._now().get("spec", {}).get("unschedulable", False)
+
+    def restore(self) -> None:
+        if not self.restored():
+            self._patch(None, None)
+
+    def restored(self) -> bool:
+        annotations: Mapping[str, str] = self._now()["metadata"].get("annotations") or {}
+        return annotations.get(LABEL) != label_of(self.run_id)
+
+    def _now(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = json.loads(Kubectl(self.context).ask("get", "node", self.name, "--output=json"))
+        return found
+
+    def _patch(self, annotation: str | None, closed: bool | None) -> None:
+        change = {"metadata": {"annotations": {LABEL: annotation}}, "spec": {"unschedulable": closed}}
+        Kubectl(self.context).ask("patch", "node", self.name, "--type=merge", f"--patch={json.dumps(change)}")
 
 
 def _has_ended(found: Mapping[str, Any]) -> bool:

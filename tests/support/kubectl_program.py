@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.undo.kubernetes import KubernetesObjects, label_of
+from torchaos.harness.undo.kubernetes import KubernetesNode, KubernetesObjects, label_of
 
 _KUBECTL = """#!/bin/sh
 label=
 for word; do case $word in --selector=*) label=${{word##*=}} ;; esac; done
-case $1 in
-get)
+case "$1 $2" in
+"get node") cat {node} ;;
+"patch node") echo '{{"metadata": {{}}, "spec": {{}}}}' >{node} ;;
+get*)
     case "$*" in
     *=json) echo '{{"items": [{{"metadata": {{}}, "status": {{}}}}]}}' ;;
     *) grep " $label$" {objects} | cut -d' ' -f1 ;;
     esac ;;
-delete) sed -i "/ $label$/d" {objects} ;;
+delete*) sed -i "/ $label$/d" {objects} ;;
 esac
 true
 """
@@ -30,7 +32,7 @@ def install(folder: Path) -> Path:
     """Puts the program into `folder`, and returns the file with the objects, in lines such as `pod/llm-0 label`."""
     objects, program = folder / "objects", folder / "kubectl"
     objects.touch()
-    program.write_text(_KUBECTL.format(objects=objects))
+    program.write_text(_KUBECTL.format(objects=objects, node=folder / "node"))
     program.chmod(0o755)
     return objects
 
@@ -46,3 +48,13 @@ def on_a_cluster(folder: Path) -> Iterator[tuple[KubernetesObjects, Any]]:
             lambda: objects.write_text(f"job/llm {ours}\npod/llm-0 {ours}\npod/other run-2\n"),
         )
         assert not objects.read_text() or objects.read_text() == "pod/other run-2\n"
+
+
+def closed(folder: Path) -> Iterator[tuple[KubernetesNode, Any]]:
+    """A case of the contract of handles: a machine that a fault closed for new pods."""
+    install(folder)
+    now = '{"metadata": {"annotations": {"torchaos.run": "%s"}}, "spec": {"unschedulable": true}}'
+    (folder / "node").write_text('{"metadata": {}, "spec": {}}')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        yield KubernetesNode("w1", "run-1"), lambda: (folder / "node").write_text(now % label_of("run-1"))

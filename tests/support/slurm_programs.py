@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.undo.slurm import SlurmWork
+from torchaos.harness.undo.slurm import SlurmNodeState, SlurmWork
 
 _SQUEUE = """#!/bin/sh
 case " $* " in *" --jobs 99 "*) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;; esac
@@ -20,11 +20,29 @@ for id; do case $id in -*) ;; *) sed -i "/^$id|/d" {work} ;; esac; done
 """
 
 
+_SINFO = """#!/bin/sh
+echo "$(cat {node})"
+"""
+_SCONTROL = """#!/bin/sh
+case " $* " in
+*" nodename=n2 state=resume "*) echo 'idle|none' >{node} ;;
+*" show job "*)
+    if grep -q forgotten {job}; then echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; fi
+    cat {job} ;;
+*" show hostnames "*) echo "$3" | tr , '\\n' ;;
+*" show config "*) echo 'SlurmUser               = slurm(64030)' ;;
+*" StartTime=now "*) ;;
+*) echo 'slurm error: access denied' >&2; exit 1 ;;
+esac
+"""
+
+
 def install(folder: Path) -> Path:
     """Puts the programs into `folder`, and returns the file with the work, in lines such as 7.1|name."""
-    work = folder / "work"
-    for name, text in (("squeue", _SQUEUE), ("scancel", _SCANCEL)):
-        (folder / name).write_text(text.format(work=work))
+    work, node = folder / "work", folder / "node"
+    node.write_text("idle|none\n")
+    for name, text in (("squeue", _SQUEUE), ("scancel", _SCANCEL), ("sinfo", _SINFO), ("scontrol", _SCONTROL)):
+        (folder / name).write_text(text.format(work=work, node=node, job=folder / "job"))
         (folder / name).chmod(0o755)
     return work
 
@@ -36,3 +54,12 @@ def on_a_cluster(folder: Path) -> Iterator[tuple[SlurmWork, Any]]:
         patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         yield SlurmWork("run-1", "7"), lambda: work.write_text("7.0|theirs\n7.1|run-1\n")
         assert not work.exists() or "7.0|theirs\n" in work.read_text()
+
+
+def out_of_service(folder: Path) -> Iterator[tuple[SlurmNodeState, Any]]:
+    """A case for the contract test of handles: a node that a fault took out of service."""
+    install(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        handle = SlurmNodeState("n2", "run-1")
+        yield handle, lambda: (folder / "node").write_text(f"drained|{handle.reason}\n")

@@ -52,8 +52,9 @@ def test_a_defect_finds_its_job_in_each_scenario() -> None:
             assert words[place + 2].startswith("{jobs}/"), name
 
 
-# Faults of pods need a cluster and a manifest of the reader's: docs/kubernetes.md; tests/kubernetes runs them.
-ON_A_CLUSTER = {"pod.delete", "pod.evict"}
+# Faults of pods and of a scheduler need a cluster of the reader's: docs/kubernetes.md and docs/slurm.md; tests/clusters
+# runs them.
+ON_A_CLUSTER = {name for name in registry.names("injectors") if name.startswith(("pod.", "scheduler.", "node.cordon"))}
 
 
 @pytest.mark.parametrize("group", ["injectors", "assertions"])

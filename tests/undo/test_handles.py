@@ -42,8 +42,12 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Iterator
         yield from toxiproxied.on_a_proxy(tmp_path)
     elif request.param == "kubernetes_objects":
         yield from kubectl_program.on_a_cluster(tmp_path)
+    elif request.param == "kubernetes_node":
+        yield from kubectl_program.closed(tmp_path)
     elif request.param == "slurm_work":
         yield from slurm_programs.on_a_cluster(tmp_path)
+    elif request.param == "slurm_node":
+        yield from slurm_programs.out_of_service(tmp_path)
     else:
         yield _case(request, tmp_path, spawn)
 

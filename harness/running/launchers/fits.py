@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchaos.harness import registry
@@ -12,6 +12,7 @@ _MADE = {
     "links": ("needs links between nodes", "write launcher: netns, and two nodes or more"),
     "docker": ("hits containers", "write launcher: docker"),
     "kubectl": ("hits pods", "write launcher: kubernetes"),
+    "slurm": ("is done by Slurm", "write launcher: slurm"),
 }
 
 
@@ -33,6 +34,15 @@ def is_controllers(injector: Any, launcher: str) -> bool:
     other faults of a launcher whose nodes are other machines are applied on the node."""
     found = registry.find("launchers", launcher)
     return bool(found.on_nodes and injector.needs & found.needs)
+
+
+def needs_of_controller(launcher: str, injectors: Iterable[str]) -> frozenset[str]:
+    """The capabilities that the controller needs for a job on other machines, and for the faults that it applies
+    itself."""
+    found = (registry.find("injectors", name) for name in injectors)
+    return frozenset(registry.find("launchers", launcher).needs).union(
+        *(one.needs for one in found if is_controllers(one, launcher))
+    )
 
 
 def needs_of(launcher: str, command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:

@@ -59,7 +59,7 @@ def job_for(
         return JobSpec(
             argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission, job.nodes,
             own_env, checkpoints, job.container, job.replicas, job.world_size // job.replicas,
-            job.busy_nodes, job.hosts, job.timeout_s, job.pods,
+            job.busy_nodes, job.hosts, job.timeout_s, job.pods, job.slurm,
         )  # fmt: skip
 
     if launcher.on_nodes:

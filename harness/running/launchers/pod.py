@@ -26,7 +26,8 @@ do sleep 1; done
 
 @dataclass(frozen=True)
 class Pod:
-    """A node that is a container of a pod. `id`: of that container, which is another one after a restart. `python`: the
+    """A node that is a container of a pod. `id`: of that container, which is another one after a restart.
+    `machine`: the node of the cluster on which it runs. `python`: the
     interpreter in the container that has torchaos."""
 
     index: int
@@ -37,6 +38,7 @@ class Pod:
     uid: str = ""
     id: str = ""
     namespace: str = "default"
+    machine: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     link: ClassVar[None] = None
 
@@ -47,7 +49,9 @@ class Pod:
         about = raw["metadata"]
         id_ = _status(raw, name).get("containerID", "")
         namespace = about.get("namespace", "default")
-        return cls(index, about["name"], name, python, kubectl, about["uid"], id_, namespace)
+        return cls(
+            index, about["name"], name, python, kubectl, about["uid"], id_, namespace, raw["spec"].get("nodeName", "")
+        )
 
     def argv(self, command: Sequence[str]) -> list[str]:
         words = [self.python if word == sys.executable else word for word in command]

@@ -1,54 +1,58 @@
-"""Nodes of a Slurm cluster. The job is one step with a task on each node, in an allocation: the user's, if torchaos
-runs in it, or else the run's own. Slurm's own programs are used, with the rights of the user."""
+"""Nodes of a Slurm cluster. The job is one step with a task on each node: in an allocation of the user, in which
+torchaos runs; in an allocation that the run asks for; or in a batch job, which Slurm can start again. Slurm's own
+programs are used, with the rights of the user."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec, Node, UsageError
+from torchaos.harness.machine.slurm import about_job, ask, hosts_of
+from torchaos.harness.running.launchers.slurm_node import SlurmNode
 from torchaos.harness.undo.slurm import SlurmWork
 
 _SPARE_S = 300.0  # added to the allocation's time limit, after which Slurm ends everything
 _QUEUE_S = 24 * 3600.0  # seconds to wait for an allocation
-_READY_S = 120.0
-_ASK_S = 20.0
+_LOOK_S = 0.2
+_GOING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED")
 _NO_NETWORK = (
     "a Slurm user may not change the network of a node (CAP_NET_ADMIN); write launcher: netns, which makes nodes with "
     "networks of their own on one machine"
 )
-
-
-@dataclass(frozen=True)
-class SlurmNode:
-    index: int
-    host: str
-    job: str
-    env: Mapping[str, str] = field(default_factory=dict)
-    link: ClassVar[None] = None
-
-    def argv(self, command: Sequence[str]) -> list[str]:
-        """The command as a step of its own that overlaps with the job's step, even if that step has all processors, all
-        memory and all GPUs."""
-        return [
-            "srun", "--overlap", f"--jobid={self.job}", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1",
-            f"--nodelist={self.host}", "--mem=0", "--gres=none", "--unbuffered", "--quiet", *command,
-        ]  # fmt: skip
-
-    def host_pid(self, pid: int) -> int | None:
-        return None
+# The script of a batch job. It waits for the command of this start of the job: after a requeue it is another one.
+_BATCH = """#!/bin/sh
+launch={}-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}.sh
+until [ -e "$launch" ]; do sleep 0.2; done
+exec sh "$launch"
+"""
+# Ends when this start of the batch job has ended: with exit code 0 if the job is complete. A controller of Slurm that
+# is away for a while ends nothing.
+_UNTIL_OVER = """
+while
+    case $(scontrol --oneliner show job "$1" 2>&1) in
+    *JobState=COMPLETING*) ;;
+    *JobState=RUNNING*" Restarts=$2 "*) ;;
+    *JobState=COMPLETED*) exit 0 ;;
+    *JobState=* | *"Invalid job id"*) exit 1 ;;
+    esac
+do sleep 0.5; done
+"""
 
 
 class Slurm(FarLauncher):
     """Inside an allocation (SLURM_JOB_ID), the job is a step of it. Otherwise `salloc` gets an allocation; its options
-    come from the user's SALLOC_* variables, and its time limit from the job's time-out."""
+    come from the user's SALLOC_* variables, and its time limit from the job's time-out. With `submit: batch`, the job
+    is a batch job of its own; its options come from SBATCH_* variables."""
 
     name: ClassVar[str] = "slurm"
     needs: ClassVar[frozenset[str]] = frozenset({"slurm"})
@@ -66,62 +70,117 @@ class Slurm(FarLauncher):
         self._own = ""
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        return (SlurmWork(spec.env[ENV_RUN_ID], self._theirs),)
+        if self._theirs and not _in_batch(spec):
+            return (SlurmWork(_step(spec), self._theirs),)
+        return (SlurmWork(spec.env[ENV_RUN_ID]),)
 
     def create(self, spec: JobSpec) -> Sequence[SlurmNode]:
-        """The nodes of the allocation. Raises UsageError if it is too small, ChaosError if Slurm grants no
-        allocation."""
-        job = self._theirs or self._own
-        if not job:
-            job = self._own = _allocate(spec)
-        _await_ready(job)
-        # Sorted by name as text, because torchelastic numbers the nodes in that order too.
-        hosts = sorted(
-            _ask(["scontrol", "show", "hostnames", _ask(["squeue", "-h", "-j", job, "-o", "%N"]).strip()]).split()
-        )
+        """The nodes of the allocation. Raises UsageError if the user's is too small, ChaosError if Slurm grants
+        none."""
+        theirs = "" if _in_batch(spec) else self._theirs
+        try:
+            if not theirs and not self._goes_on(spec):
+                self._own = _submit(spec) if _in_batch(spec) else _allocate(spec)
+            job = theirs or self._own
+            about = _await_running(job)
+            hosts = hosts_of(about["NodeList"])
+        except OSError as error:
+            raise ChaosError(str(error)) from error
         if len(hosts) < spec.nodes:
             raise UsageError(f"job.nodes wants {spec.nodes} nodes, and allocation {job} has {len(hosts)}")
-        return [SlurmNode(index, host, job) for index, host in enumerate(hosts[: spec.nodes])]
+        restarts = about.get("Restarts", "0")
+        return [SlurmNode(index, host, job, _step(spec), restarts) for index, host in enumerate(hosts[: spec.nodes])]
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
         ours = [node for node in nodes if isinstance(node, SlurmNode)]
-        hosts, count = ",".join(node.host for node in ours), len(ours)
+        hosts, count, job = ",".join(node.host for node in ours), len(ours), ours[0].job
         step = [
-            "srun", f"--jobid={ours[0].job}", f"--job-name={spec.env[ENV_RUN_ID]}", f"--nodes={count}",
-            f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={hosts}", "--no-kill", "--kill-on-bad-exit=0",
-            "--unbuffered", "--input=none", *wrapper, "--hosts", hosts, "--", *spec.argv,
+            "srun", f"--jobid={job}", f"--job-name={_step(spec)}", f"--nodes={count}", f"--ntasks={count}",
+            "--ntasks-per-node=1", f"--nodelist={hosts}", "--no-kill", "--kill-on-bad-exit=0", "--unbuffered",
+            "--input=none", *wrapper, "--hosts", hosts, "--", *spec.argv,
         ]  # fmt: skip
-        return [step]
+        if not _in_batch(spec):
+            return [step]
+        env = [f"{name}={value}" for name, value in spec.own_env.items()]
+        file = Path(f"{_launch(spec)}-{job}-{ours[0].restarts}.sh")
+        partial = file.with_suffix(".partial")
+        partial.write_text(f"exec {shlex.join(['env', '-C', str(spec.cwd), *env, *step])}\n")
+        partial.rename(file)
+        return [["sh", "-c", _UNTIL_OVER, "sh", job, ours[0].restarts]]
+
+    def gone(self, node: Node) -> bool:
+        """Whether Slurm has ended everything of the job on the node. False if nobody can say: the node, or Slurm, does
+        not answer."""
+        assert isinstance(node, SlurmNode)
+        with suppress(OSError):
+            return node.over() and not node.state().endswith("*")
+        return False
+
+    def _goes_on(self, spec: JobSpec) -> bool:
+        """Whether the run's own allocation can be used for this submission too. Slurm may have started a batch job
+        again, or be about to. An allocation that has lost nodes is given back."""
+        about = about_job(self._own) if self._own else {}
+        while about.get("JobState") == "COMPLETING":  # it may be pending after that
+            time.sleep(_LOOK_S)
+            about = about_job(self._own)
+        if about.get("JobState") not in _GOING:
+            return False
+        if about["JobState"] != "RUNNING":
+            with suppress(OSError):  # Slurm waits for two minutes before it starts a requeued job
+                ask(["scontrol", "update", f"jobid={self._own}", "StartTime=now"])
+            return True
+        if len(hosts_of(about.get("NodeList", ""))) >= spec.nodes:
+            return True
+        ask(["scancel", "--quiet", self._own])
+        return False
+
+
+def _in_batch(spec: JobSpec) -> bool:
+    return spec.slurm.get("submit") == "batch"
+
+
+def _step(spec: JobSpec) -> str:
+    """The name of the job's step, which is another one in each submission."""
+    return f"{spec.env[ENV_RUN_ID]}.{spec.submission}" if spec.submission else spec.env[ENV_RUN_ID]
+
+
+def _launch(spec: JobSpec) -> Path:
+    return spec.log.with_name("launch")
+
+
+def _submit(spec: JobSpec) -> str:
+    """The id of a new batch job."""
+    script = _BATCH.format(shlex.quote(str(_launch(spec))))
+    argv = ["sbatch", "--parsable", "--requeue", "--no-kill", *_size(spec), f"--output={_launch(spec)}-%j.log"]
+    return ask(argv, given=script).strip().partition(";")[0]
+
+
+def _size(spec: JobSpec) -> list[str]:
+    minutes = math.ceil((spec.timeout_s + _SPARE_S) / 60)
+    return [
+        f"--nodes={spec.nodes}", "--ntasks-per-node=1", f"--time={minutes}", f"--job-name={spec.env[ENV_RUN_ID]}",
+    ]  # fmt: skip
 
 
 def _allocate(spec: JobSpec) -> str:
     """The id of a new allocation, which ends by itself after the job's time-out."""
-    minutes = math.ceil((spec.timeout_s + _SPARE_S) / 60)
-    argv = [
-        "salloc", "--no-shell", "--no-kill", f"--nodes={spec.nodes}", "--ntasks-per-node=1", f"--time={minutes}",
-        f"--job-name={spec.env[ENV_RUN_ID]}",
-    ]  # fmt: skip
-    said = _ask(argv, _QUEUE_S, errors=True)
-    if (found := re.search(r"Granted job allocation (\d+)", said)) is None:
-        raise ChaosError(f"salloc gave no allocation: {said.strip()[-200:]}")
+    argv = ["salloc", "--no-shell", "--no-kill", *_size(spec)]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_QUEUE_S, check=False
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ChaosError(f"salloc: {error}") from error
+    if (found := re.search(r"Granted job allocation (\d+)", done.stdout + done.stderr)) is None:
+        raise ChaosError(f"salloc gave no allocation: {done.stderr.strip()[-200:]}")
     return found[1]
 
 
-def _await_ready(job: str) -> None:
-    end = time.monotonic() + _READY_S
-    while (state := _ask(["squeue", "-h", "-j", job, "-o", "%T %r"]).strip()) != "RUNNING None":
-        if time.monotonic() > end:
-            raise ChaosError(f"allocation {job} is not ready: {state or 'it is over'}")
-        time.sleep(0.2)
-
-
-def _ask(argv: Sequence[str], timeout_s: float = _ASK_S, errors: bool = False) -> str:
-    try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ChaosError(f"{argv[0]}: {error}") from error
-    if done.returncode:
-        raise ChaosError(f"{argv[0]}: {done.stderr.strip()[-300:] or f'exit code {done.returncode}'}")
-    return done.stdout + (done.stderr if errors else "")
+def _await_running(job: str) -> Mapping[str, str]:
+    """What Slurm says of the job as soon as its nodes are ready. Raises ChaosError if that is too late, or never."""
+    end = time.monotonic() + _QUEUE_S
+    while (about := about_job(job)).get("JobState") in _GOING and time.monotonic() < end:
+        if about["JobState"] == "RUNNING" and about.get("Reason") == "None":
+            return about
+        time.sleep(_LOOK_S)
+    raise ChaosError(f"allocation {job} is not ready: {about.get('JobState', 'it is over')}")

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from torchaos.harness import registry
 from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import ENV_NODE, ENV_PLAN, ENV_RUN_ID, Event, Kind
 from torchaos.harness.contracts import JobSpec, UsageError
@@ -26,6 +25,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.command import Command
 from torchaos.harness.running.launchers.elastic_env import elastic_env
+from torchaos.harness.running.launchers.fits import needs_of_controller
 from torchaos.harness.running.launchers.handover import base_file, is_made
 from torchaos.harness.running.launchers.job_env import job_env
 from torchaos.harness.running.launchers.local import LocalNode
@@ -127,7 +127,7 @@ class NodeExec:
             self._spec = replace(self._spec, env={**self._spec.env, ENV_PLAN: str(faults.write_plan(self._plan))})
         except UndoError as error:  # the job runs, and the controller ends the run
             trouble = str(error)
-        needs = sorted(set(plan.needs) - registry.find("launchers", plan.launcher).needs)  # those are the controller's
+        needs = sorted(set(plan.needs) - needs_of_controller(plan.launcher, (fault.inject for fault in plan.faults)))
         missing = [name for name in needs if not capabilities.check(name).present]
         agent = Agent(
             socket_of(self._mark), self._node, self._journal, faults, relay.send, folder=self._folder.root,

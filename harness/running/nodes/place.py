@@ -14,6 +14,8 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.undo.open_runs import private
 
+JOB = "slurm-job"  # the file with the number of the job of Slurm in which the agent runs
+
 
 def place_of(mark: str) -> RunDir:
     return RunDir(Path(tempfile.gettempdir()) / f"torchaos-{os.geteuid()}" / mark.lstrip("."))
@@ -40,6 +42,8 @@ def make_place(mark: str) -> RunDir:
     try:
         for folder in (place.root.parent, place.root, place.agent_plan.parent, place.pages, place.undo):
             private(folder)
+        if job := os.environ.get("SLURM_JOB_ID"):
+            (place.root / JOB).write_text(job)
     except OSError as error:
         raise UsageError(f"{place.root}: the folder of this node can't be made: {error}") from error
     return place

@@ -18,7 +18,7 @@ from torchaos.harness.record.environment import installed, job_python
 from torchaos.harness.record.plan import Plan, PlannedFault, stream
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.engine.permits import beyond
-from torchaos.harness.running.launchers.fits import needs_of
+from torchaos.harness.running.launchers.fits import needs_of, needs_of_controller
 from torchaos.harness.running.planner.far import check_far
 from torchaos.harness.running.planner.faults import check_consent, link_recoveries, planned_fault
 from torchaos.harness.running.planner.job import check_replicas, planned_job
@@ -84,7 +84,9 @@ def make_plan(
             needs |= {"pynvml"}
         elif not far and not installed(python).keys() & {"nvidia-ml-py", "pynvml"}:
             raise UsageError(f"{file}: job: {python} lacks nvidia-ml-py, by which the health agent asks about GPUs")
-    _check_machine(registry.find("launchers", scenario.launcher).needs if far else needs, file)
+    # What only the nodes need is checked there.
+    here = needs_of_controller(scenario.launcher, (fault.inject for fault in faults)) if far else needs
+    _check_machine(here, file)
     limits = scenario.limits
     plan = Plan(
         scenario=scenario.scenario,

@@ -31,6 +31,11 @@ def check_far(
             why = "the cluster does it, and no rank waits for that; write time or after, and no step"
             raise UsageError(f"{file}: fault {fault.id}: {why}")
         nodes = fault.target.nodes or {rank // job.per_node for rank in fault.target.ranks}
+        if getattr(found, "whole_job", False) and len(fault.target.nodes) < job.nodes:
+            every = ", ".join(map(str, range(job.nodes)))
+            raise UsageError(f"{file}: fault {fault.id}: it hits the whole job; write target: {{nodes: [{every}]}}")
+        if getattr(found, "batch", False) and job.slurm.get("submit") != "batch":
+            raise UsageError(f"{file}: fault {fault.id}: only a batch job has it; write job.slurm: {{submit: batch}}")
         outside = fault.where == "node" and found.hits != "files"
         if outside and isinstance(fault.trigger, Moment) and len(nodes) > 1:
             wrong = f"fault {fault.id} hits several nodes at the moment of one rank; write a fault for each node"

@@ -85,6 +85,7 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
         busy_nodes=_busy_nodes(most_nodes(command, env), nodes, world, per_node),
         hosts=tuple(job.hosts),
         pods=_pods(job, here),
+        slurm=job.slurm.model_dump() if job.slurm else {},
     )
 
 

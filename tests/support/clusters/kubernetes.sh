@@ -3,30 +3,21 @@
 # name of its own, and has a kubelet and a containerd. The nodes share the kernel and the file system, except /run and
 # /var/log. Needs root, control groups of version 1, and the programs that ci/kubernetes/build makes.
 #
-#   cluster.sh BASE up PROGRAMS NODES  starts it; BASE is an empty folder, PROGRAMS the folder of the programs
-#   cluster.sh BASE in NODE CMD...     runs a command as root on a node: cp (the control plane), w1, w2, ...
-#   cluster.sh BASE plug NODE up|down  connects a node to the switch, or cuts it off
-#   cluster.sh BASE down               ends every process of it
-set -euo pipefail
-base=$1 what=$2
-shift 2
-net=10.92.0 pods=10.93
+#   kubernetes.sh BASE up PROGRAMS NODES  starts it; BASE is an empty folder, PROGRAMS the folder of the programs
+#   kubernetes.sh BASE in NODE CMD...     runs a command as root on a node: cp (the control plane), w1, w2, ...
+#   kubernetes.sh BASE plug NODE up|down  connects a node to the switch, or cuts it off
+#   kubernetes.sh BASE down               ends every process of it
+. "$(dirname "$0")/nodes.sh"
+net=10.92.0 head=cp letter=w pods=10.93
+groups='/sys/fs/cgroup/*/k8s.io'
 # Kernel settings of the whole machine that kubelet writes, with the values that it wants.
 settings="vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 kernel/keys/root_maxkeys=1000000
   kernel/keys/root_maxbytes=25000000"
 
-of() { cat "$base/$1/pid"; }
-
-child() { # the only child of a process, as soon as it is there
-  local found=
-  until [ -n "$found" ]; do read -r found _ <"/proc/$1/task/$1/children" || true; done
-  echo "$found"
-}
-
 enter() {
   local node=$1
   shift
-  nsenter -t "$(of "$node")" -n -p -m -u -i -- env PATH="$base/programs/bin:$PATH" KUBECONFIG="$base/etc/admin" "$@"
+  inside "$node" env PATH="$base/programs/bin:$PATH" KUBECONFIG="$base/etc/admin" "$@"
 }
 
 daemon() { # NODE CMD...: its output is in a file of its name
@@ -44,14 +35,8 @@ await() { # SECONDS CMD...
   done
 }
 
-furnish() { # inside the namespaces of a new node, as their first process
-  local name=$1 own=$base/$1 setting
-  hostname "$name"
-  mount --make-rprivate /
-  mount -t proc proc /proc
-  mount --bind "$own/machine-id" /etc/machine-id
-  mount --bind "$own/boot_id" /proc/sys/kernel/random/boot_id
-  mount --bind "$base/etc/hosts" /etc/hosts
+furnish() { # NAME
+  local own=$base/$1 setting
   mount --bind "$base/etc/resolv.conf" /etc/resolv.conf
   for setting in $settings; do
     echo "${setting#*=}" >"$own/${setting//[\/=]/-}"
@@ -63,36 +48,13 @@ furnish() { # inside the namespaces of a new node, as their first process
   mount --bind "$own/kubelet" /var/lib/kubelet
   mount --make-shared /var/lib/kubelet
   mount --make-shared /run
-  ip link set lo up
   echo 1 >/proc/sys/net/ipv4/ip_forward
-  touch "$own/furnished"
-  while :; do sleep 3600 & wait $!; done # as the first process, it takes in orphans
 }
 
-start_node() { # NAME NUMBER NODES
-  local name=$1 number=$2 other pid
-  mkdir -p "$base/$name"
-  md5sum <<<"$name" | cut -c1-32 >"$base/$name/machine-id"
-  cat /proc/sys/kernel/random/uuid >"$base/$name/boot_id"
-  setsid unshare --net --uts --ipc --pid --mount --fork --kill-child -- "$0" "$base" furnish "$name" \
-    >"$base/$name/log" 2>&1 </dev/null &
-  echo $! >"$base/$name/starter"
-  pid=$(child $!)
-  echo "$pid" >"$base/$name/pid"
-  ip link add "v$name" netns "$(of switch)" type veth peer name eth0 netns "$pid"
-  nsenter -t "$(of switch)" -n ip link set "v$name" master br0 up
-  nsenter -t "$pid" -n sh -c "ip addr add $net.$((10 + number))/24 dev eth0; ip link set eth0 up"
-  for other in $(seq "$3"); do
-    [ "$other" = "$number" ] || nsenter -t "$pid" -n ip route add "$pods.$other.0/24" via "$net.$((10 + other))"
-  done
-}
-
-configure() { # NODES
-  local number user
-  mkdir -p "$base"/{etc,switch,shared}
+configure() {
+  local user
+  mkdir -p "$base/shared"
   : >"$base/etc/resolv.conf"
-  { echo "127.0.0.1 localhost"; echo "$net.10 cp"; } >"$base/etc/hosts"
-  for number in $(seq "$1"); do echo "$net.$((10 + number)) w$number" >>"$base/etc/hosts"; done
   openssl genrsa -out "$base/etc/sa.key" 2048 2>/dev/null
   openssl rsa -in "$base/etc/sa.key" -pubout -out "$base/etc/sa.pub" 2>/dev/null
   printf 'admin,admin,admin,"system:masters"\nchaos,chaos,chaos\n' >"$base/etc/tokens"
@@ -154,41 +116,24 @@ END
 }
 
 up() { # PROGRAMS NODES
-  local number name
+  local number other name
   ln -s "$1" "$base/programs"
-  configure "$2"
+  start_switch "$2"
+  configure
   python3 "$(dirname "$0")/images.py" "$base/programs/bin/busybox" "$base/images.tar"
-  setsid unshare --net --fork --kill-child -- sleep infinity >/dev/null 2>&1 </dev/null &
-  echo $! >"$base/switch/starter"
-  child $! >"$base/switch/pid"
-  until nsenter -t "$(of switch)" -n ip link add br0 type bridge 2>/dev/null; do sleep 0.02; done
-  nsenter -t "$(of switch)" -n ip link set br0 up
   for number in $(seq 0 "$2"); do
-    name=w$number
-    [ "$number" = 0 ] && name=cp
-    start_node "$name" "$number" "$2"
-    await 20 test -e "$base/$name/furnished" || { cat "$base/$name/log"; exit 1; }
+    start_node "$number" 0
+    await_node "$number"
+    name=$(name_of "$number")
+    for other in $(seq "$2"); do
+      [ "$other" = "$number" ] || inside "$name" ip route add "$pods.$other.0/24" via "$net.$((10 + other))"
+    done
   done
   start_control_plane
   for number in $(seq "$2"); do start_worker "$number"; done
 }
 
-down() {
-  local folder pid
-  for folder in "$base"/*/; do
-    for pid in "$folder/pid" "$folder/starter"; do
-      [ -e "$pid" ] && kill -9 "$(cat "$pid")" 2>/dev/null || true
-    done
-  done
-  for _ in $(seq 50); do # the control groups of containers, which can be removed when they are empty
-    find /sys/fs/cgroup/*/k8s.io -depth -type d -exec rmdir {} + 2>/dev/null || true
-    compgen -G '/sys/fs/cgroup/*/k8s.io' >/dev/null || break
-    sleep 0.1
-  done
-}
-
 case $what in
-  up | down | furnish) "$what" "$@" ;;
+  up | down | new | plug) "$what" "$@" ;;
   in) enter "$@" ;;
-  plug) nsenter -t "$(of switch)" -n ip link set "v$1" "$2" ;;
 esac

@@ -1,4 +1,4 @@
-"""A real Kubernetes of two nodes, each a set of namespaces of this machine: see cluster.sh."""
+"""A real Kubernetes of two nodes, each a set of namespaces of this machine: see kubernetes.sh."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from dying.families import BARE_PYTHON
 from waiting import wait_until
 
-_HERE = Path(__file__).parent
-_ROOT = _HERE.parents[1]
-_SCRIPT = _HERE / "cluster.sh"
+from clusters.machines import Machines, folder_for, running
+from clusters.runs import ClusterRun
+
+_ROOT = Path(__file__).parents[3]
+_SCRIPT = Path(__file__).with_name("kubernetes.sh")
 _SYSTEM = ("unshare", "nsenter", "ip", "openssl", "iptables")
 NODES = 2
 USER = "chaos"
@@ -33,17 +33,8 @@ def programs() -> Path:
     return Path(os.environ.get("TORCHAOS_KUBERNETES") or cache / "torchaos" / "kubernetes")
 
 
-@dataclass
-class Cluster:
-    base: Path
-
-    @property
-    def shared(self) -> Path:
-        """A folder that the nodes share. A pod sees it only if its manifest says so."""
-        return self.base / "shared"
-
-    def argv(self, *words: str) -> list[str]:
-        return [str(_SCRIPT), str(self.base), *words]
+class Kubernetes(Machines):
+    """The nodes `cp` (the control plane), `w1` and `w2`."""
 
     def popen(self, *command: str) -> subprocess.Popen[str]:
         """Starts a command beside the API server, with the rights of the user `chaos`."""
@@ -60,31 +51,12 @@ class Cluster:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
-    def as_user(self, *command: str, timeout_s: float = 170.0) -> tuple[int, str]:
-        process = self.popen(*command)
-        said = process.communicate(timeout=timeout_s)[0]
-        return process.returncode, said
-
-    def as_root(self, node: str, *command: str, given: str = "") -> str:
-        """The output of a command that is run on a node by root, who may do everything in the cluster too."""
-        done = subprocess.run(
-            self.argv("in", node, *command), input=given, capture_output=True, text=True, check=False, timeout=120
-        )  # fmt: skip
-        return done.stdout
-
     def kubectl(self, *words: str, given: str = "") -> str:
         return self.as_root("cp", "kubectl", *words, given=given)
 
     def objects(self, *words: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(self.kubectl("get", *words, "--output=json"))["items"]
         return found
-
-    def pids(self, node: str, *words: str) -> list[int]:
-        """The processes on a node whose command line has all these words, by their pids there."""
-        lines = self.as_root(node, "ps", "-ww", "-eo", "pid=,stat=,args=").splitlines()
-        living = [line.split(None, 2) for line in lines]
-        whole = [one for one in living if len(one) == 3 and "Z" not in one[1]]
-        return [int(one[0]) for one in whole if all(word in one[2] for word in words)]
 
     def outer_pids(self, node: str, run: str, inner: Sequence[int]) -> list[int]:
         """The pids on the node of processes of a run, given by their pids in its pod."""
@@ -96,8 +68,9 @@ class Cluster:
                 found += [numbers[0]] if f"{run}-s0" in environ else []
         return found
 
-    def state(self, node: str, pid: int) -> str:
-        return self.as_root(node, "ps", "-o", "stat=", "-p", str(pid)).strip()
+    def work(self) -> str:
+        """The names of the pods that the cluster has."""
+        return self.kubectl("get", "pods", "--output=name")
 
     def pods(self, name: str, *, share: Sequence[Path] = (), more: Mapping[str, Any] | None = None) -> list[Any]:
         """Two pods, one on each node, that have this machine's programs and Python. `share`: folders that the pods see
@@ -130,34 +103,52 @@ class Cluster:
         ]  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+class KubernetesRun(ClusterRun):
+    """Node 0 is a pod on w1, node 1 a pod on w2. `pods`: what the pods have, see `Kubernetes.pods`."""
+
+    launcher = "kubernetes"
+    nodes = ("cp", "w1", "w2")
+    python = BARE_PYTHON
+    patience_s = 60.0
+
+    def __init__(self, cluster: Any, name: str, *faults: Any, pods: Mapping[str, Any] | None = None, **more: Any):
+        self._manifest = cluster.shared / f"{name}.pods.yaml"
+        self._manifest.write_text(yaml.safe_dump_all(cluster.pods(name, **(pods or {}))))
+        super().__init__(cluster, name, *faults, **more)
+
+    def of_job(self) -> Mapping[str, Any]:
+        return {"pods": {"manifest": str(self._manifest), "python": sys.executable}}
+
+    def of_machine(self, pids: Sequence[int]) -> list[int]:
+        found: list[int] = self.cluster.outer_pids("w2", self.name, pids)
+        return found
+
+
+def missing() -> str:
+    """What this machine lacks for such a cluster, or an empty text."""
     if not (programs() / "versions").exists():
-        pytest.skip(f"the programs of Kubernetes are not in {programs()}: run ci/kubernetes/build")
-    missing = [name for name in _SYSTEM if shutil.which(name) is None]
-    if os.geteuid() != 0 or missing:
-        pytest.skip(f"nodes of a cluster need root, and {', '.join(missing) or 'its programs'}")
+        return f"the programs of Kubernetes are not in {programs()}: run ci/kubernetes/build"
+    lacks = [name for name in _SYSTEM if shutil.which(name) is None]
+    if os.geteuid() != 0 or lacks:
+        return f"nodes of a cluster need root, and {', '.join(lacks) or 'its programs'}"
     if not Path("/sys/fs/cgroup/freezer").is_dir():
-        pytest.skip("this kubelet is used with cgroups of version 1")
-    base = Path(tempfile.mkdtemp(prefix="torchaos-kubernetes-", dir="/var/tmp"))
-    base.chmod(0o755)
-    one = Cluster(base)
-    try:
-        with open(base / "up.log", "w") as log:
-            done = subprocess.run(
-                one.argv("up", str(programs()), str(NODES)), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                check=False, timeout=240,
-            )  # fmt: skip
-        assert done.returncode == 0, (base / "up.log").read_text()[-2000:]
-        wait_until(lambda: one.kubectl("get", "nodes", "--no-headers").split().count("Ready"), NODES.__eq__, 120)
-        _give_rights(one)
-        yield one
-    finally:
-        subprocess.run(one.argv("down"), check=False, timeout=60)
-        _remove(base)
+        return "this kubelet is used with cgroups of version 1"
+    return ""
 
 
-def _give_rights(cluster: Cluster) -> None:
+@contextmanager
+def cluster() -> Iterator[Kubernetes]:
+    """A context manager in which the cluster runs."""
+    with folder_for("kubernetes") as base:
+        one = Kubernetes(_SCRIPT, base)
+        with running(one, str(programs()), str(NODES), timeout_s=240) as wrong:
+            assert not wrong, wrong
+            wait_until(lambda: one.kubectl("get", "nodes", "--no-headers").split().count("Ready"), NODES.__eq__, 120)
+            _give_rights(one)
+            yield one
+
+
+def _give_rights(cluster: Kubernetes) -> None:
     """Gives the user the Role of docs/kubernetes.md, and the rights to create pods, because the tests have no Job, and
     to evict them."""
     (cluster.base / "home").mkdir()
@@ -173,9 +164,3 @@ def _give_rights(cluster: Cluster) -> None:
         "subjects": [{"kind": "User", "name": USER}],
     }  # fmt: skip
     cluster.kubectl("create", "--filename=-", given=yaml.safe_dump_all([role, binding]))
-
-
-def _remove(base: Path) -> None:
-    end = time.monotonic() + 20.0
-    while base.exists() and time.monotonic() < end:  # a namespace that ends may keep a mount for a moment
-        shutil.rmtree(base, ignore_errors=True)

@@ -1,0 +1,23 @@
+"""scheduler.cancel_step: the job's step is cancelled; its allocation stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torchaos.plugin import SchedulerFault
+
+
+@dataclass(frozen=True)
+class CancelStep(SchedulerFault):
+    """`signal`: TERM: Slurm's SIGTERM, and SIGKILL after the cluster's KillWait. KILL: SIGKILL at once, also to the
+    agents of torchaos and their reapers. Needs no right but the user's own."""
+
+    signal: Literal["TERM", "KILL"] = "TERM"
+
+    name = "scheduler.cancel_step"
+    lethal = True
+    whole_job = True
+
+    def order(self, live: Any) -> None:
+        live.node.cancel_step(self.signal)

@@ -1,0 +1,33 @@
+"""scheduler.preempt: another job, of a partition with a higher priority, takes the place of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchaos.plugin import Handle, NodeSite, SchedulerFault, Seconds, SlurmWork
+
+
+@dataclass(frozen=True)
+class Preempt(SchedulerFault):
+    """A job that only sleeps is submitted to `partition`, for the whole of the target node. It ends after `time`, or
+    with the fault. The cluster's PreemptMode and GraceTime say what happens to the training job. Needs no right but to
+    use that partition."""
+
+    partition: str
+    time: Seconds = 60.0
+
+    name = "scheduler.preempt"
+    lethal = True
+    whole_job = True
+
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
+        return [SlurmWork(_name(site.nodes[0].run_id))]
+
+    def order(self, live: Any) -> None:
+        live.node.displace(_name(live.run_id), self.partition, self.time)
+
+
+def _name(run_id: str) -> str:
+    return f"{run_id}.other"

@@ -1,0 +1,22 @@
+"""scheduler.requeue: Slurm ends the batch job, and starts it again, as after a maintenance of its nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torchaos.plugin import SchedulerFault
+
+
+@dataclass(frozen=True)
+class Requeue(SchedulerFault):
+    """The job must be submitted as a batch job, and job.resubmit must allow another submission. Needs no right but the
+    user's own."""
+
+    name = "scheduler.requeue"
+    lethal = True
+    whole_job = True
+    batch = True
+
+    def order(self, live: Any) -> None:
+        live.node.requeue()

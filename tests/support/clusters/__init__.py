@@ -1,0 +1,2 @@
+"""Clusters of this one machine, for tests: each node is a set of namespaces. They run real programs of Slurm and
+Kubernetes."""

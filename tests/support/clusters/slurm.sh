@@ -1,0 +1,79 @@
+#!/bin/bash
+# A Slurm cluster on one machine, for tests: each node is a set of namespaces with a network, processes, mounts, a name
+# and a clock of its own. The nodes share the kernel and the file system, except /run, /tmp, /dev/shm, /var/log and
+# /var/spool. Needs root, and Debian's slurm-wlm, munge, iproute2 and util-linux.
+#
+#   slurm.sh BASE up NODES PATH...   starts it; BASE is an empty folder outside of those above, PATH what users need
+#   slurm.sh BASE in NODE CMD...     runs a command as root on a node: head, n1, n2, ...
+#   slurm.sh BASE as NODE CMD...     runs it as the user `trainer`
+#   slurm.sh BASE plug NODE up|down  connects a node to the switch, or cuts it off
+#   slurm.sh BASE down               ends every process of it
+. "$(dirname "$0")/nodes.sh"
+net=10.91.0 head=head letter=n
+groups='/sys/fs/cgroup/*/slurm_n[0-9]*' # what a killed slurmstepd leaves
+closed=/root # a folder that only root may enter, and in which Python may be
+
+enter() {
+  local node=$1
+  shift
+  inside "$node" env SLURM_CONF="$base/slurm.conf" "$@"
+}
+
+furnish() { # NAME PATH...
+  local name=$1 folder file
+  shift
+  for file in nsswitch.conf passwd group; do mount --bind "$base/etc/$file" "/etc/$file"; done
+  mount --bind "$base/etc/munge.key" /etc/munge/munge.key
+  if ! setpriv --reuid 2000 --clear-groups test -x "$closed"; then
+    for folder; do
+      [[ $folder == $closed/* ]] || continue
+      mkdir -p "$base/$name/keep$folder"
+      mount --bind "$folder" "$base/$name/keep$folder"
+    done
+    mount -t tmpfs -o mode=755 none "$closed"
+    for folder; do
+      [[ $folder == $closed/* ]] || continue
+      mkdir -p "$folder"
+      mount --move "$base/$name/keep$folder" "$folder"
+    done
+  fi
+  for folder in /run /tmp /var/spool /var/log /var/lib/munge /dev/shm; do mount -t tmpfs -o mode=1777 none "$folder"; done
+  mkdir -p /run/munge /var/log/munge /var/spool/slurmd /var/spool/slurmctld
+  chown munge /run/munge /var/log/munge /var/lib/munge
+  chmod 755 /run /run/munge /var/log /var/log/munge /var/spool /var/lib/munge
+}
+
+up() { # NODES PATH...
+  local nodes=$1 number
+  shift
+  start_switch "$nodes"
+  mkdir -p "$base/home" "$base/shared" "$base/admin"
+  chown 2000:2000 "$base/home" "$base/shared"
+  dd if=/dev/urandom of="$base/etc/munge.key" bs=1024 count=1 status=none
+  chown munge "$base/etc/munge.key"
+  chmod 400 "$base/etc/munge.key"
+  printf 'passwd: files\ngroup: files\nhosts: files\n' >"$base/etc/nsswitch.conf"
+  { cat /etc/passwd; echo "trainer:x:2000:2000::$base/home:/bin/sh"; } >"$base/etc/passwd"
+  { cat /etc/group; echo "trainer:x:2000:"; } >"$base/etc/group"
+  sed "s/@NODES@/$nodes/; s#@BASE@#$base#" "$(dirname "$0")/slurm.conf.in" >"$base/slurm.conf"
+  printf '#!/bin/sh\n[ ! -x %s/site-epilog ] || %s/site-epilog >>%s/epilog.log 2>&1\n' "$base" "$base" "$base" >"$base/epilog"
+  chmod 755 "$base/epilog"
+  printf 'CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nConstrainCores=no\n' >"$base/cgroup.conf"
+  for number in $(seq 0 "$nodes"); do start_node "$number" $((1000000 * number)) "$@"; done
+  for number in $(seq 0 "$nodes"); do
+    await_node "$number"
+    enter "$(name_of "$number")" setpriv --reuid munge --regid munge --clear-groups munged
+  done
+  enter head slurmctld -c -L /var/log/slurmctld.log
+  for number in $(seq "$nodes"); do enter "n$number" slurmd -L /var/log/slurmd.log; done
+}
+
+case $what in
+  up | down | new | plug) "$what" "$@" ;;
+  in) enter "$@" ;;
+  as)
+    node=$1
+    shift
+    enter "$node" setpriv --reuid 2000 --regid 2000 --init-groups env HOME="$base/home" USER=trainer "$@"
+    ;;
+esac

@@ -10,8 +10,8 @@ from torchaos.plugin import SchedulerFault
 
 @dataclass(frozen=True)
 class CancelStep(SchedulerFault):
-    """`signal`: TERM: Slurm's SIGTERM, and SIGKILL after the cluster's KillWait. KILL: SIGKILL at once, also to the
-    agents of torchaos and their reapers. Needs no right but the user's own."""
+    """`signal`: the signal that all processes of the step get. KILL also ends the agents of torchaos and their reapers.
+    Needs no right but the user's own."""
 
     signal: Literal["TERM", "KILL"] = "TERM"
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from clusters.runs import FROZEN, KILL
+from clusters.runs import FROZEN, STEP
 from clusters.slurm import Slurm, SlurmRun
 from waiting import wait_until
 
@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 SOON = {"time": "5s"}
 BOTH = {"nodes": [0, 1]}
 AGAIN = {"resubmit": {"times": 1}}
+HELD = {"inject": "process.hold_gil", "target": {"rank": 1}, "when": STEP, "with": {"time": "100ms"}}
 BATCH = {**AGAIN, "slurm": {"submit": "batch"}}
 
 
@@ -34,8 +35,8 @@ def _is_again(run: SlurmRun, said: str) -> None:
 def test_a_batch_job_is_requeued(slurm: Slurm) -> None:
     """scontrol requeue by the user: Slurm starts the job again, its attempts are counted on, and a fault that has
     fired does not fire again."""
-    run = SlurmRun(slurm, "requeue", KILL, {"inject": "scheduler.requeue", "target": BOTH, "when": SOON},
-                   steps=3000, job=BATCH)  # fmt: skip
+    run = SlurmRun(slurm, "requeue", HELD, {"inject": "scheduler.requeue", "target": BOTH, "when": SOON},
+                   steps=8000, job=BATCH)  # fmt: skip
     said = run.end()
     assert len([event for event in run.events(Kind.APPLYING) if event.data["fault"].startswith("process")]) == 1
     _is_again(run, said)
@@ -46,14 +47,14 @@ def test_the_step_is_cancelled(slurm: Slurm, signal: str) -> None:
     """scancel of the step: the job is started again in the same allocation. SIGKILL ends agents and reapers too, and
     nothing is left."""
     fault = {"inject": "scheduler.cancel_step", "target": BOTH, "when": SOON, "with": {"signal": signal}}
-    run = SlurmRun(slurm, f"cancel-{signal.lower()}", fault, steps=3000, job=AGAIN)
+    run = SlurmRun(slurm, f"cancel-{signal.lower()}", fault, steps=8000, job=AGAIN)
     _is_again(run, run.end())
 
 
 def test_a_batch_job_is_cancelled_while_it_is_requeued(slurm: Slurm) -> None:
     """torchaos is killed right after the requeue: its reaper cancels the job, which would start again otherwise."""
     run = SlurmRun(slurm, "requeue-death", {"inject": "scheduler.requeue", "target": BOTH, "when": SOON},
-                   steps=3000, job=BATCH)  # fmt: skip
+                   steps=8000, job=BATCH)  # fmt: skip
     run.seen(Kind.APPLIED)
     run.kill_controller()
     run.is_clean()
@@ -63,7 +64,7 @@ def test_another_job_takes_the_place(slurm: Slurm) -> None:
     """A job of a partition with a higher priority preempts the allocation, with a time of grace; the run waits in the
     queue, and goes on when the other job has ended."""
     fault = {"inject": "scheduler.preempt", "target": BOTH, "when": SOON, "with": {"partition": "high", "time": "5s"}}
-    run = SlurmRun(slurm, "preempt", fault, steps=3000, job=AGAIN, env=["SALLOC_PARTITION=low"])
+    run = SlurmRun(slurm, "preempt", fault, steps=8000, job=AGAIN, env=["SALLOC_PARTITION=low"])
     _is_again(run, run.end())
 
 
@@ -71,7 +72,7 @@ def test_a_node_goes_down(slurm: Slurm) -> None:
     """An administrator's torchaos takes the second node out of service: the job goes on in another allocation, and the
     node is in service again afterwards."""
     fault = {"inject": "scheduler.node_down", "target": {"node": 1}, "when": SOON}
-    run = SlurmRun(slurm, "down", fault, steps=3000, job=AGAIN, user="in")
+    run = SlurmRun(slurm, "down", fault, steps=8000, job=AGAIN, user="in")
     _is_again(run, run.end())
     assert slurm.state("n2") == "idle|none"
 
@@ -79,7 +80,7 @@ def test_a_node_goes_down(slurm: Slurm) -> None:
 def test_a_node_is_drained(slurm: Slurm) -> None:
     """What runs on a node that is drained goes on; the node is in service again when the time of the fault is over."""
     fault = {"inject": "scheduler.drain", "target": {"node": 1}, "when": SOON, "for": "3s"}
-    run = SlurmRun(slurm, "drain", fault, steps=4000, user="in")
+    run = SlurmRun(slurm, "drain", fault, steps=8000, user="in")
     said = run.end()
     assert run.result.verdict is Verdict.PASSED, said
     assert [event.data["verified"] for event in run.events(Kind.ROLLED_BACK)] == [True]
@@ -117,7 +118,8 @@ def test_the_epilog_of_the_site(slurm: Slurm) -> None:
         slurm.as_user("scancel", "--signal=KILL", job)
         slurm.as_user("scancel", job)
         run.is_clean()
-        assert wait_until(lambda: (slurm.base / "epilog.log").read_text().count(": undone"), lambda count: count == 2)
+        log = slurm.base / "epilog.log"
+        wait_until(log.read_text, lambda said: said.count(": undone") == 2)
     finally:
         epilog.unlink()
         code, said = slurm.as_user("torchaos", "recover")
@@ -144,8 +146,8 @@ def test_what_is_refused(slurm: Slurm, fault: dict[str, Any], words: str) -> Non
 def test_all_processors_are_taken(slurm: Slurm) -> None:
     """The job's step has all processors of its nodes, and nobody else may use them: the pipe to the agents is made all
     the same."""
-    env = ["SALLOC_EXCLUSIVE=1", "SRUN_CPUS_PER_TASK=2", "SRUN_EXACT=1"]
+    env = ["SALLOC_EXCLUSIVE=1", "SRUN_CPUS_PER_TASK=2"]
     run = SlurmRun(slurm, "full", {**FROZEN, "for": "1s"}, env=env)
     said = run.end()
-    assert run.result.verdict is Verdict.PASSED, said
+    assert run.process.returncode == 0, said
     run.is_clean()

@@ -26,14 +26,21 @@ class Quiet(LocalNode):
         return ["echo", '{"bye": 0}']
 
 
+class Lost(LocalNode):
+    """A node whose agent is dead. It takes a moment to undo what it left."""
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        return ["sleep", "0.3"] if "--recover" in command else ["echo", '{"error": "it died"}']
+
+
 class Far(FarLauncher):
     """The first submission fails, and the second does not end by itself. `between()` is called while the second is
     made."""
 
     name: ClassVar[str] = "far"
 
-    def __init__(self, between: Callable[[], object]) -> None:
-        self._between = between
+    def __init__(self, between: Callable[[], object], nodes: Sequence[Node] = (Quiet(0),)) -> None:
+        self._between, self._nodes = between, nodes
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
         return ()
@@ -41,20 +48,20 @@ class Far(FarLauncher):
     def create(self, spec: JobSpec) -> Sequence[Node]:
         if spec.submission:
             self._between()
-        return [Quiet(0)]
+        return self._nodes
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
         return [["sleep", "600"] if spec.submission else ["false"]]
 
 
 @pytest.fixture
-def far(bench: Bench) -> Callable[[Callable[[], object]], FarJob]:
-    def make(between: Callable[[], object]) -> FarJob:
+def far(bench: Bench) -> Callable[..., FarJob]:
+    def make(*given: Any) -> FarJob:
         def spec_for(submission: int) -> JobSpec:
             env = job_env(os.environ, run_id=bench.run_id, agent_plan=None)
             return JobSpec((), bench.folder, env, bench.folder / f"job-{submission}.log", submission)
 
-        job = FarJob(spec_for, Far(between), bench.journal, Path(bench.folder), resubmit_times=3)
+        job = FarJob(spec_for, Far(*given), bench.journal, Path(bench.folder), resubmit_times=3)
         bench.jobs.append(job)
         return job
 
@@ -102,3 +109,21 @@ def test_no_submission_after_a_stop(bench: Bench, far: Callable[..., FarJob], mo
     job.start()
     bench.wait_until(lambda: job.done)
     assert len(bench.events(Kind.JOB_STARTED)) == 1
+
+
+def test_lost_nodes_are_cleaned_up_before_the_next_submission(bench: Bench, far: Callable[..., FarJob]) -> None:
+    """The agents of a submission are dead, as after a scancel by SIGKILL. What they left is undone on every node before
+    the next submission has agents there, and the nodes get the number of its first attempt from the controller."""
+    undone: list[int] = []
+
+    def between() -> None:
+        undone.append(
+            len([one for one in bench.events(Kind.NOTE) if "after the loss of its agent" in one.data["text"]])
+        )
+
+    job = far(between, [Lost(0), Lost(1)])
+    job.start()
+    bench.wait_until(lambda: len(bench.events(Kind.JOB_STARTED)) == 2)
+    assert undone == [2]
+    assert [(bench.folder / "clock" / f"base-{number}").read_text() for number in (0, 1)] == ["0", "0"]
+    job.stop()

@@ -15,14 +15,15 @@ from typing import Any, Mapping, NoReturn
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec, RankProcess
-from torchaos.harness.machine import proc
+from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec, Node, RankProcess
+from torchaos.harness.machine import disk, proc
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.running.launchers.command import Command
 from torchaos.harness.running.launchers.far_faults import FarFaults
 from torchaos.harness.running.launchers.fits import is_controllers
+from torchaos.harness.running.launchers.handover import base_file
 from torchaos.harness.running.launchers.line import Handler, Line
 from torchaos.harness.running.launchers.node_run import LiveNode
 from torchaos.harness.running.launchers.submitted_job import SubmittedJob
@@ -31,6 +32,7 @@ from torchaos.harness.running.launchers.words import mark_of
 TORCHAOS = (sys.executable, "-m", "torchaos.harness")
 _BYE_S = 20.0  # seconds to wait for the last messages of the agents
 _RECOVER_S = 60.0
+_GONE_S = 2.0  # seconds between looks whether a node is gone
 _LOOK_S = 0.05
 
 
@@ -110,6 +112,8 @@ class FarJob(SubmittedJob):
         return next(line for line in self._lines if line.node == node)
 
     def _start_nodes(self, spec: JobSpec) -> None:
+        # Without this file, the nodes would take the number of the attempt from the events that they see.
+        disk.write_atomically(base_file(self._run_dir, self._submission), str(self._base))
         wrapper = [*TORCHAOS, "exec", "--run", str(self._run_dir), "--served", str(self._submission)]
         commands = self._launcher.commands(spec, self._nodes, wrapper)
         self._commands = [
@@ -141,13 +145,25 @@ class FarJob(SubmittedJob):
         return code
 
     def _await_last_words(self) -> None:
+        """Waits for the last messages of the agents. The loss of an agent is dealt with before another submission has
+        agents on the same nodes."""
         end = time.monotonic() + _BYE_S
         for line in self._lines:
+            look_s = time.monotonic() + _GONE_S
             while not line.left.wait(_LOOK_S) and time.monotonic() < end:
-                pass
+                if time.monotonic() > look_s:
+                    if self._launcher.gone(self._reach(line.node)):
+                        break  # with the pipe to its agent
+                    look_s = time.monotonic() + _GONE_S
         for line in [line for line in self._lines if not line.left.is_set()]:
             line.left.set()
             self._lost(line.node, "its agent ended without a word")
+        for line in self._lines:
+            line.close()
+            line.await_end(_RECOVER_S)
+
+    def _reach(self, node: int) -> Node:
+        return next(each for each in self._nodes if each.index == node)
 
     def _code(self, codes: Sequence[int]) -> int:
         """The exit code of the submission: the first that is not 0, among the nodes that were in the job to the end. A
@@ -191,7 +207,7 @@ class FarJob(SubmittedJob):
             self._mend(node)
 
     def _mend(self, node: int) -> None:
-        reach = next(each for each in self._nodes if each.index == node)
+        reach = self._reach(node)
         argv = reach.argv([*TORCHAOS, "node", "--recover", self._mark(node)])
         try:
             done = subprocess.run(

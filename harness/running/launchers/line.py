@@ -54,6 +54,7 @@ class Line:
     keep: Path | None = None
     patience_s: float = 120.0
     left: threading.Event = field(default_factory=threading.Event)  # the agent has sent its last message, or is lost
+    _ended: threading.Event = field(default_factory=threading.Event)
     _process: subprocess.Popen[bytes] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: threading.Event = field(default_factory=threading.Event)
@@ -99,6 +100,10 @@ class Line:
         self.left.set()
         self._hang_up()
 
+    def await_end(self, timeout_s: float) -> None:
+        """Waits until everything that follows from the loss of the agent is done."""
+        self._ended.wait(timeout_s)
+
     def _hang_up(self) -> None:
         process = self._process
         if process is not None:
@@ -106,6 +111,12 @@ class Line:
             process.wait()
 
     def _live(self) -> None:
+        try:
+            self._connect()
+        finally:
+            self._ended.set()
+
+    def _connect(self) -> None:
         while not self._closed.is_set():
             why = self._talk()
             self._hang_up()

@@ -49,7 +49,7 @@ class SlurmNode:
         steps = self._steps()
         if not steps:
             raise OSError("the job's step had ended before the fault could hit it")
-        ask(["scancel", f"--signal={signal}" if signal == "KILL" else "--quiet", *steps])
+        ask(["scancel", f"--signal={signal}", *steps])
 
     def requeue(self) -> None:
         ask(["scontrol", "requeue", self.job])

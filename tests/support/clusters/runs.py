@@ -90,13 +90,14 @@ class ClusterRun:
 
     def proofs(self) -> list[set[Kind]]:
         """For each fault, the kinds of the events that prove it."""
+        return [{event.kind for event in proof} for proof in self.evidence()]
+
+    def evidence(self) -> list[list[Event]]:
+        """For each fault, the events that prove it."""
         record = Record.load(self.folder)
-        events = {(event.source, event.seq): event.kind for event in record.events}
-        found = []
-        for fault in record.plan.faults:
-            proof = registry.injector_of(fault).felt(record, fault.id)
-            found.append({events[at] for at in (proof.events if proof else ())})
-        return found
+        events = {(event.source, event.seq): event for event in record.events}
+        proofs = [registry.injector_of(fault).felt(record, fault.id) for fault in record.plan.faults]
+        return [[events[at] for at in (proof.events if proof else ())] for proof in proofs]
 
     def stopped(self) -> list[int]:
         """The processes of node 1, by their pids on their machine, as soon as the node is stopped."""

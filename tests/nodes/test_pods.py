@@ -88,7 +88,10 @@ def test_a_sidecar_outlives_the_container_of_the_job(pods: Any) -> None:
 def test_a_pod_is_ended_by_a_fault(pods: Any, fault: str) -> None:
     """The API server ends the pod of a node, and what it says is the evidence. The loss of that node is what the fault
     is for, so nobody ends the run because of it."""
-    run = pods.run({"inject": fault, "target": {"node": 1}, "when": {"time": "2s"}}, steps=4000)
+    run = pods.run({"inject": fault, "target": {"node": 1}, "when": {"time": "2s"}}, steps=8000)
+    ended = pods.seen(Kind.CONTAINER)
+    pods.seen(Kind.STEP, lambda event: event.rank == 0 and event.mono_s > ended.mono_s + 2.0)
+    run.send_signal(signal.SIGINT)
     said = run.communicate(timeout=400)[0]
     assert "was lost" not in said
     assert "by itself" not in said.partition("Verdicts")[0], said

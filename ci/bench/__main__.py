@@ -9,7 +9,7 @@ from pathlib import Path
 SHORT = {
     "agent_step.py": ["--ms", "1", "10", "--seconds", "10", "--pairs", "10"],
     "latency.py": ["--firings", "300", "--freezes", "30"],
-    "harness_cost.py": ["--pairs", "3"],
+    "own_time.py": ["--pairs", "3"],
     "exactness.py": ["--runs", "6"],
     "gpu_samples.py": [],
     "collect.py": ["--pairs", "10"],

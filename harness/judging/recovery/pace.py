@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,20 +45,20 @@ class Pace:
 def pace_of(history: History, before_s: float, twins: Sequence[History] = ()) -> Pace:
     """The pace of the twins' steps, and of the run's steps that ended before `before_s` (the time of the first fault,
     CLOCK_MONOTONIC)."""
-    of_twins = [_gaps(twin) for twin in twins]
-    calm = np.concatenate([_gaps(history, before_s).took_s, *(gaps.took_s for gaps in of_twins)])
-    pauses: dict[int, float] = {}
-    for gaps in of_twins:
-        for step, took in gaps.longest().items():
-            pauses[step] = max(pauses.get(step, 0.0), took)
-    known = calm if len(calm) >= _ENOUGH else _gaps(history).took_s
+    took_s, pauses = [_took_s(history, before_s)], dict[int, float]()
+    for gaps in (gaps for twin in twins for gaps in _gaps(twin)):
+        took_s.append(gaps.took_s)
+        for step, longest_s in gaps.longest().items():
+            pauses[step] = max(pauses.get(step, 0.0), longest_s)
+    calm = np.concatenate(took_s)
+    known = calm if len(calm) >= _ENOUGH else _took_s(history)
     usual_s = float(np.median(known)) if len(known) >= _ENOUGH else 0.0
     return Pace(usual_s, pauses, float(calm.max(initial=0.0)))
 
 
 @dataclass(frozen=True)
 class _Gaps:
-    """Each step of each rank and attempt, except the first, with the seconds since the end of the step before."""
+    """Each step of some ranks, except the first of each attempt, with the seconds since the end of the step before."""
 
     took_s: Array
     step: Array  # global; UNPLACED: not known
@@ -72,14 +72,15 @@ class _Gaps:
         return dict(zip(steps.tolist(), longest.tolist(), strict=True))
 
 
-def _gaps(history: History, before_s: float = math.inf) -> _Gaps:
-    """Of the steps that ended by `before_s`, CLOCK_MONOTONIC."""
-    took_s, step = [np.zeros(0)], [np.zeros(0, np.int64)]
+def _took_s(history: History, before_s: float = math.inf) -> Array:
+    return np.concatenate([np.zeros(0), *(gaps.took_s for gaps in _gaps(history, before_s))])
+
+
+def _gaps(history: History, before_s: float = math.inf) -> Iterator[_Gaps]:
+    """Of the steps that ended by `before_s`, CLOCK_MONOTONIC; those of some ranks at a time."""
     for places in history.executions.by_ranks():
         steps = history.executions.at(places)
         attempt, rank, over_s = steps.attempt, steps.rank, steps.mono_s
         order = np.lexsort((over_s, rank, attempt))
         follows = (np.diff(attempt[order]) == 0) & (np.diff(rank[order]) == 0) & (over_s[order][1:] <= before_s)
-        took_s.append(np.diff(over_s[order])[follows])
-        step.append(steps.global_step[order[1:][follows]])
-    return _Gaps(np.concatenate(took_s), np.concatenate(step))
+        yield _Gaps(np.diff(over_s[order])[follows], steps.global_step[order[1:][follows]])

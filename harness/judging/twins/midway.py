@@ -27,9 +27,14 @@ def _completed(history: History, theirs: Steps) -> Iterator[tuple[int, Execution
     every = history.executions
     step_of, attempt_of, segment_of = every.global_step, every.attempt, every.column("segment")
     later = np.flatnonzero((attempt_of > 0) & (step_of != UNPLACED))
-    for attempt, segment in np.unique(np.stack([attempt_of[later], segment_of[later]]), axis=1).T.tolist():
-        places = later[(attempt_of[later] == attempt) & (segment_of[later] == segment)]
+    most = int(segment_of[later].max(initial=0)) + 1
+    part_of = attempt_of[later].astype(np.int64) * most + segment_of[later]
+    for part in np.unique(part_of).tolist():
+        places = later[part_of == part]
         first = int(step_of[places].min())
+        some = every[int(places[step_of[places] == first][0])]
+        if (other := theirs.get(first, {}).get(some.rank)) is None or not _is_rest(some, other):
+            continue
         near = places[step_of[places] <= first + 1].tolist()
         steps: dict[int, dict[int, Execution]] = defaultdict(dict)
         place_of: dict[tuple[int, int], int] = {}

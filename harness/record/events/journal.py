@@ -17,6 +17,7 @@ from torchaos.harness.agent.packed import is_packed
 from torchaos.harness.agent.wire import Event, EventFile, Kind
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.machine.changes import Changes
+from torchaos.harness.machine.memory import give_back
 from torchaos.harness.record.events.arrived import Arrived, Snapshot
 from torchaos.harness.record.events.clocks import Clocks
 from torchaos.harness.record.events.gaps import Gaps
@@ -47,9 +48,10 @@ def read_journal(folder: Path, damaged: list[str] | None = None, gaps: Gaps | No
         lines = _lines(path.read_bytes())
         usual, left = blocks_of(lines, path)
         for block in usual:
-            gaps.note_all(block.source, block.own["seq"])
+            gaps.note_all(block.source, block.whole("seq"))
         blocks += usual
         events += _read(path.name, ((place + 1, lines[place]) for place in left), damaged, gaps)
+    give_back()
     clocks = Clocks(events)
     events = sorted(map(clocks.aligned, events), key=lambda event: (event.mono_s, event.source, event.seq))
     for event in events:

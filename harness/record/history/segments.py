@@ -58,12 +58,15 @@ class BySteps:
 
     def not_counted_on(self) -> list[int]:
         """The local steps after which, on some rank, the optimizer's own counter was not higher than before."""
-        order = np.lexsort((self._step, self._own.rank))
-        step, rank, count = (column[order] for column in (self._step, self._own.rank, self._own.column("opt_step")))
-        with np.errstate(invalid="ignore"):
-            lower = (np.diff(step) == 1) & (np.diff(rank) == 0) & (np.diff(count) <= 0)
-        found: list[int] = np.unique(step[1:][lower]).tolist()
-        return found
+        counts, found = self._own.column("opt_step"), set[int]()
+        for places in self._own.by_ranks():
+            part = self._own.at(places)
+            order = np.lexsort((part.local_step, part.rank))
+            step, rank, count = (column[order] for column in (part.local_step, part.rank, counts[places]))
+            with np.errstate(invalid="ignore"):
+                lower = (np.diff(step) == 1) & (np.diff(rank) == 0) & (np.diff(count) <= 0)
+            found |= set(step[1:][lower].tolist())
+        return sorted(found)
 
 
 def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:

@@ -339,8 +339,10 @@ def _global(execution: Execution) -> int:
 def _of_log(scene: Scene) -> list[Witness]:
     """The witness of the log. A log line may come before or after the end of its step in the journal, so it may be off
     by one."""
+    if not scene.lines:
+        return []
     own = zip(scene.own.mono_s.tolist(), (scene.own.local_step - scene.after).tolist(), strict=True)
-    ahead = log_lead(scene.lines, own if scene.lines else ())
+    ahead = log_lead(scene.lines, own)
     if ahead is None or ahead < scene.log_offset:
         return []
     base = ahead - scene.log_offset

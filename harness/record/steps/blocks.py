@@ -22,6 +22,8 @@ from torchaos.harness.record.steps import samples
 
 Array = npt.NDArray[Any]
 
+_COUNTED = ("seq", "opt_step", "sched_step")  # in a block: less "step"
+_KINDS = (np.int8, np.int16, np.int32, np.int64)
 _TIME_END = 2.0**62  # as in events/payloads.py
 _BITS = 64
 
@@ -37,14 +39,20 @@ class Block:
     in_samples: int  # samples of each step; -1: not seen
     in_indices: int
     layout: np.dtype[Any] = field(repr=False)  # of a record, see _layout
-    # A row for each step. As in packed._HEAD: "seq", "mono_s", "step", "opt_step", "sched_step", "nones" (without it,
-    # all losses were seen); "losses", "lr"; numbers for the samples: "samples", "samples_sum" (see samples.py);
-    # seconds in all phases and in saving: "took_s", "saving_s". What is not there is 0.
+    # A row for each step. As in packed._HEAD: "mono_s", "step", "nones" (without it, all losses were seen); "losses",
+    # "lr"; numbers for the samples: "samples", "samples_sum" (see samples.py); seconds in all phases and in saving:
+    # "took_s", "saving_s". What is not there is 0. What is usually counted as steps are, as its distance from "step":
+    # "seq", "opt_step", "sched_step"; see `whole`.
     own: dict[str, Array] = field(repr=False)
     lines: Sequence[bytes] = field(repr=False)
 
     def __len__(self) -> int:
-        return len(self.own["seq"])
+        return len(self.own["step"])
+
+    def whole(self, name: str) -> Array:
+        """The values of a column that is kept as its distance from "step"."""
+        found: Array = self.own["step"] + self.own[name].astype(np.int64)
+        return found
 
     def shifted(self, seconds: Array) -> Block:
         """The same block with `seconds` added to all times."""
@@ -56,7 +64,7 @@ class Block:
         return mine == others and replace(self, own={}, lines=()) == replace(other, own={}, lines=())
 
     def joined(self, other: Block) -> Block:
-        own = {name: np.concatenate([values, other.own[name]]) for name, values in self.own.items()}
+        own = {name: _joined(name, values, other.own[name]) for name, values in self.own.items()}
         if isinstance(self.lines, Stored) and isinstance(other.lines, Stored):
             return replace(self, own=own, lines=self.lines.joined(other.lines))
         return replace(self, own=own, lines=[*self.lines, *other.lines])
@@ -69,7 +77,8 @@ class Block:
     def first(self) -> Event:
         """The event of the step that ended first, without payload and time of day. Its line is not read."""
         row = int(self.own["mono_s"].argmin())
-        seq, step, mono_s = (self.own[name][row].item() for name in ("seq", "step", "mono_s"))
+        step, mono_s = (self.own[name][row].item() for name in ("step", "mono_s"))
+        seq = step + int(self.own["seq"][row])
         return Event(Kind.STEP, self.source, seq, 0.0, mono_s, self.rank, self.attempt, step)
 
     def payload(self, row: int) -> dict[str, Any]:
@@ -94,10 +103,16 @@ class Stored(Sequence[bytes]):
     _TOGETHER = 1 << 16  # bytes that are read at once
 
     def __init__(self, path: Path, starts: Array, size: int) -> None:
-        self._path, self._starts, self._size = path, starts, size
+        self._path, self._size = path, size
+        self._skipped = narrow(starts - size * np.arange(len(starts)))  # bytes of other lines before each line
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._skipped)
+
+    @property
+    def _starts(self) -> Array:
+        found: Array = self._skipped + self._size * np.arange(len(self))
+        return found
 
     def joined(self, other: Stored) -> Stored:
         """These lines and those of another part of the same file."""
@@ -110,7 +125,7 @@ class Stored(Sequence[bytes]):
     def __getitem__(self, row: int | slice) -> bytes | list[bytes]:
         if isinstance(row, slice):
             return [self[index] for index in range(*row.indices(len(self)))]
-        return next(self._read([int(self._starts[row])], self._size))
+        return next(self._read([self._size * row + int(self._skipped[row])], self._size))
 
     def __iter__(self) -> Iterator[bytes]:
         return self._read(self._starts.tolist(), max(self._TOGETHER, self._size))
@@ -140,7 +155,7 @@ def blocks_of(
     others: list[int] = []
     for place, line in enumerate(lines):
         (places[len(line)] if line[:1] == packed.MARK else others).append(place)
-    at = _narrow(np.cumsum([0, *map(len, lines)]) if starts is None else np.array(starts)) if path else np.zeros(0)
+    at = np.cumsum([0, *map(len, lines)]) if starts is None else np.array(starts)
     blocks: list[Block] = []
     for size, alike in places.items():
         own = [lines[place] for place in alike]
@@ -239,7 +254,8 @@ def _fits(found: Array, losses: int) -> Array:
 
 
 def _columns(found: Array, phases: Sequence[str]) -> dict[str, Array]:
-    own = {name: _narrow(found[name]) for name in ("seq", "step", "opt_step", "sched_step")}
+    own = {"step": found["step"].astype(np.int32 if found["step"].max(initial=0) < 2**31 else np.int64)}
+    own |= {name: narrow(found[name].astype(np.int64) - found["step"]) for name in _COUNTED}
     own |= {name: np.ascontiguousarray(found[name]) for name in ("mono_s", "losses", "lr")}
     if "nones" in (found.dtype.names or ()):
         own["nones"] = np.ascontiguousarray(found["nones"])
@@ -254,9 +270,18 @@ def _columns(found: Array, phases: Sequence[str]) -> dict[str, Array]:
     return own
 
 
-def _narrow(values: Array) -> Array:
-    small = not values.size or -(2**31) <= values.min() <= values.max() < 2**31
-    return values.astype(np.int32 if small else np.int64)
+def narrow(values: Array) -> Array:
+    """The same integers in as few bytes as they need; a single value for all rows if they are equal."""
+    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
+    kind = next(kind for kind in _KINDS if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
+    if low == high and values.ndim:
+        return np.broadcast_to(kind(low), values.shape)
+    return values.astype(kind)
+
+
+def _joined(name: str, first: Array, second: Array) -> Array:
+    both = np.concatenate([first, second])
+    return narrow(both) if name in _COUNTED else both
 
 
 def in_order(blocks: Iterable[Block]) -> Iterator[tuple[Block, int]]:
@@ -267,7 +292,8 @@ def in_order(blocks: Iterable[Block]) -> Iterator[tuple[Block, int]]:
     code = {source: place for place, source in enumerate(sorted({block.source for block in blocks}))}
     of = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
     row = np.concatenate([np.arange(len(block)) for block in blocks])
-    seq, mono_s = (np.concatenate([block.own[name] for block in blocks]) for name in ("seq", "mono_s"))
+    seq = np.concatenate([block.whole("seq") for block in blocks])
+    mono_s = np.concatenate([block.own["mono_s"] for block in blocks])
     sources = np.array([code[block.source] for block in blocks])[of]
     for place in np.lexsort((seq, sources, mono_s)):
         yield blocks[of[place]], int(row[place])

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from torchaos.harness.agent import packed
 from torchaos.harness.agent.wire import Event, Kind, Phase
+from torchaos.harness.machine.memory import give_back
 from torchaos.harness.record.steps import samples
-from torchaos.harness.record.steps.blocks import Block
+from torchaos.harness.record.steps.blocks import Block, narrow
 from torchaos.harness.record.steps.execution import Execution, floats, merged, of_payload, with_values
 
 Array = npt.NDArray[Any]
@@ -88,6 +89,7 @@ class Columns:
         if name in _KEPT:
             self._made[name] = made
             self._share(_KEPT[name], made)
+            give_back()
         return made
 
     def _share(self, own: str, made: Array) -> None:
@@ -205,13 +207,15 @@ def _joined(columns: Sequence[Array]) -> Array:
 
 
 def _same(rows: int, value: int) -> Array:
-    return np.full(rows, value, np.int32 if value < 2**31 else np.int64)
+    return np.broadcast_to(narrow(np.array(value)), rows)
 
 
-def _counter(values: Array) -> Array:
-    found = values.astype(float)
-    found[values == packed.NONE] = np.nan
-    return found
+def _counter(name: str) -> Callable[[Block], Array]:
+    def column(block: Block) -> Array:
+        values = block.whole(name)
+        return np.where(values == packed.NONE, np.nan, values)
+
+    return column
 
 
 def _losses(block: Block) -> Array:
@@ -224,7 +228,7 @@ def _losses(block: Block) -> Array:
 
 
 def _count(block: Block, each: int) -> Array:
-    return np.full(len(block), max(each, 0))
+    return np.full(len(block), max(each, 0), np.int32)
 
 
 def _or_zero(name: str, kind: type = float) -> Callable[[Block], Array]:
@@ -241,9 +245,9 @@ _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
     "attempt": lambda block: _same(len(block), block.attempt),
     "local_step": lambda block: block.own["step"],
     "mono_s": lambda block: block.own["mono_s"],
-    "seq": lambda block: block.own["seq"],
-    "opt_step": lambda block: _counter(block.own["opt_step"]),
-    "sched_step": lambda block: _counter(block.own["sched_step"]),
+    "seq": lambda block: block.whole("seq"),
+    "opt_step": _counter("opt_step"),
+    "sched_step": _counter("sched_step"),
     "losses": _losses,
     "lr": lambda block: block.own["lr"],
     "samples": _or_zero("samples", np.uint64),  # equal if the samples are, in this order
@@ -255,7 +259,7 @@ _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
     "in_indices": lambda block: _count(block, block.in_indices),
     "took_s": _or_zero("took_s"),  # in all phases
     "saving_s": _or_zero("saving_s"),
-    "in_phases": lambda block: np.full(len(block), len(block.phases)),
+    "in_phases": lambda block: _count(block, len(block.phases)),
 }  # fmt: skip
 
 

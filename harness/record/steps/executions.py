@@ -16,7 +16,7 @@ from torchaos.harness.record.steps.execution import Execution, with_values
 Array = npt.NDArray[Any]
 
 UNPLACED = -1  # in the column "global_step"
-_TOGETHER = 1 << 20  # steps in a part, see `by_ranks`
+_TOGETHER = 1 << 19  # steps in a part, see `by_ranks`
 
 
 class Executions(Sequence[Execution]):
@@ -158,7 +158,8 @@ class Executions(Sequence[Execution]):
     @property
     def placed(self) -> Executions:
         """The executions whose global step is known."""
-        return self.at(self.global_step != UNPLACED)
+        known = self.global_step != UNPLACED
+        return self if known.all() else self.at(known)
 
     @property
     def with_state(self) -> Executions:
@@ -199,7 +200,8 @@ class Executions(Sequence[Execution]):
 
     def joined(self, parts: Sequence[Executions]) -> Executions:
         """All these parts of the same columns, joined one after the other."""
-        return self._with(np.concatenate([self._rows[:0], *(part._rows for part in parts)]))
+        rows = np.concatenate([self._rows[:0], *(part._rows for part in parts)])
+        return self if np.array_equal(rows, self._rows) else self._with(rows)
 
     def replaced(self, new: dict[int, Execution]) -> Executions:
         """A copy in which the steps at some places are replaced by `new`."""
@@ -244,8 +246,10 @@ def _is_unique(columns: Columns) -> bool:
         most *= size
         if most >= 2**62:
             return False
-        whole = whole * size + columns[name]
-    return not (np.diff(np.sort(whole, kind="stable")) == 0).any()
+        whole *= size
+        whole += columns[name]
+    whole.sort(kind="stable")
+    return not (whole[1:] == whole[:-1]).any()
 
 
 def _once_each(columns: Columns, rows: Array) -> Array:

@@ -48,6 +48,23 @@ OTHERS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+def test_counted_columns_need_no_memory(tmp_path: Path) -> None:
+    """Counters that go up with the steps are kept as one number for all steps, and are read as they were written."""
+    file = EventFile(tmp_path / "rank1.jsonl", "rank1-a2-p3", 1, 2)
+    for step in range(9):
+        file.emit_step(step, **{**USUAL, "opt_step": step + 2**24, "sched_step": None if step > 7 else step})
+    file.close()
+    lines = io.BytesIO((tmp_path / "rank1.jsonl").read_bytes()).readlines()
+    [block], left = blocks_of(lines, tmp_path / "rank1.jsonl")
+    assert (block.own["opt_step"].strides, block.own["seq"].strides, left) == ((0,), (0,), [])
+    assert block.whole("opt_step").tolist() == [step + 2**24 for step in range(9)]
+    columns = Columns([block])
+    assert columns["sched_step"][:8].tolist() == list(range(8))
+    assert math.isnan(columns["sched_step"][8])
+    assert list(block.lines) == lines
+    assert [block.lines[row] for row in range(9)] == lines
+
+
 def _lines(folder: Path) -> list[bytes]:
     """Steps of all kinds in one file, each twice, with another event among them."""
     file = EventFile(folder / "rank1.jsonl", "rank1-a2-p3", 1, 2)

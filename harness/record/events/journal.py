@@ -29,6 +29,7 @@ from torchaos.harness.record.events.payloads import of_later_version, read
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.steps.blocks import Block, blocks_of
 
+_MANY = 1 << 20  # steps
 _FREE_TEXT = frozenset(
     {"text", "line", "reason", "error"}
 )  # free text of the job's or the machine's, that may hold a secret
@@ -51,7 +52,8 @@ def read_journal(folder: Path, damaged: list[str] | None = None, gaps: Gaps | No
             gaps.note_all(block.source, block.whole("seq"))
         blocks += usual
         events += _read(path.name, ((place + 1, lines[place]) for place in left), damaged, gaps)
-    give_back()
+    if sum(map(len, blocks)) >= _MANY:
+        give_back()
     clocks = Clocks(events)
     events = sorted(map(clocks.aligned, events), key=lambda event: (event.mono_s, event.source, event.seq))
     for event in events:

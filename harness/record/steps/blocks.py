@@ -254,7 +254,9 @@ def _fits(found: Array, losses: int) -> Array:
 
 
 def _columns(found: Array, phases: Sequence[str]) -> dict[str, Array]:
-    own = {"step": found["step"].astype(np.int32 if found["step"].max(initial=0) < 2**31 else np.int64)}
+    own: dict[str, Array] = {
+        "step": found["step"].astype(np.int32 if found["step"].max(initial=0) < 2**31 else np.int64)
+    }
     own |= {name: narrow(found[name].astype(np.int64) - found["step"]) for name in _COUNTED}
     own |= {name: np.ascontiguousarray(found[name]) for name in ("mono_s", "losses", "lr")}
     if "nones" in (found.dtype.names or ()):

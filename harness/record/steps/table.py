@@ -157,7 +157,7 @@ class Both:
 def equal(ours: Executions, theirs: Executions, name: str) -> Array:
     """For each pair of steps: whether a column has the same bits in both steps."""
     mine, twins = _side_by_side(ours, theirs, name)
-    same = mine.view(np.int64) == twins.view(np.int64)
+    same = mine.view(np.int64) == twins.view(np.int64) if mine.dtype == float else mine == twins
     return np.asarray(same if same.ndim == 1 else same.all(1))
 
 

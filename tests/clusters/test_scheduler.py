@@ -32,6 +32,57 @@ def _is_again(run: SlurmRun, said: str) -> None:
     run.is_clean()
 
 
+@pytest.mark.parametrize("signal", ["TERM", "KILL"])
+def test_the_step_is_cancelled(slurm: Slurm, signal: str) -> None:
+    """scancel of the step: the job is started again in the same allocation. SIGKILL ends agents and reapers too, and
+    nothing is left."""
+    fault = {"inject": "scheduler.cancel_step", "target": BOTH, "when": SOON, "with": {"signal": signal}}
+    run = SlurmRun(slurm, f"cancel-{signal.lower()}", fault, steps=8000, job=AGAIN)
+    _is_again(run, run.end())
+
+
+def test_a_node_goes_down(slurm: Slurm) -> None:
+    """An administrator's torchaos takes the second node out of service: the job goes on in another allocation, and the
+    node is in service again afterwards."""
+    fault = {"inject": "scheduler.node_down", "target": {"node": 1}, "when": SOON}
+    run = SlurmRun(slurm, "down", fault, steps=8000, job=AGAIN, user="in")
+    _is_again(run, run.end())
+    assert slurm.state("n2") == "idle|none"
+
+
+def test_the_epilog_of_the_site(slurm: Slurm) -> None:
+    """Nobody is left who could undo anything: torchaos, its reaper, and everything on the nodes are killed. The Epilog,
+    which Slurm runs as root on each node, undoes what is left there, with the rights of the user."""
+    run = SlurmRun(slurm, "epilog", {**FROZEN, "for": "90s"}, steps=8000)
+    run.stopped()
+    epilog = slurm.base / "site-epilog"
+    epilog.write_text(f'#!/bin/sh\n{sys.executable} -m torchaos.harness recover --job "$SLURM_JOB_ID"\n')
+    epilog.chmod(0o755)
+    try:
+        run.kill_controller(reaper=True)
+        lines = slurm.as_root("head", "squeue", "--noheader", "--steps", "--format=%i|%j").splitlines()
+        steps = [line.split("|")[0].strip() for line in lines if run.name in line]
+        slurm.as_user("scancel", "--signal=KILL", *steps)  # of a whole job, Slurm would take it for a usual scancel
+        slurm.as_user("scancel", steps[0].split(".")[0])
+        run.is_clean()
+        log = slurm.base / "epilog.log"
+        wait_until(log.read_text, lambda said: said.count(": undone") == 2)
+    finally:
+        epilog.unlink()
+        code, said = slurm.as_user("torchaos", "recover")
+        assert code == 0, said
+
+
+def test_all_processors_are_taken(slurm: Slurm) -> None:
+    """The job's step has all processors of its nodes, and nobody else may use them: the pipe to the agents is made all
+    the same."""
+    env = ["SALLOC_PARTITION=low", "SALLOC_EXCLUSIVE=1", "SRUN_CPUS_PER_TASK=2"]
+    run = SlurmRun(slurm, "full", {**FROZEN, "for": "1s"}, env=env)
+    said = run.end()
+    assert run.process.returncode == 0, said
+    run.is_clean()
+
+
 def test_a_batch_job_is_requeued(slurm: Slurm) -> None:
     """scontrol requeue by the user: Slurm starts the job again, its attempts are counted on, and a fault that has
     fired does not fire again."""
@@ -40,15 +91,6 @@ def test_a_batch_job_is_requeued(slurm: Slurm) -> None:
     said = run.end()
     assert len([event for event in run.events(Kind.APPLYING) if event.data["fault"].startswith("process")]) == 1
     _is_again(run, said)
-
-
-@pytest.mark.parametrize("signal", ["TERM", "KILL"])
-def test_the_step_is_cancelled(slurm: Slurm, signal: str) -> None:
-    """scancel of the step: the job is started again in the same allocation. SIGKILL ends agents and reapers too, and
-    nothing is left."""
-    fault = {"inject": "scheduler.cancel_step", "target": BOTH, "when": SOON, "with": {"signal": signal}}
-    run = SlurmRun(slurm, f"cancel-{signal.lower()}", fault, steps=8000, job=AGAIN)
-    _is_again(run, run.end())
 
 
 def test_a_batch_job_is_cancelled_while_it_is_requeued(slurm: Slurm) -> None:
@@ -66,15 +108,6 @@ def test_another_job_takes_the_place(slurm: Slurm) -> None:
     fault = {"inject": "scheduler.preempt", "target": BOTH, "when": SOON, "with": {"partition": "high", "time": "5s"}}
     run = SlurmRun(slurm, "preempt", fault, steps=8000, job=AGAIN, env=["SALLOC_PARTITION=low"])
     _is_again(run, run.end())
-
-
-def test_a_node_goes_down(slurm: Slurm) -> None:
-    """An administrator's torchaos takes the second node out of service: the job goes on in another allocation, and the
-    node is in service again afterwards."""
-    fault = {"inject": "scheduler.node_down", "target": {"node": 1}, "when": SOON}
-    run = SlurmRun(slurm, "down", fault, steps=8000, job=AGAIN, user="in")
-    _is_again(run, run.end())
-    assert slurm.state("n2") == "idle|none"
 
 
 def test_a_node_is_drained(slurm: Slurm) -> None:
@@ -104,28 +137,6 @@ def test_the_controller_dies_while_a_node_is_out(slurm: Slurm, reaper: bool) -> 
     run.is_clean()
 
 
-def test_the_epilog_of_the_site(slurm: Slurm) -> None:
-    """Nobody is left who could undo anything: torchaos, its reaper, and everything on the nodes are killed. The Epilog,
-    which Slurm runs as root on each node, undoes what is left there, with the rights of the user."""
-    run = SlurmRun(slurm, "epilog", {**FROZEN, "for": "90s"}, steps=8000)
-    run.stopped()
-    epilog = slurm.base / "site-epilog"
-    epilog.write_text(f'#!/bin/sh\n{sys.executable} -m torchaos.harness recover --job "$SLURM_JOB_ID"\n')
-    epilog.chmod(0o755)
-    try:
-        run.kill_controller(reaper=True)
-        job = slurm.as_root("head", "squeue", "--noheader", "--format=%i").split()[0]
-        slurm.as_user("scancel", "--signal=KILL", job)
-        slurm.as_user("scancel", job)
-        run.is_clean()
-        log = slurm.base / "epilog.log"
-        wait_until(log.read_text, lambda said: said.count(": undone") == 2)
-    finally:
-        epilog.unlink()
-        code, said = slurm.as_user("torchaos", "recover")
-        assert code == 0, said
-
-
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -141,13 +152,3 @@ def test_what_is_refused(slurm: Slurm, fault: dict[str, Any], words: str) -> Non
     assert run.process.returncode == 3, said
     assert words in said
     assert not list((slurm.shared / "runs").glob("refused-*"))
-
-
-def test_all_processors_are_taken(slurm: Slurm) -> None:
-    """The job's step has all processors of its nodes, and nobody else may use them: the pipe to the agents is made all
-    the same."""
-    env = ["SALLOC_EXCLUSIVE=1", "SRUN_CPUS_PER_TASK=2"]
-    run = SlurmRun(slurm, "full", {**FROZEN, "for": "1s"}, env=env)
-    said = run.end()
-    assert run.process.returncode == 0, said
-    run.is_clean()

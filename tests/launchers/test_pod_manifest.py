@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.running.launchers.kubernetes import _order
 from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange
 
 CHANGE = PodChange(
@@ -45,6 +46,13 @@ spec:
 def _changed(folder: Path, text: str, change: PodChange = CHANGE) -> list[dict[str, Any]]:
     (folder / "job.yaml").write_text(text)
     return list(yaml.safe_load_all(Manifest.read(folder / "job.yaml").changed(change)))
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
+def test_a_kind_whose_pods_never_end(tmp_path: Path, kind: str) -> None:
+    """The API server takes only restartPolicy: Always in such an object, but torchrun must restart the ranks."""
+    with pytest.raises(UsageError, match=f"containers of a {kind} again"):
+        _changed(tmp_path, JOB.replace("batch/v1", "apps/v1").replace("kind: Job", f"kind: {kind}"))
 
 
 def test_the_pod_runs_the_job_under_the_agent(tmp_path: Path) -> None:
@@ -104,3 +112,19 @@ def test_a_manifest_that_can_not_be_used(tmp_path: Path, text: str, why: str) ->
     """The error says what is wrong, and where."""
     with pytest.raises(UsageError, match=why):
         _changed(tmp_path, text)
+
+
+def test_the_order_of_the_pods() -> None:
+    """Pods of a JobSet are in the order of its Jobs, pods of an Indexed Job in its order, and others in the order of
+    their names, in which 10 comes after 9."""
+
+    def pod(name: str, **labels: str) -> dict[str, Any]:
+        names = {"job": "jobset.sigs.k8s.io/job-global-index", "index": "batch.kubernetes.io/job-completion-index"}
+        return {"metadata": {"name": name, "labels": {names[key]: value for key, value in labels.items()}}}
+
+    pods = [
+        pod("set-a-0-10", job="0", index="10"), pod("set-a-0-9", job="0", index="9"), pod("set-a-1-0", job="1"),
+        pod("llm-10"), pod("llm-9"),
+    ]  # fmt: skip
+    names = [one["metadata"]["name"] for one in sorted(pods, key=_order)]
+    assert names == ["llm-9", "llm-10", "set-a-0-9", "set-a-0-10", "set-a-1-0"]

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import kubectl_program
 import pytest
 
+from torchaos.harness import registry
+from torchaos.harness.machine.kubectl import Kubectl
+from torchaos.harness.mechanics.site import OutsideSite
 from torchaos.harness.undo.kubernetes import KubernetesObjects, label_of
 
 
@@ -71,3 +76,31 @@ def test_the_label_of_a_long_run() -> None:
     assert one != other
     assert len(one) <= 63
     assert one[0].isalnum()
+
+
+def test_a_machine_that_is_closed_already(tmp_path: Path) -> None:
+    """Whoever closed it opens it: the fault does not close it, and undo does not open it."""
+    for handle, _change in kubectl_program.closed(tmp_path):
+        theirs = '{"metadata": {"annotations": {"by": "them"}}, "spec": {"unschedulable": true}}'
+        (tmp_path / "node").write_text(theirs)
+        with pytest.raises(OSError, match="takes no pods already"):
+            handle.close()
+        handle.restore()
+        assert handle.restored()
+        assert (tmp_path / "node").read_text() == theirs
+
+
+def test_what_the_api_server_says_of_a_machine(tmp_path: Path) -> None:
+    """The evidence of node.cordon is the API server's word, and not that it took the order."""
+    cordon, seen = registry.find("injectors", "node.cordon")(), list[str]()
+    node = SimpleNamespace(index=1, machine="w1", kubectl=Kubectl())
+    live: Any = [SimpleNamespace(node=node, run_id="run-1")]
+    for handle, change in kubectl_program.closed(tmp_path):
+        site = OutsideSite("f", (), lambda kind, data: None, nodes=live)  # type: ignore[arg-type,return-value]
+        assert cordon.changes(site) == [handle]
+        (probe,) = cordon.probes(site)
+        for _ in range(2):
+            probe.sample(lambda kind, data: seen.append(data["effect"]))
+            change()
+        probe.sample(lambda kind, data: seen.append(data["effect"]))
+    assert seen == ["the API server says: machine w1 of node 1 takes no pods"]

@@ -23,6 +23,7 @@ from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.kubernetes import LABEL, KubernetesObjects, label_of
 
+_JOB = "jobset.sigs.k8s.io/job-global-index"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _SPARE_S = 300.0  # seconds after the job's time-out, at which Kubernetes ends the pods
 _READY_S = 600.0  # seconds for the pods to get machines and images
@@ -107,13 +108,15 @@ def _container(spec: JobSpec) -> str:
     return str(spec.pods.get("container", ""))
 
 
-def _order(raw: Mapping[str, Any]) -> tuple[int, list[int | str]]:
-    """The order of the pods: as their Indexed Job numbers them, otherwise by name, with the numbers in a name compared
-    as numbers."""
+def _order(raw: Mapping[str, Any]) -> tuple[int, int, list[int | str]]:
+    """The order of the pods: as the Jobs of their JobSet are numbered, then as their Indexed Job numbers them, then by
+    name, with the numbers in a name compared as numbers."""
     metadata = raw["metadata"]
-    given = next((metadata[key][_INDEX] for key in ("annotations", "labels") if _INDEX in metadata.get(key, {})), "0")
+    given = {**metadata.get("labels", {}), **metadata.get("annotations", {})}
     name = re.split(r"(\d+)", metadata["name"])
-    return int(given), [int(part) if part.isdigit() else part for part in name]
+    return (
+        int(given.get(_JOB, 0)), int(given.get(_INDEX, 0)), [int(part) if part.isdigit() else part for part in name]
+    )  # fmt: skip
 
 
 def _rights_of(plan: Plan) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ import yaml
 from torchaos.harness.contracts import UsageError
 
 _VOLUME = "torchaos-run"
+_ALWAYS = ("DaemonSet", "Deployment", "ReplicaSet", "ReplicationController", "StatefulSet")  # restartPolicy: Always
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Manifest:
         for object_ in objects:
             if not all(isinstance(object_.get(key), str) for key in ("apiVersion", "kind")):
                 raise UsageError(f"{file}: an object has no apiVersion or no kind; write a manifest of Kubernetes")
+            if object_["kind"] in _ALWAYS:
+                problem = (
+                    f"Kubernetes itself starts the containers of a {object_['kind']} again, and takes no other policy"
+                )
+                raise UsageError(f"{file}: {problem}; write a Job, an object of an operator, or pods")
         manifest = cls(file, objects)
         if not any(True for _ in manifest._pods(manifest.objects)):
             raise UsageError(

@@ -67,7 +67,8 @@ def _leaves(value: Any) -> list[Any]:
         elif isinstance(item, (list, tuple)) and not (item and isinstance(item[0], (str, bytes))):
             stack.extend(item[_MAX_LEAVES::-1])
         elif hasattr(item, "keys") and hasattr(item, "values"):  # any mapping; a check of its type takes longer
-            stack.extend([item[_SAMPLES]] if _SAMPLES in item else list(item.values())[_MAX_LEAVES::-1])
+            names = item.keys()  # a TensorDict refuses `in`
+            stack.extend([item[_SAMPLES]] if _SAMPLES in names else list(item.values())[_MAX_LEAVES::-1])
         elif hasattr(item, "__dataclass_fields__") and not hasattr(item, "shape"):
             stack.extend(list(vars(item).values())[_MAX_LEAVES::-1])
         else:

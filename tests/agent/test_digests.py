@@ -61,6 +61,20 @@ def test_counters_of_a_loader_are_no_part_of_a_sample(agent_module: Callable[[st
     assert samples(8) == samples(40)
 
 
+class NotAskedWithIn(dict[str, Any]):
+    """As a TensorDict, which refuses `name in batch`."""
+
+    def __contains__(self, name: object) -> bool:
+        raise NotImplementedError
+
+
+def test_a_mapping_that_refuses_in(agent_module: Callable[[str], Any]) -> None:
+    """Its values are seen as those of any other mapping."""
+    digests, rows = agent_module("digests"), {"x": torch.arange(8)}
+    seen = [digests.digest(digests.look(batch)).samples for batch in (NotAskedWithIn(rows), rows)]
+    assert seen[0] == seen[1] != b""
+
+
 def test_contents_of_samples_are_told_apart_behind_a_mask(agent_module: Callable[[str], Any]) -> None:
     """Two batches with one mask and other samples have no digest in common."""
     digests = agent_module("digests")

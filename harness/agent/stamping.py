@@ -1,9 +1,10 @@
 """Records when each collective of this rank begins and ends (stamps.py), with its real end if that is visible.
 
 Torch returns while an asynchronous collective is in progress. Its Work object can be asked whether the collective has
-ended. This is done at the next collective, and ten times a second by a thread. A functional collective has ended when
-the job has waited for its result. All this works on the CPU only, because a query of a CUDA event may break the capture
-of a CUDA graph. On a GPU, a stamp ends when the call returns, that is when the collective was enqueued."""
+ended. This is done at the next collective, and ten times a second by a thread, which sleeps while no collective is in
+progress. A functional collective has ended when the job has waited for its result. All this works on the CPU only,
+because a query of a CUDA event may break the capture of a CUDA graph. On a GPU, a stamp ends when the call returns,
+that is when the collective was enqueued."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Stamping:
         self._open: dict[int, Any] = {}  # Work by the collective's number
         self._waits: dict[int, int] = {}  # collective's number by the address of its result, for functional collectives
         self._lock = threading.RLock()  # a signal handler may run a collective while the lock is held
-        self._ended = threading.Event()
+        self._opened, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         c10d: Any = import_module("torch._C._distributed_c10d")
         self._unbox: Any = getattr(getattr(c10d, "Work", None), "unbox", None)  # None: not in this torch
@@ -79,6 +80,8 @@ class Stamping:
             self._watch()
 
     def _watch(self) -> None:
+        if not self._opened.is_set():
+            self._opened.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="torchaos", daemon=True)
             self._thread.start()
@@ -109,13 +112,18 @@ class Stamping:
                     self._open.pop(number, None)
 
     def _run(self) -> None:
-        while not self._ended.wait(_PERIOD_S) and self._agent.on:
+        while not self._ended.is_set() and self._agent.on:
+            if not self._open and not self._waits:
+                self._opened.wait()
+            self._opened.clear()  # what has been opened until now is looked at next
+            self._ended.wait(_PERIOD_S)
             self._look()
 
     def stop(self) -> None:
         """Stops the thread before the interpreter ends: a thread that wakes up after that may abort the process. Looks
         a last time: a collective that has ended since the thread's last look would stay open."""
         self._ended.set()
+        self._opened.set()
         if self._thread is not None:
             self._thread.join(1.0)
         self._look()

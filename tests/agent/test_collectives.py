@@ -4,11 +4,13 @@ time only."""
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import pytest
@@ -159,6 +161,34 @@ def test_what_ends_at_the_very_end_is_closed(rank: Any, agent_module: Callable[[
     assert [one.returncode for one in ranks] == [0, 0], outputs
     found = agent_module("stamps").read_folder(rank.folder / "stamps")
     assert [[stamp.open for stamp in stamps] for stamps in found] == [[False], [False]]
+
+
+def test_the_thread_sleeps_while_nothing_is_open(
+    agent_module: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a collective is in progress the thread looks at it again and again. When none is, it waits without a time
+    limit; the next collective wakes it, and so does the end of the process."""
+    stamping, done = agent_module("stamping"), [False, False]
+    monkeypatch.setenv(agent_module("wire").ENV_PLAN, str(tmp_path / "plan.json"))
+    monkeypatch.setattr(stamping, "_PERIOD_S", 0.001)
+    who = SimpleNamespace(rank=0, attempt=0, pid=os.getpid())
+    own = stamping.Stamping(SimpleNamespace(who=who, on=True, careful=lambda hook: lambda function: function))
+    waits: list[tuple[Any, ...]] = []
+    real = own._opened.wait
+    monkeypatch.setattr(own._opened, "wait", lambda *limit: (waits.append(limit), real(*limit)))
+    group = own.stamps.group("0", [0])
+    for number in (0, 1):
+        looks: list[int] = []
+        work = SimpleNamespace(is_completed=lambda own=number, looks=looks: looks.append(1) or done[own])
+        own._follow(own.stamps.begin("all_reduce", group, 8, 0), work)
+        wait_until(lambda looks=looks: len(looks) > 3)
+        assert len(waits) == number
+        done[number] = True
+        assert wait_until(lambda number=number: waits[number:])[0] == ()
+        (path,) = (tmp_path / "stamps").iterdir()
+        assert [stamp.open for stamp in agent_module("stamps").read_stamps(path)] == [False] * (number + 1)
+    own.stop()
+    assert not own._thread.is_alive()
 
 
 FUNCTIONAL = (

@@ -27,7 +27,7 @@ class Parts:
         """For each function: its name, its calls in a step, and the microseconds of a step, the longest first."""
         found = [
             (name, len(spent) / steps, statistics.median(spent) * len(spent) / steps / 1000)
-            for name, spent in self._spent.items()
+            for name, spent in list(self._spent.items())
         ]
         return sorted(found, key=lambda row: -row[2])
 

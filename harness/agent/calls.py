@@ -77,7 +77,9 @@ def _bytes(value: Any) -> int:
     """The bytes of a tensor, or of all tensors in a (nested) list."""
     if isinstance(value, (list, tuple)):
         return sum(map(_bytes, value))
-    size = getattr(value, "nbytes", 0)
+    if not hasattr(type(value), "nbytes"):  # not a tensor; a ScriptObject takes 10 us to say that it has no such field
+        return 0
+    size = value.nbytes
     return size if isinstance(size, int) else 0
 
 
@@ -87,4 +89,4 @@ def _tensor(value: Any) -> Any:
         if not value:
             return None
         value = value[0]
-    return value if hasattr(value, "is_cpu") else None
+    return value if hasattr(type(value), "is_cpu") else None

@@ -119,5 +119,10 @@ def calls(packet: Any) -> Callable[..., Any]:
 
 
 def _unbox(group: Any) -> Any:
+    return _process_group().unbox(group)
+
+
+@functools.cache
+def _process_group() -> Any:
     torch: Any = import_module("torch.distributed")
-    return torch.ProcessGroup.unbox(group)
+    return torch.ProcessGroup

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,30 +164,44 @@ def test_what_ends_at_the_very_end_is_closed(rank: Any, agent_module: Callable[[
     assert [[stamp.open for stamp in stamps] for stamps in found] == [[False], [False]]
 
 
+class Work:
+    """A collective in progress. `looks`: how often somebody asked whether it has ended."""
+
+    done, looks = False, 0
+
+    def is_completed(self) -> bool:
+        self.looks += 1
+        return self.done
+
+
 def test_the_thread_sleeps_while_nothing_is_open(
     agent_module: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a collective is in progress the thread looks at it again and again. When none is, it waits without a time
     limit; the next collective wakes it, and so does the end of the process."""
-    stamping, done = agent_module("stamping"), [False, False]
+    stamping = agent_module("stamping")
     monkeypatch.setenv(agent_module("wire").ENV_PLAN, str(tmp_path / "plan.json"))
     monkeypatch.setattr(stamping, "_PERIOD_S", 0.001)
     who = SimpleNamespace(rank=0, attempt=0, pid=os.getpid())
     own = stamping.Stamping(SimpleNamespace(who=who, on=True, careful=lambda hook: lambda function: function))
     waits: list[tuple[Any, ...]] = []
     real = own._opened.wait
-    monkeypatch.setattr(own._opened, "wait", lambda *limit: (waits.append(limit), real(*limit)))
-    group = own.stamps.group("0", [0])
-    for number in (0, 1):
-        looks: list[int] = []
-        work = SimpleNamespace(is_completed=lambda own=number, looks=looks: looks.append(1) or done[own])
-        own._follow(own.stamps.begin("all_reduce", group, 8, 0), work)
-        wait_until(lambda looks=looks: len(looks) > 3)
-        assert len(waits) == number
-        done[number] = True
-        assert wait_until(lambda number=number: waits[number:])[0] == ()
+
+    def wait(*limit: Any) -> Any:
+        waits.append(limit)
+        return real(*limit)
+
+    monkeypatch.setattr(own._opened, "wait", wait)
+    for number in (1, 2):
+        work = Work()
+        own._follow(own.stamps.begin("all_reduce", own.stamps.group("0", [0]), 8, 0), work)
+        wait_until(partial(getattr, work, "looks"), lambda looks: looks > 3)
+        assert len(waits) < number
+        work.done = True
+        wait_until(lambda: waits[number - 1 :])  # noqa: B023 (called at once)
+        assert waits == [()] * number
         (path,) = (tmp_path / "stamps").iterdir()
-        assert [stamp.open for stamp in agent_module("stamps").read_stamps(path)] == [False] * (number + 1)
+        assert [stamp.open for stamp in agent_module("stamps").read_stamps(path)] == [False] * number
     own.stop()
     assert not own._thread.is_alive()
 

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import random
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -40,6 +41,15 @@ WHO = (("harness",), ("reaper",), ("harness", "reaper"))
 OTHERS = ("srun", "step", "slurmctld")
 FAULTS = (KILL, {**FROZEN, "when": {"step": 30, "phase": "backward"}, "for": "300ms"})
 FIRST_PID = 20_000
+
+
+class MortalRun(SlurmRun):
+    """A run whose processes are started as modules, by which `mortal` knows them."""
+
+    def begin(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "torchaos.harness", "run", str(self.file), "--out", "runs"]
+        started: subprocess.Popen[str] = self.cluster.popen("env", *self.env, *command)
+        return started
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,7 @@ def play(slurm: Slurm, number: int, death: Death) -> Outcome:
         slurm.as_root(node, "sh", "-c", f"echo {FIRST_PID + 300 * (number % 100)} >/proc/sys/kernel/ns_last_pid")
     env = [f"PYTHONPATH={MORTAL}", f"DYING_WHERE={WHERE.get(death.where, 'nowhere -')}",
            f"DYING_AT={json.dumps({'trace': str(trace), 'at': death.at})}"]  # fmt: skip
-    run = SlurmRun(slurm, name, *FAULTS, env=env, steps=100)
+    run = MortalRun(slurm, name, *FAULTS, env=env, steps=100)
     if death.where in OTHERS:
         run.seen(Kind.STEP)
         _strike(slurm, run, death.where)

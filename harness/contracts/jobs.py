@@ -133,6 +133,10 @@ class FarLauncher(Launcher, Protocol):
         other than 0 if the command of a node failed. On each node they run `wrapper`, to which the launcher adds --node
         or --hosts, and then the command of the spec."""
 
+    def give_up(self) -> None:
+        """The run ends: a `create` that waits for nodes raises ChaosError soon. Called from another thread."""
+        return
+
     def gone(self, node: Node) -> bool:
         """Whether a node does not exist any more. Then nothing is left of what faults changed in it."""
         return False

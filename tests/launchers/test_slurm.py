@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,3 +177,15 @@ def test_the_end_of_a_batch_job(slurm: Path, job: str, code: int) -> None:
         (slurm / "new").write_text(said)
         (slurm / "new").rename(slurm / "job")
     assert process.wait(timeout=60) == code
+
+
+@pytest.mark.parametrize("queued", [False, True], ids=["allocation", "job"])
+def test_the_run_ends_while_it_waits_for_nodes(slurm: Path, queued: bool) -> None:
+    """salloc, or a batch job that was requeued, may wait in the queue for hours; the end of the run does not."""
+    (slurm / "salloc").write_text("#!/bin/sh\nexec sleep 600\n")
+    (slurm / "job").write_text(_RUNNING.replace("RUNNING", "PENDING"))
+    launcher, spec = Slurm(), SimpleNamespace(nodes=2, timeout_s=60.0, env={"TORCHAOS_RUN_ID": "run-1"}, slurm={})
+    launcher._own = "7" if queued else ""
+    threading.Timer(0.1, launcher.give_up).start()
+    with pytest.raises(ChaosError, match="while it waited for nodes"):
+        launcher.create(spec)  # type: ignore[arg-type]

@@ -89,6 +89,7 @@ class FarJob(SubmittedJob):
         return proc.family(self._run_id)
 
     def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
+        self._launcher.give_up()
         with self._lock:
             self._ending.set()
         started = self._thread.ident is not None

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from torchaos.harness.undo.slurm import SlurmWork
 
 _SPARE_S = 300.0  # added to the allocation's time limit, after which Slurm ends everything
 _QUEUE_S = 24 * 3600.0  # seconds to wait for an allocation
+_COMPLETING_S = 120.0  # seconds for Slurm to clean up after a job; a node that is down may hold it up for ever
 _LOOK_S = 0.2
 _GOING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED")
 _NO_NETWORK = (
@@ -68,6 +70,10 @@ class Slurm(FarLauncher):
     def __init__(self) -> None:
         self._theirs = os.environ.get("SLURM_JOB_ID", "")
         self._own = ""
+        self._given_up = threading.Event()
+
+    def give_up(self) -> None:
+        self._given_up.set()
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
         if self._theirs and not _in_batch(spec):
@@ -80,9 +86,9 @@ class Slurm(FarLauncher):
         theirs = "" if _in_batch(spec) else self._theirs
         try:
             if not theirs and not self._goes_on(spec):
-                self._own = _submit(spec) if _in_batch(spec) else _allocate(spec)
+                self._own = _submit(spec) if _in_batch(spec) else self._allocate(spec)
             job = theirs or self._own
-            about = _await_running(job)
+            about = self._await_running(job)
             hosts = hosts_of(about["NodeList"])
         except OSError as error:
             raise ChaosError(str(error)) from error
@@ -120,8 +126,9 @@ class Slurm(FarLauncher):
         """Whether the run's own allocation can be used for this submission too. Slurm may have started a batch job
         again, or be about to. An allocation that has lost nodes is given back."""
         about = about_job(self._own) if self._own else {}
-        while about.get("JobState") == "COMPLETING":  # it may be pending after that
-            time.sleep(_LOOK_S)
+        end = time.monotonic() + _COMPLETING_S
+        while about.get("JobState") == "COMPLETING" and time.monotonic() < end:  # it may be pending after that
+            self._pause()
             about = about_job(self._own)
         if about.get("JobState") not in _GOING:
             return False
@@ -133,6 +140,39 @@ class Slurm(FarLauncher):
             return True
         ask(["scancel", "--quiet", self._own])
         return False
+
+    def _allocate(self, spec: JobSpec) -> str:
+        """The id of a new allocation, which ends by itself after the job's time-out."""
+        argv = ["salloc", "--no-shell", "--no-kill", *_size(spec)]
+        with subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as salloc:
+            try:
+                end = time.monotonic() + _QUEUE_S
+                while salloc.poll() is None and time.monotonic() < end:
+                    self._pause()
+            finally:
+                salloc.terminate()  # takes back what it asked for, if it is still in the queue
+            assert salloc.stdout is not None
+            said = salloc.stdout.read()
+        if (found := re.search(r"Granted job allocation (\d+)", said)) is None:
+            raise ChaosError(f"salloc gave no allocation: {said.strip()[-200:]}")
+        return found[1]
+
+    def _await_running(self, job: str) -> Mapping[str, str]:
+        """What Slurm says of the job as soon as its nodes are ready. Raises ChaosError if that is too late, or
+        never."""
+        end = time.monotonic() + _QUEUE_S
+        while (about := about_job(job)).get("JobState") in _GOING and time.monotonic() < end:
+            if about["JobState"] == "RUNNING" and about.get("Reason") == "None":
+                return about
+            self._pause()
+        raise ChaosError(f"allocation {job} is not ready: {about.get('JobState', 'it is over')}")
+
+    def _pause(self) -> None:
+        """Waits a moment. Raises ChaosError if the run ends."""
+        if self._given_up.wait(_LOOK_S):
+            raise ChaosError("the run ended while it waited for nodes")
 
 
 def _in_batch(spec: JobSpec) -> bool:
@@ -160,27 +200,3 @@ def _size(spec: JobSpec) -> list[str]:
     return [
         f"--nodes={spec.nodes}", "--ntasks-per-node=1", f"--time={minutes}", f"--job-name={spec.env[ENV_RUN_ID]}",
     ]  # fmt: skip
-
-
-def _allocate(spec: JobSpec) -> str:
-    """The id of a new allocation, which ends by itself after the job's time-out."""
-    argv = ["salloc", "--no-shell", "--no-kill", *_size(spec)]
-    try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_QUEUE_S, check=False
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ChaosError(f"salloc: {error}") from error
-    if (found := re.search(r"Granted job allocation (\d+)", done.stdout + done.stderr)) is None:
-        raise ChaosError(f"salloc gave no allocation: {done.stderr.strip()[-200:]}")
-    return found[1]
-
-
-def _await_running(job: str) -> Mapping[str, str]:
-    """What Slurm says of the job as soon as its nodes are ready. Raises ChaosError if that is too late, or never."""
-    end = time.monotonic() + _QUEUE_S
-    while (about := about_job(job)).get("JobState") in _GOING and time.monotonic() < end:
-        if about["JobState"] == "RUNNING" and about.get("Reason") == "None":
-            return about
-        time.sleep(_LOOK_S)
-    raise ChaosError(f"allocation {job} is not ready: {about.get('JobState', 'it is over')}")

@@ -56,11 +56,11 @@ class SlurmRun(ClusterRun):
     nodes = ("head", "n1", "n2", "n3", "n4")
 
     def __init__(self, cluster: Slurm, name: str, *faults: Any, user: str = "as", env: Sequence[str] = (), **more: Any):
-        self._user, self._env = user, env
+        self._user, self.env = user, env
         super().__init__(cluster, name, *faults, **more)
 
     def begin(self) -> subprocess.Popen[str]:
-        command = ["env", *self._env, "torchaos", "run", str(self.file), "--out", "runs"]
+        command = ["env", *self.env, "torchaos", "run", str(self.file), "--out", "runs"]
         started: subprocess.Popen[str] = self.cluster.popen(*command, user=self._user)
         return started
 

@@ -131,8 +131,8 @@ class Exploration:
 
     def _try_all(self, trials: Trials, states: Sequence[State], done: dict[tuple[str, str], Outcome]) -> str:
         """Why not all states were tried; empty if all were. A failure of forked ranks counts only if a cold start fails
-        too. Cold starts take much longer, so they come last, but for failures before the first step: one of those may
-        stand for many states. Failures that still wait for a cold start are no outcomes."""
+        too. Cold starts take much longer, so they come last, but for failures that may stand for many states. Failures
+        that still wait for a cold start are no outcomes."""
         by_key = {_key(state): (number, state) for number, state in enumerate(states, 1)}
         try:
             for key, (number, state) in by_key.items():
@@ -141,7 +141,7 @@ class Exploration:
                 if why := self._over:
                     return why
                 found = self._alike.of(state, trials.died_at, done) or (self._warm(state) if self._warm else None)
-                if not self._stopped and (found is None or (_is_suspected(found) and found.from_step is None)):
+                if not self._stopped and (found is None or (_is_suspected(found) and _may_pay(found, done.values()))):
                     found = self._by_launcher(trials, state, found, done.values())
                 if found:
                     self._note(found, number, len(states), done)
@@ -234,6 +234,13 @@ def _is_suspected(outcome: Outcome) -> bool:
 def _failure(outcome: Outcome) -> tuple[str, ...]:
     """What failed, without numbers."""
     return outcome.kind, outcome.assertion, re.sub(r"\d+", "", outcome.reason)
+
+
+def _may_pay(suspected: Outcome, before: Iterable[Outcome]) -> bool:
+    """Whether a cold start at once may save resumes: the failure came before the first step, and cold starts of such
+    failures have stood for at least as many other states."""
+    same = [outcome for outcome in before if not outcome.warm and _failure(outcome) == _failure(suspected)]
+    return suspected.from_step is None and 2 * sum(bool(outcome.like) for outcome in same) >= len(same)
 
 
 def _each_kind_first(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -68,6 +68,7 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
             def __call__(self, state: State | None = None, again: bool = True, looks_in: Path | None = None) -> Any:
                 assert state
                 tried.append(state.name)
+                getattr(go, "log", []).append(f"cold {state.name}")
                 if len(tried) == stop_after:
                     found.stop("SIGINT")
                 kind, self.looks = getattr(go, "cold", (Class.RIGHT, None))
@@ -217,4 +218,41 @@ def test_a_failure_that_came_once_stands_for_no_other_state(
     monkeypatch.setattr(explore, "cold", (Class.WONT_START, Looks(frozenset({(Ask.NAMES, "")}))), raising=False)
     found, cold = explore()
     assert cold == [state.name for state in choice(saves(tmp_path)).states]
+    assert not any(outcome.like for outcome in found.outcomes)
+
+
+def test_cold_starts_that_stand_for_no_other_state_come_last(
+    explore: Explore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job reads every file, so no state is like another one. After the first cold start shows that, forked ranks
+    try all states before the next cold start."""
+    log: list[str] = []
+
+    class Warm:
+        in_words = ""
+
+        def __init__(self, *_words: Any) -> None: ...
+
+        def __call__(self, state: State) -> Any:
+            log.append(state.name)
+            return replace(outcome_of(state, Class.WONT_START, "no"), warm=True)
+
+        def stop(self, _reason: str) -> None: ...
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(module, "Warm", Warm)
+    monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
+    states = choice(saves(tmp_path)).states
+    asked = {(Ask.NAMES, ""), *((Ask.BYTES, path) for state in states for path in state.tree.files)}
+    monkeypatch.setattr(explore, "cold", (Class.WONT_START, Looks(frozenset(asked))), raising=False)
+    monkeypatch.setattr(explore, "log", log, raising=False)
+    found, cold = explore(warm=True)
+    everything = [state.name for state in states]
+    assert cold == everything
+    assert log == [
+        everything[0],
+        f"cold {everything[0]}",
+        *everything[1:],
+        *(f"cold {name}" for name in everything[1:]),
+    ]
     assert not any(outcome.like for outcome in found.outcomes)

@@ -12,6 +12,7 @@ import pytest
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import FarLauncher, Handle, JobSpec, Node
+from torchaos.harness.running.launchers import far_job
 from torchaos.harness.running.launchers.far_job import FarJob
 from torchaos.harness.running.launchers.job_env import job_env
 from torchaos.harness.running.launchers.local import LocalNode
@@ -33,6 +34,13 @@ class Lost(LocalNode):
         return ["sleep", "0.3"] if "--recover" in command else ["echo", '{"error": "it died"}']
 
 
+class Slow(LocalNode):
+    """A node that is gone while the last words of its agent are still on the way."""
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        return ["sh", "-c", """echo '{"beat": 0, "mono_s": 0}'; sleep 0.5; echo '{"bye": 0}'"""]
+
+
 class Far(FarLauncher):
     """The first submission fails, and the second does not end by itself. `between()` is called while the second is
     made."""
@@ -49,6 +57,9 @@ class Far(FarLauncher):
         if spec.submission:
             self._between()
         return self._nodes
+
+    def gone(self, node: Node) -> bool:
+        return True
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
         return [["sleep", "600"] if spec.submission else ["false"]]
@@ -126,4 +137,23 @@ def test_lost_nodes_are_cleaned_up_before_the_next_submission(bench: Bench, far:
     bench.wait_until(lambda: len(bench.events(Kind.JOB_STARTED)) == 2)
     assert undone == [2]
     assert [(bench.folder / "clock" / f"base-{number}").read_text() for number in (0, 1)] == ["0", "0"]
+    job.stop()
+
+
+def test_the_last_words_of_a_node_that_is_gone(
+    bench: Bench, far: Callable[..., FarJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent whose pipe still brings something is not lost, although its node is gone already."""
+    job = far(lambda: None, [Slow(0)])
+    monkeypatch.setattr(far_job, "_GONE_S", 0.0)
+    awaited = job._await_last_words
+
+    def once_connected() -> None:
+        bench.wait_until(lambda: job._lines[0].connected or job._lines[0].left.is_set())
+        awaited()
+
+    monkeypatch.setattr(job, "_await_last_words", once_connected)
+    job.start()
+    bench.wait_until(lambda: len(bench.events(Kind.JOB_STARTED)) == 2)
+    assert not job.trouble
     job.stop()

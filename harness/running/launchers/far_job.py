@@ -152,9 +152,9 @@ class FarJob(SubmittedJob):
         for line in self._lines:
             look_s = time.monotonic() + _GONE_S
             while not line.left.wait(_LOOK_S) and time.monotonic() < end:
-                if time.monotonic() > look_s:
+                if time.monotonic() > look_s and not line.connected:
                     if self._launcher.gone(self._reach(line.node)):
-                        break  # with the pipe to its agent
+                        break  # so nobody can say more
                     look_s = time.monotonic() + _GONE_S
         for line in [line for line in self._lines if not line.left.is_set()]:
             line.left.set()

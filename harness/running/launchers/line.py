@@ -54,6 +54,7 @@ class Line:
     keep: Path | None = None
     patience_s: float = 120.0
     left: threading.Event = field(default_factory=threading.Event)  # the agent has sent its last message, or is lost
+    connected: bool = False  # the agent has said something over the present pipe, which may bring more
     _ended: threading.Event = field(default_factory=threading.Event)
     _process: subprocess.Popen[bytes] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -119,6 +120,7 @@ class Line:
     def _connect(self) -> None:
         while not self._closed.is_set():
             why = self._talk()
+            self.connected = False
             self._hang_up()
             if self.left.is_set() or self._closed.is_set():
                 return
@@ -152,7 +154,7 @@ class Line:
         return "its agent has died" if process.wait() == 6 and self._measured_s else ""
 
     def _take(self, said: Mapping[str, Any]) -> None:
-        self._since_s = time.monotonic()
+        self._since_s, self.connected = time.monotonic(), True
         if "hello" in said:
             self._clock.clear()
             for _ in range(_EXCHANGES):

@@ -55,6 +55,7 @@ class Trainer:
     state_seen: bool = False  # the parameters' check sums and the gradient's norm
     sketched: bool = False  # and the parameters' sketches
     off: float = 0.0  # by which part of itself the weight is off after a resume
+    rotates: bool = False  # the ranks' parts of a batch, and all that depends on them, with each attempt
     epoch: int = 1 << 30  # batches of all ranks in an epoch
     sharded: bool = False  # as FSDP2: every rank has a part, and the check sums add up
     _events: list[Event] = field(default_factory=list)
@@ -149,6 +150,9 @@ class Trainer:
         state.opt_step, state.sched_step = state.opt_step + 1, state.sched_step + 1
         state.momentum = 0.9 * state.momentum + sum(losses) / world
         state.weight -= 0.01 * lr * state.momentum * (1 + 1 / state.opt_step)
+        if self.rotates:
+            turn = attempt % world
+            parts, losses = parts[turn:] + parts[:turn], losses[turn:] + losses[:turn]
         for rank in range(world):
             own = f"+{rank}" if self.parts or (attempt and rank == self.apart) else ""
             data: dict[str, Any] = {

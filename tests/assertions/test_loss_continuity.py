@@ -334,6 +334,19 @@ def test_means_are_compared_when_the_world_changed(trainer: Any) -> None:
     assert LossContinuity().judge(lost, [twin]).outcome is Outcome.FAILED
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_that_exchange_their_samples(trainer: Any, world: int) -> None:
+    """The training does not change by it, so it passes, and the reason says it. Weights that are lost are found."""
+    twin, healthy = trainer(world=world).record(), trainer(world=world, kills=KILL, rotates=True)
+    finding = LossContinuity().judge(healthy.record(), [twin])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "in 15 steps (16 to 30) the ranks had each other's samples, and were compared by samples" in finding.reason
+    broken = trainer(world=world, kills=KILL, rotates=True, broken=frozenset({"weights"}))
+    finding = LossContinuity().judge(broken.record(), [twin])
+    assert finding.outcome is Outcome.FAILED
+    assert "the data order" not in finding.reason
+
+
 @pytest.mark.parametrize("parts", [1, 0.5, 0.25])
 def test_parts_of_a_batch_on_fewer_ranks(trainer: Any, parts: float) -> None:
     """One rank accumulates what two ranks did. Each of its two losses is that of a part, or the share of the part in

@@ -25,6 +25,7 @@ from torchaos.harness.judging.noise.tolerance import (
 )
 from torchaos.harness.judging.twins.agreement import Difference, before, differences, uneven, unreported, until
 from torchaos.harness.judging.twins.causes import likeliest_cause
+from torchaos.harness.judging.twins.seats import in_the_twins_seats
 from torchaos.harness.record.history import History, StepTable
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
@@ -56,7 +57,7 @@ class Comparison:
         last = max(self._twins[0], default=0)
         self._done = until(history.by_step(), last if teardown_aborts(run, last) else None)
         self._unreported = unreported(history, self._done, twins[0].history, self._twins[0])
-        self._ours = self._done.without(self._unreported)
+        self._ours, self._moved = in_the_twins_seats(self._done.without(self._unreported), self._twins[0])
         if tolerance is None:
             self._limits = Tolerances.learned(self._twins)
         else:
@@ -243,6 +244,8 @@ class Comparison:
         lines = ", as far as the job's log shows" if self._history.source == "log" else ""
         changed = len(Both.of(self._ours, self._twins[0]).apart)
         means = "; in steps with another number of ranks, the means over the ranks were compared" if changed else ""
+        if self._moved:
+            means += f"; in {_steps(self._moved)} the ranks had each other's samples, and were compared by samples"
         return passed(
             f"the losses of all {len(self._ours)} steps on {where} are {how}{spared}{lines}{means}",
             steps=len(self._ours), ranks=ranks, largest_difference=worst, twins=len(self._twins),

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+from threading import Thread
 
 import click
 from rich.console import Console
 from rich.text import Text
 
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.cli import care
 from torchaos.harness.cli.interrupt import Interrupt, signals
 from torchaos.harness.cli.options import (
@@ -41,8 +43,8 @@ from torchaos.harness.cli.options import (
     WithCommand,
     cli,
 )  # fmt: skip
-from torchaos.harness.cli.results import keep, summarize, trace
 from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import ExitCode, Result, Verdict, worst
 from torchaos.harness.record.rundir import RunDir
@@ -127,7 +129,10 @@ def run(
             results.append(_run_one(one, console, interrupted, otel, quiet))
             write_reports([*results, *pending[len(results) :]], junit_file, json_file, series.judged(results))
     told = [*results, *pending[len(results) :]]
-    summarize(told, summary)
+    if summary:
+        from torchaos.harness.cli.results import summarize
+
+        summarize(told, summary)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for result, planned in zip(told, runs, strict=True):
             if result.verdict is not Verdict.PASSED and not planned.ask.of_rate:
@@ -213,13 +218,34 @@ def _apart(runs: Sequence[Planned]) -> list[Planned]:
     return found
 
 
+@lru_cache(maxsize=1)
+def _prepare_results() -> None:
+    """Imports what a run needs at its end, while its job starts."""
+
+    def prepare() -> None:
+        from torchaos.harness.checkpoints import inventory  # noqa: F401
+        from torchaos.harness.cli import results  # noqa: F401
+        from torchaos.harness.telling.html.page import template_of
+
+        template_of("report.html")
+
+    Thread(target=prepare, name="results", daemon=True).start()
+
+
+@contextmanager
+def _watched(journal: Journal, plan: Plan, console: Console) -> Iterator[None]:
+    journal.listen(lambda event: _prepare_results() if event.kind is Kind.JOB_STARTED else None)
+    with Live(journal, plan, console):
+        yield
+
+
 def _run_one(planned: Planned, console: Console, interrupted: Interrupt, otel: bool, quiet: bool) -> Result:
     again = [
         *mask_words(
             ["torchaos", "run", ready.shown(planned.source), "--seed", str(planned.plan.seed), *planned.options]
         )
     ]
-    watcher = partial(Live, console=Console(stderr=True, quiet=quiet))
+    watcher = partial(_watched, console=Console(stderr=True, quiet=quiet))
     scenario_run = ScenarioRun(planned.plan, planned.folder, planned.text, again, watcher)
     interrupted.ends(scenario_run)
     try:
@@ -230,6 +256,8 @@ def _run_one(planned: Planned, console: Console, interrupted: Interrupt, otel: b
         code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.INTERNAL
         code = ExitCode.ROLLBACK if isinstance(error, LeftBehind) else code
         return error_result(planned.plan, planned.folder, ChaosError(mask(str(error))), code)
+    from torchaos.harness.cli.results import keep, trace
+
     problems = keep(result, planned.folder, scenario_run.records)
     problems += trace(result, planned.folder) if otel else []
     with suppress(*GONE):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -17,12 +18,11 @@ from pathlib import Path
 from torchaos.harness import registry
 from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.checkpoints import inventory
 from torchaos.harness.contracts import ChaosError, Handle, Need, Watched
 from torchaos.harness.judging.ending.teardown import has_aborted
 from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.mechanics.storage.own_disk import OwnDisk
-from torchaos.harness.record.environment import describe
+from torchaos.harness.record.environment import describe, installed, job_python
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.record.plan import ENDED_BEFORE, Plan, PlannedFault
@@ -157,6 +157,8 @@ class Run:
             self._reaper.guard("job", [processes], owner="job", limit_s=self._limit_s)
         self._make_disk()
         self._job.start()
+        python = job_python(self.plan.job.command)  # its packages are listed while the job starts
+        threading.Thread(target=installed, args=[python], name="packages", daemon=True).start()
         self._leftovers.start()
         self._watches.start()
         self._gpus.start()
@@ -176,7 +178,7 @@ class Run:
         self._stage("run")
         end = time.monotonic() + self.plan.job.timeout_s
         while not self._job.done and self._stopped is None:
-            time.sleep(WATCH_S)
+            self._job.wait(WATCH_S)
             now, events = time.monotonic(), self.journal.snapshot()
             if not self._context.steady.is_set() and self._watches.steady(events, now):
                 self._context.steady.set()
@@ -234,6 +236,8 @@ class Run:
         root = self._checkpoints()
         wanted = Need.INVENTORY in self.plan.collect or has_aborted(beside_steps(self.journal.snapshot()))
         if root and wanted and not self._hurried:
+            from torchaos.harness.checkpoints import inventory  # the start of a job does not wait for it
+
             self._stage("inventory")
             found = inventory.take(root, self.folder.root, given_up=self._is_hurried)
             # The path of the run's own folder is replaced by {run}, so that paths in checkpoints are the same in each

@@ -10,9 +10,6 @@ from dataclasses import replace
 
 from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.judging.twins import ages
-from torchaos.harness.judging.twins.agreement import wants_more
-from torchaos.harness.judging.verdict.verdict import records_of, verdict_of
 from torchaos.harness.machine.disk import owner_only, write_atomically
 from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.plan import Plan
@@ -89,6 +86,8 @@ class ScenarioRun(Stoppable):
     def _judged(self) -> Result:
         """Judges the run. Raises ChaosError in place of UsageError: the run directory was just written, so if it can't
         be read, it was removed or damaged."""
+        from torchaos.harness.judging.verdict.verdict import records_of, verdict_of  # no job waits for these
+
         try:
             self.records = records_of(self.folder)
             return verdict_of(*self.records, str(self.folder.root))
@@ -98,6 +97,8 @@ class ScenarioRun(Stoppable):
     def _more_twins(self, twins: Twins, wanted: int) -> str | None:
         """Adds twins as long as they help to judge. Returns why it stopped before that, or None. If cached twins turn
         out to be of another job than the run, all twins are made again, once."""
+        from torchaos.harness.judging.twins.agreement import wants_more
+
         renewed = False
         while True:
             run, have = self._records()
@@ -118,6 +119,8 @@ class ScenarioRun(Stoppable):
 
     def _why_stale(self, run: Record, twins: Sequence[Record]) -> str:
         """Why twins that were made before this run can't be used to judge it, as a clause. Empty if they can."""
+        from torchaos.harness.judging.twins import ages
+
         made = [made_of(self.folder.twins / str(number)) for number in range(len(twins))]
         old = [
             twin for twin, inputs in zip(twins, made, strict=True) if inputs is None or inputs.made_s < self._began_s

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -49,11 +50,15 @@ class Twins:
         the reason when cached twins are made again."""
         self._plan = fault_free(plan)
         self._execute, self._given_up, self._tell = execute, given_up, tell
-        self._home = (cache or user_cache_path("torchaos")) / "twins" / key_of(self._plan)
+        self._cache = cache or user_cache_path("torchaos")
         self._first: Inputs | None = None  # inputs of twin 0 of the generation in use
         self.died = ""  # a clause about the twin's job, if it died by itself
         self.failed: Record | None = None  # the twin's record, if its job failed or was ended early
         self.refused = ""  # why no further twin of this generation is available
+
+    @cached_property
+    def _home(self) -> Path:
+        return self._cache / "twins" / key_of(self._plan)
 
     def give(self, number: int, to: RunDir) -> bool:
         """Copies the record of the twin `number` (from 0) into the run directory `to`. A twin that is not cached is run

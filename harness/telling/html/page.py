@@ -36,7 +36,7 @@ from torchaos.harness.telling.terminal.text import name_in_words, printable, sho
 from torchaos.harness.telling.terminal.why import why
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
 
 _SCRIPTS, _STYLES = ("uPlot.iife.min.js", "charts.js"), ("uPlot.min.css", "page.css")
 _MOST_TEXT = 60_000  # the most characters of a text
@@ -82,7 +82,7 @@ def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | 
 def render(template: str, charts: Mapping[str, Any], context: Mapping[str, Any]) -> str:
     """The HTML of a page, from a template. `charts`: data for the page's script; `context`: values for the template."""
     scripts = [_static(name) for name in _SCRIPTS]
-    return _environment_of_templates().get_template(template).render(
+    return template_of(template).render(
         charts=clean(charts), scripts=scripts, styles=[_static(name) for name in _STYLES],
         licence=_static("uPlot.LICENSE"), hashes=[_hash(script) for script in scripts], **clean(context),
     )  # fmt: skip
@@ -100,6 +100,10 @@ def clean(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [clean(one) for one in value]
     return value
+
+
+def template_of(name: str) -> Template:
+    return _environment_of_templates().get_template(name)
 
 
 @lru_cache(maxsize=1)

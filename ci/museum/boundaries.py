@@ -4,7 +4,7 @@
 
 The releases are pip's, and each gets its folder as in `torchaos bisect`. The verdict on a release is that of plain
 code, because a run under torchaos takes minutes. Exit code 1 if another release was named, or after more than
-log2(n) + 2 tries.
+log2(n) + 2 tries, rounded up.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from torchaos.harness.narrowing.packages import NotInstallable, Packages
 
 SPANS = {
     "accelerate-3556": "accelerate=1.3.0..1.8.1",
+    "accelerate-4071": "accelerate=1.10.0..1.15.0",
     "ignite-3183": "pytorch-ignite=0.4.12..0.5.2",
     "litdata-217": "litdata=0.2.12..0.2.20",
     "pytorch-optimizer-558": "pytorch-optimizer=3.9.0..4.1.0",
     "pytorch-optimizer-576": "pytorch-optimizer=3.9.0..4.1.0",
+    "pytorch-optimizer-607": "pytorch-optimizer=3.9.0..4.1.0",
     "torchdata-1437": "torchdata=0.8.0..0.11.0",
 }
 
@@ -49,7 +51,7 @@ def main(names: list[str]) -> int:
         search = Bisect([line], verdict)
         found, tries = search(), len(search.tried)
         right = [one.after for one in found] == [bug.fixed[line.package]] and all(one.is_exact for one in found)
-        right &= tries <= math.log2(len(line.releases)) + 2
+        right &= tries <= math.ceil(math.log2(len(line.releases))) + 2
         wrong += not right
         said = "; ".join(map(str, found)) or "no change was found"
         print(f"{'right' if right else 'WRONG'}  {name}: {tries} of {len(line.releases)} releases: {said}", flush=True)

@@ -1,11 +1,11 @@
 """A plain loop with an optimizer of pytorch_optimizer, which is saved and restored by its own state. --optimizer: its
-class, with AdamW inside if it wraps another optimizer."""
+class, with AdamW inside if it wraps another optimizer. --library: another package that has the class."""
 
+import importlib
 import inspect
 import json
 import os
 
-import pytorch_optimizer
 import torch
 import torch.distributed as dist
 import trainer_main
@@ -16,11 +16,14 @@ STEPS, SAVE_EVERY = 24, 5
 
 
 class Loop:
-    def __init__(self, name):
+    def __init__(self, name, library):
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
         self.wrapped = DistributedDataParallel(self.model) if dist.is_initialized() else self.model
-        kind = getattr(pytorch_optimizer, name)
+        package = importlib.import_module(library)
+        if library == "heavyball":
+            package.utils.compile_mode = None
+        kind = getattr(package, name)
         options = inspect.signature(kind).parameters
         self.sharpness = "base_optimizer" in options  # computes the gradients twice
         weights = self.model.parameters()
@@ -60,7 +63,7 @@ class Loop:
         self.optimizer.load_state_dict(saved["optimizer"])
 
 
-def plain(folder, optimizer):
+def plain(folder, optimizer, library):
     def run(loop, steps):
         seen = []
         while loop.done < steps:
@@ -68,16 +71,16 @@ def plain(folder, optimizer):
             seen.append([loop.done, *loop.model[0].weight[0].tolist()])
         return seen
 
-    begun, resumed = Loop(optimizer), Loop(optimizer)
+    begun, resumed = Loop(optimizer, library), Loop(optimizer, library)
     first = run(begun, 10)
     begun.save(folder / "saved")
     resumed.load(folder / "saved")
-    print(json.dumps({"whole": run(Loop(optimizer), STEPS), "resumed": first + run(resumed, STEPS)}))
+    print(json.dumps({"whole": run(Loop(optimizer, library), STEPS), "resumed": first + run(resumed, STEPS)}))
 
 
-def train(folder, optimizer):
+def train(folder, optimizer, library):
     dist.init_process_group("gloo")
-    loop = Loop(optimizer)
+    loop = Loop(optimizer, library)
     found = {int(path.stem[5:]): path for path in folder.glob("step-*.pt")}
     if found:
         loop.load(found[max(found)])
@@ -89,4 +92,4 @@ def train(folder, optimizer):
 
 
 if __name__ == "__main__":
-    trainer_main.main(plain, train, optimizer={"required": True})
+    trainer_main.main(plain, train, optimizer={"required": True}, library={"default": "pytorch_optimizer"})

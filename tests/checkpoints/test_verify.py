@@ -205,6 +205,30 @@ def test_without_the_agents_hash(tmp_path: Path) -> None:
     assert problem.bits is not None
 
 
+def test_a_copy_of_one_of_several_saves_to_one_path(tmp_path: Path) -> None:
+    """All were saved as tmp/model.pt, so the path of a copy does not say of which save it is, and its headers do. A copy
+    of an older save is whole; a flipped bit in it is found."""
+    run = tmp_path / "run"
+    script = (
+        "import os, sys, torch\n"
+        "for n in (1, 2, 3):\n"
+        "    os.makedirs(f'{sys.argv[1]}/tmp')\n"
+        "    torch.save({'a': torch.full((300_000,), float(n)), 'step': n}, f'{sys.argv[1]}/tmp/model.pt')\n"
+        "    os.rename(f'{sys.argv[1]}/tmp', f'{sys.argv[1]}/step-{n}')\n"
+    )
+    with_agent(run, "-c", script, str(run))
+    manifests = Manifests.load(run)
+    for number in (1, 2):
+        aside = Path(shutil.copytree(run / f"step-{number}", run / f"old-{number}")) / "model.pt"
+        found = verify(Local(), str(aside), manifests)
+        assert (found.problems, found.manifest) == ([], True)
+        with open(aside, "r+b") as file:
+            file.seek(9_000)
+            file.write(b"\x11")
+        problems = verify(Local(), str(aside), manifests).problems
+        assert Trouble.DIGEST in [problem.kind for problem in problems]
+
+
 def test_stale_shard_and_missing_file(tmp_path: Path) -> None:
     """A shard of an older save is told as that, and a file that was saved and is gone is told as missing."""
     run = tmp_path / "run"

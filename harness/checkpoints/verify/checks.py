@@ -49,7 +49,8 @@ def verify(
     result = Verified(layout, list(layout.problems))
     known: dict[str, Saved] = {}
     if manifests:
-        known = manifests.of_files({file.path: file.size for file in layout.files})
+        near = manifests.of_files({file.path: file.size for file in layout.files})
+        known = {path: _its_save(files, manifests, path, saved) for path, saved in near.items()}
         result.manifest = bool(known)
     sized = {path: saved for path, saved in known.items() if _check_size(result, path, saved)}
     if manifests:
@@ -63,6 +64,14 @@ def verify(
         result.problems += [text for path, saved in sized.items() if (text := rest_differs(files, path, saved))]
     result.unseen = _unseen(layout, known, checks)
     return result
+
+
+def _its_save(files: Files, manifests: Manifests, path: str, saved: Saved) -> Saved:
+    """The save that wrote this file. If only the file's name led to `saved`, an older save may have the same headers."""
+    if manifests.knows(path, saved):
+        return saved
+    every = (saved, *reversed(manifests.others(saved)))
+    return next((one for one in every if one.rest and rest_differs(files, path, one) is None), saved)
 
 
 def _check_size(result: Verified, path: str, saved: Saved) -> bool:

@@ -42,9 +42,10 @@ class Findings:
     def _digests(self, chunks: Sequence[BadChunk]) -> Iterator[Problem]:
         for path in dict.fromkeys(chunk.path for chunk in chunks):
             mine = [chunk for chunk in chunks if chunk.path == path]
-            stale = self._stale(path, mine)
-            if stale:
-                yield stale
+            if other := self._other_save(path, mine):
+                if not self._manifests or self._manifests.knows(path, self._saved[path]):
+                    text = f"{posixpath.basename(path)}: it is not from this save, but from {other.save}"
+                    yield Problem(Trouble.STALE, text, path)
                 continue
             run: list[BadChunk] = []
             for count, chunk in enumerate(mine):
@@ -59,13 +60,10 @@ class Findings:
             if run:
                 yield self._run(path, run)
 
-    def _stale(self, path: str, bad: Sequence[BadChunk]) -> Problem | None:
-        """The problem that the file is from another save. None if it is not."""
-        for other in self._manifests.others(self._saved[path]) if self._manifests else ():
-            if all(_is(chunk, other) for chunk in bad):
-                text = f"{posixpath.basename(path)}: it is not from this save, but from {other.save}"
-                return Problem(Trouble.STALE, text, path)
-        return None
+    def _other_save(self, path: str, bad: Sequence[BadChunk]) -> Saved | None:
+        """Another save of the file that wrote these chunks."""
+        others = self._manifests.others(self._saved[path]) if self._manifests else ()
+        return next((other for other in others if all(_is(chunk, other) for chunk in bad)), None)
 
     def _flipped(self, chunk: BadChunk) -> Problem | None:
         """The problem that one bit of the chunk has flipped. None if no single flip explains the change."""

@@ -149,6 +149,12 @@ class Manifests:
         moved = len({saved.path for saved in near}) == 1 and not os.path.exists(best.path)
         return best if moved and best.save == best.path else None
 
+    def knows(self, path: str, saved: Saved) -> bool:
+        """Whether the file at this path is surely the one that was saved, and not perhaps a copy of an earlier save."""
+        wanted = final_path(path)
+        same_path = wanted in self._by_path or posixpath.splitext(wanted)[0] in self._by_stem
+        return same_path or self._same_inode(path) is saved
+
     def expected(self, checkpoint: str, known: Iterable[Saved]) -> list[Saved]:
         """The files that a save wrote to this folder. If some of the `known` files are of an earlier save, the files of
         that save. Otherwise the files of the last attempt that saved there, each from its newest save."""

@@ -206,7 +206,7 @@ def test_without_the_agents_hash(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_one_of_several_saves_to_one_path(tmp_path: Path) -> None:
-    """All were saved as tmp/model.pt, so the path of a copy does not say of which save it is, and its headers do. A copy
+    """All were saved as tmp/model.pt, so the path of a copy does not say of which save it is; its headers do. A copy
     of an older save is whole; a flipped bit in it is found."""
     run = tmp_path / "run"
     script = (

@@ -67,7 +67,7 @@ def verify(
 
 
 def _its_save(files: Files, manifests: Manifests, path: str, saved: Saved) -> Saved:
-    """The save that wrote this file. If only the file's name led to `saved`, an older save may have the same headers."""
+    """The save that wrote this file. If only its name led to `saved`, an older save may have the same headers."""
     if manifests.knows(path, saved):
         return saved
     every = (saved, *reversed(manifests.others(saved)))

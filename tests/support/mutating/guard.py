@@ -22,7 +22,7 @@ _NEVER = (
     "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "pty.", "socket.connect",
     "socket.bind", "socket.sendto", "signal.pthread_kill", "ftplib.", "urllib.", "webbrowser.",
 )  # fmt: skip
-_QUESTIONS = (("squeue",), ("kubectl", "--context=nowhere", "get"))  # programs that change nothing
+_QUESTIONS = (("squeue",), ("sinfo",), ("kubectl", "--context=nowhere", "get"))  # programs that change nothing
 _CALLS = {"mount", "umount", "umount2", "setns", "unshare", "kill", "reboot", "ptrace"}
 
 

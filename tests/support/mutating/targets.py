@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
+from zlib import crc32
 
 from rich.console import Console
 
@@ -26,7 +27,7 @@ from mutating import inputs
 from mutating.guard import Guard
 from mutating.mutate import damaged
 from torchaos.harness import registry
-from torchaos.harness.agent import arming, hooks
+from torchaos.harness.agent import arming, hooks, packed
 from torchaos.harness.agent.orders import Pending
 from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.agent.plan import Moment, Order
@@ -266,6 +267,31 @@ class PackedTarget(Target):
                 assert block.event(row) in self._events, block.event(row)
 
 
+class SealedTarget(PackedTarget):
+    """A packed record with any values and a check sum that fits, as from a later agent with a defect. All readers
+    refuse it, or all read the same. An input: the text before the record, a blank, the record without its check
+    sum."""
+
+    name, share = "sealed event", 0.1
+
+    def bases(self) -> Sequence[bytes]:
+        parts = [line.removesuffix(b"\n").partition(b" ") for line in self._lines]
+        records = [text + blank + packed._with_newlines(coded)[: -packed.CRC] for text, blank, coded in parts]
+        return [*inputs.regressions(self.name), *records]
+
+    def feed(self, raw: bytes) -> None:
+        text, blank, record = raw.partition(b" ")
+        prefix = text.replace(b"\n", b"") + blank
+        record += crc32(record, crc32(prefix)).to_bytes(packed.CRC, "little")
+        line = prefix + packed._without_newlines(record) + b"\n"
+        (blocks, _left), seen = blocks_of([line]), list[str]()
+        with suppress(ValueError, RecursionError):
+            seen.append(repr(payloads.read(line)))
+        for block in blocks:
+            block.again()
+            assert [repr(block.event(0))] == seen, (line, seen)
+
+
 class PageTarget(Target):
     """A control page, as the harness, the reaper and the agent read it."""
 
@@ -414,6 +440,7 @@ class AgentPlanTarget(_FileOfRun):
 
 
 TARGETS: tuple[type[Target], ...] = (
-    ScenarioTarget, OverrideTarget, JudgeTarget, LiveTarget, PackedTarget, PageTarget, UndoTarget, AgentPlanTarget,
+    ScenarioTarget, OverrideTarget, JudgeTarget, LiveTarget, PackedTarget, SealedTarget, PageTarget, UndoTarget,
+    AgentPlanTarget,
 )  # fmt: skip
 __all__ = ["TARGETS", "Kind", "Target"]

@@ -25,11 +25,13 @@ from torchaos.harness.narrowing.packages import NotInstallable, Packages
 SPANS = {
     "accelerate-3556": "accelerate=1.3.0..1.8.1",
     "accelerate-4071": "accelerate=1.10.0..1.15.0",
+    "grain-1179": "grain=0.2.12..0.2.18",
     "ignite-3183": "pytorch-ignite=0.4.12..0.5.2",
     "litdata-217": "litdata=0.2.12..0.2.20",
     "pytorch-optimizer-558": "pytorch-optimizer=3.9.0..4.1.0",
     "pytorch-optimizer-576": "pytorch-optimizer=3.9.0..4.1.0",
     "pytorch-optimizer-607": "pytorch-optimizer=3.9.0..4.1.0",
+    "pytorch-optimizer-610": "pytorch-optimizer=3.9.0..4.1.0",
     "torchdata-1437": "torchdata=0.8.0..0.11.0",
 }
 

@@ -29,7 +29,7 @@ class Arrived:
         self._numbers: dict[Path, int] = {}
         # For each event: the number of its file, and where its line starts and how long it is. File -1: the event is an
         # object, and `_starts` has its place among these.
-        self._starts, self._sizes, self._files = array("q"), array("q"), array("l")
+        self._starts, self._sizes, self._files = array("q"), array("i"), array("i")
 
     def __len__(self) -> int:
         return len(self._files)  # it is appended to last

@@ -29,7 +29,7 @@ from torchaos.harness.record.events.payloads import of_later_version, read
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.steps.blocks import Block, blocks_of
 
-_MANY = 1 << 20  # steps
+_MANY = 1 << 18  # steps
 _FREE_TEXT = frozenset(
     {"text", "line", "reason", "error"}
 )  # free text of the job's or the machine's, that may hold a secret

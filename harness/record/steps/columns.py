@@ -27,7 +27,7 @@ NONE, ABSENT = np.array([0x7FF8_70C7_A050_0001, 0x7FF8_70C7_A050_0002], np.uint6
 # The columns that are used often, and the names of the same values in blocks.
 _KEPT = {"rank": "", "attempt": "", "local_step": "step", "mono_s": "mono_s", "losses": "losses", "lr": "lr",
          "samples": "samples"}  # fmt: skip
-_MANY = 1 << 20  # steps
+_MANY = 1 << 18  # steps
 _SAVING = Phase.CHECKPOINT_WRITE.value
 
 

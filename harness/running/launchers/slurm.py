@@ -136,7 +136,8 @@ class Slurm(FarLauncher):
             with suppress(OSError):  # Slurm waits for two minutes before it starts a requeued job
                 ask(["scontrol", "update", f"jobid={self._own}", "StartTime=now"])
             return True
-        if len(hosts_of(about.get("NodeList", ""))) >= spec.nodes:
+        doomed = about.get("PreemptTime", "None") != "None"  # it runs for its time of grace only
+        if not doomed and len(hosts_of(about.get("NodeList", ""))) >= spec.nodes:
             return True
         ask(["scancel", "--quiet", self._own])
         return False

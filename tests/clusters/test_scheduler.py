@@ -19,7 +19,7 @@ SOON = {"time": "5s"}
 UP: dict[str, Any] = {"steady_state": ["ranks_up"]}  # so that there is a rank to hit, whatever the machine's load
 BOTH = {"nodes": [0, 1]}
 AGAIN = {"resubmit": {"times": 1}}
-HELD = {"inject": "process.hold_gil", "target": {"rank": 1}, "when": STEP, "with": {"time": "100ms"}}
+STOPPED = {"inject": "process.freeze", "target": {"rank": 1}, "when": STEP, "for": "300ms"}
 BATCH = {**AGAIN, "slurm": {"submit": "batch"}}
 
 
@@ -81,7 +81,7 @@ def test_the_epilog_of_the_site(slurm: Slurm) -> None:
 def test_a_batch_job_is_requeued(slurm: Slurm) -> None:
     """scontrol requeue by the user: Slurm starts the job again, its attempts are counted on, and a fault that has
     fired does not fire again."""
-    run = SlurmRun(slurm, "requeue", HELD, {"inject": "scheduler.requeue", "target": BOTH, "when": SOON},
+    run = SlurmRun(slurm, "requeue", STOPPED, {"inject": "scheduler.requeue", "target": BOTH, "when": SOON},
                    steps=8000, job=BATCH, **UP)  # fmt: skip
     said = run.end()
     assert len([event for event in run.events(Kind.APPLYING) if event.data["fault"].startswith("process")]) == 1

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from torchaos.harness.agent.calls import Call
 from torchaos.injectors.collective_delay import Delay
@@ -40,4 +41,4 @@ def test_those_that_are_meant_are_late(given: dict[str, Any], late: list[int]) -
 
 
 def _call(operation: str, name: str, size: int) -> Call:
-    return Call(operation, [SimpleNamespace(nbytes=size)], lambda: SimpleNamespace(group_name=name), None)
+    return Call(operation, [torch.empty(size, dtype=torch.uint8)], lambda: SimpleNamespace(group_name=name), None)

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from clusters.runs import FROZEN, STEP
+from clusters.runs import FROZEN, STEP, ClusterRun
 from clusters.slurm import Slurm, SlurmRun
 from waiting import wait_until
 
@@ -51,7 +51,7 @@ def test_a_node_goes_down(slurm: Slurm) -> None:
     # No verdict: the ranks of the stand-in do not wait for each other, so the first goes on to its end.
     assert [event.data["submission"] for event in run.events(Kind.JOB_STARTED)] == [0, 1], said
     assert all(fault.proved for fault in run.result.faults), said
-    run.is_clean()
+    ClusterRun.is_clean(run)  # the undo log of a node that Slurm has taken out stays there until the site's Epilog
     wait_until(lambda: slurm.state("n2"), lambda state: state == "idle|none")
 
 

@@ -183,6 +183,18 @@ def test_a_landing_beside_a_miss_is_inconclusive(trainer: Any) -> None:
     assert (result.verdict, "hold expired" in result.reason) == (Verdict.INCONCLUSIVE, True)
 
 
+@pytest.mark.parametrize(("attempt", "verdict"), [(1, Verdict.PASSED), (0, Verdict.INCONCLUSIVE)])
+def test_an_order_that_comes_again_after_the_landing(trainer: Any, attempt: int, verdict: Verdict) -> None:
+    """A scheduler started the job again, and the new attempt got an order that had been carried out: no miss."""
+    run = trainer(kills=[(18, 1)]).record()
+    hit = first(run, Kind.APPLYING)
+    data = {"fault": "kill", "reason": "step 18 was over"}
+    late = at(run.events[-2], Kind.MISSED, data, rank=1, attempt=attempt)
+    events = tuple(replace(event, attempt=0) if event is hit else event for event in run.events)
+    result = judged(plus(replace(run, events=events), late))
+    assert result.verdict is verdict, result.reason
+
+
 @pytest.mark.parametrize(
     "when", [Moment(1, None, Phase.FORWARD, attempt=0), Moment(1, None, Phase.BACKWARD, attempt=1)]
 )

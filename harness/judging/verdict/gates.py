@@ -22,11 +22,20 @@ from torchaos.harness.record.result import Verdict
 def landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
     """Why the fault landed at a wrong place or time, or too often or too seldom, as a clause. None if it landed as
     planned. The step is checked against the history, which does not depend on the agent's own count."""
-    missed = next(run.of_fault(fault.id, Kind.MISSED), None)
+    place = _wrong_place(fault, hit_target(run, fault, hits), hits)
+    missed = [
+        event for event in run.of_fault(fault.id, Kind.MISSED) if place or not _is_of_a_later_attempt(event, hits)
+    ]
     if missed:
-        return f"it did not land as often as planned: {missed.data['reason']}"
-    wrong = strayed(run, fault, hits) or _wrong_place(fault, hit_target(run, fault, hits), hits)
+        return f"it did not land as often as planned: {missed[0].data['reason']}"
+    wrong = strayed(run, fault, hits) or place
     return wrong or next(filter(None, (_wrong_time(run, fault, hit) for hit in hits)), None)
+
+
+def _is_of_a_later_attempt(missed: Event, hits: Sequence[Event]) -> bool:
+    """Whether the event comes from an attempt after the last landing: a job that a scheduler starts again may get the
+    order again."""
+    return missed.attempt is not None and all(hit.attempt is not None and hit.attempt < missed.attempt for hit in hits)
 
 
 def _wrong_place(fault: PlannedFault, target: Target, hits: Sequence[Event]) -> str | None:

@@ -23,6 +23,7 @@ from torchaos.harness.judging.twins.samples import (
     by_index,
     counts_of,
     different,
+    have_other_contents,
     in_order,
     named,
     not_surely_same,
@@ -285,7 +286,8 @@ def _alone(run: Record, history: History) -> Finding:
 def _replayed(run: Record, history: History) -> Finding | None:
     """Finds a resume whose first step consumed only samples that had been consumed before, although the epoch was not
     over: at least one more batch was left. (drop_last leaves out less than a batch, and those samples may come first in
-    a later epoch.) A job that repeated samples before any fault draws with replacement, and is not judged."""
+    a later epoch.) Equal indices with other contents prove nothing: the resume may have begun to count again. A job
+    that repeated samples before any fault draws with replacement, and is not judged."""
     steps = history.by_step()
     resumed = {attempt.base + 1 for attempt in history.attempts if attempt.number and attempt.base is not None}
     if not any(came_earlier(steps, step) for step in resumed & steps.keys()):
@@ -298,7 +300,8 @@ def _replayed(run: Record, history: History) -> Finding | None:
         return None
     for step in sorted(resumed & repeated):
         own = indices_of(steps, step)
-        if first_uses.after(step) >= len(own):
+        once = steps[first_uses.of(own[0])]
+        if first_uses.after(step) >= len(own) and not have_other_contents(steps[step], once):
             twice = f"{ranges(own)} were consumed twice in one epoch, in steps {first_uses.of(own[0])} and {step}"
             return failed(twice, First(What.SAMPLES, step), step=step)
     return None

@@ -117,19 +117,24 @@ class LoaderHook:
         index = drawn.popleft() if drawn else None
         if not getattr(iterator, "_in_order", True):
             index = None  # batches come in any order, as soon as they are ready
-        batch = digests.digest(digests.look(value), _indices(index))
+        batch = digests.digest(digests.look(value), _indices(index, getattr(iterator, "_dataset", None)))
         if ahead is None:
             self._ring.fetch(batch)
         else:
             self._ring.receive(batch, ahead)
 
 
-def _indices(drawn: Any) -> tuple[int, ...] | None:
-    """The dataset's indices, if the sampler draws numbers. None otherwise (an IterableDataset draws None)."""
+def _indices(drawn: Any, dataset: Any) -> tuple[int, ...] | None:
+    """The dataset's indices, if the sampler draws numbers. None otherwise (an IterableDataset draws None). Positions in
+    a Subset become indices of the whole dataset: after a resume, the Subset may begin with another sample."""
     try:
-        return tuple(map(int, drawn if isinstance(drawn, (list, tuple)) else (drawn,)))
-    except (TypeError, ValueError):
+        indices = tuple(map(int, drawn if isinstance(drawn, (list, tuple)) else (drawn,)))
+        while isinstance(dataset, sys.modules["torch.utils.data"].Subset):
+            indices = tuple(int(dataset.indices[index]) for index in indices)
+            dataset = dataset.dataset
+    except (IndexError, TypeError, ValueError):
         return None
+    return indices
 
 
 def _ahead(caller: Any) -> int:

@@ -953,3 +953,19 @@ def test_the_moments_that_each_rank_keeps_of_its_own_parameters(rank_in: Any, tm
         step["moments"] for step in rank_in(tmp_path / "all").run(plain, hooks=("state",), env={"PART": "0"}).steps
     ]
     assert [sums.over_all(both) for both in zip(*ranks, strict=True)] == whole
+
+
+def test_positions_in_a_subset_are_indices_of_the_whole_dataset(rank: Any) -> None:
+    """A Subset of a Subset, as a resume in the middle of an epoch makes it: the samples keep the indices that they have
+    in the dataset."""
+    ran = rank.run(
+        LOOP
+        + """
+from torch.utils.data import Subset
+rest = Subset(Subset(data, torch.arange(15, -1, -1)), range(4, 12))
+for x, y in DataLoader(rest, batch_size=4):
+    loss = (model(x).squeeze() - y).pow(2).mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+"""
+    )
+    assert [step["indices"] for step in ran.steps] == [[11, 10, 9, 8], [7, 6, 5, 4]], ran.output

@@ -304,3 +304,26 @@ def test_single_samples_may_have_other_indices(trainer: Any) -> None:
         events.append(event)
     finding = SampleAccounting().judge(replace(run, events=tuple(events)), [trainer().record()])
     assert finding.outcome is Outcome.PASSED, finding.reason
+
+
+def test_indices_that_begin_again_do_not_name_other_samples(trainer: Any) -> None:
+    """After a resume, the dataset is what is left of the epoch less two batches, and its indices begin at 0: two
+    batches were skipped. No sample is said to be consumed twice, and no random numbers are blamed."""
+    run = _shift(trainer(kills=KILL).record(), 16)
+    late = _each(run, lambda e, step: {"indices": [i - 136 for i in e.data["indices"]]} if e.attempt else {})
+    finding = SampleAccounting().judge(late, [trainer().record()])
+    assert finding.outcome is Outcome.FAILED
+    assert "16 samples were skipped after the resume from step 15: step 16 consumed the samples of step 18" in (
+        finding.reason
+    )
+    assert "twice" not in finding.reason
+    assert "RNG" not in finding.reason
+
+
+def test_without_a_twin_indices_that_begin_again_are_no_replay(trainer: Any) -> None:
+    """A job resumes with the rest of the epoch as a dataset of its own: its indices are those of earlier steps and its
+    contents are new. That is no proof that samples were consumed twice."""
+    run = trainer(kills=[(11, 1)]).record()
+    late = _each(run, lambda e, step: {"indices": [i - 80 for i in e.data["indices"]]} if e.attempt else {})
+    finding = SampleAccounting().judge(late, [])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason

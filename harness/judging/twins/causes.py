@@ -14,6 +14,7 @@ import numpy as np
 from torchaos.harness.judging.checkpoints.carried import carried_into
 from torchaos.harness.judging.noise.quantities import Steps, relative
 from torchaos.harness.judging.twins.agreement import Difference
+from torchaos.harness.judging.twins.samples import renumbered
 from torchaos.harness.record.history import Execution, History, Segment, StepTable
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
@@ -180,7 +181,7 @@ def _data(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
         for rank, execution in sorted(ours[step].items()):
             their = theirs[step][rank]
             if execution.samples_seen and their.samples_seen and execution.samples != their.samples:
-                if execution.indices and execution.indices == their.indices:
+                if execution.indices and execution.indices == their.indices and not renumbered(ours, theirs):
                     return _Fact("samples", step, (
                         f"an RNG: rank {rank} was given the right samples with other contents in step {step}, as if "
                         "the RNG of the augmentation was not restored"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -28,10 +28,43 @@ def _by_index(execution: Execution) -> tuple[Hashable, ...]:
     return execution.indices or _digests(execution)
 
 
-def reader(*histories: Steps) -> Read:
-    """A function that returns the samples of a step for messages: by index if both sides have indices, because the
-    contents of a sample may be drawn again each time. It is not used to decide whether samples are equal."""
-    return _by_index if by_index(*histories) else _digests
+def reader(ours: Steps, theirs: Steps) -> Read:
+    """A function that returns the samples of a step for messages: by index if both sides have indices and use them for
+    the same samples, because the contents of a sample may be drawn again each time. It is not used to decide whether
+    samples are equal."""
+    return _by_index if by_index(ours, theirs) and not renumbered(ours, theirs) else _digests
+
+
+def renumbered(ours: Steps, theirs: Steps) -> bool:
+    """Whether the two sides have other indices for the same samples, as in a dataset that is made of the rest of an
+    epoch. Looks only at steps that differ, at samples with a digest of their own, and at contents that came with one
+    index on each side."""
+    mine, twins = StepTable.of(ours), StepTable.of(theirs)
+    other = different(mine, twins)
+    had, has = _indices_of(mine.at(other)), _indices_of(twins.at(other))
+    return any(len(had[sample]) == len(has[sample]) == 1 and had[sample] != has[sample] for sample in had.keys() & has)
+
+
+def have_other_contents(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
+    """Whether two steps use equal indices, and no index came with the same contents in both."""
+    had, has = set(_named_contents(mine)), set(_named_contents(others))
+    return not had & has and not {index for _, index in had}.isdisjoint(index for _, index in has)
+
+
+def _indices_of(steps: StepTable) -> dict[Hashable, set[Hashable]]:
+    """By digest, all indices with which it came."""
+    found: dict[Hashable, set[Hashable]] = {}
+    for by_rank in steps.values():
+        for sample, index in _named_contents(by_rank):
+            found.setdefault(sample, set()).add(index)
+    return found
+
+
+def _named_contents(by_rank: Mapping[int, Execution]) -> Iterator[tuple[Hashable, Hashable]]:
+    """The digest and the index of each sample that has a digest of its own."""
+    for execution in by_rank.values():
+        if len(execution.samples) == len(execution.indices):
+            yield from zip(execution.samples, execution.indices, strict=True)
 
 
 def by_index(*histories: Steps) -> bool:

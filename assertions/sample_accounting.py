@@ -32,6 +32,7 @@ from torchaos.harness.judging.twins.samples import (
     steps_like,
     total_of,
 )
+from torchaos.harness.judging.twins.stages import without_data
 from torchaos.harness.record.history import StepTable
 from torchaos.harness.record.replicas import records_of
 from torchaos.plugin import (
@@ -124,6 +125,8 @@ def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding |
 def _against(
     history: History, ours: StepTable, theirs: StepTable, early: StepTable, blind: Collection[int]
 ) -> Finding:  # fmt: skip
+    stages = without_data(ours, theirs)
+    ours, theirs, early = (table.without_ranks(stages) for table in (ours, theirs, early))
     doubtful = [step for step in not_surely_same(early, theirs) if step in early and step in theirs]
     whole = [step for step in doubtful if early[step].keys() >= theirs[step].keys()]
     seen = [step for step in whole if all_seen(early[step]) and all_seen(theirs[step])]
@@ -143,8 +146,11 @@ def _against(
         elif not are_same(mine, twins) and not (in_order(mine) == in_order(twins) and times()[in_order(twins)] == 1):
             return _uneven(theirs) or _differs(history, ours, theirs, step)
     total = _total(ours)
+    spared = ", ".join(map(str, sorted(stages)))
+    left_out = f"; rank {spared} has no samples and no loss, in the run or in the twin, and was left out"
     return unseen or passed(
-        f"all {total} samples of {len(ours)} steps were consumed exactly as in the twin: none skipped, none repeated",
+        f"all {total} samples of {len(ours)} steps were consumed exactly as in the twin: none skipped, none repeated"
+        f"{left_out if stages else ''}",
         samples=total, skipped=0, repeated=0,
     )  # fmt: skip
 

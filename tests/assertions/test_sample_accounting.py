@@ -327,3 +327,20 @@ def test_without_a_twin_indices_that_begin_again_are_no_replay(trainer: Any) -> 
     late = _each(run, lambda e, step: {"indices": [i - 80 for i in e.data["indices"]]} if e.attempt else {})
     finding = SampleAccounting().judge(late, [])
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
+@pytest.mark.parametrize(("has_losses", "outcome"), [(False, Outcome.PASSED), (True, Outcome.INCONCLUSIVE)])
+def test_a_middle_stage_of_a_pipeline_is_left_out(trainer: Any, has_losses: bool, outcome: Outcome) -> None:
+    """A rank without samples is left out if it has no loss either; a rank with a loss computes it from samples that
+    nobody saw. The samples of the other rank decide."""
+
+    def staged(run: Any) -> Any:
+        blind: dict[str, Any] = {"samples": None, "indices": None} | ({} if has_losses else {"losses": []})
+        return _each(run, lambda e, step: blind if e.rank == 1 else {})
+
+    twin = staged(trainer().record())
+    healthy = SampleAccounting().judge(staged(trainer(kills=KILL).record()), [twin])
+    assert healthy.outcome is outcome, healthy.reason
+    assert ("rank 1 has no samples and no loss" in healthy.reason) is not has_losses
+    broken = SampleAccounting().judge(staged(trainer(kills=KILL, broken=frozenset({"sampler"})).record()), [twin])
+    assert broken.outcome is (Outcome.INCONCLUSIVE if has_losses else Outcome.FAILED), broken.reason

@@ -26,10 +26,11 @@ from torchaos.harness.judging.noise.tolerance import (
 from torchaos.harness.judging.twins.agreement import Difference, before, differences, uneven, unreported, until
 from torchaos.harness.judging.twins.causes import likeliest_cause
 from torchaos.harness.judging.twins.seats import in_the_twins_seats
+from torchaos.harness.judging.twins.stages import without_losses
 from torchaos.harness.record.history import History, StepTable
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
-from torchaos.harness.record.steps.columns import is_none, lengths
+from torchaos.harness.record.steps.columns import lengths
 
 
 def apart_before(run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> Difference | None:
@@ -217,14 +218,7 @@ class Comparison:
 
     @cached_property
     def _silent(self) -> set[int]:
-        """The ranks that never have a loss, in the run or in the twin: stages of a pipeline before the last stage."""
-        ranks, seen = set[int](), set[int]()
-        for steps in (self._ours.executions, self._twins[0].executions):
-            losses = steps.column("losses")
-            some = lengths(losses) > is_none(losses).sum(1)
-            ranks |= steps.ranks
-            seen |= steps.at(some).ranks
-        return ranks - seen
+        return without_losses(self._ours, self._twins[0])
 
     def _well(self) -> Finding:
         silent = self._silent

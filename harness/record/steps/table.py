@@ -92,6 +92,11 @@ class StepTable(Mapping[int, Mapping[int, Execution]]):
     def without(self, steps: Collection[int]) -> StepTable:
         return self.only(~np.isin(self.numbers, list(steps))) if steps else self
 
+    def without_ranks(self, ranks: Collection[int]) -> StepTable:
+        if not ranks:
+            return self
+        return StepTable(self.executions.at(~np.isin(self.executions.rank, list(ranks))), self._of)
+
 
 @dataclass(frozen=True)
 class _ByKey(Mapping[tuple[int, int], Execution]):

@@ -12,7 +12,6 @@ allows it, each run has its own pid, mount and network namespaces, so that no pr
 from __future__ import annotations
 
 import argparse
-import compileall
 import json
 import math
 import os
@@ -31,9 +30,6 @@ from dying import campaign
 from dying.families import FAMILIES, Family
 from dying.scene import Aftermath, Death
 
-import torchaos.assertions
-import torchaos.harness
-import torchaos.injectors
 from torchaos.harness import registry
 from torchaos.harness.running import capabilities
 
@@ -42,7 +38,7 @@ Done = list[tuple[Death, Aftermath]]
 
 def main() -> int:
     options, begun = parsed(), time.monotonic()
-    compile_all()
+    campaign.compile_all()
     print(f"namespaces of their own: {'yes' if campaign.alone() else 'no; processes are told by a mark'}", flush=True)
     done: Done = []
     with open(options.table or os.devnull, "w", buffering=1) as table:
@@ -117,13 +113,6 @@ def handles(done: Done) -> set[str]:
     """The kinds of handles that reapers undid."""
     lines = (line.split() for _death, told in done for line in told.trace)
     return {words[3] for words in lines if words[:3] == ["reaper", "after", "restore"]}
-
-
-def compile_all() -> None:
-    """Compiles all modules once: processes that may be killed must not write byte code."""
-    packages = (torchaos.harness, torchaos.injectors, torchaos.assertions)
-    for folder in (*(path for package in packages for path in package.__path__), Path(campaign.__file__).parent):
-        compileall.compile_dir(folder, quiet=2)
 
 
 def show(done: Done) -> None:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from clusters.runs import FROZEN, STEP, ClusterRun
+from clusters.runs import FROZEN, KILL, STEP, ClusterRun
 from clusters.slurm import Slurm, SlurmRun
 from waiting import wait_until
 
@@ -44,15 +44,19 @@ def test_the_step_is_cancelled(slurm: Slurm, signal: str) -> None:
 
 def test_a_node_goes_down(slurm: Slurm) -> None:
     """An administrator's torchaos takes the second node out of service: the job goes on in another allocation, and the
-    node is in service again afterwards."""
+    node is in service again afterwards. What the node still holds is undone by the agent of the next run there."""
     fault = {"inject": "scheduler.node_down", "target": {"node": 1}, "when": SOON}
     run = SlurmRun(slurm, "down", fault, steps=8000, job=AGAIN, **UP, user="in")
     said = run.end()
     # No verdict: the ranks of the stand-in do not wait for each other, so the first goes on to its end.
     assert [event.data["submission"] for event in run.events(Kind.JOB_STARTED)] == [0, 1], said
     assert all(fault.proved for fault in run.result.faults), said
-    ClusterRun.is_clean(run)  # the undo log of a node that Slurm has taken out stays there until the site's Epilog
+    ClusterRun.is_clean(run)  # Slurm has killed the agent and its reaper on the node, so their undo log is there
     wait_until(lambda: slurm.state("n2"), lambda state: state == "idle|none")
+    after = SlurmRun(slurm, "after", KILL, user="in")
+    said = after.end()
+    assert run.name in after.seen(Kind.NOTE, "left on this node is undone").data["text"], said
+    run.is_clean()
 
 
 def test_the_epilog_of_the_site(slurm: Slurm) -> None:

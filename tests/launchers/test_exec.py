@@ -355,3 +355,18 @@ def test_another_user_s_directory_is_not_trusted(run: RunDir, monkeypatch: pytes
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(UsageError, match="another user's"):
         NodeExec(run, 1, ["true"])
+
+
+def test_a_node_that_died_before_its_clock_was_measured() -> None:
+    """Its events are merged by its wall clock, so an undo after its death comes after what it did. A node of the same
+    boot is not shifted."""
+
+    def event(source: str, wall_s: float, mono_s: float, kind: Kind = Kind.NOTE, **data: Any) -> Event:
+        return Event(kind, source, 0, wall_s, mono_s, None, None, None, data)
+
+    told = [
+        event("harness", 500.0, 100.0), event("node0", 501.0, 900.0), event("node1", 502.0, 2_000_102.0),
+        event("node2", 503.0, 103.2), event("node0", 504.0, 903.0, Kind.CLOCK, node=0, offset_s=-799.5, error_s=0.1),
+    ]  # fmt: skip
+    clocks = Clocks(told)
+    assert [round(clocks.aligned(one).mono_s, 3) for one in told] == [100.0, 100.5, 102.0, 103.2, 103.5]

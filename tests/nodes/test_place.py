@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from torchaos.harness.running.nodes.place import address_of
+from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.running.nodes import leftovers
+from torchaos.harness.running.nodes.place import address_of, make_place, place_of
+from torchaos.harness.undo.client import Reaper
+from torchaos.harness.undo.handles import JobProcesses
 
 
 def test_a_socket_in_a_deep_folder(tmp_path: Path) -> None:
@@ -25,3 +34,38 @@ def test_a_socket_in_a_deep_folder(tmp_path: Path) -> None:
             client.connect(address)
         server.accept()[0].sendall(b"here")
         assert client.recv(4) == b"here"
+
+
+_DIES = """
+import os, signal
+from torchaos.harness.running.nodes.place import make_place
+from torchaos.harness.undo.client import Reaper
+from torchaos.harness.undo.handles import JobProcesses
+
+reaper = Reaper.start(make_place("run-1.node0").root, "run-1.node0")
+reaper.guard("job", [JobProcesses("run-1.node0")], owner="job")
+os.kill(reaper.pid, signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_next_agent_undoes_what_the_dead_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent and its reaper died at once, as when a node goes down: the next agent on the node undoes what is in
+    their undo log, says so, and does it only once. The folder of an agent that lives stays."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("TMPDIR", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with subprocess.Popen(["sleep", "20"], env={**os.environ, ENV_RUN_ID: "run-1.node0"}) as stray:
+        assert subprocess.run([sys.executable, "-c", _DIES], check=False).returncode == -signal.SIGKILL
+        living = Reaper.start(make_place("run-2.node0").root, "run-2.node0")
+        living.guard("job", [JobProcesses("run-2.node0")], owner="job")
+        journal = Journal(tmp_path, "node0")
+        assert leftovers.undo_for_the_dead(journal) == ""
+        assert leftovers.undo_for_the_dead(journal) == ""
+        assert stray.wait(timeout=60) in (-signal.SIGTERM, -signal.SIGKILL)
+    notes = [event.data["text"] for event in journal.snapshot() if event.kind is Kind.NOTE]
+    assert notes == ["what run-1.node0 left on this node is undone"]
+    assert not place_of("run-1.node0").root.exists()
+    assert place_of("run-2.node0").root.exists()
+    living.close()
+    journal.close()

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Emit
-from torchaos.harness.record.events.nodes import node_in_name, nodes_of
+from torchaos.harness.record.events.nodes import WRAPPER, node_in_name, nodes_of
 from torchaos.harness.record.steps.blocks import Block
 
 POLL_S, IDLE_S = 0.001, 0.02  # seconds between two looks for a file: while a request is open, and otherwise
@@ -95,11 +95,15 @@ class Clocks:
 
     def __init__(self, events: Sequence[Event]) -> None:
         self._offsets: dict[int, list[tuple[float, float]]] = {}
+        boots: dict[str, float] = {}  # by source: the time of the wall clock at which CLOCK_MONOTONIC was 0
         for event in events:
+            boots.setdefault(event.source, event.wall_s - event.mono_s)
             if event.kind is Kind.CLOCK:
                 self._offsets.setdefault(event.data["node"], []).append((event.mono_s, event.data["offset_s"]))
         for measured in self._offsets.values():
             measured.sort()
+        for node, offset_s in _by_wall_clock(boots):
+            self._offsets.setdefault(node, [(0.0, offset_s)])
         self._node_of = nodes_of(events) if self._offsets else {}
 
     def aligned(self, event: Event) -> Event:
@@ -123,6 +127,16 @@ class Clocks:
         node = self._node_of.get(source)
         node = node_in_name(source) if node is None else node
         return self._offsets.get(-1 if node is None else node, ())
+
+
+def _by_wall_clock(boots: Mapping[str, float]) -> Iterator[tuple[int, float]]:
+    """The offsets of nodes by their wall clocks, which are less exact than a measurement: a node may have died before
+    its clock was measured. Offsets of less than a second are left out, because machines do not boot at the same time.
+    """
+    first = boots.get("harness", boots.get("node0"))
+    for source, boot in boots.items():
+        if first is not None and WRAPPER.fullmatch(source) and abs(boot - first) > 1.0:
+            yield node_in_name(source) or 0, boot - first
 
 
 def _write(path: Path, text: str) -> None:

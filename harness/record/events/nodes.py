@@ -14,7 +14,7 @@ from torchaos.harness.agent.wire import Event, Kind
 
 _BITS = 22
 _OF_NODE = re.compile(r"node(\d+)(?=[-.]|$)")
-_WRAPPER = re.compile(r"node\d+(\.\d+)?")  # the name of a wrapper's source; a second launch on a node adds a number
+WRAPPER = re.compile(r"node\d+(\.\d+)?")  # the name of a wrapper's source; a second launch on a node adds a number
 _PIDS = ("pid", "inner_pid", "pids")
 
 
@@ -51,7 +51,7 @@ def node_in_name(source: str) -> int | None:
 def with_unique_pids(events: Sequence[Event]) -> list[Event]:
     """The events of nodes that have their own wrappers, with pids that are unique in the job. In a run with a single
     harness the pids are unique already. Pure."""
-    if not any(event.kind is Kind.NODE_STARTED and _WRAPPER.fullmatch(event.source) for event in events):
+    if not any(event.kind is Kind.NODE_STARTED and WRAPPER.fullmatch(event.source) for event in events):
         return list(events)
     nodes = nodes_of(events)
     return [on_node(event, nodes.get(event.source, 0)) for event in events]

@@ -1,4 +1,4 @@
-"""What the agents of an ended job of a scheduler left on this node."""
+"""What dead agents left on this node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.nodes.place import JOB
+from torchaos.harness.undo import recovery
 
 _RECOVER_S = 120.0
 
@@ -23,6 +26,19 @@ def of_job(job: str) -> Iterator[Path]:
             theirs = folder.parent.name == f"torchaos-{owner}" and folder.parent.lstat().st_uid == owner
             if theirs and (folder / JOB).read_text() == job:
                 yield folder
+
+
+def undo_for_the_dead(journal: Journal) -> str:
+    """Undoes what this user's agents left here that died together with their reapers, as when a node goes down. Returns
+    why that failed, or an empty text."""
+    wrong = []
+    for folder in (Path(tempfile.gettempdir()) / f"torchaos-{os.geteuid()}").glob("*"):
+        if recovery.left_over(recovery.find([folder])[0]):
+            failed = recover(folder)
+            said = f"what {folder.name} left on this node is {f'not undone: {failed}' if failed else 'undone'}"
+            journal.emit(Kind.NOTE, {"text": said})
+            wrong += [said] if failed else []
+    return "; ".join(wrong)
 
 
 def recover(folder: Path) -> str:

@@ -31,6 +31,7 @@ from torchaos.harness.running.launchers.job_env import job_env
 from torchaos.harness.running.launchers.local import LocalNode
 from torchaos.harness.running.launchers.node_run import start
 from torchaos.harness.running.launchers.words import mark_of
+from torchaos.harness.running.nodes import leftovers
 from torchaos.harness.running.nodes.agent import Agent
 from torchaos.harness.running.nodes.faults import NodeFaults
 from torchaos.harness.running.nodes.part import NodePart
@@ -121,7 +122,7 @@ class NodeExec:
         """Runs the command as the agent of the node: the controller measures the clocks, and lets faults begin."""
         place = make_place(self._mark)
         part = NodePart(self._watch, self._node, self._mark)
-        plan, faults, trouble = Plan.read(self._folder.plan), None, ""
+        plan, faults, trouble = Plan.read(self._folder.plan), None, leftovers.undo_for_the_dead(self._journal)
         try:
             faults = NodeFaults(plan, self._folder, place, self._mark, self._node, part, self._journal)
             self._spec = replace(self._spec, env={**self._spec.env, ENV_PLAN: str(faults.write_plan(self._plan))})

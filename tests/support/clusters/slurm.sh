@@ -47,8 +47,8 @@ up() { # NODES PATH...
   local nodes=$1 number
   shift
   start_switch "$nodes"
-  mkdir -p "$base/home" "$base/shared" "$base/admin"
-  chown 2000:2000 "$base/home" "$base/shared"
+  mkdir -p "$base/home" "$base/shared/runs" "$base/admin" # `runs` also if root has the first run
+  chown -R 2000:2000 "$base/home" "$base/shared"
   dd if=/dev/urandom of="$base/etc/munge.key" bs=1024 count=1 status=none
   chown munge "$base/etc/munge.key"
   chmod 400 "$base/etc/munge.key"

@@ -3,6 +3,7 @@ nothing dies. A stratum is a way to die at some of them."""
 
 from __future__ import annotations
 
+import compileall
 import json
 import math
 import os
@@ -17,12 +18,22 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+import torchaos.assertions
+import torchaos.harness
+import torchaos.injectors
 from dying.scene import Aftermath, At, Death
 
 WORKER = Path(__file__).with_name("worker.py")
 NAMESPACES = ("unshare", "--pid", "--fork", "--mount", "--net", "--mount-proc", "--kill-child")
 OnDeath = Callable[[Death, Aftermath], None]
 Point = tuple[str, int]
+
+
+def compile_all() -> None:
+    """Compiles all modules once: processes that may be killed must not write byte code."""
+    packages = (torchaos.harness, torchaos.injectors, torchaos.assertions)
+    for folder in (*(str(path) for package in packages for path in package.__path__), str(Path(__file__).parent)):
+        compileall.compile_dir(folder, quiet=2)
 
 
 def alone() -> bool:

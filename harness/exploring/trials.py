@@ -26,6 +26,8 @@ from torchaos.harness.exploring.cut import cut_together
 from torchaos.harness.exploring.operations import Recording
 from torchaos.harness.exploring.outcomes import Outcome, seen_in
 from torchaos.harness.exploring.states.state import State
+from torchaos.harness.judging.checkpoints.contents import checkpoints_of
+from torchaos.harness.judging.checkpoints.resumes import resumes
 from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.harness.judging.verdict.verdict import verdict_of
 from torchaos.harness.machine.disk import owner_only, write_atomically
@@ -128,7 +130,7 @@ class Trials:
         run, twins = cut_together(Record.load(self.now), self.twins, self.plan.job.world_size)
         if not any(_checkpoints(record) for record in (run, *twins)):  # the death came before the first checkpoint
             run = replace(run, plan=_less_inventory(run.plan))
-        result = verdict_of(run, twins, str(self.now.root))
+        result = judged(run, twins, self.recorded, str(self.now.root))
         self._last = run, twins, result
         seen = seen_in(run, result, self.due, hung)
         last = state.last_operation
@@ -177,6 +179,32 @@ class Trials:
         for path, (written_s, saved_s) in self._manifests.items():
             if (written_s < died_wall_s) if saved_s is None else (saved_s < died_s):
                 os.link(path, folder / path.name)
+
+
+def judged(run: Record, twins: Sequence[Record], recorded: Record, folder: str) -> Result:
+    """The verdict on a resume. If the job began again from scratch, and the recorded run shows that it had no
+    checkpoint, then an assertion about checkpoints that can't decide has nothing to decide."""
+    result = verdict_of(run, twins, folder)
+    if result.verdict is not Verdict.INCONCLUSIVE or not _had_none(run, recorded):
+        return result
+    unsure = {
+        case.name for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.INCONCLUSIVE
+        if Need.CHECKPOINTS in registry.find("assertions", case.name).needs
+    }  # fmt: skip
+    kept = tuple(assertion for assertion in run.plan.asserts if assertion.name not in unsure)
+    return verdict_of(replace(run, plan=replace(run.plan, asserts=kept)), twins, folder) if kept else result
+
+
+def _had_none(run: Record, recorded: Record) -> bool:
+    """Whether the job loaded nothing after its death and began with the first step, and no save could have become a
+    checkpoint before the death. False if not all saves of the recorded run were seen."""
+    seen = recorded.history.saves and all(one.saved_s is not None for one in checkpoints_of(recorded) or ())
+    died_s = past.death_s(run)
+    loaded = any(load.mono_s > died_s for load in run.history.loads)
+    back = resumes(run)
+    return bool(seen and back) and not loaded and all(
+        one.attempt.base == 0 and one.best is None and one.newer is None for one in back
+    )  # fmt: skip
 
 
 def _checkpoints(record: Record) -> bool:

@@ -15,7 +15,8 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring.cut import cut_together
 from torchaos.harness.exploring.operations import Recording
-from torchaos.harness.exploring.trials import Trials, asked_of, checkpoints_in, saves_of
+from torchaos.harness.exploring.outcomes import Class, seen_in
+from torchaos.harness.exploring.trials import Trials, asked_of, checkpoints_in, judged, saves_of
 from torchaos.harness.judging.verdict.verdict import verdict_of
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record
@@ -67,6 +68,31 @@ def test_a_file_of_another_step_is_not_compared(tmp_path: Path) -> None:
     assert theirs.artifacts["inventory"]["checkpoints"] == []
     assert [save.global_step for save in theirs.history.saves] == [5, 10, 15]
     assert verdict_of(ours, [theirs], "").verdict is not Verdict.FAILED
+
+
+@pytest.mark.parametrize(("saves_seen", "died_after", "kind"), [
+    (True, 3, Class.RIGHT), (False, 3, Class.UNCLEAR), (True, 12, Class.LOST_WORK),
+])  # fmt: skip
+def test_nothing_is_lost_before_the_first_checkpoint(
+    tmp_path: Path, saves_seen: bool, died_after: int, kind: Class
+) -> None:  # fmt: skip
+    """The job died after step 3, began again from scratch, and was ended before its first save was judged: without a
+    checkpoint nothing could be restored or lost, if the saves of the recorded run were seen. After step 12, 10 steps
+    were lost."""
+    run = resumed(tmp_path / "events", died_after, Trainer(kills=[(3, 0)]), [ENOUGH], until=4 if died_after < 5 else 14)
+    before = recorded() if saves_seen else _without_saves(recorded())
+    asserts = (*run.plan.asserts, Named("state_restored", {}))
+    run = replace(run, plan=replace(run.plan, asserts=asserts))
+    twin = replace(recorded(Trainer(state_seen=True)), artifacts={})
+    ours, twins = cut_together(run, [twin], 2)
+    result = judged(ours, twins, before, "")
+    seen = seen_in(ours, result, 30, False)
+    assert seen.kind is kind, seen.reason
+
+
+def _without_saves(run: Record) -> Record:
+    kept = (event for event in run.events if event.kind not in (Kind.SAVE_BEGIN, Kind.SAVE_END))
+    return replace(run, events=tuple(kept))
 
 
 def _with_inventory(run: Record) -> Any:

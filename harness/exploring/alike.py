@@ -13,11 +13,6 @@ from torchaos.harness.exploring.outcomes import Outcome
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.machine.disk import owner_only
 
-LIKE = (
-    "all that the job asks of the checkpoint folder before it fails is the same as in a state from which it failed "
-    "before its first step"
-)
-
 
 class Alike:
     """The failures that may stand for those of other states. They are kept in the file `looks.jsonl`, so that an

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.agent.wire import Event
 from torchaos.harness.exploring.goal import Goal, Patience
-from torchaos.harness.exploring.looks import Looker, Looks
+from torchaos.harness.exploring.looks import Looked, Looks
 from torchaos.harness.exploring.outcomes import Outcome, failed_at_once
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.exploring.trials import Trials, checkpoints_in
@@ -33,7 +31,8 @@ class Cold(Stoppable):
         super().__init__()
         self._trials, self._beyond, self.patience_s = trials, beyond, patience_s
         self._reproduce = list(reproduce)
-        self.looks: Looks | None = None  # of the last resume, if it failed before its first step
+        self.looks: Looks | None = None  # of the last resume; None: not known
+        self.at_once = False  # the last resume failed before its first step
         self.on_event: Callable[[Event], None] = lambda event: None
 
     def __call__(self, state: State, again: bool = True, looks_in: Path | None = None) -> tuple[Outcome, Record]:
@@ -50,23 +49,14 @@ class Cold(Stoppable):
         run.grace_s = 0.0  # killed at once: a job that is asked to end may save, which its twin did not
         watch.run = run
         self.looks = None
-        if looks_in is None:
+        looked = Looked(checkpoints_in(plan, folder), looks_in)
+        with looked:
             self._carry_out(run)
-        else:
-            shutil.rmtree(looks_in, ignore_errors=True)
-            looker = Looker(checkpoints_in(plan, folder), looks_in)
-            with looker:
-                self._carry_out(run)
-            self.left += looker.left
-            if looker.failed:  # and with it, perhaps, the job
-                return self(state, again)
+        self.left += looked.left
+        if looked.failed:  # and with it, perhaps, the job
+            return self(state, again)
         outcome, record = self._trials.judge(state, watch.hung, time.monotonic() - began_s)
-        if looks_in is not None and failed_at_once(record):
-            stages = record.of_kind(Kind.STAGE)
-            ended_s = max((stage.mono_s for stage in stages if stage.data["stage"] == "inventory"), default=math.inf)
-            self.looks = looker.until(ended_s)
-        if looks_in is not None and not looker.left:
-            shutil.rmtree(looks_in, ignore_errors=True)
+        self.looks, self.at_once = looked.before_inventory(record), failed_at_once(record)
         return outcome, record
 
 

@@ -26,7 +26,6 @@ from pathlib import Path
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.exploring.alike import LIKE, Alike
 from torchaos.harness.exploring.choice import chosen, nodes_of
 from torchaos.harness.exploring.cold import Cold
 from torchaos.harness.exploring.explored import Explored
@@ -34,6 +33,7 @@ from torchaos.harness.exploring.outcomes import Class, Outcome
 from torchaos.harness.exploring.recorded import Recorded
 from torchaos.harness.exploring.reproduce import NAME as SCRIPT
 from torchaos.harness.exploring.reproduce import STATE, script_of
+from torchaos.harness.exploring.spared import LIKE, Spared
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.exploring.story import files_of
 from torchaos.harness.exploring.trials import Trials, checkpoints_in
@@ -110,7 +110,7 @@ class Exploration:
         choice = chosen(recording, limits.models, nodes_of(self.plan.job), limits.states, limits.seed)
         self._tell(choice.in_words)
         self._cold = Cold(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
-        self._alike = Alike(self.home, choice.states)
+        self._spared = Spared(trials, self.home, choice.states)
         done = read_outcomes(self.home)
         right = (one for one in choice.states if (it := done.get(_key(one))) and it.kind is Class.RIGHT)
         if limits.warm:
@@ -120,6 +120,7 @@ class Exploration:
         finally:
             if self._warm:
                 self._warm.close()
+            self._spared.close()
         seconds = recording.ended_s - recording.began_s
         warm = self._warm.in_words if self._warm else "by the job's own launcher"
         outcomes = tuple(done[_key(state)] for state in choice.states if _key(state) in done)
@@ -140,7 +141,7 @@ class Exploration:
                     continue
                 if why := self._over:
                     return why
-                found = self._alike.of(state, trials.died_at, done) or (self._warm(state) if self._warm else None)
+                found = self._spared.of(state, done, self._fork if self._warm else None) or self._forked(state)
                 if not self._stopped and (found is None or (_is_suspected(found) and _may_pay(found, done.values()))):
                     found = self._by_launcher(trials, state, found, done.values())
                 if found:
@@ -149,8 +150,9 @@ class Exploration:
                 if why := self._over:
                     return why
                 number, state = by_key[_key(suspected)]
-                found = self._alike.of(state, trials.died_at, done)
-                found = found or self._by_launcher(trials, state, suspected, done.values())
+                found = self._spared.of(state, done, self._fork if self._warm else None)
+                if found is None or _is_suspected(found):
+                    found = self._by_launcher(trials, state, suspected, done.values())
                 self._note(found, number, len(states), done)
             return self._stopped
         finally:
@@ -161,6 +163,7 @@ class Exploration:
                 self._notes.append(f"forked ranks failed from more states, which count after a cold start: {many}")
             if alike := sum(bool(outcome.like) for outcome in done.values()):
                 self._notes.append(f"{alike} states were not resumed: {LIKE}")
+            self._notes += [self._spared.doubt] if self._spared.doubt else []
 
     @property
     def _over(self) -> str:
@@ -182,13 +185,15 @@ class Exploration:
     ) -> Outcome:  # fmt: skip
         """The outcome of a cold start. `suspected`: the outcome of forked ranks, which had failed."""
         assert self._cold
-        looks_in = self.home / "looking" if suspected is None or suspected.from_step is None else None
-        found, _run = self._cold(state, suspected is None or suspected.mended is not False, looks_in)
+        found, run = self._cold(state, suspected is None or suspected.mended is not False, self.home / "looking")
         if self._stopped:
             return found
-        twice = found.mended is False if suspected is None else _failure(suspected) == _failure(found)
-        if twice and (looks := self._cold.looks):  # a failure that came once may be chance, and no other state has it
-            self._alike.learn(state, looks)
+        same = suspected is None or _failure(suspected) == _failure(found)
+        if looks := self._cold.looks:
+            if not self._cold.at_once and same:
+                self._spared.learn(state, looks, found, run)
+            elif self._cold.at_once and (found.mended is False if suspected is None else same):
+                self._spared.learn_failure(state, looks)  # a failure that came once may be chance
         if suspected is not None and suspected.kind is not found.kind:
             self._notes.append(
                 f"{state.name}: forked ranks gave '{suspected.kind.value}' ({suspected.reason}), and a cold start "
@@ -197,6 +202,18 @@ class Exploration:
         elif suspected is not None and found.mended is None:
             found = replace(found, mended=suspected.mended)
         return self._kept(trials, state, found, before)
+
+    def _fork(self, state: State) -> tuple[Outcome, Record] | None:
+        """A resume by forked ranks. None if ranks can't be forked."""
+        found = self._warm(state) if self._warm else None
+        return (found, self._warm.record) if found and self._warm and self._warm.record else None
+
+    def _forked(self, state: State) -> Outcome | None:
+        """The outcome of a resume by forked ranks, which may then stand for other states."""
+        found = self._warm(state, self._spared.looks_in) if self._warm else None
+        if found and not self._stopped and self._warm and self._warm.looks and self._warm.record:
+            self._spared.learn(state, self._warm.looks, found, self._warm.record)
+        return found
 
     def _kept(self, trials: Trials, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:
         """Keeps the run directory of a failed resume, if few of its class are kept already. Returns the outcome with

@@ -3,17 +3,26 @@
     python -m torchaos.harness.exploring.looking FOLDER SOURCE SWITCH HOME
 
 HOME gets `looks`: a line for each question that was asked for the first time, with the time. The folder was just
-covered, so the kernel remembers nothing of it, and asks the server."""
+covered, so the kernel remembers nothing of it, and asks the server. What the resume has made itself, or removed, is not
+asked of the state: it is the same from each state that gave the same answers before.
+
+The kernel looks up each path before it opens, removes or renames it, and the server sees the same call as for a stat.
+A lookup just before a change by the same thread is therefore only the question what is there, without its size: the
+old bytes of a file that is written anew make no difference."""
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import mfusepy
 
 from torchaos.harness.exploring.looks import Ask
 from torchaos.harness.mechanics.storage.rules import Rules
@@ -27,29 +36,136 @@ class Looking(Served):
     def __init__(self, folder: str, spoil: Spoiler, mount: Mount, home: Path) -> None:
         super().__init__(folder, spoil, mount)
         self._lines = os.open(home / "looks", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._lock = threading.RLock()
         self._asked: set[tuple[Ask, str]] = set()
+        self._made: set[str] = set()  # paths that the resume has made anew, or removed
+        self._folders: set[str] = set()  # the same for folders, with all that is below them
+        self._looked_up: dict[int, tuple[str, float]] = {}  # the last lookup of each thread, and its time
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        self._note(Ask.IS, path)
+        with self._lock:
+            self._settle()
+            if fh:
+                self._note(Ask.IS, path)
+            else:
+                self._looked_up[mfusepy.fuse_get_context()[2]] = (path, time.monotonic())
         return super().getattr(path, fh)
 
-    def readdir(self, path: str, fh: int) -> Iterator[str]:
-        self._note(Ask.NAMES, path)
-        return super().readdir(path, fh)
+    def readdir(self, path: str, fh: int) -> Iterator[Any]:
+        """The names with their kinds, as usual file systems give them: so nobody must ask for each kind."""
+        self._ask(Ask.NAMES, path)
+        for name in super().readdir(path, fh):
+            yield name, stat.S_IFMT(self._mode(f"{path.rstrip('/')}/{name}")), 0
 
     def open(self, path: str, flags: int) -> int:
         if not flags & os.O_TRUNC:
+            self._ask(Ask.BYTES, path)
+            return super().open(path, flags)
+        self._settle(path)
+        handle = super().open(path, flags)
+        self._make(path)
+        return handle
+
+    def create(self, path: str, mode: int, fi: Any = None) -> int:
+        self._settle(path)
+        handle = super().create(path, mode, fi)
+        self._make(path)
+        return handle
+
+    def truncate(self, path: str, length: int, fh: int | None = None) -> int:
+        self._settle(path)
+        if length:
             self._note(Ask.BYTES, path)
-        return super().open(path, flags)
+        done = super().truncate(path, length, fh)
+        self._make(path)
+        return done
+
+    def unlink(self, path: str) -> int:
+        self._settle(path)
+        done = super().unlink(path)
+        self._make(path)
+        return done
+
+    def mkdir(self, path: str, mode: int) -> int:
+        self._settle(path)
+        done = super().mkdir(path, mode)
+        self._make(path, folder=True)
+        return done
+
+    def rmdir(self, path: str) -> int:
+        self._settle(path)
+        self._note(Ask.NAMES, path)
+        done = super().rmdir(path)
+        self._make(path, folder=True)
+        return done
+
+    def rename(self, old: str, new: str) -> int:
+        self._settle(old, new)
+        folder = stat.S_ISDIR(self._mode(old))
+        self._note(Ask.ALL if folder else Ask.BYTES, old)
+        self._note(Ask.KIND, old)  # or the target of a link
+        self._note(Ask.NAMES if folder else Ask.KIND, new)
+        done = super().rename(old, new)
+        self._make(old, folder)
+        self._make(new, folder)
+        return done
+
+    def link(self, target: str, source: str) -> int:
+        self._ask(Ask.BYTES, source)
+        done = super().link(target, source)
+        self._make(target)
+        return done
+
+    def symlink(self, target: str, source: str) -> int:
+        self._settle(target)
+        done = super().symlink(target, source)
+        self._make(target)
+        return done
 
     def readlink(self, path: str) -> str:
-        self._note(Ask.IS, path)
+        self._ask(Ask.IS, path)
         return super().readlink(path)
 
-    def _note(self, ask: Ask, path: str) -> None:
-        if (ask, path) not in self._asked:
-            self._asked.add((ask, path))
-            os.write(self._lines, json.dumps([time.monotonic(), ask.value, path.strip("/")]).encode() + b"\n")
+    def destroy(self, path: str) -> None:
+        """Notes the lookups after which nothing came. FUSE calls it when the folder is unmounted."""
+        with self._lock:
+            for looked_up, at_s in self._looked_up.values():
+                self._note(Ask.IS, looked_up, at_s)
+
+    def _mode(self, path: str) -> int:
+        try:
+            return os.stat(path.lstrip("/") or ".", dir_fd=self._root, follow_symlinks=False).st_mode
+        except OSError:
+            return 0
+
+    def _ask(self, ask: Ask, path: str) -> None:
+        with self._lock:
+            self._settle()
+            self._note(ask, path)
+
+    def _settle(self, *changed: str) -> None:
+        """Notes the thread's last lookup. `changed`: the paths that the thread now makes anew or removes."""
+        with self._lock:
+            path, at_s = self._looked_up.pop(mfusepy.fuse_get_context()[2], ("", 0.0))
+            if path:
+                self._note(Ask.KIND if path in changed else Ask.IS, path, at_s)
+
+    def _make(self, path: str, folder: bool = False) -> None:
+        with self._lock:
+            (self._folders if folder else self._made).add(path.strip("/"))
+
+    def _note(self, ask: Ask, path: str, at_s: float | None = None) -> None:
+        with self._lock:
+            path = path.strip("/")
+            if (ask, path) not in self._asked and not self._is_made(path):
+                self._asked.add((ask, path))
+                at_s = time.monotonic() if at_s is None else at_s
+                os.write(self._lines, json.dumps([at_s, ask.value, path]).encode() + b"\n")
+
+    def _is_made(self, path: str) -> bool:
+        parts = path.split("/")
+        above = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+        return path in self._made or any(folder in self._folders for folder in above)
 
 
 def main(folder: str, source: str, switch: str, home: str) -> int:

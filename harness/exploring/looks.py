@@ -1,23 +1,31 @@
-"""What a resume asks of the checkpoint folder before it fails: which files exist and how long they are, which names a
-folder has, and the bytes of files. Two states that give the same answers lead to the same failure."""
+"""What a resume asks of the checkpoint folder: which files exist and how long they are, which names a folder has, and
+the bytes of files. If two states give the same answers, a deterministic job does the same from both."""
 
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
+from types import TracebackType
 
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.exploring.cover import Cover
 from torchaos.harness.exploring.tree import Tree
+from torchaos.harness.record.record import Record
 
 
 class Ask(str, Enum):
     """A question about a path."""
 
-    IS = "is"  # what is there: nothing, a folder, a link and its target, or a file and its size
-    NAMES = "names"  # of what a folder contains
+    KIND = "kind"  # what is there: nothing, a folder, a link and its target, or a file
+    IS = "is"  # the same, and the size of a file
+    NAMES = "names"  # of what a folder contains, and their kinds
     BYTES = "bytes"  # of a file
+    ALL = "all"  # that is in a folder and below it
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,15 @@ def _answer(tree: Tree, ask: Ask, path: str) -> object:
     if ask is Ask.BYTES:
         return content.digest if content else None
     if ask is Ask.NAMES:
-        return tree.names.get(path)
-    return ("file", content.size) if content else tree.links.get(path, path in tree.names)
+        names = tree.names.get(path)
+        return None if names is None else {name: _kind(tree, f"{path}/{name}".lstrip("/")) for name in names}
+    if ask is Ask.ALL:
+        return tree.below(path).digest
+    return ("file", content.size) if content and ask is Ask.IS else _kind(tree, path)
+
+
+def _kind(tree: Tree, path: str) -> object:
+    return "file" if path in tree.files else tree.links.get(path, path in tree.names)
 
 
 class Looker(Cover):
@@ -59,3 +74,41 @@ class Looker(Cover):
         lines = (self._home / "looks").read_text().splitlines() if not self.failed else ()
         found = Looks.from_json((ask, path) for at_s, ask, path in map(json.loads, lines) if at_s < end_s)
         return found if found.asked - {(Ask.IS, "")} else None
+
+
+class Looked:
+    """A `with` block around a resume. Its questions are noted only if there is a folder `home` for the files of the
+    server; the folder is removed afterwards."""
+
+    def __init__(self, folder: Path, home: Path | None) -> None:
+        self._home = home
+        if home:
+            shutil.rmtree(home, ignore_errors=True)
+        self._looker = Looker(folder, home) if home else None
+
+    def __enter__(self) -> None:
+        if self._looker:
+            self._looker.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._looker:
+            self._looker.__exit__(kind, error, at)
+
+    @property
+    def left(self) -> list[str]:
+        return self._looker.left if self._looker else []
+
+    @property
+    def failed(self) -> str:
+        return self._looker.failed if self._looker else ""
+
+    def before_inventory(self, record: Record) -> Looks | None:
+        """The questions of the job, without those of the harness, which reads the checkpoints after the job's end."""
+        if self._looker is None or self._home is None:
+            return None
+        stages = record.of_kind(Kind.STAGE)
+        ended_s = max((stage.mono_s for stage in stages if stage.data["stage"] == "inventory"), default=math.inf)
+        found = self._looker.until(ended_s)
+        if not self.left:
+            shutil.rmtree(self._home, ignore_errors=True)
+        return found

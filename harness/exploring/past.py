@@ -22,7 +22,7 @@ from torchaos.harness.record.record import Record
 
 DEATH = "death"  # the id of the simulated fault
 RECORDED = "recorded"  # the source of the recorded run's own events; those of the resume have "harness"
-_FILE = "past.jsonl"
+FILE = "past.jsonl"
 _BEFORE_S = 0.01  # seconds from the death to the resume
 # The harness's own events in the recorded run, and the end of that run, are left out.
 _NOT_PAST = frozenset({
@@ -53,7 +53,7 @@ def write(
     begun = unfinished(recorded, died_s, lines or {})
     moved_s = now_s - _BEFORE_S - died_s
     count = Counter[str]()
-    with open(events / _FILE, "wb", opener=owner_only) as file:
+    with open(events / FILE, "wb", opener=owner_only) as file:
         for event in (*_until(recorded, died_s, by_rank), *_deaths(recorded, died_s)):
             if (event.source, event.seq, event.kind) in begun:
                 continue

@@ -102,6 +102,15 @@ class Tree:
                 path = folder
         return {path: frozenset(names) for path, names in found.items()}
 
+    def below(self, folder: str) -> Tree:
+        """The part of the tree in a folder, with the same paths."""
+        start = f"{folder}/" if folder else ""
+        return Tree(
+            {path: content for path, content in self.files.items() if path.startswith(start)},
+            frozenset(path for path in self.folders if path.startswith(start)),
+            {path: to for path, to in self.links.items() if path.startswith(start)},
+        )
+
     @property
     def bytes(self) -> int:
         """The number of bytes that were written, without the zeros of holes."""

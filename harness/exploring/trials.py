@@ -26,6 +26,7 @@ from torchaos.harness.exploring.cut import cut_together
 from torchaos.harness.exploring.operations import Recording
 from torchaos.harness.exploring.outcomes import Outcome, seen_in
 from torchaos.harness.exploring.states.state import State
+from torchaos.harness.exploring.stats import Stats, stats_of
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
 from torchaos.harness.judging.checkpoints.resumes import resumes
 from torchaos.harness.judging.ending.teardown import final_step
@@ -76,6 +77,8 @@ class Trials:
         """`now`: the folder of resumes; `recorded`: the present folder of the recorded run."""
         self.now, self.twins, self.recording = now, twins, recording
         self.recorded = Record.load(recorded)
+        self.staged_s = (0.0, 0.0)  # when the last state was put on disk: CLOCK_MONOTONIC, and since the epoch
+        self.staged: Stats = {}  # its files
         self._last: tuple[Record, Sequence[Record], Result]  # the record, twins and result of the last resume
         self._manifests = saves_of(recorded.agent_plan.parent / MANIFESTS, self.recorded)
         job = replace(plan.job, resubmit_times=1, resubmit_delay_s=0.0)  # a second start may succeed
@@ -84,6 +87,11 @@ class Trials:
         self.died_in = max((attempt.number for attempt in self.recorded.history.attempts), default=0)
         ends = self.recorded.of_kind(Kind.AGENT_ENDED, Kind.RANK_EXITED, Kind.JOB_EXITED)
         self._ended_s = min((end.mono_s for end in ends if end.mono_s > past.death_s(self.recorded)), default=math.inf)
+
+    @property
+    def manifests(self) -> frozenset[str]:
+        """The names of the recorded run's manifests."""
+        return frozenset(path.name for path in self._manifests)
 
     def doubt(self) -> str:
         """Why a resume can't be judged, as a clause: what is missing in the recorded run, in which nothing died, or
@@ -114,15 +122,18 @@ class Trials:
         """The highest global step before the death."""
         return past.highest_step(self.recorded, self.death(state)[0])
 
-    def stage(self, state: State) -> RunDir:
-        """The run directory for a resume from the state, with the state's files and the events before the death."""
+    def stage(self, state: State, at_s: float | None = None) -> RunDir:
+        """The run directory for a resume from the state, with the state's files and the events before the death.
+        `at_s`: when the resume began, if it was before now (CLOCK_MONOTONIC)."""
         shutil.rmtree(self.now.root, ignore_errors=True)
         self.now.create()
+        self.staged_s = time.monotonic() if at_s is None else at_s, time.time()
         died_s, by_rank = self.death(state)
-        past.write(self.now.events, self.recorded, died_s, by_rank, time.monotonic(), self.recording.lines)
+        past.write(self.now.events, self.recorded, died_s, by_rank, self.staged_s[0], self.recording.lines)
         past.with_death(replace(self.plan, faults=self.recorded.plan.faults)).write(self.now.plan)
         self._link_manifests(died_s)
         state.write_to(checkpoints_in(self.plan, self.now))
+        self.staged = stats_of(checkpoints_in(self.plan, self.now))
         return self.now
 
     def judge(self, state: State, hung: bool, seconds: float, warm: bool = False) -> tuple[Outcome, Record]:

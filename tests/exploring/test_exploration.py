@@ -64,6 +64,7 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
 
         class Cold(Recorded):
             looks: Looks | None = None
+            at_once = True
 
             def __call__(self, state: State | None = None, again: bool = True, looks_in: Path | None = None) -> Any:
                 assert state
@@ -106,11 +107,12 @@ def test_forked_ranks_are_compared_with_a_state_that_is_right(
 
     class Warm:
         in_words = ""
+        looks = record = None
 
         def __init__(self, *words: Any) -> None:
             given.append(words[-1])
 
-        def __call__(self, _state: State) -> None: ...
+        def __call__(self, _state: State, _looks_in: Path | None = None) -> None: ...
         def stop(self, _reason: str) -> None: ...
         def close(self) -> None: ...
 
@@ -144,10 +146,11 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
 
     class Warm:
         in_words = ""
+        looks = record = None
 
         def __init__(self, *_words: Any) -> None: ...
 
-        def __call__(self, state: State) -> Any:
+        def __call__(self, state: State, _looks_in: Path | None = None) -> Any:
             kind = kinds[min(len(forked), 4) % 4]
             forked.append(state.name)
             return replace(outcome_of(state, kind, f"in {len(forked)}"), warm=True, from_step=5)
@@ -177,10 +180,11 @@ def test_a_failure_before_the_first_step_stands_for_all_states_that_look_the_sam
 
     class Warm:
         in_words = ""
+        looks = record = None
 
         def __init__(self, *_words: Any) -> None: ...
 
-        def __call__(self, state: State) -> Any:
+        def __call__(self, state: State, _looks_in: Path | None = None) -> Any:
             forked.append(state.name)
             kind = Class.WONT_START if "last.pt" in state.tree.files else Class.RIGHT
             return replace(outcome_of(state, kind, "no"), warm=True)
@@ -230,10 +234,11 @@ def test_cold_starts_that_stand_for_no_other_state_come_last(
 
     class Warm:
         in_words = ""
+        looks = record = None
 
         def __init__(self, *_words: Any) -> None: ...
 
-        def __call__(self, state: State) -> Any:
+        def __call__(self, state: State, _looks_in: Path | None = None) -> Any:
             log.append(state.name)
             return replace(outcome_of(state, Class.WONT_START, "no"), warm=True)
 

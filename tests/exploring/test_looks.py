@@ -43,7 +43,7 @@ def test_questions_of_a_job_are_noted(tmp_path: Path) -> None:
     assert looker.left == []
     found = looker.until(ended_s)
     assert found
-    asked = {(Ask.NAMES, ""), (Ask.IS, "2"), (Ask.IS, "2/ready"), (Ask.IS, "link"), (Ask.BYTES, "2/weights")}
+    asked = {(Ask.NAMES, ""), (Ask.IS, "2"), (Ask.IS, "2/ready"), (Ask.KIND, "0link"), (Ask.BYTES, "2/weights")}
     assert asked <= found.asked
     assert not {path for _ask, path in found.asked} & {"1/weights", "1/ready", "2/moments"}
     assert looker.until(0.0) is None
@@ -52,6 +52,46 @@ def test_questions_of_a_job_are_noted(tmp_path: Path) -> None:
     assert (Ask.BYTES, "2/moments") in after.asked - found.asked
     assert Looks.from_json(found.to_json()) == found  # type: ignore[arg-type]
     assert not any(mount.target == str(folder) for mount in mounts())
+
+
+# A job that saves anew over what a death left, moves a folder, and reads what it wrote. Argument: the folder.
+SAVER = """
+import os, sys
+os.chdir(sys.argv[1])
+open("torn.tmp", "w").write("whole")
+os.replace("torn.tmp", "last")
+os.mkdir("new.tmp")
+open("new.tmp/part", "w").write("part")
+os.rename("new.tmp", "new")
+print(open("last").read(), open("new/part").read())
+os.rename("old", "older")
+os.unlink("gone")
+os.stat("sized")
+open("sized", "w")
+open("grown", "a").write("more")
+"""
+
+
+@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+def test_what_a_job_writes_itself_is_not_asked(tmp_path: Path) -> None:
+    """A torn file that is written anew may have any bytes and any size. A file that was looked at before may not; of a
+    file that grows, the bytes count, and of a folder that is moved, all that is in it."""
+    folder = tmp_path / "checkpoints"
+    (folder / "old").mkdir(parents=True)
+    for name in ("torn.tmp", "last", "gone", "sized", "grown", "old/file"):
+        (folder / name).write_text("before")
+    looker = Looker(folder, tmp_path / "home")
+    with looker:
+        subprocess.run([sys.executable, "-S", "-c", SAVER, str(folder)], check=True)
+    found = looker.until(time.monotonic())
+    assert found
+    asks = {path: {ask for ask, of in found.asked if of == path} for _ask, path in found.asked}
+    assert asks["torn.tmp"] == asks["last"] == asks["gone"] == {Ask.KIND}
+    assert asks["new.tmp"] == {Ask.KIND}
+    assert "new/part" not in asks
+    assert Ask.ALL in asks["old"]
+    assert Ask.IS in asks["sized"]
+    assert Ask.BYTES in asks["grown"]
 
 
 @pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
@@ -80,6 +120,11 @@ def _tree(weights: str = "w", size: int = 8, more: str = "") -> Tree:
     (Ask.NAMES, "2", _tree(more="2/ready"), False),
     (Ask.NAMES, "", _tree(more="2/ready"), True),
     (Ask.NAMES, "", _tree(more="3"), False),
+    (Ask.NAMES, "", Tree(_tree().files, frozenset({"2"}), {"link": "2", "1": "2"}), False),
+    (Ask.KIND, "2/weights", _tree(size=7), True),
+    (Ask.KIND, "2/ready", _tree(more="2/ready"), False),
+    (Ask.ALL, "2", _tree(size=7), False),
+    (Ask.ALL, "2", _tree(more="3"), True),
     (Ask.IS, "link", Tree(_tree().files, _tree().folders, {"link": "1"}), False),
     (Ask.IS, "1", Tree({**_tree().files, "1": Content()}, frozenset({"2"}), {"link": "2"}), False),
 ])  # fmt: skip

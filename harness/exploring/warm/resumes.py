@@ -13,10 +13,11 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.exploring.cold import Cold
 from torchaos.harness.exploring.goal import Goal
+from torchaos.harness.exploring.looks import Looked, Looks
 from torchaos.harness.exploring.outcomes import Class, Outcome
 from torchaos.harness.exploring.past import RECORDED
 from torchaos.harness.exploring.states.state import State
-from torchaos.harness.exploring.trials import Trials
+from torchaos.harness.exploring.trials import Trials, checkpoints_in
 from torchaos.harness.exploring.warm.forked import Forked
 from torchaos.harness.exploring.warm.parents import Parent
 from torchaos.harness.exploring.warm.rank import RankCommand
@@ -44,6 +45,8 @@ class Warm:
         self._stopped = False
         self._current: Forked | None = None
         self.seconds: list[float] = []  # of each warm resume
+        self.looks: Looks | None = None  # of the last call; None: not known
+        self.record: Record | None = None  # of the last warm resume
 
     @property
     def in_words(self) -> str:
@@ -64,7 +67,9 @@ class Warm:
             self._parent.close()
             self._parent = None
 
-    def __call__(self, state: State) -> Outcome | None:
+    def __call__(self, state: State, looks_in: Path | None = None) -> Outcome | None:
+        """`looks_in`: as for a cold resume."""
+        self.looks = None
         if not self._off and not self._checked:
             try:
                 outcome = self._check(self._right or state)
@@ -75,7 +80,7 @@ class Warm:
         if self._off or self._stopped or not self._checked:
             return None
         try:
-            return self._resume(state)[0]
+            return self._resume(state, looks_in)[0]
         except ChaosError as error:  # for example, the parent died
             self._off = str(error)
             self.close()
@@ -141,7 +146,7 @@ class Warm:
             os.path.isdir(path) or os.path.exists(f"{path}.py") for path in paths
         )
 
-    def _resume(self, state: State) -> tuple[Outcome, Record]:
+    def _resume(self, state: State, looks_in: Path | None = None) -> tuple[Outcome, Record]:
         """Resumes by forked ranks. Raises ChaosError if the parent is gone."""
         assert self._parent
         imported = self._home / "imports"
@@ -155,10 +160,16 @@ class Warm:
         self._current = run
         if self._stopped:
             run.stop()
-        hung = run(self._trials.take_inventory, imported)
+        looked = Looked(checkpoints_in(self._trials.plan, folder), looks_in)
+        with looked:
+            hung = run(self._trials.take_inventory, imported)
+        self._cold.left += looked.left
+        if looked.failed:  # and with it, perhaps, the job
+            return self._resume(state)
         self._learn(imported)
         outcome, record = self._trials.judge(state, hung, time.monotonic() - began_s, warm=True)
         self.seconds.append(time.monotonic() - began_s)
+        self.looks, self.record = looked.before_inventory(record), record
         return outcome, record
 
 

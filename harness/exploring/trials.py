@@ -182,13 +182,17 @@ class Trials:
         write_atomically(self.now.artifacts / "inventory.json", told, private=True)
 
     def _link_manifests(self, died_s: float) -> None:
-        """Links the manifests of the saves that had ended when the job died."""
+        """Links the manifests of the saves that had ended when the job died. A save that was still to be renamed is
+        left out: its manifest is not that of the file that has the final name."""
         first = self.recorded.events[0]
         died_wall_s = first.wall_s - first.mono_s + died_s
         folder = self.now.agent_plan.parent / MANIFESTS
         folder.mkdir(mode=0o700)
+        begun = past.unfinished(self.recorded, died_s, self.recording.lines)
+        ends = self.recorded.of_kind(Kind.SAVE_END)
+        unfinished = {end.mono_s for end in ends if (end.source, end.seq, end.kind) in begun}
         for path, (written_s, saved_s) in self._manifests.items():
-            if (written_s < died_wall_s) if saved_s is None else (saved_s < died_s):
+            if (written_s < died_wall_s) if saved_s is None else (saved_s < died_s and saved_s not in unfinished):
                 os.link(path, folder / path.name)
 
 

@@ -31,3 +31,20 @@ def test_an_inode_that_is_used_again_is_no_rename(tmp_path: Path) -> None:
     early = {**json.loads((tmp_path / "one.json").read_text()), "wall_s": time.time() - 3600}
     (tmp_path / "one.json").write_text(json.dumps(early))
     assert Manifests.of([tmp_path / "one.json"]).of_files({str(renamed): 10}) == {}
+
+
+@pytest.mark.parametrize("name", ["last.pt.tmp", "last.tmp"])
+def test_a_save_that_was_not_renamed_is_of_no_other_file(tmp_path: Path, name: str) -> None:
+    """A job was killed between its second save and the rename: the file with the final name is of the first save,
+    whether the suffix is added for the save, or put in place of the last one."""
+    writing, final = tmp_path / name, tmp_path / "last.pt"
+    for number in (1, 2):
+        writing.write_bytes(bytes(10))
+        made = Manifest(tmp_path, f"{number}.json", str(writing), 0)
+        with open(writing, "rb") as opened:
+            made.add(str(writing), opened.fileno(), [(0, 10, str(number) * 16)], "", raced=False)
+        made.write()
+        if number == 1:
+            writing.rename(final)
+    found = Manifests.of([tmp_path / "1.json", tmp_path / "2.json"])
+    assert found.of_files({str(final): 10}) == {str(final): found.saved[0]}

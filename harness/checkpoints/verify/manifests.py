@@ -112,11 +112,7 @@ class Manifests:
     def of_files(self, sizes: Mapping[str, int]) -> dict[str, Saved]:
         """The saves of the files of one checkpoint, without unknown files. `sizes`: in bytes, by path."""
         newest = {path: saved for path, size in sizes.items() if (saved := self._of_file(path, size))}
-        by_inode = {
-            path: saved
-            for path in newest
-            if (saved := self._same_inode(path)) and final_path(saved.path) == final_path(path)
-        }
+        by_inode = {path: saved for path in newest if (saved := self._same_inode(path)) and _is_name(saved.path, path)}
         one_save = by_inode.keys() == newest.keys() and len(set(map(_round, by_inode.values()))) == 1
         return by_inode if one_save else newest
 
@@ -180,6 +176,13 @@ def _numbered(saved: Iterable[Saved]) -> list[Saved]:
         found.append(replace(save, number=before[save.attempt, final_path(save.path)]))
         before[save.attempt, final_path(save.path)] += 1
     return found
+
+
+def _is_name(saved: str, path: str) -> bool:
+    """Whether a file that was saved under one path gets the other as its final one: the mark of an unfinished file is
+    removed, or stands in place of the suffix (`last.tmp` of `last.pt`)."""
+    final, wanted = final_path(saved), final_path(path)
+    return final == wanted or (final != saved and final == posixpath.splitext(wanted)[0])
 
 
 def _round(saved: Saved) -> tuple[int, int]:

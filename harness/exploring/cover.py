@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import ClassVar
 
 from torchaos.harness.contracts import ChaosError
+from torchaos.harness.machine import proc
 from torchaos.harness.running import capabilities
 from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.file import File
@@ -22,6 +23,8 @@ from torchaos.harness.undo.mount import Mount, mounts
 
 MOUNT_S = 60.0  # seconds
 _END_S = 60.0  # seconds for which processes may keep files open after the end of the job
+_QUIET_S = 1.0  # seconds without an operation, after which the server may be asked to end
+_LOOK_S = 0.05
 _ON = b"on\n"
 
 
@@ -37,6 +40,7 @@ class Cover:
         self._folder, self._home = folder.resolve(), home.resolve()
         self._tag = f"torchaos-{self.notes[0]}-{secrets.token_hex(4)}"
         self._stack = ExitStack()
+        self._mounted = 0  # the id of the mount
         self._server: subprocess.Popen[bytes] | None = None
         self.left: list[str] = []  # after the `with` block: a sentence for each change that could not be undone
         self.failed = ""  # after the `with` block: why the notes are not complete
@@ -77,7 +81,8 @@ class Cover:
                 start_new_session=True,
             )  # fmt: skip
         end = time.monotonic() + MOUNT_S
-        while not any(mount.source == self._tag for mount in mounts()):
+        while not self._mounted:
+            self._mounted = next((mount.id for mount in mounts() if mount.source == self._tag), 0)
             if self._server.poll() is not None or time.monotonic() > end:
                 lines = said.read_text(errors="replace").strip().splitlines()
                 why = lines[-1] if lines else "no reason was given"
@@ -91,18 +96,27 @@ class Cover:
             self.left.append(str(error))
 
     def _stop_server(self) -> None:
-        """Waits for the server's last line. The server ends when the folder is unmounted and no file is open."""
+        """Waits for the server's last line. The server ends by itself when the folder is unmounted and no file is open.
+        A mount namespace that another program made meanwhile keeps it too. It is asked to end if no process has a file
+        open and nothing is written any more."""
         if self._server is None:
             return
-        written = self._written()
-        try:
-            code = self._server.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            busy = self._written() > written
-            code = self._end_server()
-            if busy:
-                self.failed = "a process that outlived the job still had a file of it open"
-                return
+        at_first = written = self._written()
+        begun = since = time.monotonic()
+        while self._server.poll() is None:
+            now = time.monotonic()
+            if self._written() != written:
+                written, since = self._written(), now
+            quiet = now - since > _QUIET_S and not (self._mounted and proc.have_open(self._mounted))
+            if quiet or now - begun > _END_S:
+                code = self._end_server()
+                if self._written() > at_first and not quiet:
+                    self.failed = "a process that outlived the job still had a file of it open"
+                    return
+                break
+            time.sleep(_LOOK_S)
+        else:
+            code = self._server.wait()
         self.failed = f"the server ended before, with exit code {code}" if code else ""
 
     def _written(self) -> int:

@@ -222,6 +222,22 @@ def maps_deleted(path: str) -> list[int]:
     return pids
 
 
+def have_open(mount: int) -> list[int]:
+    """The processes that have a file or folder of the mount open. `mount`: its id in /proc/self/mountinfo. Processes of
+    other users are left out, unless this is root."""
+    line = f"mnt_id:\t{mount}\n"
+    return [pid for pid in _pids() if any(line in info for info in _open_files(pid))]
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    """What /proc/PID/fdinfo says about each open file; see proc_pid_fdinfo(5)."""
+    folder = f"/proc/{pid}/fdinfo"
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            with suppress(OSError), open(f"{folder}/{name}") as file:
+                yield file.read()
+
+
 def is_own(pid: int) -> bool:
     return pid in _lineage()
 

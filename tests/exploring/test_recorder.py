@@ -352,6 +352,26 @@ def test_a_file_that_somebody_only_holds_open_is_no_harm(tmp_path: Path, monkeyp
             os.close(held)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a mount namespace")
+def test_a_mount_namespace_that_somebody_made_meanwhile_costs_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Another program makes a mount namespace while the folder is covered, and so keeps a copy of the mount. Nobody has
+    a file open there, so the server is asked to end, long before the time is over for which a process may keep a file
+    open; the recording is whole."""
+    monkeypatch.setattr("torchaos.harness.exploring.cover._END_S", 1e9)
+    folder = tmp_path / "checkpoints"
+    with Recorder(folder, tmp_path / "home") as recorder:
+        (folder / "file").write_text("x")
+        other = subprocess.Popen(["unshare", "--mount", "sh", "-c", "echo made; exec cat"], stdin=-1, stdout=-1)
+        assert other.stdout
+        other.stdout.readline()
+    try:
+        assert {operation.path for operation in recorder.recording.operations} == {"file"}
+    finally:
+        other.communicate()
+
+
 def test_no_fuse_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without FUSE it says what to install, and leaves the folder alone."""
     missing = capabilities.Finding("fuse", False, "", "install libfuse")

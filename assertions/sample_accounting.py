@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -18,11 +18,14 @@ from torchaos.harness.judging.twins.first_uses import FirstUses, came_earlier, i
 from torchaos.harness.judging.twins.samples import (
     Read,
     Samples,
-    all_seen,
+    all_known,
+    any_summed,
     are_same,
+    are_summed,
     by_index,
     counts_of,
     different,
+    digests_of,
     have_other_contents,
     in_order,
     named,
@@ -35,6 +38,7 @@ from torchaos.harness.judging.twins.samples import (
 from torchaos.harness.judging.twins.stages import without_data
 from torchaos.harness.record.history import StepTable
 from torchaos.harness.record.replicas import records_of
+from torchaos.harness.record.steps.samples import sums_of
 from torchaos.plugin import (
     Assertion,
     Finding,
@@ -52,6 +56,7 @@ from torchaos.plugin import (
     passed,
 )
 
+_ONE_SUM = "of some steps only the sum of the samples was kept, because the run is large"
 _BLIND = "without a twin, samples that were skipped in steps that were done only once can't be found"
 
 
@@ -102,8 +107,9 @@ class SampleAccounting(Assertion):
             if finding is not None:
                 return replace(finding, reason=f"replica {number}: {finding.reason}")
         left_out = sum(
-            counts_of(theirs[number].history.by_step().get(step, {})).total()
+            sums_of(execution).in_samples
             for step, who in absences(parts).items() for number in who
+            for execution in theirs[number].history.by_step().get(step, {}).values()
         )  # fmt: skip
         return inconclusive(
             f"each replica consumed the twin's samples in the steps that it made; {gone}, and nobody consumed its "
@@ -129,7 +135,7 @@ def _against(
     ours, theirs, early = (table.without_ranks(stages) for table in (ours, theirs, early))
     doubtful = [step for step in not_surely_same(early, theirs) if step in early and step in theirs]
     whole = [step for step in doubtful if early[step].keys() >= theirs[step].keys()]
-    seen = [step for step in whole if all_seen(early[step]) and all_seen(theirs[step])]
+    seen = [step for step in whole if all_known(early[step]) and all_known(theirs[step])]
     invalid = next((step for step in seen if not are_same(early[step], theirs[step])), None)
     if invalid is not None:
         return inconclusive(
@@ -137,27 +143,33 @@ def _against(
             f"step {invalid}. Give the job a fixed seed.",
             step=invalid,
         )
-    unseen, times = None, cache(lambda: Counter(map(in_order, theirs.values())))
+    unseen, by_sum = None, are_summed(ours, theirs)
+    contents = partial(in_order, by_sum=by_sum)
+    times = cache(lambda: Counter(map(contents, theirs.values())))
     other = not_surely_same(ours, theirs)
     for step in sorted({*other, *(step for step in blind if step in ours or step in theirs)}):
         mine, twins = ours.get(step, {}), theirs.get(step, {})
-        if step in blind or not (all_seen(mine) and all_seen(twins)):
+        if step in blind or not (all_known(mine) and all_known(twins)):
             unseen = unseen or inconclusive(f"the samples of step {step} were not all seen")
-        elif not are_same(mine, twins) and not (in_order(mine) == in_order(twins) and times()[in_order(twins)] == 1):
-            return _uneven(theirs) or _differs(history, ours, theirs, step)
+        elif not are_same(mine, twins) and not (contents(mine) == contents(twins) and times()[contents(twins)] == 1):
+            differ = _differ_somehow(ours, theirs, step) if by_sum else _differs(history, ours, theirs, step)
+            return _uneven(theirs) or differ
     total = _total(ours)
     spared = ", ".join(map(str, sorted(stages)))
     left_out = f"; rank {spared} has no samples and no loss, in the run or in the twin, and was left out"
     return unseen or passed(
         f"all {total} samples of {len(ours)} steps were consumed exactly as in the twin: none skipped, none repeated"
-        f"{left_out if stages else ''}",
+        f"{left_out if stages else ''}"
+        f"{f'. {_ONE_SUM.capitalize()}; these sums are equal' if by_sum else ''}",
         samples=total, skipped=0, repeated=0,
     )  # fmt: skip
 
 
 def _total(steps: StepTable) -> int:
     """The number of samples, as they are named."""
-    seen, indices = steps.executions.column("in_seen"), steps.executions.column("in_indices")
+    every = steps.executions
+    seen, indices = every.column("in_seen"), every.column("in_indices")
+    seen = np.where(every.column("summed"), every.column("in_samples"), seen)
     return int(np.where(indices > 0, indices, seen).sum() if by_index(steps) else seen.sum())
 
 
@@ -191,6 +203,30 @@ def _differs(history: History, ours: StepTable, theirs: StepTable, step: int) ->
         )
     story = f"{_story(history, ours, theirs, step, read, skipped)} {_sum(skipped, repeated)}"
     return failed(story, First(What.SAMPLES, step), **measured)
+
+
+def _differ_somehow(ours: StepTable, theirs: StepTable, step: int) -> Finding:
+    """As _differs, if only the sum of the samples was kept of some steps. Then it is not known how many samples were
+    skipped or repeated in all."""
+    mine, twins = ours.get(step, {}), theirs.get(step, {})
+    due, got = (sum(sums_of(execution).in_samples for execution in by_rank.values()) for by_rank in (twins, mine))
+    unknown = f"{_ONE_SUM.capitalize()}, so it is not known how many samples were skipped or repeated."
+    if step not in ours:
+        reason = f"the final history has no step {step}, which consumed {due} samples in the twin. {unknown}"
+        return failed(reason, First(What.ABSENT, step), step=step)
+    if step not in theirs:
+        return failed(f"step {step} was done after the twin's last step ({max(theirs)}), with samples of its own")
+    like = sorted(steps_like(theirs, mine, digests_of), key=lambda at: (abs(at - step), at))
+    if like:
+        what = f"step {step} consumed the samples of step {like[0]}."
+    elif got != due:
+        what = f"step {step} consumed {got} samples, and {due} in the twin."
+    elif any_summed(mine, twins):
+        what = f"step {step} consumed other samples than in the twin: their sums differ."
+    else:
+        missing = (counts_of(twins) - counts_of(mine)).total()
+        what = f"step {step} consumed other samples than in the twin: {missing} are missing in it."
+    return failed(f"{what} {unknown}", First(What.SAMPLES, step), step=step)
 
 
 def _story(
@@ -256,12 +292,12 @@ def _alone(run: Record, history: History) -> Finding:
     """Judges a run without a twin. It compares steps that were done again with their first execution, and finds batches
     that were consumed twice in one epoch."""
     size = {attempt.number: attempt.world_size for attempt in history.attempts}
-    every = history.executions
+    every, summed = history.executions, history.executions.column("summed").any()
     first: list[StepTable] = []  # for each attempt, the steps that no earlier attempt had made
     redone = set[int]()
     for attempt in sorted(every.attempts):
         own = StepTable(every.of_attempt(attempt).last_of("global_step", "rank"))
-        own = own.only((own.counts >= size[attempt]) & ~own.any(~own.executions.samples_seen))
+        own = own.only((own.counts >= size[attempt]) & ~own.any(~own.executions.samples_known))
         odd = set[int]()
         for old in first:
             once, twice = common(old, own)
@@ -269,6 +305,9 @@ def _alone(run: Record, history: History) -> Finding:
             odd |= {step for step in not_surely_same(once, twice) if not are_same(once[step], twice[step])}
         if odd:
             step = min(odd)
+            if summed:
+                what = f"step {step}, done again by attempt {attempt}, consumed other samples than the first time"
+                return failed(what, First(What.SAMPLES, step), step=step)
             ours = {step: own[step]}
             earlier = StepTable(
                 every.joined([step_table.executions for step_table in first]).last_of("global_step", "rank")
@@ -276,6 +315,11 @@ def _alone(run: Record, history: History) -> Finding:
             story = _story(history, ours, earlier, step, reader(ours, earlier), other="the first execution")
             return failed(story, First(What.SAMPLES, step), step=step)
         first.append(own.without(redone))
+    if summed:
+        return inconclusive(
+            f"{_ONE_SUM}, and there is no twin: it can't be seen whether samples were consumed twice in one epoch. "
+            f"{len(redone)} steps that were done again consumed the same samples as the first time."
+        )
     again = _replayed(run, history)
     if again:
         return again

@@ -6,7 +6,8 @@
 The record is little-endian: flags, the phases (a bit for each), the numbers of losses, rates, samples and indices; the
 fixed part (_HEAD); which values are None (only if there are such); the microseconds in each phase, the losses, the
 learning rates, the digests of the samples (ROW bytes each), the indices (4 or 8 bytes each), and the CRC-32 of
-everything before it, including the text. So a damaged line is detected.
+everything before it, including the text. So a damaged line is detected. With the flag SUMS, the sums of the samples and
+of the indices (sums.py, 8 bytes each) stand in place of digests and indices.
 
 No byte of the line but its last is a newline: after each 240 bytes of the record the next part begins, and each part
 begins with a byte with which all its bytes were XORed so that none of them is a newline.
@@ -18,10 +19,13 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from . import packed_text
+
+if TYPE_CHECKING:
+    from .sums import Sums
 
 MARK = b"#"
 ROW = 6  # bytes of the digest of a sample
@@ -33,7 +37,7 @@ PHASES = (
 # flags, phases, losses, rates, samples, indices
 SHAPE = struct.Struct("<BHBBHH")
 # Flags: the last two bits are `skipped` (2: None).
-SKIPPED, NONES, NO_SAMPLES, NO_INDICES, WIDE = 3, 4, 8, 16, 32
+SKIPPED, NONES, NO_SAMPLES, NO_INDICES, WIDE, SUMS = 3, 4, 8, 16, 32, 64
 _HEAD = "IddIii"  # seq, wall_s, mono_s, step, opt_step, sched_step
 NONE = -(1 << 31)  # for opt_step and sched_step
 CRC = 4
@@ -59,9 +63,10 @@ class Packer:
     def line(
         self, seq: int, wall_s: float, mono_s: float, step: int, losses: Sequence[float | None],
         lr: Sequence[float | None], opt_step: int | None, sched_step: int | None, skipped: bool | None,
-        samples: bytes | None, indices: Sequence[int] | None, phases: Mapping[Any, float],
+        samples: bytes | None, indices: Sequence[int] | None, phases: Mapping[Any, float], sums: Sums | None = None,
     ) -> bytes:  # fmt: skip
-        """The packed line. Raises struct.error, ValueError or OverflowError if the values do not fit into one."""
+        """The packed line, with `sums` in place of samples and indices if they are given. Raises struct.error,
+        ValueError or OverflowError if the values do not fit into one."""
         nones: tuple[int, ...] = ()
         given = losses, lr
         if None in losses or None in lr:
@@ -71,8 +76,9 @@ class Packer:
             raise ValueError("no place for it")
         shape = (
             self._wide, len(losses), len(lr), -1 if samples is None else len(samples),
-            -1 if indices is None else len(indices), len(nones), *phases,
+            -1 if indices is None else len(indices), len(nones), sums and (sums.in_samples, sums.in_indices), *phases,
         )  # fmt: skip
+        behind = (samples or b"", *(indices or ())) if sums is None else (sums.samples, sums.indices)
         pack, names, flags, rest = self._shapes.get(shape) or self._learn(shape)
         # This runs in every step, so it makes few calls.
         in_phases = []
@@ -82,7 +88,7 @@ class Packer:
             record: bytes = pack(
                 flags | (2 if skipped is None else skipped), rest, seq, wall_s, mono_s, step,
                 NONE if opt_step is None else opt_step, NONE if sched_step is None else sched_step, *nones, *in_phases,
-                *losses, *lr, samples or b"", *(indices or ()),
+                *losses, *lr, *behind,
             )  # fmt: skip
         except struct.error:
             if self._wide or not indices or 0 <= min(indices) <= max(indices) < 1 << 32:
@@ -96,8 +102,10 @@ class Packer:
 
     def _learn(self, shape: tuple[Any, ...]) -> tuple[Any, Sequence[str], int, bytes]:
         """How to pack a record, its phases in order, its flags, and the rest of its shape as bytes."""
-        wide, losses, lr, samples, indices, nones, *phases = shape
+        wide, losses, lr, samples, indices, nones, sums, *phases = shape
         rows = samples if samples < 0 else samples // ROW
+        if sums is not None:
+            wide, (rows, indices) = SUMS, sums
         flags = wide | (NONES if nones else 0) | (NO_SAMPLES if rows < 0 else 0) | (NO_INDICES if indices < 0 else 0)
         places = sorted(map(PHASES.index, phases))
         as_bytes = SHAPE.pack(flags, sum(1 << at for at in places), losses, lr, max(rows, 0), max(indices, 0))
@@ -112,7 +120,8 @@ class Packer:
 def _layout(flags: int, phases: int, losses: int, lr: int, rows: int, indices: int) -> str:
     nones = "Q" if flags & NONES else ""
     index = "q" if flags & WIDE else "I"
-    return f"{_HEAD}{nones}{phases}I{losses + lr}d{ROW * max(rows, 0)}s{max(indices, 0)}{index}"
+    samples = "QQ" if flags & SUMS else f"{ROW * max(rows, 0)}s{max(indices, 0)}{index}"
+    return f"{_HEAD}{nones}{phases}I{losses + lr}d{samples}"
 
 
 def _without_none(losses: Sequence[float | None], lr: Sequence[float | None]) -> tuple[int, list[list[float]]]:
@@ -183,13 +192,15 @@ def _fields(record: bytes) -> dict[str, Any]:
     seq, wall_s, mono_s, step, opt_step, sched_step, *numbers = layout.unpack_from(record, SHAPE.size)
     nones = numbers.pop(0) if flags & NONES else 0
     in_phases, numbers = numbers[: len(names)], numbers[len(names) :]
-    end = losses + lr
+    end, sums = losses + lr, None
+    if flags & SUMS:
+        flags, sums = flags | NO_SAMPLES | NO_INDICES, (rows, numbers[end], in_indices, numbers[end + 1])
     rates = [None if nones >> place & 1 else value for place, value in enumerate(numbers[:end])]
     data = payload(
         rates[:losses], rates[losses:], None if opt_step == NONE else opt_step,
         None if sched_step == NONE else sched_step, (False, True, None, None)[flags & SKIPPED],
         None if flags & NO_SAMPLES else numbers[end], None if flags & NO_INDICES else numbers[end + 1 :],
-        {name: each / 1e6 for name, each in zip(names, in_phases, strict=True)},
+        {name: each / 1e6 for name, each in zip(names, in_phases, strict=True)}, sums,
     )  # fmt: skip
     return {"seq": seq, "wall_s": wall_s, "mono_s": mono_s, "step": step, "data": data}
 
@@ -197,14 +208,16 @@ def _fields(record: bytes) -> dict[str, Any]:
 def payload(
     losses: Sequence[float | None], lr: Sequence[float | None], opt_step: int | None, sched_step: int | None,
     skipped: bool | None, samples: bytes | None, indices: Sequence[int] | None, phases: Mapping[Any, float],
+    sums: Sequence[int] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The payload of a step's event, from the fields of a packed line."""
-    return {
+    found = {
         "losses": list(losses), "samples": None if samples is None else in_hex(samples),
         "indices": None if indices is None else list(indices), "lr": list(lr), "opt_step": opt_step,
         "sched_step": sched_step, "phases": {name: round(seconds, 6) for name, seconds in phases.items()},
         "skipped": skipped,
     }  # fmt: skip
+    return found if sums is None else {**found, "sums": list(sums)}
 
 
 def in_hex(samples: bytes) -> list[str]:

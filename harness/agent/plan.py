@@ -69,6 +69,7 @@ class AgentPlan:
     hooks: tuple[str, ...]
     orders: tuple[Order, ...] = ()
     checkpoints: str | None = None
+    sample_bytes: int | None = None  # what this rank may write about samples, see allowance.py; None: no bound
 
     def write(self, path: Path) -> None:
         """Writes the plan to `path`, readable only by its owner."""
@@ -82,4 +83,5 @@ class AgentPlan:
         return cls(
             raw["run_id"], raw["events"], tuple(raw["hooks"]),
             tuple(Order.from_dict(order) for order in raw["orders"]), raw.get("checkpoints"),
+            raw.get("sample_bytes"),
         )  # fmt: skip

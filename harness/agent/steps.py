@@ -10,12 +10,14 @@ from types import ModuleType
 from typing import Any, Callable
 
 from .agent import Agent
+from .allowance import Allowance
 from .counter import NOTHING, Closed, StepCounter
 from .cycle import Cycle
 from .loss import Losses, arrived
 from .packed import payload
 from .rates import Rates, optimizer_step
 from .ring import UNSEEN
+from .sums import Sums
 from .tally import Segment
 from .trained import Trained
 from .wire import Kind, Phase
@@ -28,6 +30,7 @@ _FROM_A_THREAD = (
 class StepHooks:
     def __init__(self, agent: Agent, losses: Losses, rates: Rates, trained: Trained) -> None:
         self._agent, self._losses, self._rates, self._trained = agent, losses, rates, trained
+        self._allowance = Allowance(agent)
         self._counter, self._cycle = StepCounter(), Cycle(agent.who.attempt, agent.who.rank)
         self._loose = 0  # optimizers that were reported as loose
         self._said_unseen = False
@@ -290,15 +293,19 @@ class StepHooks:
         agent.unseen.discard("steps")
         samples: bytes | None = None
         indices: tuple[int, ...] | None = None
+        sums: Sums | None = None
         if segment.batches:
             samples = _joined([batch.samples for batch in segment.batches])
             indices = _joined([batch.indices for batch in segment.batches])
             if samples is not None:
                 agent.unseen.discard("samples")
+                sums = self._allowance.sums(samples, indices)
+                if sums is not None:
+                    samples = indices = None
         late = bool(segment.pending) and not arrived(segment)
         given = (
             segment.losses, segment.lr, segment.opt_step, segment.sched_step, segment.skipped, samples, indices,
-            agent.phases.take(),
+            agent.phases.take(), sums,
         )  # fmt: skip
         if self._state is None:
             agent.emit_step(agent.steps_over, *given)

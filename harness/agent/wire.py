@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from . import packed
+
+if TYPE_CHECKING:
+    from .sums import Sums
 
 VERSION = 1
 
@@ -145,11 +148,11 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     # losses: a float for each backward (None: not copied yet); samples: a digest for each row that was trained on
     # (None: not seen); indices: dataset indices of the same batches (None: there are none); lr: a rate for each
     # parameter group; opt_step, sched_step: the step counters of the optimizer and the scheduler; phases: seconds by
-    # phase; skipped: a GradScaler skipped the optimizer step
+    # phase; skipped: a GradScaler skipped the optimizer step; sums: in place of samples and indices, see sums.py
     Kind.STEP: {
         "losses": _FLOATS, "samples": "list[str | float | None] | None", "indices": "Any", "lr": _FLOATS,
         "opt_step": "float | None", "sched_step": "float | None", "phases": "dict[str, float]",
-        "skipped": "bool | None",
+        "skipped": "bool | None", "sums?": "Sums",
     },
     Kind.LOSS: {"losses": _FLOATS},  # late values (asynchronous copies) for the step of this event
     # format: torch, dcp, safetensors; child: the pid of a process that the rank has forked, and that saves
@@ -262,17 +265,18 @@ class EventFile:
     def emit_step(
         self, step: int, losses: Sequence[float | None], lr: Sequence[float | None], opt_step: int | None,
         sched_step: int | None, skipped: bool | None, samples: bytes | None, indices: Sequence[int] | None,
-        phases: Mapping[Phase, float],
+        phases: Mapping[Phase, float], sums: Sums | None = None,
     ) -> None:  # fmt: skip
-        """Writes the event of a usual step. `samples`: packed.ROW bytes for each sample."""
+        """Writes the event of a usual step. `samples`: packed.ROW bytes for each sample. `sums`: in place of
+        samples and indices."""
         assert self._packer is not None
         seq, wall_s, mono_s = next(self._seq), time.time(), time.monotonic()
         try:
             line = self._packer.line(
-                seq, wall_s, mono_s, step, losses, lr, opt_step, sched_step, skipped, samples, indices, phases
+                seq, wall_s, mono_s, step, losses, lr, opt_step, sched_step, skipped, samples, indices, phases, sums
             )
         except (struct.error, ValueError, OverflowError):
-            data = packed.payload(losses, lr, opt_step, sched_step, skipped, samples, indices, phases)
+            data = packed.payload(losses, lr, opt_step, sched_step, skipped, samples, indices, phases, sums)
             line = Event(Kind.STEP, self._source, seq, wall_s, mono_s, self._rank, self._attempt, step, data).to_line()
         os.write(self._fd, line)
 

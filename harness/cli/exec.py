@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from torchaos.harness.agent.allowance import of_each
 from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
@@ -60,6 +61,7 @@ def make(run: RunDir, scenario: Path) -> None:
     run.scenario.write_bytes(scenario.read_bytes())
     root = None if plan.job.checkpoints is None else plan.job.checkpoints.replace("{run}", str(run.job))
     partial = run.agent_plan.with_name(".plan.json")
-    agent = AgentPlan(f"{run.root.name}-{secrets.token_hex(4)}", str(run.events), plan.hooks, (), root)
+    mark, size = f"{run.root.name}-{secrets.token_hex(4)}", plan.job.world_size
+    agent = AgentPlan(mark, str(run.events), plan.hooks, (), root, of_each(size))
     agent.write(partial)
     os.replace(partial, run.agent_plan)  # the other nodes wait for this file

@@ -11,6 +11,9 @@ import pytest
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Assertion, First, Outcome, What
+from torchaos.harness.record.history.believing import SAMPLES
+from torchaos.harness.record.steps.execution import of_payload
+from torchaos.harness.record.steps.samples import sums_of
 
 KILL = [(18, 1)]
 
@@ -23,6 +26,75 @@ def _shift(run: Any, by: int, renamed: str = "d") -> Any:
         return replace(e, data={**e.data, "indices": indices, "samples": [f"{renamed}{index}" for index in indices]})
 
     return replace(run, events=tuple(moved(e) if e.kind is Kind.STEP and e.attempt == 1 else e for e in run.events))
+
+
+def _beyond(run: Any, kept: int = 3, attempts: tuple[int, ...] = (0, 1)) -> Any:
+    """The record of a job whose samples are more than the bound: after `kept` steps of each attempt there are only
+    sums."""
+
+    def summed(e: Any) -> Any:
+        if e.kind is not Kind.STEP or e.step <= kept or e.attempt not in attempts:
+            return e
+        execution = of_payload(e.rank, e.attempt, e.step, e.mono_s, e.data)
+        return replace(e, data={**e.data, "samples": None, "indices": None, "sums": list(sums_of(execution))})
+
+    return replace(run, events=tuple(map(summed, run.events)))
+
+
+@pytest.mark.parametrize("twin_too", [True, False])
+def test_beyond_the_bound_sums_are_compared(trainer: Any, twin_too: bool) -> None:
+    """A healthy recovery passes, also if only one of the two runs is beyond the bound, and the reason says what was
+    compared."""
+    twin = trainer().record()
+    finding = SampleAccounting().judge(_beyond(trainer(kills=KILL).record()), [_beyond(twin) if twin_too else twin])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert finding.measured["samples"] == 240
+    assert "only the sum of the samples was kept" in finding.reason
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_data_that_starts_over_fails_beyond_the_bound(trainer: Any, kept: int) -> None:
+    """A sampler that restarts is found by the sums alone. How much was repeated in all is not claimed."""
+    run = trainer(kills=KILL, broken=frozenset({"sampler"})).record()
+    seen = _beyond(run, 1, (0,)) if kept else _beyond(run, 1)
+    finding = SampleAccounting().judge(_beyond(seen, kept or 1, (1,)), [_beyond(trainer().record(), 1)])
+    assert finding.outcome is Outcome.FAILED, finding.reason
+    assert "step 16 consumed the samples of step 1." in finding.reason
+    assert finding.measured == {"step": 16}
+
+
+def test_other_samples_deep_beyond_the_bound_fail(trainer: Any) -> None:
+    """Samples that go wrong only in steps of which nothing but sums was kept are found in the first such step."""
+    run = _beyond(trainer(kills=KILL).record())
+
+    def off(e: Any) -> Any:
+        if e.kind is Kind.STEP and e.attempt == 1 and e.step == 5 and e.rank == 0:
+            return replace(e, data={**e.data, "sums": [e.data["sums"][0], e.data["sums"][1] ^ 1, *e.data["sums"][2:]]})
+        return e
+
+    finding = SampleAccounting().judge(replace(run, events=tuple(map(off, run.events))), [_beyond(trainer().record())])
+    assert finding.outcome is Outcome.FAILED
+    assert "step 20 consumed other samples than in the twin: their sums differ" in finding.reason
+
+
+def test_a_sampler_that_restarted_without_a_twin_is_not_passed_beyond_the_bound(trainer: Any) -> None:
+    """Without a twin, samples that come twice in one epoch show only if each is known: nothing is claimed. Steps done
+    again are compared by their sums."""
+    for broken in (frozenset(), frozenset({"sampler"})):
+        run = trainer(kills=[(16, 1)], broken=broken).record()
+        finding = SampleAccounting().judge(_beyond(run), [])
+        assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+        assert "can't be seen" in finding.reason
+    again = SampleAccounting().judge(_beyond(trainer(kills=KILL, broken=frozenset({"sampler"})).record()), [])
+    assert again.outcome is Outcome.FAILED
+    assert "step 16, done again by attempt 1, consumed other samples" in again.reason
+
+
+def test_the_base_is_found_by_sums(trainer: Any) -> None:
+    """Samples beyond the bound are still a witness of the step from which an attempt went on."""
+    run = _beyond(trainer(kills=KILL, loads_seen=False, counters_seen=False, losses_seen=False).record(), kept=0)
+    (witness,) = [one for one in run.history.attempts[1].witnesses if one.name == SAMPLES]
+    assert witness.value == 15
 
 
 def test_healthy_recovery_consumes_each_sample_once(trainer: Any) -> None:

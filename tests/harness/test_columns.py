@@ -17,6 +17,7 @@ import pytest
 from mutating.mutate import damaged
 
 from torchaos.harness.agent import packed
+from torchaos.harness.agent.sums import Sums, sums_of
 from torchaos.harness.agent.wire import Event, EventFile, Kind, Phase
 from torchaos.harness.judging.recovery.pace import pace_of
 from torchaos.harness.judging.twins.first_uses import FirstUses, came_earlier
@@ -45,7 +46,31 @@ OTHERS: list[dict[str, Any]] = [
     {}, {"losses": []}, {"losses": [None, 1.5]}, {"lr": [None, 0.5]}, {"opt_step": None, "sched_step": None},
     {"skipped": None}, {"samples": None, "indices": None}, {"indices": (-5, 2**62)}, {"phases": {}},
     {"phases": {Phase.FORWARD: 1e6}}, {"losses": [float("inf"), -0.0]}, {"opt_step": 2**70},
+    {"samples": None, "indices": None, "sums": Sums(700, 2**64 - 1, 700, 5)},
 ]  # fmt: skip
+
+
+def test_sums_are_those_of_all_samples(tmp_path: Path) -> None:
+    """A step that keeps only the sums of its samples, and one that keeps each sample, have the same sums in columns."""
+    file = EventFile(tmp_path / "rank1.jsonl", "rank1-a2-p3", 1, 2)
+    for indices in ((3, 4), (2**62, -1), None):
+        file.emit_step(1, **{**USUAL, "indices": indices})
+        sums = sums_of(USUAL["samples"], indices)
+        file.emit_step(2, **{**USUAL, "samples": None, "indices": None, "sums": sums})
+    file.close()
+    for found in _columns_both_ways(tmp_path / "rank1.jsonl"):
+        for name in ("samples_sum", "indices_sum", "in_samples", "in_indices"):
+            full, summed = (found[name][found["local_step"] == step] for step in (1, 2))
+            assert sorted(full.tolist()) == sorted(summed.tolist()), name
+        assert found["in_seen"][found["summed"]].tolist() == [0, 0, 0]
+
+
+def _columns_both_ways(path: Path) -> list[Columns]:
+    """The steps of a file as blocks, and as objects."""
+    lines = io.BytesIO(path.read_bytes()).readlines()
+    blocks, left = blocks_of(lines, path)
+    assert not left
+    return [Columns.of([], blocks), Columns.of([read(line) for line in lines])]
 
 
 def test_counted_columns_need_no_memory(tmp_path: Path) -> None:

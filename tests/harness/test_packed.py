@@ -15,6 +15,7 @@ import pytest
 from mutating.mutate import damaged
 
 from torchaos.harness.agent import packed
+from torchaos.harness.agent.sums import Sums
 from torchaos.harness.agent.wire import Event, EventFile, Kind, Phase
 from torchaos.harness.record.events.gaps import Gaps
 from torchaos.harness.record.events.journal import read_events
@@ -43,6 +44,7 @@ def lines(folder: Path) -> list[bytes]:
         {"skipped": None}, {"skipped": True}, {"samples": None, "indices": None}, {"samples": b"", "indices": ()},
         {"samples": bytes(6 * 700), "indices": tuple(range(700))}, {"indices": (-5, 2**62)}, {"phases": {}},
         {"losses": [float("inf"), -0.0, 5e-324]}, {"lr": [0.1] * 64}, {"opt_step": -1},
+        {"samples": None, "indices": None, "sums": Sums(700, 2**64 - 1, 0, 0)},
     ],
     ids=str,
 )  # fmt: skip

@@ -48,9 +48,12 @@ def _completed(history: History, theirs: Steps) -> Iterator[tuple[int, Execution
         if _led_to_the_same(own, twins, steps.get(first + 1, {}), theirs.get(first + 1, {})):
             for rank, execution in own.items():
                 other = twins[rank]
+                # Whether its samples are the end of the twin's samples can't be seen from a sum.
+                blind = execution.sums is not None or other.sums is not None
+                samples, indices = ((), ()) if blind else (other.samples, other.indices)
                 yield (
                     place_of[first, rank],
-                    replace(execution, losses=other.losses, samples=other.samples, indices=other.indices),
+                    replace(execution, losses=other.losses, samples=samples, indices=indices, sums=None),
                 )
 
 
@@ -58,8 +61,9 @@ def _is_rest(own: Execution, twin: Execution) -> bool:
     """Whether everything that the rank did in the step is the end of the twin's step, but not the whole step."""
     if not 0 < len(own.losses) < len(twin.losses):
         return False
+    blind = own.sums is not None or twin.sums is not None
     return all(
-        mine == others[len(others) - len(mine) :]
+        (blind and mine is not own.losses) or mine == others[len(others) - len(mine) :]
         for mine, others in ((own.losses, twin.losses), (own.samples, twin.samples), (own.indices, twin.indices))
     )
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from torchaos.harness.judging.noise.quantities import Steps
 from torchaos.harness.record.history import Execution, StepTable
 from torchaos.harness.record.steps import Both
+from torchaos.harness.record.steps.samples import sums_of
 
+Array = npt.NDArray[Any]
 Samples = Counter[Hashable]  # by sample (an index or a digest): how often it was consumed
 Read = Callable[[Execution], tuple[Hashable, ...]]
 
 
-def _digests(execution: Execution) -> tuple[Hashable, ...]:
+def digests_of(execution: Execution) -> tuple[Hashable, ...]:
     return tuple(sample for sample in execution.samples if sample is not None)
 
 
@@ -25,14 +29,14 @@ def _indices(execution: Execution) -> tuple[Hashable, ...]:
 
 
 def _by_index(execution: Execution) -> tuple[Hashable, ...]:
-    return execution.indices or _digests(execution)
+    return execution.indices or digests_of(execution)
 
 
 def reader(ours: Steps, theirs: Steps) -> Read:
     """A function that returns the samples of a step for messages: by index if both sides have indices and use them for
     the same samples, because the contents of a sample may be drawn again each time. It is not used to decide whether
     samples are equal."""
-    return _by_index if by_index(ours, theirs) and not renumbered(ours, theirs) else _digests
+    return _by_index if by_index(ours, theirs) and not renumbered(ours, theirs) else digests_of
 
 
 def renumbered(ours: Steps, theirs: Steps) -> bool:
@@ -80,7 +84,9 @@ def by_index(*histories: Steps) -> bool:
 def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
     """Whether the two steps trained on the same samples. If there is one digest for each sample, equal digests are
     enough, and the indices may differ. If a digest is of another part of the batch (tokens of packed samples), the
-    indices must be equal too, if all are known."""
+    indices must be equal too, if all are known. If only sums are known on one side, the sums decide."""
+    if any_summed(mine, others):
+        return _same_sums(mine, others)
     if counts_of(mine) != counts_of(others):
         return False
     every = [*mine.values(), *others.values()]
@@ -91,16 +97,33 @@ def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> 
     return counts_of(mine, _indices) == counts_of(others, _indices)
 
 
+def any_summed(*steps: Mapping[int, Execution]) -> bool:
+    """Whether only the sum of the samples is known on some rank."""
+    return any(execution.sums is not None for by_rank in steps for execution in by_rank.values())
+
+
+def _same_sums(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
+    ours, theirs = (
+        [sums_of(execution) for _, execution in sorted(by_rank.items())] for by_rank in (mine, others)
+    )  # fmt: skip
+    every = [*ours, *theirs]
+    one_each = all(sums.in_indices in (0, sums.in_samples) for sums in every)
+    by_samples = one_each or not all(sums.in_indices for sums in every)
+    part = slice(0, 2 if by_samples else 4)
+    totals = [[sum(column) % 2**64 for column in zip(*side, strict=True)][part] for side in (ours, theirs)]
+    return totals[0] == totals[1]
+
+
 def not_surely_same(mine: StepTable, others: StepTable) -> list[int]:
     """The steps of either side, except steps in which all samples were seen and are the same on each rank."""
     both = Both.of(mine, others)
     ours, theirs = both.ours.executions, both.theirs.executions
-    other = ~(ours.samples_seen & theirs.samples_seen & both.equal("samples"))
+    other = ~(ours.samples_known & theirs.samples_known & _equal(both))
     one_each = (ours.column("in_samples") == ours.column("in_indices")) & (
         theirs.column("in_samples") == theirs.column("in_indices")
     )
     if (other | ~one_each).any():
-        by_index = both.ours.any(~both.equal("indices")) & both.ours.any(~one_each)
+        by_index = both.ours.any(~_equal(both, "indices")) & both.ours.any(~one_each)
     else:
         by_index = np.zeros(len(both.ours), bool)
     same = both.ours.numbers[~(both.ours.any(other) | by_index)]
@@ -111,10 +134,19 @@ def not_surely_same(mine: StepTable, others: StepTable) -> list[int]:
 def different(mine: StepTable, others: StepTable) -> list[int]:
     """The steps of either side, except steps that consumed the same samples, with the same indices, on each rank."""
     both = Both.of(mine, others)
-    other = ~(both.equal("samples") & both.equal("indices"))
+    other = ~(_equal(both) & _equal(both, "indices"))
     same = both.ours.numbers[~both.ours.any(other)]
     found: list[int] = np.setdiff1d(np.union1d(mine.numbers, others.numbers), same).tolist()
     return found
+
+
+def _equal(both: Both, name: str = "samples") -> Array:
+    """For each step and rank: whether both runs have the same samples. In the same order, if that is known."""
+    summed = both.ours.executions.column("summed") | both.theirs.executions.column("summed")
+    equal = both.equal(name)
+    if summed.any():
+        equal = np.where(summed, both.equal(f"in_{name}") & both.equal(f"{name}_sum"), equal)
+    return equal
 
 
 def steps_like(steps: StepTable, by_rank: Mapping[int, Execution], read: Read) -> set[int]:
@@ -124,17 +156,26 @@ def steps_like(steps: StepTable, by_rank: Mapping[int, Execution], read: Read) -
     for name in ("samples_sum", "indices_sum"):
         near |= steps.sums(steps.executions.column(name)) == own.sums(own.executions.column(name))
     got = counts_of(by_rank, read)
-    return {step for step in steps.numbers[near].tolist() if counts_of(steps[step], read) == got}
+
+    def is_like(other: Mapping[int, Execution]) -> bool:
+        return are_same(by_rank, other) if any_summed(by_rank, other) else counts_of(other, read) == got
+
+    return {step for step in steps.numbers[near].tolist() if is_like(steps[step])}
 
 
-def in_order(by_rank: Mapping[int, Execution]) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:
-    """The contents of a step, rank by rank. If no other step of the twin has the same contents, they identify the
-    samples even if indices differ: after a resume an index may count from another sample, for example in a Subset of
-    the rest of an epoch."""
-    return tuple((rank, _digests(execution)) for rank, execution in sorted(by_rank.items()))
+def in_order(
+    by_rank: Mapping[int, Execution], by_sum: bool = False
+) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:  # fmt: skip
+    """The contents of a step, rank by rank. `by_sum`: only their sums, as some steps have only these. If no other step
+    of the twin has the same contents, they identify the samples even if indices differ: after a resume an index may
+    count from another sample, for example in a Subset of the rest of an epoch."""
+    return tuple(
+        (rank, sums_of(execution)[:2] if by_sum else digests_of(execution))
+        for rank, execution in sorted(by_rank.items())
+    )
 
 
-def counts_of(by_rank: Mapping[int, Execution], read: Read = _digests) -> Samples:
+def counts_of(by_rank: Mapping[int, Execution], read: Read = digests_of) -> Samples:
     return Counter(sample for execution in by_rank.values() for sample in read(execution))
 
 
@@ -142,8 +183,14 @@ def total_of(steps: Iterable[Mapping[int, Execution]], read: Read) -> Samples:
     return Counter(sample for by_rank in steps for sample in counts_of(by_rank, read).elements())
 
 
-def all_seen(by_rank: Mapping[int, Execution]) -> bool:
-    return all(execution.samples_seen for execution in by_rank.values())
+def all_known(by_rank: Mapping[int, Execution]) -> bool:
+    """Whether the samples of all ranks can be compared with others: each was seen, or their sum is known."""
+    return all(execution.samples_seen or execution.sums is not None for execution in by_rank.values())
+
+
+def are_summed(*histories: Steps) -> bool:
+    """Whether only the sum of the samples is known of some step."""
+    return any(StepTable.of(steps).executions.column("summed").any() for steps in histories)
 
 
 def named(samples: Samples) -> str:

@@ -18,6 +18,9 @@ from torchaos.harness.agent.wire import PAYLOADS, Event, Kind
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # no pid, step or count is larger
 Sum = Annotated[str, Field(pattern=r"^([a-z]+-)?[0-9a-f]{16}$")]
 KindAndSum = Annotated[tuple[str, Sum], Field(strict=False)]  # strict: JSON has no tuples
+_Part = Annotated[int, Field(ge=0, lt=2**64)]
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+Sums = Annotated[tuple[_Count, _Part, _Count, _Part], Field(strict=False)]
 
 _TIME_END, _PLACES = 2**62, 2**63
 _Time = Annotated[float, Field(ge=0, lt=_TIME_END, allow_inf_nan=False)]

@@ -110,7 +110,7 @@ def _counted_again(
 def _is_the_same_step(before: Execution, after: Execution) -> bool:
     if before.opt_step is None or after.opt_step != before.opt_step or after.skipped:
         return False
-    if after.samples_seen:
+    if after.samples_seen and before.samples_seen:
         return after.samples == before.samples
     return after.loss_seen and after.losses == before.losses
 

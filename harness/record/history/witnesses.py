@@ -41,6 +41,7 @@ from torchaos.harness.record.history.checkpoints import (
 )
 from torchaos.harness.record.steps import Execution, Executions
 from torchaos.harness.record.steps.execution import with_values
+from torchaos.harness.record.steps.samples import sums_of
 
 Array = npt.NDArray[Any]
 Read = Callable[[Execution], float | None]
@@ -256,10 +257,12 @@ def _first_loss(steps: Executions) -> Array:
 def _of_samples(scene: Scene) -> list[Witness]:
     """The witness of the samples. They are aligned rank by rank or, if the earlier ranks no longer exist, by the
     samples of all ranks of a step together."""
-    found = _of_content(names.SAMPLES, scene, _seen_samples, lambda steps: steps.column("samples"))
+    by_sum = any(steps.column("summed").any() for steps in (scene.own, *scene.known))
+    read, column = (_sum, "samples_sum") if by_sum else (_seen_samples, "samples")
+    found = _of_content(names.SAMPLES, scene, read, lambda steps: steps.column(column))
     if found:
         return found
-    own = _union_by_step(scene.start, lambda execution: execution.local_step)
+    own = _union_by_step(scene.start, lambda execution: execution.local_step, by_sum)
     if not own:
         return []
     begun = scene.own.at(scene.own.local_step == scene.after + min(own)).column("samples_sum")
@@ -268,12 +271,17 @@ def _of_samples(scene: Scene) -> list[Witness]:
         (execution.rank, execution.global_step): execution
         for execution in scene.known_where(lambda steps: np.isin(steps.global_step, near))
     }
-    fits = align(own, {step: [key] for step, key in _union_by_step(last.values(), _global).items()})
+    fits = align(own, {step: [key] for step, key in _union_by_step(last.values(), _global, by_sum).items()})
     return _grouped(names.SAMPLES, {-1: (fits, "taken over all ranks of a step")}) if fits else []
 
 
 def _seen_samples(execution: Execution) -> Hashable:
     return execution.samples if execution.samples_seen else None
+
+
+def _sum(execution: Execution) -> Hashable:
+    """The number of samples and their sum, which are also known of steps whose single samples were not kept."""
+    return sums_of(execution)[:2] if execution.samples_seen or execution.sums is not None else None
 
 
 def _of_content(
@@ -324,12 +332,19 @@ def _steps_with(known: Sequence[Executions], samples_sum: np.uint64) -> list[int
     return found
 
 
-def _union_by_step(executions: Iterable[Execution], step_of: Callable[[Execution], int]) -> dict[int, Hashable]:
-    """By step: the samples of all ranks together. Steps with samples that were not seen are left out."""
-    parts: dict[int, list[Hashable]] = defaultdict(list)
+def _union_by_step(
+    executions: Iterable[Execution], step_of: Callable[[Execution], int], by_sum: bool
+) -> dict[int, Hashable]:
+    """By step: the samples of all ranks together, or their sum. Steps with samples that were not seen are left out."""
+    read, union = (_sum, _total) if by_sum else (_seen_samples, _union)
+    parts: dict[int, list[Any]] = defaultdict(list)
     for execution in executions:
-        parts[step_of(execution)].append(_seen_samples(execution))
-    return {step: _union(found) for step, found in parts.items() if None not in found}
+        parts[step_of(execution)].append(read(execution))
+    return {step: union(found) for step, found in parts.items() if None not in found}
+
+
+def _total(sums: Sequence[tuple[int, int]]) -> Hashable:
+    return sum(count for count, _ in sums), sum(part for _, part in sums) % 2**64
 
 
 def _global(execution: Execution) -> int:

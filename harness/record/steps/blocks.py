@@ -38,9 +38,11 @@ class Block:
     phases: tuple[str, ...]
     in_samples: int  # samples of each step; -1: not seen
     in_indices: int
+    summed: bool  # only the sums of the samples are known, see agent/sums.py
     layout: np.dtype[Any] = field(repr=False)  # of a record, see _layout
     # A row for each step. As in packed._HEAD: "mono_s", "step", "nones" (without it, all losses were seen); "losses",
-    # "lr"; numbers for the samples: "samples", "samples_sum" (see samples.py); seconds in all phases and in saving:
+    # "lr"; numbers for the samples: "samples", "samples_sum" (see samples.py), and
+    # "indices_sum" if only sums are known; seconds in all phases and in saving:
     # "took_s", "saving_s". What is not there is 0. What is usually counted as steps are, as its distance from "step":
     # "seq", "opt_step", "sched_step"; see `whole`.
     own: dict[str, Array] = field(repr=False)
@@ -204,8 +206,9 @@ class _Lines:
                 phases = tuple(name for at, name in enumerate(packed.PHASES) if which >> at & 1)
                 in_samples = -1 if flags & packed.NO_SAMPLES else in_samples
                 in_indices = -1 if flags & packed.NO_INDICES else in_indices
-                own = _columns(found[fits], phases)
-                yield Block(source, rank, attempt, phases, in_samples, in_indices, layout, own, ()), same[fits]
+                own, summed = _columns(found[fits], phases), bool(flags & packed.SUMS)
+                block = Block(source, rank, attempt, phases, in_samples, in_indices, summed, layout, own, ())
+                yield block, same[fits]
 
     def _whole(self, prefix: bytes, records: Array) -> Array:
         """For each line, whether it has this prefix, and its check sum is right."""
@@ -230,12 +233,14 @@ _ANY_SKIPPED = np.array([packed.SKIPPED, *[0] * (packed.SHAPE.size - 1)], np.uin
 
 def _layout(flags: int, which: int, losses: int, lr: int, samples: int, indices: int) -> np.dtype[Any]:
     """The fields of a record; see packed.py. The arguments are its shape."""
+    behind = [("samples_sum", "<u8"), ("indices_sum", "<u8")] if flags & packed.SUMS else [
+        ("samples", "u1", (samples * packed.ROW,)), ("indices", "<i8" if flags & packed.WIDE else "<u4", (indices,)),
+    ]  # fmt: skip
     return np.dtype([
         ("flags", "u1"), ("shape", f"V{packed.SHAPE.size - 1}"), ("seq", "<u4"), ("wall_s", "<f8"), ("mono_s", "<f8"),
         ("step", "<u4"), ("opt_step", "<i4"), ("sched_step", "<i4"), *([("nones", "<u8")] * bool(flags & packed.NONES)),
         ("phases", "<u4", (which.bit_count(),)), ("losses", "<f8", (losses,)), ("lr", "<f8", (lr,)),
-        ("samples", "u1", (samples * packed.ROW,)), ("indices", "<i8" if flags & packed.WIDE else "<u4", (indices,)),
-        ("crc", "<u4"),
+        *behind, ("crc", "<u4"),
     ])  # fmt: skip
 
 
@@ -261,8 +266,9 @@ def _columns(found: Array, phases: Sequence[str]) -> dict[str, Array]:
     own |= {name: np.ascontiguousarray(found[name]) for name in ("mono_s", "losses", "lr")}
     if "nones" in (found.dtype.names or ()):
         own["nones"] = np.ascontiguousarray(found["nones"])
-    digests = samples.of_bytes(found["samples"])
-    if digests.size:
+    if "samples_sum" in (found.dtype.names or ()):
+        own |= {name: np.ascontiguousarray(found[name]) for name in ("samples_sum", "indices_sum")}
+    elif (digests := samples.of_bytes(found["samples"])).size:
         own["samples"], own["samples_sum"] = samples.in_order(digests), samples.in_any_order(digests)
     own["took_s"] = np.zeros(len(found))
     for phase, took_s in zip(phases, (found["phases"] / 1e6).T, strict=True):

@@ -132,7 +132,7 @@ class Columns:
                 for row in own.tolist():
                     if indices := part.steps[row - start].indices:
                         yield np.array([row]), samples.as_indices([indices])
-            elif len(own) and part.in_indices > 0:
+            elif len(own) and part.in_indices > 0 and not part.summed:
                 yield own, part.again()["indices"][own - start].astype(np.int64)
 
     def loose(self) -> Array:
@@ -238,8 +238,12 @@ def _or_zero(name: str, kind: type = float) -> Callable[[Block], Array]:
 
 
 def _indices(block: Block) -> Array:
-    rows = block.again()["indices"] if block.in_indices > 0 else np.zeros((len(block), 0))
+    rows = block.again()["indices"] if block.in_indices > 0 and not block.summed else np.zeros((len(block), 0))
     return rows.astype(np.uint64)
+
+
+def _indices_sum(block: Block) -> Array:
+    return block.own["indices_sum"] if block.summed else samples.in_any_order(_indices(block))
 
 
 _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
@@ -252,12 +256,14 @@ _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
     "sched_step": _counter("sched_step"),
     "losses": _losses,
     "lr": lambda block: block.own["lr"],
-    "samples": _or_zero("samples", np.uint64),  # equal if the samples are, in this order
+    # Equal if the samples are, in this order. 0 if only their sum is known (`summed`).
+    "samples": _or_zero("samples", np.uint64),
     "samples_sum": _or_zero("samples_sum", np.uint64),
     "indices": lambda block: samples.in_order(_indices(block)),
-    "indices_sum": lambda block: samples.in_any_order(_indices(block)),
+    "indices_sum": _indices_sum,
     "in_samples": lambda block: _count(block, block.in_samples),
-    "in_seen": lambda block: _count(block, block.in_samples),  # samples whose digest was seen
+    "in_seen": lambda block: _count(block, 0 if block.summed else block.in_samples),  # samples whose digest is known
+    "summed": lambda block: np.full(len(block), block.summed),
     "in_indices": lambda block: _count(block, block.in_indices),
     "took_s": _or_zero("took_s"),  # in all phases
     "saving_s": _or_zero("saving_s"),
@@ -305,12 +311,13 @@ _OF_LOOSE: Mapping[str, Callable[[Sequence[Execution]], Array]] = {
     "losses": _rows(lambda execution: execution.losses),
     "lr": _rows(lambda execution: execution.lr),
     "samples": lambda steps: samples.of_rows([step.samples for step in steps])[0],
-    "samples_sum": lambda steps: samples.of_rows([step.samples for step in steps])[1],
+    "samples_sum": lambda steps: np.array([samples.sums_of(step).samples for step in steps], np.uint64),
     "indices": lambda steps: samples.of_rows([step.indices for step in steps])[0],
-    "indices_sum": lambda steps: samples.of_rows([step.indices for step in steps])[1],
-    "in_samples": _whole(lambda execution: len(execution.samples)),
+    "indices_sum": lambda steps: np.array([samples.sums_of(step).indices for step in steps], np.uint64),
+    "in_samples": _whole(lambda execution: execution.sums.in_samples if execution.sums else len(execution.samples)),
+    "summed": lambda steps: np.array([step.sums is not None for step in steps], bool),
     "in_seen": _whole(lambda execution: sum(sample is not None for sample in execution.samples)),
-    "in_indices": _whole(lambda execution: len(execution.indices)),
+    "in_indices": _whole(lambda execution: execution.sums.in_indices if execution.sums else len(execution.indices)),
     "took_s": _real(lambda execution: sum(execution.phases.values())),
     "saving_s": _real(lambda execution: execution.phases.get(_SAVING, 0.0)),
     "in_phases": _whole(lambda execution: len(execution.phases)),

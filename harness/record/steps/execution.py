@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchaos.harness.agent.sums import Sums
+
 _NESTED, _NUMBERS = frozenset({list, tuple}), frozenset({int, float})
 
 
@@ -21,6 +23,7 @@ class Execution:
     losses: tuple[float | None, ...] = ()  # one per backward; None: never copied
     samples: tuple[str | None, ...] = ()  # a digest per row
     indices: tuple[int, ...] = ()
+    sums: Sums | None = None  # only these are known about samples and indices, which are empty
     lr: tuple[float, ...] = ()  # one per parameter group
     opt_step: float | None = None
     sched_step: float | None = None
@@ -51,6 +54,7 @@ def of_payload(rank: int, attempt: int, step: int, mono_s: float, data: Mapping[
     return Execution(
         rank, attempt, step, mono_s, None, floats(data.get("losses")),
         tuple(_flat(data.get("samples"))), tuple(i for i in _flat(data.get("indices")) if isinstance(i, int)),
+        Sums(*data["sums"]) if data.get("sums") else None,
         tuple(rate for rate in floats(data.get("lr")) if rate is not None),
         _number(data.get("opt_step")), _number(data.get("sched_step")),
         bool(data.get("skipped")), data.get("phases") or {}, data.get("parameters"), _number(data.get("norm")),

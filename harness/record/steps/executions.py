@@ -126,6 +126,11 @@ class Executions(Sequence[Execution]):
         seen: Array = (many > 0) & (many == self.column("in_seen"))
         return seen
 
+    @property
+    def samples_known(self) -> Array:
+        """Whether the samples were all seen, also if only their sum was kept."""
+        return self.samples_seen | self.column("summed")
+
     def indices(self) -> Iterator[tuple[Array, Array]]:
         """Global steps and, for each of them, the indices of its samples on one rank; see Columns.indices_of."""
         return ((self._global_step[rows], indices) for rows, indices in self._columns.indices_of(self._rows))

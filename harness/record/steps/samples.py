@@ -12,6 +12,8 @@ import numpy.typing as npt
 import xxhash
 
 from torchaos.harness.agent.packed import ROW
+from torchaos.harness.agent.sums import Sums, mixed_sum
+from torchaos.harness.record.steps.execution import Execution
 
 Array = npt.NDArray[Any]
 _WORD = 8  # bytes
@@ -37,6 +39,14 @@ def number_of(sample: Hashable) -> int:
         except ValueError:
             pass
     return xxhash.xxh3_64_intdigest(f"{type(sample).__name__} {sample}".encode()) | 1 << 63
+
+
+def sums_of(execution: Execution) -> Sums:
+    """The sums of the samples of a step, also if each of them is known."""
+    if execution.sums is not None:
+        return execution.sums
+    seen, indices = execution.samples, execution.indices
+    return Sums(len(seen), mixed_sum(map(number_of, seen)), len(indices), mixed_sum(map(number_of, indices)))
 
 
 def as_indices(rows: Sequence[Sequence[Hashable]]) -> Array:

@@ -34,7 +34,7 @@ def seen_in(run: Record) -> Iterator[Seen]:
     count = int(steps.loss_seen.sum())
     yield _share("losses", count, len(steps), why_unseen(run, "loss"), "loss_continuity")
     drawn = "by index" if (steps.column("in_indices") > 0).any() else "by contents"
-    count = int(steps.samples_seen.sum())
+    count = int(steps.samples_known.sum())
     yield _share("samples", count, len(steps), why_unseen(run, "samples"), "sample_accounting", drawn)
     count = sum(execution.parameters is not None for execution in steps.with_state)
     yield _share("parameters", count, len(steps), why_unseen(run, "parameters"), "state_restored")

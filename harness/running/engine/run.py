@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from torchaos.harness import registry
+from torchaos.harness.agent.allowance import of_each
 from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, Handle, Need, Watched
@@ -117,9 +118,10 @@ class Run:
         slots = [] if far else [Slots.make(fault, self.folder) for fault in plan.faults]
         orders = tuple(order for slot in slots for order in slot.orders())
         root = self._checkpoints()
-        AgentPlan(self.run_id, str(self.folder.events), plan.hooks, orders, str(root) if root else None).write(
-            self.folder.agent_plan
-        )
+        AgentPlan(
+            self.run_id, str(self.folder.events), plan.hooks, orders, str(root) if root else None,
+            of_each(plan.job.world_size),
+        ).write(self.folder.agent_plan)  # fmt: skip
         self._reaper = Reaper.start(self.folder.root, self.run_id)
         stack.callback(self._release)
         self._limit_s = plan.job.timeout_s + SPARE_S + (QUEUE_S if far else 0.0)

@@ -12,6 +12,7 @@ import numpy as np
 
 from torchaos.harness.contracts import Need
 from torchaos.harness.judging.twins.agreement import common, history_of
+from torchaos.harness.judging.twins.samples import are_summed
 from torchaos.harness.record.history import Execution, Save
 from torchaos.harness.record.history.checkpoints import final_path
 from torchaos.harness.record.record import Record
@@ -42,23 +43,28 @@ def samples_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
     if other:
         differ = _differ(mine, other)
         ours, theirs = ({step: _samples(steps.get(step, {})) for step in differ} for steps in (mine, other))
-        skipped, repeated = _over(theirs, ours, differ), _over(ours, theirs, differ)
-        rows = [_row(step, ours, theirs) for step in differ[:_MOST_ROWS]]
-        found |= {"twin": _many(other.executions), "skipped": skipped, "repeated": repeated}
-        found |= {"differ": len(differ), "rows": rows}
+        found |= {"twin": _many(other.executions), "differ": len(differ)}
+        if not are_summed(mine, other):  # else it is not known which samples they are
+            found |= {"skipped": _over(theirs, ours, differ), "repeated": _over(ours, theirs, differ)}
+            found |= {"rows": [_row(step, ours, theirs) for step in differ[:_MOST_ROWS]]}
     return found
 
 
 def _many(steps: Executions) -> int:
-    return int(steps.column("in_seen").sum())
+    return int(_counts(steps).sum())
+
+
+def _counts(steps: Executions) -> Any:
+    """For each step: its samples whose digests, or the sum of whose digests, are known."""
+    return np.where(steps.column("summed"), steps.column("in_samples"), steps.column("in_seen"))
 
 
 def _differ(ours: StepTable, theirs: StepTable) -> list[int]:
     """The steps in which all ranks together did not consume the twin's samples."""
     mine, twins = common(ours, theirs)
     same = np.ones(len(mine), bool)
-    for name in ("samples_sum", "in_seen"):
-        same &= mine.sums(mine.executions.column(name)) == twins.sums(twins.executions.column(name))
+    for read in (_counts, lambda steps: steps.column("samples_sum")):
+        same &= mine.sums(read(mine.executions)) == twins.sums(read(twins.executions))
     found: list[int] = np.setdiff1d(np.union1d(ours.numbers, theirs.numbers), mine.numbers[same]).tolist()
     return found
 

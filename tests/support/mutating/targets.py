@@ -31,6 +31,7 @@ from torchaos.harness.agent import arming, hooks, packed
 from torchaos.harness.agent.orders import Pending
 from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.agent.plan import Moment, Order
+from torchaos.harness.agent.sums import sums_of
 from torchaos.harness.agent.wire import ENV_ARMED, ENV_PLAN, FIELDS, EventFile, Kind
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.judging.verdict.verdict import judge
@@ -246,6 +247,8 @@ class PackedTarget(Target):
                 digests = None if known is None else bytes.fromhex("".join(known))
                 given = {key: event.data[key] for key in FIELDS[Kind.STEP]}
                 file.emit_step(event.step or 0, **{**given, "samples": digests})
+                sums = sums_of(digests or b"", event.data["indices"])
+                file.emit_step(event.step or 0, **{**given, "samples": None, "indices": None, "sums": sums})
         file.close()
         self._lines = io.BytesIO((self.folder / "packed.jsonl").read_bytes()).readlines()
         self._events = [payloads.read(line) for line in self._lines]

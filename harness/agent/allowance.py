@@ -1,0 +1,74 @@
+"""How much a rank may write about samples. A digest and an index of each sample are most of the journal of a job with
+large batches. Once a rank has written as much as its plan allows, it keeps only the sums of a step's samples (sums.py),
+except in steps near a fault, a load or a save, which are kept in full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .sums import Sums, sums_of
+from .wire import Kind
+
+if TYPE_CHECKING:
+    from .agent import Agent
+
+OF_A_RUN = 768 << 20  # bytes, divided among the ranks
+NEAR, AFTER_SAVE = 64, 8  # steps: around a fault, and after a start or a load; after a save
+_INDEX = 4  # bytes
+_REST = 100  # bytes of a step's line without samples
+_TEXT = (
+    "the samples take more than the {} KiB that are kept for each rank: from step {} of attempt {} on, only one sum "
+    "for each rank and step is kept, except near faults, loads and saves"
+)
+
+
+def of_each(ranks: int) -> int:
+    """What each of so many ranks may write about samples, in bytes."""
+    return OF_A_RUN // max(1, ranks)
+
+
+class Allowance:
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._until = agent, NEAR
+        self._handled = agent.loads, agent.saves
+        self._said = False
+        allowed = agent.plan.sample_bytes
+        self._left: float = float("inf") if allowed is None else allowed - _spent(agent)
+
+    def sums(self, samples: bytes, indices: Sequence[int] | None) -> Sums | None:
+        """What to write instead of these samples. None: they are kept in full. Must be called once for each step."""
+        self._left -= len(samples) + _INDEX * len(indices or ())
+        if self._left >= 0 or self._is_near():
+            return None
+        agent = self._agent
+        if not self._said and agent.who.rank == 0:
+            allowed = (agent.plan.sample_bytes or 0) // 1024
+            agent.emit(Kind.NOTE, {"text": _TEXT.format(allowed, agent.steps_over, agent.who.attempt)})
+        self._said = True
+        return sums_of(samples, indices)
+
+    def _is_near(self) -> bool:
+        agent, (loads, saves) = self._agent, self._handled
+        step = agent.steps_over
+        if agent.loads != loads:
+            self._until = step + NEAR - 1
+        elif agent.saves != saves:
+            self._until = max(self._until, step + AFTER_SAVE - 1)
+        self._handled = agent.loads, agent.saves
+        if step <= self._until:
+            return True
+        moments = [order.when.step for order in agent.plan.orders if order.when.step is not None]
+        base = agent.orders.base
+        return base is not None and any(abs(base + step - moment) <= NEAR for moment in moments)
+
+
+def _spent(agent: Agent) -> int:
+    """Bytes that earlier attempts of this rank wrote about samples on this node, to some percent."""
+    spent = 0
+    if agent.who.attempt:
+        for path in Path(agent.plan.events).glob(f"rank{agent.who.rank}-a*.jsonl"):
+            text = path.read_bytes()
+            spent += max(0, len(text) - _REST * text.count(b"\n"))
+    return spent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.running.launchers.handover import receive
 from torchaos.harness.running.nodes.join import WAIT_S, join
 from torchaos.harness.running.nodes.place import place_of, socket_of
-from torchaos.harness.undo import recovery
+from torchaos.harness.undo import open_runs, recovery
 
 NO_AGENT = 6  # exit code: nobody listens
 
@@ -48,5 +49,7 @@ def _recover(mark: str) -> int:
     if wrong and (folder / "undo" / "undo.jsonl").exists():  # without a log nothing was ever changed
         click.echo("; ".join(wrong))
         return 4
+    with suppress(OSError):
+        open_runs.remove(mark)  # it is still there if they died when everything was undone
     shutil.rmtree(folder, ignore_errors=True)
     return 0

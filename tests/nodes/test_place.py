@@ -15,6 +15,7 @@ from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.nodes import leftovers
 from torchaos.harness.running.nodes.place import address_of, make_place, place_of
+from torchaos.harness.undo import open_runs
 from torchaos.harness.undo.client import Reaper
 from torchaos.harness.undo.handles import JobProcesses
 
@@ -37,13 +38,15 @@ def test_a_socket_in_a_deep_folder(tmp_path: Path) -> None:
 
 
 _DIES = """
-import os, signal
+import os, signal, sys
 from torchaos.harness.running.nodes.place import make_place
+from torchaos.harness.undo import open_runs
 from torchaos.harness.undo.client import Reaper
 from torchaos.harness.undo.handles import JobProcesses
 
 reaper = Reaper.start(make_place("run-1.node0").root, "run-1.node0")
-reaper.guard("job", [JobProcesses("run-1.node0")], owner="job")
+if sys.argv[1:]:
+    reaper.guard("job", [JobProcesses("run-1.node0")], owner="job")
 os.kill(reaper.pid, signal.SIGKILL)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -56,7 +59,7 @@ def test_the_next_agent_undoes_what_the_dead_left(tmp_path: Path, monkeypatch: p
     for name in ("TMPDIR", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     with subprocess.Popen(["sleep", "20"], env={**os.environ, ENV_RUN_ID: "run-1.node0"}) as stray:
-        assert subprocess.run([sys.executable, "-c", _DIES], check=False).returncode == -signal.SIGKILL
+        assert subprocess.run([sys.executable, "-c", _DIES, "guards"], check=False).returncode == -signal.SIGKILL
         living = Reaper.start(make_place("run-2.node0").root, "run-2.node0")
         living.guard("job", [JobProcesses("run-2.node0")], owner="job")
         journal = Journal(tmp_path, "node0")
@@ -69,3 +72,16 @@ def test_the_next_agent_undoes_what_the_dead_left(tmp_path: Path, monkeypatch: p
     assert place_of("run-2.node0").root.exists()
     living.close()
     journal.close()
+
+
+def test_those_that_died_with_nothing_to_undo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent and its reaper died when nothing was left to undo: their run is not in the registry any more, after
+    another process has looked."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("TMPDIR", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", _DIES], check=False).returncode == -signal.SIGKILL
+    assert len(open_runs.entries()[0]) == 1
+    assert leftovers.recover(place_of("run-1.node0").root) == ""
+    assert open_runs.entries() == ([], [])
+    assert not place_of("run-1.node0").root.exists()

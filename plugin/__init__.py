@@ -86,9 +86,9 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.harness.mechanics.network.evidence import counted, late, logged
     from torchaos.harness.mechanics.network.nodes import NodeDeath
     from torchaos.harness.mechanics.network.shapes import ShapedFault
-    from torchaos.harness.mechanics.pods.base import PodDeath
     from torchaos.harness.mechanics.proxy.toxics import ProxyFault
     from torchaos.harness.mechanics.scheduler.base import SchedulerFault
+    from torchaos.harness.mechanics.scheduler.pods import PodDeath
     from torchaos.harness.mechanics.site import TargetGone
     from torchaos.harness.mechanics.storage.ballast import FillFault
     from torchaos.harness.mechanics.storage.mounted import StorageFault

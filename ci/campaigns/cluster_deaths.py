@@ -128,7 +128,7 @@ def show(table: Table, count: int, seconds: float) -> int:
         print(f"{kind:<24} {died:>4} deaths in {len(mine):>4} runs; nothing was left after {worst:.1f} s at the latest")
     bad = [row for row in rows if row["wrong"]]
     late = sum(row["seconds"] > BOUND_S for row in rows)
-    proved = sum(row["equal"] and row["proved"] for row in rows)
+    proved = sum(row["equal"] and bool(row["proved"]) for row in rows)
     print(
         f"{sum(row['died'] for row in rows)} deaths in {len(rows)} runs, {len(bad)} bad, {late} late; {seconds:.0f} s"
     )

@@ -147,8 +147,8 @@ def test_a_fault_ends_a_pod(kubernetes: Kubernetes, fault: str) -> None:
     ends = {"inject": fault, "target": {"node": 1}, "when": {"time": "5s"}}
     run = KubernetesRun(kubernetes, name, ends, steps=4000, job={"resubmit": {"times": 1}})
     said = run.end()
-    (seen,) = run.events(Kind.CONTAINER)
-    assert (seen.data["node"], seen.data["action"]) == (1, "ended")
+    (seen,) = run.events(Kind.EFFECT)
+    assert seen.data["node"] == 1
     assert [event.data["submission"] for event in run.events(Kind.JOB_STARTED)] == [0, 1], said
     assert {event.attempt for event in run.events(Kind.RANK_UP) if event.rank == 1} == {0, 1}
     run.is_clean()

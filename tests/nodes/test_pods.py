@@ -89,16 +89,16 @@ def test_a_pod_is_ended_by_a_fault(pods: Any, fault: str) -> None:
     """The API server ends the pod of a node, and what it says is the evidence. The loss of that node is what the fault
     is for, so nobody ends the run because of it."""
     run = pods.run({"inject": fault, "target": {"node": 1}, "when": {"time": "2s"}}, steps=8000)
-    ended = pods.seen(Kind.CONTAINER)
+    ended = pods.seen(Kind.EFFECT)
     pods.seen(Kind.STEP, lambda event: event.rank == 0 and event.mono_s > ended.mono_s + 2.0)
     run.send_signal(signal.SIGINT)
     said = run.communicate(timeout=400)[0]
     assert "was lost" not in said
     assert "by itself" not in said.partition("Verdicts")[0], said
-    (seen,) = pods.events(Kind.CONTAINER)
-    assert (seen.data["node"], seen.data["action"]) == (1, "ended")
+    (seen,) = pods.events(Kind.EFFECT)
+    assert seen.data["node"] == 1
     (result,) = pods.result().faults
-    assert result.evidence == "the API server says that the container of node 1 does not run any more"
+    assert result.evidence == "the API server says: the container of node 1 does not run any more"
     assert pods.processes() == {}
 
 

@@ -5,8 +5,9 @@ docs/measured/museum.md]
 
 For each row in rows/ and each of its two sides (affected and fixed version): makes the environment, shows the bug by
 plain code without torchaos, runs the trainer under torchaos, and appends the result to DIR/results.jsonl. A side with a
-result is not run again unless --again is given, so an interrupted call can be continued. --plain makes the environments
-and shows the bugs, and runs no job. Exit code 1 if the result of a side is not as its row says."""
+result there is not run again unless --again is given, so an interrupted call can be continued. The table counts the
+results in ci/museum/results.jsonl too, which are older. --plain makes the environments and shows the bugs, and runs no
+job. Exit code 1 if the result of a side is not as its row says."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def main() -> int:
         print(f"{mark}  {bug.name} {side}: {told.verdict} ({told.seconds:.0f} s)  {told.reason}", flush=True)
     if options.plain:
         return int(bad)
-    done = sides.read(results)
+    done = [*sides.read(museum.KEPT), *sides.read(results)]
     print("\n".join(museum_page.summary(bugs, done)))
     if options.write:
         options.write.write_text(museum_page.page(options.write.read_text(), bugs, done))

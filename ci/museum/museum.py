@@ -12,6 +12,7 @@ import yaml
 
 HERE = Path(__file__).parent
 TRAINERS = HERE / "trainers"
+KEPT = HERE / "results.jsonl"  # results of earlier runs, in the order in which they came
 Side = Literal["affected", "fixed"]
 SIDES: tuple[Side, ...] = ("affected", "fixed")
 

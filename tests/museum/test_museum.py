@@ -124,6 +124,12 @@ def test_the_first_run_stays_in_the_table(tmp_path: Path) -> None:
     assert "old" not in text
 
 
+def test_the_page_can_be_made_again_from_the_kept_results() -> None:
+    """Without a run, on any machine: the first run of each side stays known."""
+    text = PAGE.read_text()
+    assert museum_page.page(text, ROWS, sides.read(museum.KEPT)) == text
+
+
 def test_the_page_has_every_row_that_was_run() -> None:
     """And no row that is not in the folder."""
     text = PAGE.read_text()

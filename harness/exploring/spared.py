@@ -62,6 +62,7 @@ class Spared:
                 return None
             self.doubt = _doubt(*stood, *real)
             if self.doubt:
+                self._standing.close()
                 self._standing = None
                 return real[0]
         self._stood += stood is not None

@@ -4,7 +4,8 @@ A small recorded run (a rank is killed, all ranks resume from a checkpoint) is e
 steps, with a twin of the same size. Each stage is timed in its own process, which reads the run directory as `torchaos
 judge` does: reading the journal, placing the steps, judging.
 
-Usage: python ci/bench/judge.py [--ranks 16,256] [--steps 100,1000] [--samples 8] [--no-twin] [--profile]"""
+Usage: python ci/bench/judge.py [--ranks 16,256] [--steps 100,1000] [--samples 8] [--no-twin] [--keep FOLDER]
+    [--profile]"""
 
 from __future__ import annotations
 
@@ -176,6 +177,7 @@ def main() -> int:
     parser.add_argument("--steps", default="500")
     parser.add_argument("--samples", type=int, default=8, help="in the batch of one rank")
     parser.add_argument("--no-twin", action="store_true", help="judge the run alone")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the run directories, such as FOLDER/64x500")
     parser.add_argument("--profile", action="store_true", help="print where the time is spent")
     options = parser.parse_args()
     for ranks in map(int, options.ranks.split(",")):
@@ -190,6 +192,8 @@ def _one(ranks: int, steps: int, options: argparse.Namespace) -> None:
         size = sum(path.stat().st_size for path in grown.run.root.glob("**/events/*.jsonl"))
         with get_context("spawn").Pool(1) as pool:
             seconds = pool.apply(_measure, (str(grown.run.root), options.profile))
+        if options.keep:
+            shutil.move(grown.run.root, options.keep / f"{ranks}x{steps}")
     memory, count = seconds.pop("memory"), grown.count
     stages = ", ".join(f"{stage} {took:.2f}" for stage, took in seconds.items())
     whole = sum(seconds.values())

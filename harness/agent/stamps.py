@@ -175,7 +175,7 @@ def _read_group(raw: bytes, code: int) -> tuple[str, tuple[int, ...] | None]:
     at = _HEADER + code * _GROUP_SIZE
     name, _, ranks = raw[at : at + _GROUP_SIZE].split(b"\0")[0].decode(errors="replace").rpartition(" ")
     try:
-        return name, _ranks(ranks)
+        return name, ranks_in(ranks)
     except ValueError:
         return name, None
 
@@ -190,7 +190,8 @@ def _ranges(ranks: Sequence[int]) -> str:
     return ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in parts)
 
 
-def _ranks(text: str) -> tuple[int, ...]:
+def ranks_in(text: str) -> tuple[int, ...]:
+    """The ranks of a text such as `0-3,6`. Raises ValueError if it is another text."""
     found: list[int] = []
     for part in text.split(","):
         low, _, high = part.partition("-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
+from torchaos.harness.agent.stamps import ranks_in
 from torchaos.harness.cli.commands import Commands
 
 if TYPE_CHECKING:
     _PathType = click.ParamType[Path]
+    _RanksType = click.ParamType[tuple[int, ...]]
 else:
-    _PathType = click.ParamType  # older versions of click have no type argument
+    _PathType = _RanksType = click.ParamType  # older versions of click have no type argument
 
 PATH = click.Path(path_type=Path)
 RUNS = Path("torchaos-runs")  # where run directories go, unless --out names another folder
@@ -58,6 +61,19 @@ class RunFolder(_PathType):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         named = [CompletionItem(LATEST)] if LATEST.startswith(incomplete) else []
         return [*named, CompletionItem(incomplete, type="dir")]
+
+
+class Ranks(_RanksType):
+    """Ranks, as `0-3,7`."""
+
+    name = "ranks"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", str(value)):
+            self.fail(f"'{value}' names no ranks; write them as 0-3,7", param, ctx)
+        return ranks_in(str(value))
 
 
 def latest(out: Path = RUNS) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from torchaos.harness.cli.options import AS_JSON, OTEL, PATH, RUN_DIRS, RUNS, SUMMARY, RunFolder, cli
+from torchaos.harness.cli.options import AS_JSON, OTEL, PATH, RUN_DIRS, RUNS, SUMMARY, Ranks, RunFolder, cli
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.judging.verdict.verdict import judge, records_of
 from torchaos.harness.machine.disk import write_atomically
@@ -68,9 +68,11 @@ def trace(result: Result, folder: RunDir, run: Record | None = None) -> list[str
 @click.option("-o", "--output", type=PATH, help="Write the page of a single run here, not into its directory.")
 @SUMMARY
 @click.option("--card", type=PATH, help="Write a small picture of a single run here, as SVG.")
+@click.option("--ranks", type=Ranks(), default=(), help="Ranks to show in the timeline of a large run, as 0-3,7.")
 @OTEL
 def report(
-    folders: Sequence[Path], output: Path | None, summary: Path | None, card: Path | None, otel: bool
+    folders: Sequence[Path], output: Path | None, summary: Path | None, card: Path | None, ranks: Sequence[int],
+    otel: bool,
 ) -> None:  # fmt: skip
     """Write report.html, which opens offline, for run directories."""
     if (output or card) and len(folders) > 1:
@@ -81,7 +83,7 @@ def report(
         result = store.kept_of(folder).result if folder.result.is_file() else judge(folder)
         results.append(replace(result, run_dir=str(folder.root)))
         records = records_of(folder)
-        _write(output or folder.report, html.text(folder, result, records), "-o", private=True)
+        _write(output or folder.report, html.text(folder, result, records, ranks), "-o", private=True)
         if card:
             _write(card, html.card(result, *records), "--card")
         for problem in trace(results[-1], folder, records[0]) if otel else ():

@@ -113,7 +113,7 @@ class Trainer:
         return True
 
     def _resume(self, attempt: int, world: int) -> tuple[int, State]:
-        state = State(1.0, [random.Random(f"{self.seed}/{rank}") for rank in range(8)])
+        state = State(1.0, [random.Random(f"{self.seed}/{rank}") for rank in range(max(8, self.world))])
         base = max(self._saved, default=0)
         if not base:
             return 0, state

@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from importlib.resources import files
@@ -53,12 +53,15 @@ def write(folder: RunDir, result: Result, records: tuple[Record, list[Record]] |
     write_atomically(folder.report, text(folder, result, records), private=True)
 
 
-def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None) -> str:
-    """The HTML of the page of a run. `records`: those of the run and its twins, if they were read already."""
+def text(
+    folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None, ranks: Collection[int] = ()
+) -> str:
+    """The HTML of the page of a run. `records`: those of the run and its twins, if they were read already. `ranks`:
+    those that must have a lane in the timeline."""
     run, twins = records or records_of(folder)
     replicas = run.plan.job.replicas
     run = run if replicas == 1 else without_steps(run)
-    timeline = timeline_of(run, result.recoveries, stamps_of(folder))
+    timeline = timeline_of(run, result.recoveries, stamps_of(folder), ranks)
     curves = curves_of(run, twins)
     left_out = [*timeline.left_out, *([curves["left_out"]] if curves["left_out"] else [])]
     left_out += [f"The steps of {replicas} replicas are not shown: each has its own"] if replicas > 1 else []

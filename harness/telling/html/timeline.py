@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,12 @@ from torchaos.harness.record.history import Execution
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
 from torchaos.harness.telling.html.event_words import words
+from torchaos.harness.telling.html.lanes import ranks_with_lanes
 from torchaos.harness.telling.html.thinning import groups
 from torchaos.harness.telling.terminal.timeline import spans as parts_of
 from torchaos.harness.telling.terminal.timeline import spent_in_words
 
-MOST_RANKS, MOST_FAULTS = 32, 8  # lanes
+MOST_FAULTS = 8  # lanes
 MOST_STEPS, MOST_MARKS, MOST_CALLS = 12_000, 400, 4_000  # steps in all lanes together
 PHASES = ("data", "forward", "backward", "optimizer")  # in the order within a step
 _PROBES = (
@@ -61,7 +62,10 @@ class Timeline:
         self.spans.append([lane, self.at(begin_s), self.at(max(begin_s, end_s)), kind, label])
 
 
-def timeline_of(run: Record, recoveries: Sequence[Recovery], stamps: Sequence[Sequence[Stamp]] = ()) -> Timeline:
+def timeline_of(
+    run: Record, recoveries: Sequence[Recovery], stamps: Sequence[Sequence[Stamp]] = (), ranks: Collection[int] = (),
+) -> Timeline:  # fmt: skip
+    """The timeline of a run. `ranks`: those that must have a lane."""
     if not run.events:
         return Timeline(0.0, 0.0)
     found = Timeline(run.events[0].mono_s, run.events[0].wall_s)
@@ -72,13 +76,9 @@ def timeline_of(run: Record, recoveries: Sequence[Recovery], stamps: Sequence[Se
         _recovery(found, landing, recovery, f", {recovery.fault}" if len(landed) > 1 else "")
     _markers(found, run, "events", _EVENTS)
     _markers(found, run, "probes", _PROBES)
-    ranks = _ranks(run, landed)
-    every = len(run.history.executions.ranks | set(ranks))
-    if len(ranks) < every:
-        found.left_out.append(
-            f"{len(ranks)} of {every} ranks have a lane: the ranks that were hit, and the first ranks"
-        )
-    lanes = {rank: found.lane(f"rank {rank}", "rank") for rank in ranks}
+    shown, others = ranks_with_lanes(run.history, landed, ranks)
+    found.left_out += [others] if others else []
+    lanes = {rank: found.lane(f"rank {rank}", "rank") for rank in shown}
     _attempts(found, run, lanes)
     _steps(found, run, lanes, [landing.at_s for landing in landed])
     _files(found, run, lanes)
@@ -130,15 +130,6 @@ def _markers(to: Timeline, run: Record, name: str, kinds: tuple[Kind, ...]) -> N
         events = events[:: -(-len(events) // MOST_MARKS)]
     lane, markers = to.lane(name, "marks"), words(run.plan, events)
     to.marks += [[lane, to.at(event.mono_s), event.kind.value, text] for event, text in markers]
-
-
-def _ranks(run: Record, landed: Sequence[Landing]) -> list[int]:
-    history = run.history
-    every = {rank for attempt in history.attempts for rank in attempt.ranks} | set(
-        np.unique(history.executions.rank).tolist()
-    )
-    hit = {rank for landing in landed for rank in landing.ranks}
-    return sorted(sorted(every, key=lambda rank: (rank not in hit, rank))[:MOST_RANKS])
 
 
 def _attempts(to: Timeline, run: Record, lanes: dict[int, int]) -> None:

@@ -4,8 +4,8 @@
 
 The cluster has four nodes, which are namespaces of this machine; the job is a stand-in for torchrun. These die:
 torchaos on the head node, its reaper, both; the agent of a node, its reaper, both; each at a point of its own journal
-or undo log. The pipes to the agents, the srun of the job, the job's step, the allocation, Slurm's controller, and a
-whole node die at an event of the journal. The ranks have equal pids on their nodes, so each run also shows that the
+or undo log. The pipes to the agents, the srun of the job, the job's step, the allocation, and Slurm's controller die at
+an event of the journal. The ranks have equal pids on their nodes, so each run also shows that the
 evidence is of the right node. A call goes on where the table ends. Exit code 1 if anything was left, or was wrong.
 """
 
@@ -35,7 +35,7 @@ WHO = (("harness",), ("reaper",), ("harness", "reaper"))
 
 
 def main() -> int:
-    options, begun = parsed(), time.monotonic()
+    options, start_s = parsed(), time.monotonic()
     if lacks := missing():
         print(lacks)
         return 3
@@ -47,14 +47,11 @@ def main() -> int:
         deaths = choose(table.points, options)
         left = [(number, death) for number, death in enumerate(deaths) if number not in table.rows]
         print(f"{len(left)} of {len(deaths)} deaths are to be played", flush=True)
-        end_s = begun + 60 * options.minutes
-        on_node = [one for one in left if one[1].where == "node"]  # other runs on the node would die with it
-        others = [one for one in left if one[1].where != "node"]
-        with ThreadPoolExecutor(1) as alone, ThreadPoolExecutor(options.jobs) as pool:
-            work = partial(played, slurm, table, end_s)
-            for _ in (*pool.map(work, others), *alone.map(work, on_node)):
+        end_s = start_s + 60 * options.minutes
+        with ThreadPoolExecutor(options.jobs) as pool:
+            for _ in pool.map(partial(played, slurm, table, end_s), left):
                 pass
-    return show(table, len(deaths), time.monotonic() - begun)
+    return show(table, len(deaths), time.monotonic() - start_s)
 
 
 def parsed() -> argparse.Namespace:

@@ -51,7 +51,7 @@ class Death:
 
 FROM_OUTSIDE = tuple(
     Death(who, (), kind)
-    for who in ("pipe", "srun", "step", "allocation", "slurmctld", "node")
+    for who in ("pipe", "srun", "step", "allocation", "slurmctld")
     for kind in (Kind.JOB_STARTED, Kind.RANK_UP, Kind.STEP, Kind.APPLYING, Kind.APPLIED, Kind.EFFECT, Kind.ROLLED_BACK)
 )
 
@@ -79,13 +79,10 @@ class MortalRun(SlurmRun):
     def __init__(self, cluster: Slurm, number: int, death: Death) -> None:
         self.number, self.death = number, death
         self.trace = cluster.shared / f"death{number:04}x.trace"
-        partition = "first"
-        if death.where == "node":  # what else runs on the node would die with it
-            partition, self.nodes = "low", ("head", "n3", "n4")
         at = json.dumps({"trace": str(self.trace), "at": death.at})
         env = [
             f"PYTHONPATH={_MORTAL}", f"DYING_WHERE={WHERE.get(death.where, 'nowhere -')}", f"DYING_AT={at}",
-            f"SALLOC_PARTITION={partition}",
+            "SALLOC_PARTITION=first",
         ]  # fmt: skip
         super().__init__(cluster, f"death{number:04}x", *_FAULTS, env=env, steps=60)
 
@@ -173,8 +170,6 @@ def play(slurm: Slurm, number: int, death: Death) -> Outcome:
     ended_s = max(died_s, time.monotonic())
     if one.exit_code in _GONE and any(line.startswith("died ") and "reaper" in line for line in one.trace):
         stuck = stuck or _recover(run, died_s or ended_s)
-    if death.where == "node":
-        stuck = stuck or _recover_there(run, run.nodes[2])
     wait = time.monotonic()
     while (left := run.left()) and time.monotonic() < wait + _GIVE_UP_S:
         time.sleep(_LOOK_S)
@@ -202,8 +197,6 @@ def _strike(run: MortalRun, who: str) -> None:
     elif who == "slurmctld":
         run.kill(("slurmctld",), node="head")
         slurm.as_root("head", "sh", "-c", "exec slurmctld -L /var/log/slurmctld.log >/dev/null 2>&1 </dev/null")
-    elif who == "node":
-        slurm.restart(run.nodes[2])
     else:
         steps = ["--steps"] if who == "step" else []
         lines = slurm.as_root("head", "squeue", "--noheader", *steps, "--format=%i %j").splitlines()
@@ -220,13 +213,6 @@ def _recover(run: MortalRun, died_s: float) -> str:
         time.sleep(_LOOK_S)
     code, said = run.cluster.as_user("torchaos", "recover")
     return "" if code == 0 else f"recover: {said[-300:]}"
-
-
-def _recover_there(run: MortalRun, node: str) -> str:
-    """What a user, or the next agent, does on a node that was lost and is back. Returns what went wrong."""
-    run.cluster.in_service(node)
-    code, said = run.cluster.as_user("srun", f"--nodelist={node}", "torchaos", "recover")
-    return "" if code == 0 else f"recover on {node}: {said[-300:]}"
 
 
 def _wrong(run: MortalRun, one: Outcome, said: str) -> str:

@@ -44,25 +44,6 @@ class Slurm(Machines):
             "head", "sinfo", "--noheader", f"--nodes={node}", "--partition=main", "--format=%T|%E"
         ).strip()
 
-    def restart(self, node: str) -> None:
-        """Kills everything on a node, as a loss of power does, and starts Slurm there again. The disk keeps its files,
-        also those of /tmp."""
-        self.as_root(node, "sh", "-c", "kill -KILL -1")
-        munged = "rm -f /run/munge/*; setpriv --reuid munge --regid munge --clear-groups munged"
-        slurmd = "slurmd -L /var/log/slurmd.log"
-        self.as_root(node, "sh", "-c", f"({munged} && exec {slurmd}) >/dev/null 2>&1 </dev/null")
-
-    def in_service(self, node: str) -> None:
-        """Waits until Slurm has ended what was on the node, and gives it work again."""
-
-        def ready() -> bool:
-            state = self.state(node)
-            if state.startswith("down"):
-                self.as_root("head", "scontrol", "update", f"nodename={node}", "state=resume")
-            return state.startswith(("idle|", "mixed|"))
-
-        wait_until(ready, state=lambda: self.state(node), timeout_s=60)
-
     def work(self) -> str:
         """The names of the jobs that Slurm has."""
         return self.as_root("head", "squeue", "--noheader", "--format=%j")

@@ -146,7 +146,7 @@ class Trials:
         run, twins = cut_together(Record.load(self.now), self.twins, self.plan.job.world_size)
         if not any(_checkpoints(record) for record in (run, *twins)):  # the death came before the first checkpoint
             run = replace(run, plan=_less_inventory(run.plan))
-        result = judged(run, twins, self.recorded, str(self.now.root))
+        result = judged(run, twins, self.recorded, str(self.now.root), empty=not state.tree.files)
         self._last = run, twins, result
         seen = seen_in(run, result, self.due, hung)
         last = state.last_operation
@@ -201,11 +201,14 @@ class Trials:
                 os.link(path, folder / path.name)
 
 
-def judged(run: Record, twins: Sequence[Record], recorded: Record, folder: str) -> Result:
+def judged(
+    run: Record, twins: Sequence[Record], recorded: Record, folder: str, empty: bool = False
+) -> Result:  # fmt: skip
     """The verdict on a resume. If the job began again from scratch, and the recorded run shows that it had no
-    checkpoint, then an assertion about checkpoints that can't decide has nothing to decide."""
+    checkpoint, then an assertion about checkpoints that can't decide has nothing to decide. `empty`: there was no file
+    in the checkpoint folder."""
     result = verdict_of(run, twins, folder)
-    if result.verdict is not Verdict.INCONCLUSIVE or not _had_none(run, recorded):
+    if result.verdict is not Verdict.INCONCLUSIVE or not _had_none(run, recorded, empty):
         return result
     unsure = {
         case.name for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.INCONCLUSIVE
@@ -215,14 +218,14 @@ def judged(run: Record, twins: Sequence[Record], recorded: Record, folder: str) 
     return verdict_of(replace(run, plan=replace(run.plan, asserts=kept)), twins, folder) if kept else result
 
 
-def _had_none(run: Record, recorded: Record) -> bool:
+def _had_none(run: Record, recorded: Record, empty: bool) -> bool:
     """Whether the job loaded nothing after its death and began with the first step, and no save could have become a
-    checkpoint before the death. False if not all saves of the recorded run were seen."""
+    checkpoint before the death. False if there were files, and not all saves of the recorded run were seen."""
     seen = recorded.history.saves and all(one.saved_s is not None for one in checkpoints_of(recorded) or ())
     died_s = past.death_s(run)
     loaded = any(load.mono_s > died_s for load in run.history.loads)
     back = resumes(run)
-    return bool(seen and back) and not loaded and all(
+    return bool((seen or empty) and back) and not loaded and all(
         one.attempt.base == 0 and one.best is None and one.newer is None for one in back
     )  # fmt: skip
 

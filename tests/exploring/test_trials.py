@@ -70,22 +70,23 @@ def test_a_file_of_another_step_is_not_compared(tmp_path: Path) -> None:
     assert verdict_of(ours, [theirs], "").verdict is not Verdict.FAILED
 
 
-@pytest.mark.parametrize(("saves_seen", "died_after", "kind"), [
-    (True, 3, Class.RIGHT), (False, 3, Class.UNCLEAR), (True, 12, Class.LOST_WORK),
+@pytest.mark.parametrize(("saves_seen", "empty", "died_after", "kind"), [
+    (True, False, 3, Class.RIGHT), (False, False, 3, Class.UNCLEAR), (False, True, 3, Class.RIGHT),
+    (True, True, 12, Class.LOST_WORK),
 ])  # fmt: skip
 def test_nothing_is_lost_before_the_first_checkpoint(
-    tmp_path: Path, saves_seen: bool, died_after: int, kind: Class
+    tmp_path: Path, saves_seen: bool, empty: bool, died_after: int, kind: Class
 ) -> None:  # fmt: skip
     """The job died after step 3, began again from scratch, and was ended before its first save was judged: without a
-    checkpoint nothing could be restored or lost, if the saves of the recorded run were seen. After step 12, 10 steps
-    were lost."""
+    checkpoint nothing could be restored or lost, if the saves of the recorded run were seen, or if there was no file.
+    After step 12, 10 steps were lost."""
     run = resumed(tmp_path / "events", died_after, Trainer(kills=[(3, 0)]), [ENOUGH], until=4 if died_after < 5 else 14)
     before = recorded() if saves_seen else _without_saves(recorded())
     asserts = (*run.plan.asserts, Named("state_restored", {}))
     run = replace(run, plan=replace(run.plan, asserts=asserts))
     twin = replace(recorded(Trainer(state_seen=True)), artifacts={})
     ours, twins = cut_together(run, [twin], 2)
-    result = judged(ours, twins, before, "")
+    result = judged(ours, twins, before, "", empty)
     seen = seen_in(ours, result, 30, False)
     assert seen.kind is kind, seen.reason
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,18 +11,24 @@ import click
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.running.launchers.handover import receive
 from torchaos.harness.running.nodes.join import WAIT_S, join
-from torchaos.harness.running.nodes.place import place_of, socket_of
+from torchaos.harness.running.nodes.place import place_of, remove_place, socket_of
 from torchaos.harness.undo import open_runs, recovery
 
 NO_AGENT = 6  # exit code: nobody listens
+LEFT = 4  # exit code: something is left
 
 
 @cli.command("node")
 @click.option("--join", "joined", metavar="RUN", help="Connect standard input and output with the agent.")
 @click.option("--wait", "wait_s", type=float, default=WAIT_S, help="Seconds to wait for the agent.")
 @click.option("--receive", "received", type=PATH, metavar="DIR", help="Make the run directory from standard input.")
+@click.option("--attach", "attached", metavar="RUN", help="Be the agent of a torchrun that runs here already.")
 @click.option("--recover", "recovered", metavar="RUN", help="Undo what a dead agent left on this node.")
-def node(joined: str | None, wait_s: float, received: Path | None, recovered: str | None) -> None:
+@click.option("--left", metavar="RUN", help="Fail if an agent, or what it left, is on this node.")
+def node(
+    joined: str | None, wait_s: float, received: Path | None, attached: str | None, recovered: str | None,
+    left: str | None,
+) -> None:  # fmt: skip
     """Reach the agent of this node; launchers start this command. RUN is the name of the node's part of a run. Standard
     input and output carry lines of JSON."""
     if joined:
@@ -31,9 +36,16 @@ def node(joined: str | None, wait_s: float, received: Path | None, recovered: st
     if received:
         click.echo("shared" if receive(received, sys.stdin.buffer) else "made")
         return
+    if attached:
+        from torchaos.harness.running.nodes.node_attach import attach  # the pipes don't wait for it
+
+        attach(attached, sys.stdin.buffer)
+        return
     if recovered:
         sys.exit(_recover(recovered))
-    raise click.UsageError("write --join RUN, --receive DIR or --recover RUN")
+    if left:
+        sys.exit(LEFT if place_of(left).root.exists() else 0)
+    raise click.UsageError("write --join, --receive, --attach, --recover or --left")
 
 
 def _recover(mark: str) -> int:
@@ -48,8 +60,8 @@ def _recover(mark: str) -> int:
     wrong = [recovery.why(one) for one in done if not one.clean]
     if wrong and (folder / "undo" / "undo.jsonl").exists():  # without a log nothing was ever changed
         click.echo("; ".join(wrong))
-        return 4
+        return LEFT
     with suppress(OSError):
         open_runs.remove(mark)  # it is still there if they died when everything was undone
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_place(mark)
     return 0

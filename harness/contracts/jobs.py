@@ -137,6 +137,11 @@ class FarLauncher(Launcher, Protocol):
         """The run ends: a `create` that waits for nodes raises ChaosError soon. Called from another thread."""
         return
 
+    def exit_code(self, node: Node) -> int | None:
+        """For a job that ran before torchaos: the exit code with which its part on a node ended, if the node ended with
+        it. None if that is not known."""
+        return None
+
     def gone(self, node: Node) -> bool:
         """Whether a node does not exist any more. Then nothing is left of what faults changed in it."""
         return False

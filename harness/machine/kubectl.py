@@ -37,15 +37,25 @@ class Kubectl:
     @staticmethod
     def said(argv: Sequence[str], given: bytes, timeout_s: float) -> str:
         """Like `ask`, for a complete command line."""
-        try:
-            done = subprocess.run(argv, input=given, capture_output=True, timeout=timeout_s, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"kubectl has not answered for {timeout_s:g} s: {' '.join(argv[1:6])}") from error
+        done = _run(argv, given, timeout_s)
         printed = done.stdout.decode(errors="replace")
         if done.returncode:
             words = done.stderr.decode(errors="replace").strip()[-300:]
             raise _Refused(f"kubectl: {words or f'exit code {done.returncode}'}", printed)
         return printed
+
+    @staticmethod
+    def outcome(argv: Sequence[str], timeout_s: float) -> tuple[int, str]:
+        """The exit code of a complete command line, and all its output. Raises TimeoutError."""
+        done = _run(argv, b"", timeout_s)
+        return done.returncode, (done.stdout + done.stderr).decode(errors="replace").strip()
+
+
+def _run(argv: Sequence[str], given: bytes, timeout_s: float) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(argv, input=given, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"kubectl has not answered for {timeout_s:g} s: {' '.join(argv[1:6])}") from error
 
 
 class _Refused(OSError):

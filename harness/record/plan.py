@@ -74,6 +74,13 @@ class PlannedJob:
     slurm: Mapping[str, Any] = field(default_factory=dict)  # for launcher: slurm: settings
 
     @property
+    def attached(self) -> str:
+        """The running job that torchaos attaches to, in words. Empty if torchaos starts the job."""
+        if self.attach_pid is not None:
+            return f"pid {self.attach_pid}"
+        return f"the pods with the label {self.pods['attach']}" if self.pods.get("attach") else ""
+
+    @property
     def per_node(self) -> int:
         """The number of ranks on a node that has ranks."""
         return max(1, self.world_size // (self.busy_nodes or self.nodes))

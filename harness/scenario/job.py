@@ -68,15 +68,25 @@ class Pods(Strict):
     """The pods of the launcher kubernetes: each node is a pod."""
 
     manifest: Annotated[
-        str, Field(min_length=1, description="A file with the objects to make, relative to this file. In their pods, "
-                   "job.command takes the place of the container's command.")
-    ]  # fmt: skip
+        str, Field(description="A file with the objects to make, relative to this file. In their pods, job.command "
+                   "takes the place of the container's command.")
+    ] = ""  # fmt: skip
+    attach: Annotated[
+        str, Field(description="Instead of a manifest: the label of pods that run the job already, such as app=llm. "
+                   "job.command is not started.")
+    ] = ""  # fmt: skip
     container: Annotated[
         str, Field(description="The container that runs the job; by default the first of each pod.")
     ] = ""  # fmt: skip
     python: Annotated[str, Field(description="The Python in that container that has torchaos.")] = "python3"
     context: Annotated[str, Field(description="The context of kubectl; by default the current one.")] = ""
     namespace: Annotated[str, Field(description="The namespace; by default the one of the context.")] = ""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Pods:
+        if bool(self.manifest) == bool(self.attach):
+            raise ValueError("write manifest, for pods that torchaos makes, or attach, for pods that run already")
+        return self
 
 
 class SlurmJob(Strict):

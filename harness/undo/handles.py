@@ -19,7 +19,7 @@ from torchaos.harness.machine import proc
 from torchaos.harness.undo.cgroup import CpuCgroup, FreezerCgroup, MemoryCgroup
 from torchaos.harness.undo.containers import Container, Containers, DockerImage, DockerNetwork
 from torchaos.harness.undo.file import File
-from torchaos.harness.undo.kubernetes import KubernetesNode, KubernetesObjects
+from torchaos.harness.undo.kubernetes import KubernetesAgent, KubernetesNode, KubernetesObjects
 from torchaos.harness.undo.mount import Mount
 from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc, QueueRule
 from torchaos.harness.undo.proxy import Toxic
@@ -197,6 +197,7 @@ _ALL: tuple[type[Handle], ...] = (
     SlurmWork,
     SlurmNodeState,
     KubernetesObjects,
+    KubernetesAgent,
     KubernetesNode,
 )
 REGISTRY: Mapping[str, type[Handle]] = {cls.kind: cls for cls in _ALL}

@@ -15,6 +15,7 @@ from torchaos.harness.undo.touches import Touches
 LABEL = "torchaos.run"
 _PODS = "pods"
 _LOOK_S = 0.5
+_LEFT = 4  # exit code of `torchaos node`: something is left
 _GRACE_S = 10  # seconds from SIGTERM to SIGKILL; the agents in the pods need less to undo everything
 _DELETE_S = 35.0  # seconds; the healer gives a handle 45 s
 
@@ -85,6 +86,59 @@ class KubernetesObjects:
 
 
 @dataclass(frozen=True)
+class KubernetesAgent:
+    """The agent of a node, named `mark`, in a pod that torchaos did not make. Undo waits until the agent and its reaper
+    have ended, and undoes what they left. `uid`: of the pod; if there is another pod of that name, or none, nothing is
+    left."""
+
+    kind: ClassVar[str] = "kubernetes_agent"
+    mark: str
+    pod: str
+    uid: str
+    container: str
+    python: str
+    context: str = ""
+    namespace: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.mark and self.pod and self.uid):
+            raise ValueError("an agent in a pod can't be found without its name, its pod and the uid of the pod")
+
+    def touches(self) -> Touches:
+        return Touches(run_id=self.mark)
+
+    def restore(self) -> None:
+        if not self._is_gone() and self._in_pod("--recover"):
+            raise OSError(f"in pod {self.pod}, not everything could be undone")
+
+    def restored(self) -> bool:
+        return self._is_gone() or not self._in_pod("--left")
+
+    def _in_pod(self, option: str) -> int:
+        """The exit code of a command in the pod. Raises OSError if the pod does not answer."""
+        command = [self.python, "-m", "torchaos.harness", "node", option, self.mark]
+        argv = self._kubectl.argv("exec", self.pod, f"--container={self.container}", "--", *command)
+        code, said = self._kubectl.outcome(argv, _DELETE_S)
+        if code not in (0, _LEFT):
+            raise OSError(f"pod {self.pod}: {said[-300:]}")
+        return code
+
+    def _is_gone(self) -> bool:
+        """Whether the pod, or the container, is over: then nothing is left of what was in it."""
+        said = self._kubectl.ask("get", "pod", self.pod, "--ignore-not-found", "--output=json")
+        found = json.loads(said) if said.strip() else {}
+        return (
+            not found
+            or found["metadata"]["uid"] != self.uid
+            or "running" not in status_of(found, self.container).get("state", {})
+        )
+
+    @property
+    def _kubectl(self) -> Kubectl:
+        return Kubectl(self.context, self.namespace)
+
+
+@dataclass(frozen=True)
 class KubernetesNode:
     """A machine of the cluster that a fault closed for new pods, with an annotation that names the run. Undo opens it
     again, unless the annotation is another one by now."""
@@ -126,6 +180,13 @@ class KubernetesNode:
     def _patch(self, annotation: str | None, closed: bool | None) -> None:
         change = {"metadata": {"annotations": {LABEL: annotation}}, "spec": {"unschedulable": closed}}
         Kubectl(self.context).ask("patch", "node", self.name, "--type=merge", f"--patch={json.dumps(change)}")
+
+
+def status_of(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
+    """The status of a container of a pod; empty before it has one."""
+    status = pod["status"]
+    found = [*(status.get("containerStatuses") or []), *(status.get("ephemeralContainerStatuses") or [])]
+    return next((one for one in found if one["name"] == container), {})
 
 
 def _has_ended(found: Mapping[str, Any]) -> bool:

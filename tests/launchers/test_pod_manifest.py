@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.running.launchers.kubernetes import _order
+from torchaos.harness.running.launchers.pod import in_order
 from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange
 
 CHANGE = PodChange(
@@ -126,5 +126,5 @@ def test_the_order_of_the_pods() -> None:
         pod("set-a-0-10", job="0", index="10"), pod("set-a-0-9", job="0", index="9"), pod("set-a-1-0", job="1"),
         pod("llm-10"), pod("llm-9"),
     ]  # fmt: skip
-    names = [one["metadata"]["name"] for one in sorted(pods, key=_order)]
+    names = [one["metadata"]["name"] for one in in_order(pods)]
     assert names == ["llm-9", "llm-10", "set-a-0-9", "set-a-0-10", "set-a-1-0"]

@@ -142,6 +142,20 @@ class Pods(Nodes):
         (self.folder / "job.yaml").write_text(json.dumps(job))
         return {"pods": {"manifest": "job.yaml", "python": sys.executable}, "nodes": 2}
 
+    def start_job(self, steps: int) -> None:
+        """Makes two pods that run a job without torchaos, and attaches all runs that follow to them."""
+        self.where()
+        job = json.loads((self.folder / "job.yaml").read_text())
+        torchrun = f"{BARE_PYTHON} {STAND_IN}/torchrun --nproc-per-node 1 --max-restarts 1 {STAND_IN}/plain.py {steps}"
+        line = f"PET_NNODES=2 PET_NODE_RANK=$JOB_COMPLETION_INDEX {torchrun}; exit $?"
+        template = job["spec"]["template"]
+        template["metadata"] = {"labels": {"app": "llm"}}
+        template["spec"]["containers"][0] |= {"command": ["sh", "-c", line]}
+        create = [str(self.folder / "bin" / "kubectl"), "create", "--filename=-"]
+        subprocess.run(create, input=json.dumps(job), text=True, env=self.env, check=True)
+        log = {"regex": r"step (?P<step>\d+) loss (?P<loss>\S+)"}
+        self.more = {"pods": {"attach": "app=llm", "python": sys.executable}, "checkpoints": None, "log": log}
+
     def kill_pod(self, node: int) -> None:
         """Kills process 1 of the pod, and with it all processes there."""
         outer = (self.folder / "cluster" / f"llm-{node}" / "pid").read_text()

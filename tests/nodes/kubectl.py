@@ -25,7 +25,7 @@ def main(cluster: Path, words: list[str]) -> int:
     plain = [word for word in words if not word.startswith(("--context=", "--namespace="))]
     verb, rest = plain[0], plain[1:]
     options = dict(word.partition("=")[::2] for word in rest if word.startswith("--"))
-    label = options.get("--selector", "").partition("=")[2]
+    label = options.get("--selector", "")
     if verb == "auth":
         print("no" if " ".join(rest[1:3]) in _forbidden(cluster) else "yes")
         return int(" ".join(rest[1:3]) in _forbidden(cluster))
@@ -55,12 +55,17 @@ def main(cluster: Path, words: list[str]) -> int:
         _end(cluster / rest[0])
     elif verb == "exec":
         at = words.index("--")
-        return _enter(cluster / rest[1], words[at + 1 :])
+        name = next(word for word in rest if not word.startswith("-"))
+        return _enter(cluster / name, words[at + 1 :])
     elif verb == "logs":
         pod = cluster / next(word for word in rest if not word.startswith("-"))
-        while not _exited(pod):
-            time.sleep(0.1)
-        print((pod / "log").read_text())
+        with (pod / "log").open() as log:
+            log.seek(0, os.SEEK_END)  # --tail=0
+            exited = ""
+            while not exited:
+                time.sleep(0.05)
+                exited = _exited(pod)
+                print(log.read(), end="", flush=True)
     elif verb == "live":
         return _live(cluster / rest[0])
     else:
@@ -117,7 +122,8 @@ def _live(pod: Path) -> int:
 def _pods(cluster: Path, label: str = "") -> Iterator[Path]:
     for file in sorted(cluster.glob("*/pod.json")):
         about = json.loads(file.read_text())
-        if not label or about["metadata"]["labels"]["torchaos.run"] == label:
+        key, _, value = label.partition("=")
+        if not label or about["metadata"]["labels"].get(key) == value:
             yield file.parent
 
 

@@ -126,3 +126,59 @@ def test_a_job_in_pods_is_submitted_again(pods: Any) -> None:
     events = list(read_events(pods.record.events))
     assert len({(event.source, event.seq) for event in events}) == len(events)
     assert pods.processes() == {}
+
+
+FROM_OUTSIDE = {"inject": "node.freeze", "target": {"node": 1}, "when": {"time": "1s"}, "for": "1s"}
+
+
+def test_pods_that_run_already(pods: Any) -> None:
+    """torchaos attaches to pods that it did not make: a fault stops the processes of the second pod for its time, and a
+    rank there is killed, with the kernel's word as evidence. At the end of the job its exit code is known, and the pods
+    are still the user's."""
+    pods.start_job(steps=2000)
+    kill = {"inject": "process.kill", "target": {"rank": 1}, "when": {"time": "4s"}}
+    run = pods.run(FROM_OUTSIDE, kill, steps=2000)
+    said = run.communicate(timeout=200)[0]
+    assert run.returncode == 0, said
+    frozen, killed = pods.result().faults
+    assert "stopped" in frozen.evidence
+    assert "exit code -9" in killed.evidence
+    (death,) = [event for event in pods.events(Kind.RANK_EXITED) if event.data["exit_code"] == -signal.SIGKILL]
+    assert death.source == "node1"
+    assert {event.data["exit_code"] for event in pods.events(Kind.NODE_EXITED)} == {0}, said
+    assert len(list((pods.folder / "cluster").glob("*/pod.json"))) == 2
+
+
+def test_the_job_goes_on_after_the_run(pods: Any) -> None:
+    """A run that ends before the job leaves the pods, the ranks and torchrun as they were, and nothing of its own."""
+    pods.start_job(steps=100_000)
+    run = pods.run({**FROM_OUTSIDE, "for": "90s"})
+    pods.seen(Kind.APPLIED)
+    run.send_signal(signal.SIGINT)
+    said = run.communicate(timeout=200)[0]
+    assert [event.data["verified"] for event in pods.events(Kind.ROLLED_BACK)] == [True], said
+    lines = [line for line in pods.processes().values() if "kubectl.py" not in line]
+    assert sorted("plain.py" in line for line in lines) == [True] * len(lines), lines
+    assert not any("torchaos" in line for line in lines)
+    assert list((pods.folder / "tmp").iterdir()) == []
+
+
+def test_pods_without_torchaos(pods: Any) -> None:
+    """Nothing can be attached to a container without torchaos; the reason says what is missing, and the job goes on."""
+    pods.start_job(steps=100_000)
+    pods.more["pods"]["python"] = "/usr/bin/no-such-python"
+    run = pods.run(FROM_OUTSIDE)
+    said = " ".join(run.communicate(timeout=200)[0].split())
+    assert run.returncode == 3, said
+    assert "has no torchaos there" in said
+    assert len(list((pods.folder / "cluster").glob("*/exit"))) == 0
+
+
+def test_there_are_other_pods_than_expected(pods: Any) -> None:
+    """If the pods with the label are not as many as the job's nodes, they are named, and nothing starts."""
+    pods.start_job(steps=100_000)
+    pods.more["nodes"] = 3
+    run = pods.run(FROM_OUTSIDE)
+    said = " ".join(run.communicate(timeout=200)[0].split())
+    assert run.returncode == 3, said
+    assert "the job has 3 nodes, and these running pods have the label app=llm: llm-0, llm-1" in said

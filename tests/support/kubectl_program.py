@@ -9,12 +9,19 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.undo.kubernetes import KubernetesNode, KubernetesObjects, label_of
+from torchaos.harness.undo.kubernetes import KubernetesAgent, KubernetesNode, KubernetesObjects, label_of
 
 _KUBECTL = """#!/bin/sh
 label=
 for word; do case $word in --selector=*) label=${{word##*=}} ;; esac; done
 case "$1 $2" in
+"get pod") echo '{{"metadata": {{"uid": "7"}}, "status": {{"containerStatuses": [
+    {{"name": "trainer", "state": {{"running": {{}}}}}}]}}}}' ;;
+exec*)
+    case "$*" in
+    *--recover*) rm -f {agent} ;;
+    *) test ! -e {agent} || exit 4 ;;
+    esac ;;
 "get node") cat {node} ;;
 "patch node") echo '{{"metadata": {{}}, "spec": {{}}}}' >{node} ;;
 get*)
@@ -32,7 +39,7 @@ def install(folder: Path) -> Path:
     """Puts the program into `folder`, and returns the file with the objects, in lines such as `pod/llm-0 label`."""
     objects, program = folder / "objects", folder / "kubectl"
     objects.touch()
-    program.write_text(_KUBECTL.format(objects=objects, node=folder / "node"))
+    program.write_text(_KUBECTL.format(objects=objects, node=folder / "node", agent=folder / "agent"))
     program.chmod(0o755)
     return objects
 
@@ -58,3 +65,11 @@ def closed(folder: Path) -> Iterator[tuple[KubernetesNode, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         yield KubernetesNode("w1", "run-1"), lambda: (folder / "node").write_text(now % label_of("run-1"))
+
+
+def attached(folder: Path) -> Iterator[tuple[KubernetesAgent, Any]]:
+    """A case of the contract of handles: an agent that left something in a pod of somebody else."""
+    install(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        yield KubernetesAgent("run-1.node0", "llm-0", "7", "trainer", "python3"), (folder / "agent").touch

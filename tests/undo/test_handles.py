@@ -42,6 +42,8 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Iterator
         yield from toxiproxied.on_a_proxy(tmp_path)
     elif request.param == "kubernetes_objects":
         yield from kubectl_program.on_a_cluster(tmp_path)
+    elif request.param == "kubernetes_agent":
+        yield from kubectl_program.attached(tmp_path)
     elif request.param == "kubernetes_node":
         yield from kubectl_program.closed(tmp_path)
     elif request.param == "slurm_work":

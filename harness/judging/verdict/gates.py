@@ -87,7 +87,7 @@ def never_reached(run: Record, fault: PlannedFault) -> bool:
 
 def never_started(run: Record) -> str | None:
     """Why nothing can be judged: the run was ended before its job was started."""
-    started = run.plan.job.attach_pid is not None or any(run.of_kind(Kind.JOB_STARTED))
+    started = bool(run.plan.job.attached) or any(run.of_kind(Kind.JOB_STARTED))
     return None if started or not run.stopped else "the job was never started, so there is nothing to judge"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.machine import proc
 from torchaos.harness.machine.waiting import wait_for
 
 OnLine = Callable[[str, float], None]  # a line without its end, and when it came (CLOCK_MONOTONIC)
@@ -35,7 +36,7 @@ class Command:
         except OSError as error:
             os.close(self._log)
             raise UsageError(f"{argv[0]}: can't be started in {cwd}: {error.strerror}; check job.command") from error
-        self.pidfd = os.pidfd_open(self.pid)
+        self.pidfd, self._ticks = os.pidfd_open(self.pid), proc.ticks_of(self.pid)
         assert self._process.stdout is not None
         self._pipe = self._process.stdout.fileno()
         try:
@@ -48,6 +49,11 @@ class Command:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def over(self) -> bool:
+        """Whether the command has ended."""
+        return not proc.is_alive(self.pid, self._ticks)
 
     def wait(self) -> int:
         """The exit code; negative: the number of the signal that ended it."""

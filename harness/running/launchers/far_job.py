@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Mapping, NoReturn
 
@@ -19,6 +20,7 @@ from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec,
 from torchaos.harness.machine import disk, proc
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
+from torchaos.harness.record.events.nodes import NodePid
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.running.launchers.command import Command
 from torchaos.harness.running.launchers.far_faults import FarFaults
@@ -28,6 +30,7 @@ from torchaos.harness.running.launchers.line import Handler, Line
 from torchaos.harness.running.launchers.node_run import LiveNode
 from torchaos.harness.running.launchers.submitted_job import SubmittedJob
 from torchaos.harness.running.launchers.words import mark_of
+from torchaos.harness.watching.probes.job_log import JobLog
 
 TORCHAOS = (sys.executable, "-m", "torchaos.harness")
 _BYE_S = 20.0  # seconds to wait for the last messages of the agents
@@ -37,19 +40,22 @@ _LOOK_S = 0.05
 
 
 class FarJob(SubmittedJob):
-    """A job whose nodes are other machines. `faults`: those of the plan. The methods may be called from any thread."""
+    """A job whose nodes are other machines. `faults`: those of the plan. `log_of`: given if torchaos attaches to a job
+    that runs already; it makes the reader of a node's output. The methods may be called from any thread."""
 
     _launcher: FarLauncher
 
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: FarLauncher, journal: Journal, run_dir: Path, *,
         faults: Sequence[PlannedFault] = (), resubmit_times: int = 0, resubmit_delay_s: float = 0.0,
-        guard: Callable[[Sequence[Handle], int], None] | None = None,
+        guard: Callable[[Sequence[Handle], int], None] | None = None, log_of: Callable[[], JobLog] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             spec_for, launcher, journal, resubmit_times=resubmit_times, resubmit_delay_s=resubmit_delay_s, guard=guard
         )  # fmt: skip
         self._run_dir = run_dir
+        self._log_of = log_of
+        self._logs: list[JobLog] = []  # of the nodes, if torchaos attached
         self.faults = FarFaults({fault.id: fault for fault in faults}, lambda: self._lines, self.ranks)
         self._ranks: dict[int, RankProcess] = {}
         self._lines: list[Line] = []
@@ -93,7 +99,7 @@ class FarJob(SubmittedJob):
         with self._lock:
             self._ending.set()
         started = self._thread.ident is not None
-        if started and not self._done.is_set():
+        if started and not self._done.is_set() and not self._attached:
             for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, grace_s)):
                 for line in self._lines:
                     line.tell("signal", number=int(number))
@@ -109,6 +115,10 @@ class FarJob(SubmittedJob):
         self._done.set()
         return left
 
+    @property
+    def _attached(self) -> bool:
+        return self._log_of is not None
+
     def _line(self, node: int) -> Line:
         return next(line for line in self._lines if line.node == node)
 
@@ -117,9 +127,11 @@ class FarJob(SubmittedJob):
         disk.write_atomically(base_file(self._run_dir, self._submission), str(self._base))
         wrapper = [*TORCHAOS, "exec", "--run", str(self._run_dir), "--served", str(self._submission)]
         commands = self._launcher.commands(spec, self._nodes, wrapper)
+        self._logs = [self._log_for(node) for node in self._nodes] if self._attached else []
+        readers = [log.line for log in self._logs] or [_ignore] * len(commands)
         self._commands = [
-            Command(argv, spec.cwd, spec.env, spec.log.with_name(f"launch-{self._submission}.{number}.log"), _ignore)
-            for number, argv in enumerate(commands)
+            Command(argv, spec.cwd, spec.env, spec.log.with_name(f"launch-{self._submission}.{number}.log"), reader)
+            for number, (argv, reader) in enumerate(zip(commands, readers, strict=True))
         ]
         on = Handler(self._up, self._journal.take, self._lost, self._lapsed)
         keep = None if self._launcher.shares_folder else self._run_dir
@@ -129,21 +141,36 @@ class FarJob(SubmittedJob):
             for node in self._nodes
         ]
         data = {"submission": self._submission, "pid": self._commands[0].pid, "node": 0}
-        self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
+        attached = {"attached": True} if self._attached else {}
+        self._journal.emit(Kind.JOB_STARTED, {**data, **attached}, attempt=self._base)
         for line in self._lines:
             line.start()
+
+    def _log_for(self, node: Node) -> JobLog:
+        assert self._log_of is not None
+        log = self._log_of()
+        log.host_pid = partial(NodePid.of, node.index)
+        return log
 
     def _mark(self, node: int) -> str:
         return mark_of(self._run_id, node, self._submission)
 
-    def _await_exit(self) -> int:
-        codes = [command.wait() for command in self._commands]
+    def _await_exit(self) -> int | None:
+        codes = self._codes_of_attached() if self._attached else [command.wait() for command in self._commands]
         at_s = time.monotonic()
         self._await_last_words()
         code = self._code(codes)
         data = {"submission": self._submission, "pid": self._commands[0].pid, "exit_code": code}
         self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
         return code
+
+    def _codes_of_attached(self) -> list[int | None]:
+        """Waits until each node's agent has said its last words, or its container is over. The exit code is not known
+        from here, because a container may go on after the job."""
+        pairs = list(zip(self._lines, self._commands, strict=True))
+        while not all(line.left.is_set() or command.over for line, command in pairs):
+            time.sleep(_LOOK_S)
+        return [None]
 
     def _await_last_words(self) -> None:
         """Waits for the last messages of the agents. The loss of an agent is dealt with before another submission has
@@ -166,7 +193,7 @@ class FarJob(SubmittedJob):
     def _reach(self, node: int) -> Node:
         return next(each for each in self._nodes if each.index == node)
 
-    def _code(self, codes: Sequence[int]) -> int:
+    def _code(self, codes: Sequence[int | None]) -> int | None:
         """The exit code of the submission: the first that is not 0, among the nodes that were in the job to the end. A
         node that left while the other nodes continued does not count. `codes`: those of the launcher's commands, which
         decide if the agents reported no exit codes."""
@@ -174,6 +201,8 @@ class FarJob(SubmittedJob):
         ups = [event for event in events if event.kind is Kind.RANK_UP]
         last = max((event.attempt or 0 for event in ups), default=0)
         nodes = {event.data["node"] for event in ups if event.attempt == last}
+        if self._attached:  # attempts are counted on each node, and a rank may have ended before it was seen
+            nodes = {node.index for node in self._nodes}
         exits = {
             event.data["node"]: event.data["exit_code"] for event in events
             if event.kind is Kind.NODE_EXITED and event.data["submission"] == self._submission
@@ -202,8 +231,12 @@ class FarJob(SubmittedJob):
         on the node does."""
         if self._ending.is_set():
             return
+        ended = self._launcher.exit_code(self._reach(node)) if self._attached else None
+        if ended is not None:  # the agent ended with the container of the job
+            data = {"submission": self._submission, "node": node, "pid": 0, "exit_code": ended}
+            self._journal.emit(Kind.NODE_EXITED, data)
         with self.faults.mending:
-            if node not in self._taken:
+            if node not in self._taken and ended is None:
                 self._give_up(f"node {node} was lost: {why}")
             self._mend(node)
 
@@ -238,6 +271,8 @@ class FarJob(SubmittedJob):
             )  # fmt: skip
             with self._ranks_lock:
                 self._ranks[event.rank] = rank
+            for log in self._logs:  # torchrun reports a restart only at log level INFO, which may be off
+                log.in_round(attempt)
         elif event.kind is Kind.RANK_EXITED and event.rank is not None:
             with self._ranks_lock:
                 if (known := self._ranks.get(event.rank)) and known.pid == event.data["pid"]:

@@ -4,7 +4,6 @@ uses kubectl, with the rights of the user."""
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,22 +17,24 @@ from torchaos.harness.machine.kubectl import Kubectl
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.handover import packed
-from torchaos.harness.running.launchers.pod import OVER, Pod
+from torchaos.harness.running.launchers.pod import OVER, Pod, in_order
 from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange
+from torchaos.harness.running.launchers.running_pods import find_pods, handles, join
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.kubernetes import LABEL, KubernetesObjects, label_of
 
-_JOB = "jobset.sigs.k8s.io/job-global-index"
-_INDEX = "batch.kubernetes.io/job-completion-index"
 _SPARE_S = 300.0  # seconds after the job's time-out, at which Kubernetes ends the pods
 _READY_S = 600.0  # seconds for the pods to get machines and images
 _LOOK_S = 0.5
+_ATTACH = (("get", "pods"), ("list", "pods"), ("create", "pods/exec"), ("get", "pods/log"))  # verbs and resources
 _OF_THE_AGENT = frozenset({ENV_PLAN, ENV_RUN_ID, ENV_ATTEMPT_BASE, "PYTHONPATH"})
 
 
 class Kubernetes(FarLauncher):
     """Starts the pods of a manifest, which `job.pods` names. In the pods, the job's command takes the place of the
     container's command."""
+
+    _found: Sequence[Pod] = ()  # the pods of a job that runs already
 
     name: ClassVar[str] = "kubernetes"
     needs: ClassVar[frozenset[str]] = frozenset({"kubectl"})
@@ -49,13 +50,22 @@ class Kubernetes(FarLauncher):
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
         """The objects. Raises UsageError if a right is missing, because undoing needs some of the rights too, and
         ChaosError if the cluster does not answer."""
-        plan = Plan.read(RunDir(spec.log.parent.parent).plan)
-        _check_rights(_kubectl(spec), _manifest(spec).kinds.split(","), _rights_of(plan))
+        plan, kubectl = Plan.read(RunDir(spec.log.parent.parent).plan), _kubectl(spec)
+        if spec.pods.get("attach"):
+            _check_rights(kubectl, [*_ATTACH, *_rights_of(plan)])
+            self._found = find_pods(spec, kubectl)
+            return handles(spec, self._found)
+        made = [(verb, kind) for kind in _manifest(spec).kinds.split(",") for verb in ("create", "delete", "list")]
+        _check_rights(kubectl, [*made, ("delete", "pods"), *_ATTACH, *_rights_of(plan)])
         return (_objects(spec), JobProcesses(spec.env[ENV_RUN_ID]))
 
     def create(self, spec: JobSpec) -> Sequence[Pod]:
         """Makes the objects, waits until the pods run, and gives them the run directory. Raises ChaosError if the pods
-        do not come up."""
+        do not come up. If the pods run already, starts the agents in them."""
+        if spec.pods.get("attach"):
+            join(spec, self._found)
+            self.shares_folder = False
+            return self._found
         kubectl, manifest = _kubectl(spec), _manifest(spec)
         run_dir = spec.log.parent.parent
         env = {name: value for name, value in spec.own_env.items() if name not in _OF_THE_AGENT}
@@ -70,7 +80,7 @@ class Kubernetes(FarLauncher):
         try:
             _objects(spec).remove()  # those of an earlier submission have the same names
             kubectl.ask("create", "--filename=-", given=manifest.changed(change).encode(), timeout_s=60.0)
-            found = sorted(_await_pods(kubectl, label, spec.nodes), key=_order)
+            found = in_order(_await_pods(kubectl, label, spec.nodes))
             python = str(spec.pods["python"])
             pods = [Pod.of(index, raw, _container(spec), python, kubectl) for index, raw in enumerate(found)]
             addresses = [str(raw["status"]["podIP"]) for raw in found]
@@ -87,6 +97,10 @@ class Kubernetes(FarLauncher):
     def gone(self, node: Node) -> bool:
         assert isinstance(node, Pod)
         return node.gone()
+
+    def exit_code(self, node: Node) -> int | None:
+        assert isinstance(node, Pod)
+        return node.exit_code()
 
 
 def _objects(spec: JobSpec) -> KubernetesObjects:
@@ -108,28 +122,14 @@ def _container(spec: JobSpec) -> str:
     return str(spec.pods.get("container", ""))
 
 
-def _order(raw: Mapping[str, Any]) -> tuple[int, int, list[int | str]]:
-    """The order of the pods: as the Jobs of their JobSet are numbered, then as their Indexed Job numbers them, then by
-    name, with the numbers in a name compared as numbers."""
-    metadata = raw["metadata"]
-    given = {**metadata.get("labels", {}), **metadata.get("annotations", {})}
-    name = re.split(r"(\d+)", metadata["name"])
-    return (
-        int(given.get(_JOB, 0)), int(given.get(_INDEX, 0)), [int(part) if part.isdigit() else part for part in name]
-    )  # fmt: skip
-
-
 def _rights_of(plan: Plan) -> list[tuple[str, str]]:
     """The rights that the faults need: pairs of verb and resource."""
     found = (registry.find("injectors", fault.inject) for fault in plan.faults)
     return [right for injector in found for right in getattr(injector, "rights", ())]
 
 
-def _check_rights(kubectl: Kubectl, kinds: Sequence[str], more: Sequence[tuple[str, str]]) -> None:
+def _check_rights(kubectl: Kubectl, wanted: Sequence[tuple[str, str]]) -> None:
     """Raises UsageError with all missing rights, and ChaosError if the cluster does not answer."""
-    wanted = [(verb, kind) for kind in kinds for verb in ("create", "delete", "list")]
-    wanted += [(verb, "pods") for verb in ("get", "list", "delete")] + [("create", "pods/exec"), ("get", "pods/log")]
-    wanted += more
     try:
         missing = [f"{verb} {what}" for verb, what in dict.fromkeys(wanted) if not kubectl.may(verb, what)]
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +20,7 @@ from torchaos.harness.running.launchers.fronted import Fronted
 from torchaos.harness.running.launchers.job import Job
 from torchaos.harness.running.launchers.job_env import job_env
 from torchaos.harness.running.launchers.running_job import RunningJob
+from torchaos.harness.watching.probes.job_log import JobLog
 from torchaos.harness.watching.probes.log_adapters import LIGHTNING, adapter_for
 
 
@@ -66,6 +68,7 @@ def job_for(
         return FarJob(
             spec_for, cast(FarLauncher, launcher), journal, folder.root, faults=plan.faults,
             resubmit_times=job.resubmit_times, resubmit_delay_s=job.resubmit_delay_s, guard=guard,
+            log_of=partial(JobLog, journal, adapter, watchdogs) if job.attached else None,
         )  # fmt: skip
 
     return Job(

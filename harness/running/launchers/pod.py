@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torchaos.harness.machine.kubectl import Kubectl
+from torchaos.harness.undo.kubernetes import status_of
 
 OVER = ("Succeeded", "Failed")
+_JOB = "jobset.sigs.k8s.io/job-global-index"
+_INDEX = "batch.kubernetes.io/job-completion-index"
 # Follows the output of a container until the container with that id does not run any more. A connection that is cut is
 # made again: proxies end connections on which nothing was sent for some minutes.
 _UNTIL_OVER = """pod=$1 container=$2 id=$3
@@ -47,7 +51,7 @@ class Pod:
         """The pod that the API server describes as `raw`. `container`: empty: its first."""
         name = container or raw["spec"]["containers"][0]["name"]
         about = raw["metadata"]
-        id_ = _status(raw, name).get("containerID", "")
+        id_ = status_of(raw, name).get("containerID", "")
         namespace = about.get("namespace", "default")
         return cls(
             index, about["name"], name, python, kubectl, about["uid"], id_, namespace, raw["spec"].get("nodeName", "")
@@ -90,22 +94,48 @@ class Pod:
         """Whether the container has ended, which is so too if its pod was deleted; then everything in it is gone. Other
         containers of the pod may still run. False if the cluster does not answer."""
         try:
-            said = self.kubectl.ask("get", "pod", self.name, "--ignore-not-found", "--output=json")
+            now = self._now()
         except OSError:
             return False
-        if not said.strip():
-            return True
-        now = json.loads(said)
-        status = _status(now, self.container)
+        status = status_of(now, self.container) if now else {}
         return (
-            now["metadata"]["uid"] != self.uid
+            not now
             or now["status"]["phase"] in OVER
             or "terminated" in status.get("state", {})
             or status.get("containerID", self.id) != self.id
         )
 
+    def exit_code(self) -> int | None:
+        """The exit code of the container, if it ended by itself. None if it runs, if it is not known, or if its pod is
+        being deleted."""
+        try:
+            now = self._now()
+        except OSError:
+            return None
+        if not now or "deletionTimestamp" in now["metadata"]:
+            return None
+        status = status_of(now, self.container)
+        ends = [status.get(state, {}).get("terminated", {}) for state in ("state", "lastState")]
+        return next((one["exitCode"] for one in ends if one.get("containerID", self.id) == self.id and one), None)
 
-def _status(raw: Mapping[str, Any], container: str) -> Mapping[str, Any]:
-    """The status of a container of the pod; empty before it has one."""
-    found: Sequence[Mapping[str, Any]] = raw["status"].get("containerStatuses") or []
-    return next((one for one in found if one["name"] == container), {})
+    def _now(self) -> Mapping[str, Any]:
+        """The pod as the API server sees it; empty if it is gone. Raises OSError if the server does not answer."""
+        said = self.kubectl.ask("get", "pod", self.name, "--ignore-not-found", "--output=json")
+        found: Mapping[str, Any] = json.loads(said) if said.strip() else {}
+        return found if found and found["metadata"]["uid"] == self.uid else {}
+
+
+def in_order(pods: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Pods, as the API server describes them, in the order of their nodes."""
+    return sorted(pods, key=_order)
+
+
+def _order(raw: Mapping[str, Any]) -> tuple[int, int, list[int | str]]:
+    """The order of the pods: as the Jobs of their JobSet are numbered, then as their Indexed Job numbers them, then by
+    name, with the numbers in a name compared as numbers."""
+    metadata = raw["metadata"]
+    given = {**metadata.get("labels", {}), **metadata.get("annotations", {})}
+    name = re.split(r"(\d+)", metadata["name"])
+    return (
+        int(given.get(_JOB, 0)), int(given.get(_INDEX, 0)), [int(part) if part.isdigit() else part for part in name]
+    )  # fmt: skip

@@ -85,8 +85,8 @@ class SubmittedJob(RunningJob):
         """Starts the command on the nodes of this submission. Raises UsageError if the command can't be started."""
 
     @abstractmethod
-    def _await_exit(self) -> int:
-        """Waits for the end of this submission, and returns its exit code."""
+    def _await_exit(self) -> int | None:
+        """Waits for the end of this submission, and returns its exit code. None if the code is not known."""
 
     def _put_away(self, again: bool) -> None:
         """Cleans up after a submission. `again`: whether another submission may follow."""

@@ -47,6 +47,11 @@ class Agent:
         self._thread = threading.Thread(target=self._keep_lease, name="lease", daemon=True)
         self._thread.start()
 
+    @property
+    def lapsed(self) -> str:
+        """Why everything was undone before the command ended; empty if it was not."""
+        return self._lapsed
+
     def take_back(self) -> None:
         """Makes the agent undo everything soon. May be called from a signal handler."""
         self._leaving.set()
@@ -90,11 +95,11 @@ class Agent:
                 return
 
     def _lapse(self, why: str) -> None:
-        self._lapsed = why
         if self._faults is not None:
             self._faults.end()
             self._faults.heal()
         self._journal.emit(Kind.NOTE, {"text": f"node {self._node}: {why}: everything was undone on this node"})
+        self._lapsed = why
         if self._talk is not None:
             self._talk.say(lapsed=why)
 

@@ -6,7 +6,6 @@ It is a process of the node's part of the job, so a fault that ends the node end
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import threading
 import time
@@ -20,24 +19,17 @@ from torchaos.harness.agent.wire import ENV_NODE, ENV_PLAN, ENV_RUN_ID, Event, K
 from torchaos.harness.contracts import JobSpec, UsageError
 from torchaos.harness.record.events.clocks import Clock
 from torchaos.harness.record.events.journal import Journal, read_events
-from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.command import Command
 from torchaos.harness.running.launchers.elastic_env import elastic_env
-from torchaos.harness.running.launchers.fits import needs_of_controller
 from torchaos.harness.running.launchers.handover import base_file, is_made
 from torchaos.harness.running.launchers.job_env import job_env
 from torchaos.harness.running.launchers.local import LocalNode
 from torchaos.harness.running.launchers.node_run import start
 from torchaos.harness.running.launchers.words import mark_of
-from torchaos.harness.running.nodes import leftovers
-from torchaos.harness.running.nodes.agent import Agent
-from torchaos.harness.running.nodes.faults import NodeFaults
 from torchaos.harness.running.nodes.part import NodePart
-from torchaos.harness.running.nodes.place import make_place, socket_of
 from torchaos.harness.running.nodes.relay import Relay
-from torchaos.harness.undo.client import UndoError
+from torchaos.harness.running.nodes.serving import serving
 from torchaos.harness.watching.probes.gpus import GpuWatch
 from torchaos.harness.watching.probes.job_log import JobLog
 from torchaos.harness.watching.probes.ranks import RankWatch
@@ -49,7 +41,6 @@ NODE_VARIABLES = (
     ENV_NODE, "SLURM_NODEID", "PET_NODE_RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_NODE_RANK",
     "PBS_NODENUM",
 )  # fmt: skip
-_MEET_S = 60.0
 _DRAIN_S = 5.0
 _END_S = 30.0  # seconds; torchrun gives its ranks the same time
 
@@ -120,30 +111,11 @@ class NodeExec:
 
     def _serve(self, relay: Relay) -> int:
         """Runs the command as the agent of the node: the controller measures the clocks, and lets faults begin."""
-        place = make_place(self._mark)
         part = NodePart(self._watch, self._node, self._mark)
-        plan, faults, trouble = Plan.read(self._folder.plan), None, leftovers.undo_for_the_dead(self._journal)
-        try:
-            faults = NodeFaults(plan, self._folder, place, self._mark, self._node, part, self._journal)
-            self._spec = replace(self._spec, env={**self._spec.env, ENV_PLAN: str(faults.write_plan(self._plan))})
-        except UndoError as error:  # the job runs, and the controller ends the run
-            trouble = str(error)
-        needs = sorted(set(plan.needs) - needs_of_controller(plan.launcher, (fault.inject for fault in plan.faults)))
-        missing = [name for name in needs if not capabilities.check(name).present]
-        agent = Agent(
-            socket_of(self._mark), self._node, self._journal, faults, relay.send, folder=self._folder.root,
-            missing=missing, trouble=trouble,
-        )  # fmt: skip
-        relay.on_signal = agent.take_back
-        agent.await_controller(_MEET_S)  # otherwise an early fault would come too late
-        try:
+        with serving(self._folder, self._mark, self._node, part, self._journal, relay) as (_, faults):
+            if faults is not None:
+                self._spec = replace(self._spec, env={**self._spec.env, ENV_PLAN: str(faults.write_plan(self._plan))})
             return self._run(relay)
-        finally:
-            clean = agent.settle()
-            self._watch.stop()
-            agent.close()
-            if clean:
-                shutil.rmtree(place.root, ignore_errors=True)
 
     def _run(self, relay: Relay) -> int:
         command = start(LocalNode(self._node), self._spec, self._base, self._log, self._line).command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NoReturn
 
 from torchaos.harness.agent.wire import ENV_NODE
@@ -14,15 +15,31 @@ from torchaos.harness.watching.probes.ranks import RankWatch
 
 
 class NodePart(JobView):
-    """This node's part of a job. `mark`: the mark that all its processes carry."""
+    """This node's part of a job. `mark`: the mark that all its processes carry. `env`: the part of their environment
+    that says where they are; by default the number of the node."""
 
-    def __init__(self, watch: RankWatch, node: int, mark: str) -> None:
+    def __init__(self, watch: RankWatch, node: int, mark: str, env: Mapping[str, str] | None = None) -> None:
         super().__init__(watch)
         self._node, self._mark = node, mark
+        self._env = {ENV_NODE: str(node)} if env is None else env
+
+    def stop(self) -> None:
+        """Stops watching."""
+        self._watch.stop()
 
     def nodes(self) -> list[LiveNode]:
-        here = LocalNode(self._node, {ENV_NODE: str(self._node)})
-        return [LiveNode(here, self._mark, self.members, self._no_return, self._no_return)]
+        here = LocalNode(self._node, self._env)
+        return [LiveNode(here, self._mark, self._whole, self._no_return, self._no_return)]
+
+    def _whole(self) -> dict[int, int]:
+        """All processes of the node. Raises ChaosError if a fault can't reach one of them."""
+        found = self.members()
+        if 1 in found:
+            raise ChaosError(
+                "torchrun is the first process of its container, which the kernel shields from signals of that "
+                "container; aim at ranks, or attach from a sidecar of a pod with shareProcessNamespace"
+            )
+        return found
 
     def members(self) -> dict[int, int]:
         living = {pid: ticks for pid, ticks in self._watch.members().items() if proc.is_alive(pid, ticks)}

@@ -5,9 +5,10 @@ It is never on a shared file system, because such file systems promise no cohere
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torchaos.harness.contracts import UsageError
@@ -34,6 +35,14 @@ def address_of(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
+
+
+def remove_place(mark: str) -> None:
+    """Removes the folder, and the one above it if no other run uses that."""
+    root = place_of(mark).root
+    shutil.rmtree(root, ignore_errors=True)
+    with suppress(OSError):
+        root.parent.rmdir()
 
 
 def make_place(mark: str) -> RunDir:

@@ -106,8 +106,8 @@ def make_plan(
         never_ranks=tuple(limits.never.ranks),
         never_nodes=tuple(limits.never.nodes),
         consent=tuple(name for name in scenario.consent if name in consent),
-        twin={"runs": scenario.twin.runs} if Need.TWIN in collect and scenario.twin.runs and attach is None else {},
-        hooks=tuple(sorted(hooks)) if attach is None else (),
+        twin={"runs": scenario.twin.runs} if Need.TWIN in collect and scenario.twin.runs and not job.attached else {},
+        hooks=() if job.attached else tuple(sorted(hooks)),
         collect=tuple(sorted(collect)),
         needs=tuple(sorted(needs)),
     )

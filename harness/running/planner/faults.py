@@ -31,12 +31,12 @@ def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path,
     trigger = trigger_of(fault.when, target, draw, registry.phase_of(fault.inject))
     # A fault that is triggered from outside should be applied from outside too, because then it needs no agent.
     where: Where = "node" if isinstance(trigger, After) and "node" in found.where else found.where[0]
-    if job.attach_pid is not None and isinstance(trigger, Moment):
-        raise UsageError(f"{file}: fault {name}: with --attach there is no agent that sees steps; write time or after")
-    if job.attach_pid is not None and where == "rank":
-        raise UsageError(
-            f"{file}: fault {name}: {fault.inject} needs the agent in the rank, and with --attach there is none"
-        )
+    if job.attached and isinstance(trigger, Moment):
+        problem = "a job that torchaos attaches to has no agent that sees steps"
+        raise UsageError(f"{file}: fault {name}: {problem}; write time or after")
+    if job.attached and where == "rank":
+        problem = "needs the agent in the rank, and a job that torchaos attaches to has none"
+        raise UsageError(f"{file}: fault {name}: {fault.inject} {problem}")
     if fault.times > 1 and isinstance(trigger, After) and where == "node":
         raise UsageError(
             f"{file}: fault {name}: times counts landings at a point of the training loop, and an event from "

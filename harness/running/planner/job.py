@@ -64,8 +64,11 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
         raise UsageError(
             f"{_at_the_command(file)}: a job of {world} ranks on {nodes} nodes can't be planned; the most is {_MOST}"
         )
+    runs_already = attach is not None or bool(job.pods and job.pods.attach)
+    if runs_already and job.resubmit:
+        raise UsageError("job.resubmit: torchaos does not start a job that runs already; leave resubmit out")
     if job.replicas > 1:
-        nodes = _replicas(job, nodes, world, attach)
+        nodes = _replicas(job, nodes, world, runs_already)
     return PlannedJob(
         command=tuple(command),
         cwd=str(cwd),
@@ -74,7 +77,7 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
         nodes=nodes,
         timeout_s=job.timeout,
         checkpoints=fill(job.checkpoints.path, values) if job.checkpoints else None,
-        checkpoints_size=_size(job, attach),
+        checkpoints_size=_size(job, runs_already),
         endpoints=dict(job.endpoints),
         log=job.log.model_dump(exclude_none=True) if job.log else None,
         resubmit_times=job.resubmit.times if job.resubmit else 0,
@@ -122,11 +125,11 @@ def _at_the_command(file: Path) -> str:
     return str(file) if file == COMMAND_LINE else read(file).place(("job", "command")).within(file)
 
 
-def _replicas(job: Job, nodes: int, world: int, attach: int | None) -> int:
+def _replicas(job: Job, nodes: int, world: int, runs_already: bool) -> int:
     """The number of nodes of a job with replicas. Each replica has its own torchrun and counts as a node. Raises
     UsageError if the job can't have replicas."""
-    if nodes > 1 or attach is not None:
-        job_kind = "a job that runs already" if attach is not None else f"replicas of {nodes} nodes each"
+    if nodes > 1 or runs_already:
+        job_kind = "a job that runs already" if runs_already else f"replicas of {nodes} nodes each"
         raise UsageError(f"job.replicas: {job_kind} can't be started side by side here; leave replicas out")
     if world % job.replicas:
         raise UsageError(f"job.world_size: {world} ranks can't be shared out evenly among {job.replicas} replicas")
@@ -153,11 +156,11 @@ def _busy_nodes(most: int | None, nodes: int, world: int, per_node: int | None) 
     return most if most and per_node and most < nodes and world <= most * per_node else 0
 
 
-def _size(job: Job, attach: int | None) -> int | None:
+def _size(job: Job, runs_already: bool) -> int | None:
     """The size in bytes of a disk of its own for the checkpoints. None if the scenario has no such disk. Raises
     UsageError if it can't be made."""
     size = job.checkpoints and job.checkpoints.size
-    if size and attach is not None:
+    if size and runs_already:
         raise UsageError("job.checkpoints.size: a job that runs already has its files open; leave size out")
     if size and size > (left := memory_left()):
         raise UsageError(
@@ -170,6 +173,8 @@ def _pods(job: Job, here: Path) -> dict[str, Any]:
     """The settings, and the digest of the manifest: a twin is of the same manifest."""
     if job.pods is None:
         return {}
+    if job.pods.attach:
+        return job.pods.model_dump()
     file = (here / job.pods.manifest).absolute()
     Manifest.read(file)
     digest = xxhash.xxh3_128_hexdigest(file.read_bytes())

@@ -29,7 +29,7 @@ def warnings_of(plan: Plan, scenario: Scenario, file: Path, job: Source | None =
     """The warnings as `file:line:column: what is wrong; what to do`, in the order of the file. `job`: the file with the
     job, if it is another file."""
     found = [*_of_assertions(plan), *_of_consent(scenario)]
-    if plan.job.attach_pid is None:
+    if not plan.job.attached:
         found += [*_of_folder(plan), *_of_restarts(plan), *_of_steps(plan)]
     source = with_job(read(file), job) if job else read(file)
     placed = sorted((source.place(keys), text) for keys, text in found)

@@ -117,9 +117,8 @@ def _planned(plan: Plan) -> Iterator[str]:
     nodes = "" if plan.job.nodes == 1 else f" on {plan.job.nodes} nodes"
     nodes = nodes if plan.job.replicas == 1 else f" in {plan.job.replicas} replicas"
     command = mask(shlex.join(plan.job.command))
-    description = (
-        f"pid {plan.job.attach_pid}, to which torchaos was attached" if plan.job.attach_pid is not None else command
-    )
+    attached = plan.job.attached
+    description = f"{attached}, to which torchaos was attached" if attached else command
     yield f"The job, of {ranks}{nodes}: {description}"
     for fault in plan.faults:
         name = "" if fault.id == fault.inject else f" ({fault.id})"
@@ -139,7 +138,7 @@ def _planned(plan: Plan) -> Iterator[str]:
 
 
 def _start(run: Record) -> Iterator[str]:
-    if not any(run.of_kind(Kind.JOB_STARTED)) and run.plan.job.attach_pid is None:
+    if not any(run.of_kind(Kind.JOB_STARTED)) and not run.plan.job.attached:
         stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]
         how_far = f"; the last stage was {stages[-1]}" if stages else ""
         why = f": {run.stopped.data['reason']}" if run.stopped else how_far

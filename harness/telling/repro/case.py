@@ -31,8 +31,8 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
     """The facts about the run that the script needs, as JSON. Raises UsageError, with the reason, if plain torchrun and
     kill can't show the finding."""
     plan, job = run.plan, run.plan.job
-    if job.attach_pid is not None:
-        raise UsageError(f"torchaos was attached to pid {job.attach_pid}, so it is not known how that job is started")
+    if job.attached:
+        raise UsageError(f"torchaos was attached to {job.attached}, so it is not known how that job is started")
     if job.nodes > 1:
         raise UsageError(f"the job ran on {job.nodes} nodes: {_ONLY}")
     if any(MASK in word for word in (*job.command, job.cwd)):

@@ -112,7 +112,7 @@ def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
         "never ranks": plan.never_ranks or None, "never nodes": plan.never_nodes or None,
     }  # fmt: skip
     return {
-        "command": command if job.attach_pid is None else f"attach to pid {job.attach_pid}",
+        "command": f"attach to {job.attached}" if job.attached else command,
         "directory": job.cwd,
         "environment": ", ".join(f"{name}={value}" for name, value in mask_env(job.env).items()),
         "size": f"{job.world_size} ranks {'on' if job.replicas == 1 else 'in'} {nodes}, launcher {plan.launcher}",

@@ -38,7 +38,7 @@ class Leftovers:
     time by pid."""
 
     def __init__(self, plan: Plan, members: Members) -> None:
-        self._wanted = Need.LEFTOVERS in plan.collect and plan.job.attach_pid is None
+        self._wanted = Need.LEFTOVERS in plan.collect and not plan.job.attached
         self._members = members
         self._before = dict(_entries()) if self._wanted else {}
         self._users = _Users(members)

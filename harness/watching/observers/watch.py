@@ -151,5 +151,5 @@ def hangs_of(
     """The hang observers of a run. They do nothing if no assertion needs them."""
     if Need.HANGS not in plan.collect:
         return Watching(None, emit)
-    stamps = folder.stamps if plan.job.attach_pid is None else None
+    stamps = None if plan.job.attached else folder.stamps
     return Watching(HangWatch(ranks, lambda: sorted(folder.logs.glob("*.log")), stamps, gpus=gpus), emit)

@@ -35,6 +35,25 @@ def check_agent(pid: int) -> int:
     return found.ticks
 
 
+def torchrun_here() -> int:
+    """The pid of the torchelastic agent of this user that this process can see. Raises UsageError if there is none, if
+    there are several, or if its environment can't be read."""
+    found = [process for process in psutil.process_iter() if _is_ours(process)]
+    if len(found) != 1:
+        pids = ", ".join(str(process.pid) for process in found) or "none"
+        raise UsageError(f"one process of user {os.getuid()} must be a torchrun here, and these are: {pids}")
+    if not environ_of(found[0].pid):
+        raise UsageError(f"the torchrun with pid {found[0].pid} can't be observed from here: it has other rights")
+    return found[0].pid
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    try:
+        return process.uids().real == os.getuid() and _is_agent(process)
+    except psutil.Error:
+        return False
+
+
 def _is_agent(process: psutil.Process) -> bool:
     """Whether the process has workers now, or is a torchrun between two attempts."""
     if Identity.of(environ_of(process.pid)):

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchaos.harness.agent.wire import ENV_NODE, ENV_REPLICA, ENV_RUN_ID, attempt_of, rank_of
 from torchaos.harness.machine import proc
@@ -53,6 +53,7 @@ class Member:
     is_python: bool = False
     alive: bool = True
     inner_pid: int = 0  # see RankProcess
+    node: int | None = None  # the number of its node, if that is known better than from its environment
 
     @property
     def own_pid(self) -> int:
@@ -66,7 +67,9 @@ class Member:
 
     def look(self) -> None:
         """Reads the facts that change when the process execs another program."""
-        self.identity = Identity.of(environ_of(self.pid)) or self.identity
+        found = Identity.of(environ_of(self.pid))
+        if found is not None:
+            self.identity = found if self.node is None else replace(found, node=self.node)
         self.is_python = _is_python(self.pid)
         self.inner_pid = proc.inner_pid(self.pid)
 
@@ -74,9 +77,10 @@ class Member:
 @dataclass
 class Census:
     """The live processes of a job. `run_id`: the mark in their environment; None if torchaos did not launch the job.
-    Not thread-safe."""
+    `node`: the node of all of them; None: their environment says it. Not thread-safe."""
 
     run_id: str | None
+    node: int | None = None
     members: dict[int, Member] = field(default_factory=dict)  # live processes by pid
     _roots: set[int] = field(default_factory=set)
     _strangers: set[int] = field(default_factory=set)
@@ -111,7 +115,7 @@ class Census:
             joined = False
             for pid, found in list(waiting.items()):
                 if pid in self._roots or found.parent in self.members:
-                    self.members[pid] = Member(pid, found.ticks, self.members.get(found.parent), now)
+                    self.members[pid] = Member(pid, found.ticks, self.members.get(found.parent), now, node=self.node)
                     del waiting[pid]
                     joined = True
             if not joined and (marked := next((pid for pid in waiting if self._is_marked(pid)), None)):

@@ -38,11 +38,11 @@ class _Watched:
 
 class RankWatch:
     """Watches the ranks of one job. `mark`: the run id in the environment of its processes; None if torchaos did not
-    launch the job."""
+    launch the job. `node`: see Census."""
 
-    def __init__(self, journal: Journal, mark: str | None) -> None:
+    def __init__(self, journal: Journal, mark: str | None, node: int | None = None) -> None:
         self._journal = journal
-        self._census = Census(mark)
+        self._census = Census(mark, node)
         self._claims = Claims()
         self._watched: dict[int, _Watched] = {}  # by pidfd
         self._over: set[tuple[int, int]] = set()  # (pid, start_ticks) of ranks that are gone

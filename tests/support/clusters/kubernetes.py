@@ -54,6 +54,19 @@ class Kubernetes(Machines):
     def kubectl(self, *words: str, given: str = "") -> str:
         return self.as_root("cp", "kubectl", *words, given=given)
 
+    def restart(self, program: str, node: str) -> None:
+        """Kills one of the cluster's own programs, and starts it again with the same arguments."""
+        (pid,) = [pid for pid in self.pids(node, program) if self._is_program(node, pid, program)]
+        words = self.as_root(node, "cat", f"/proc/{pid}/cmdline").split("\0")[:-1]
+        self.as_root(node, "kill", "-KILL", str(pid))
+        with open(self.base / node / f"{program}.log", "a") as log:
+            subprocess.Popen(
+                self.argv("in", node, *words), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )  # fmt: skip
+
+    def _is_program(self, node: str, pid: int, program: str) -> bool:
+        return self.as_root(node, "cat", f"/proc/{pid}/comm").strip() == program[:15]
+
     def objects(self, *words: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(self.kubectl("get", *words, "--output=json"))["items"]
         return found

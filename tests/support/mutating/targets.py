@@ -354,6 +354,10 @@ class UndoTarget(_FileOfRun):
             {"kind": "slurm_work", "name": "the-run-of-nobody", "job": "1"},
             {"kind": "slurm_node", "host": "nowhere", "run_id": "the-run-of-nobody"},
             {"kind": "kubernetes_objects", "run_id": "the-run-of-nobody", "kinds": "job.batch", "context": "nowhere"},
+            {
+                "kind": "kubernetes_agent", "mark": "the-run-of-nobody.node0", "pod": "nowhere", "uid": "1",
+                "container": "trainer", "python": "python3", "context": "nowhere",
+            },
             {"kind": "kubernetes_node", "name": "nowhere", "run_id": "the-run-of-nobody", "context": "nowhere"},
             {"kind": "page_slot", "path": str(self.run / "agent" / "pages" / "process.kill-rank1.page")},
             {"kind": "file", "path": str(data), "root": str(data.parent), "copy": str(self.run / "undo" / "0.copy"),

@@ -51,11 +51,9 @@ class Looking(Served):
                 self._looked_up[mfusepy.fuse_get_context()[2]] = (path, time.monotonic())
         return super().getattr(path, fh)
 
-    def readdir(self, path: str, fh: int) -> Iterator[Any]:
-        """The names with their kinds, as usual file systems give them: so nobody must ask for each kind."""
+    def readdir(self, path: str, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
         self._ask(Ask.NAMES, path)
-        for name in super().readdir(path, fh):
-            yield name, stat.S_IFMT(self._mode(f"{path.rstrip('/')}/{name}")), 0
+        return super().readdir(path, fh)
 
     def open(self, path: str, flags: int) -> int:
         if not flags & os.O_TRUNC:

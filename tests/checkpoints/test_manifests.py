@@ -48,3 +48,8 @@ def test_a_save_that_was_not_renamed_is_of_no_other_file(tmp_path: Path, name: s
             writing.rename(final)
     found = Manifests.of([tmp_path / "1.json", tmp_path / "2.json"])
     assert found.of_files({str(final): 10}) == {str(final): found.saved[0]}
+    for manifest in (tmp_path / "1.json", tmp_path / "2.json"):
+        raw = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps({**raw, "files": [{**one, "dev": 12345} for one in raw["files"]]}))
+    found = Manifests.of([tmp_path / "1.json", tmp_path / "2.json"])
+    assert found.of_files({str(final): 10}) == {str(final): found.saved[0]}, "a FUSE file system was another device"

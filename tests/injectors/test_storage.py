@@ -163,6 +163,18 @@ def test_what_is_written_meanwhile_is_there_afterwards(folder: Path, fault: Call
     assert (folder / "step-10" / "weights").stat().st_mode & 0o777 == 0o600
 
 
+def test_inodes_are_those_of_the_files(folder: Path, fault: Callable[..., Operation]) -> None:
+    """Below the fault, a file has the inode that it has afterwards, for a stat and in a listing of its folder: the
+    manifest of a save knows a renamed file by its inode."""
+    own = folder / "saved.pt"
+    own.write_bytes(b"x")
+    real = own.stat()
+    fault("storage.error")
+    assert own.stat().st_dev != real.st_dev, "the folder is not covered"
+    assert own.stat().st_ino == real.st_ino
+    assert {entry.name: entry.inode() for entry in os.scandir(folder)}["saved.pt"] == real.st_ino
+
+
 def test_slow(folder: Path, fault: Callable[..., Operation]) -> None:
     """Each of two writes takes the delay longer, for that rank; a rank that is not hit takes none of it."""
     fault("storage.slow", delay=1.0)

@@ -73,6 +73,7 @@ class Manifests:
     _by_path: dict[str, list[Saved]] = field(default_factory=lambda: defaultdict(list))
     _by_stem: dict[str, Saved] = field(default_factory=dict)  # saved as step-2.tmp, which becomes step-2.pt
     _by_inode: dict[tuple[int, int], Saved] = field(default_factory=dict)
+    _by_place: dict[tuple[str, int], Saved] = field(default_factory=dict)  # by folder and inode
     _by_name: dict[str, list[Saved]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
@@ -106,6 +107,7 @@ class Manifests:
             if final != saved.path and not posixpath.splitext(final)[1]:
                 manifests._by_stem[final] = saved
             manifests._by_inode[saved.inode] = saved
+            manifests._by_place[posixpath.dirname(saved.path), saved.inode[1]] = saved
             manifests._by_name[posixpath.basename(final_path(saved.path))].append(saved)
         return manifests
 
@@ -126,12 +128,14 @@ class Manifests:
         return same if same and same.size == size and may_hold_tensors(path) else self._of_copy(wanted)
 
     def _same_inode(self, path: str) -> Saved | None:
-        """The newest save into the inode that is at this path now."""
+        """The newest save into the inode that is at this path now. In the folder of the save, the number of the inode
+        is enough: a FUSE file system that covered the folder during the run was another device."""
         try:
             stat = os.stat(path)
         except OSError:
             return None
-        same = self._by_inode.get((stat.st_dev, stat.st_ino))
+        in_place = self._by_place.get((posixpath.dirname(path), stat.st_ino))
+        same = self._by_inode.get((stat.st_dev, stat.st_ino)) or in_place
         # A file that was made after its manifest is another file, which got a used inode number.
         return same if same and born_ns(Path(path)) <= 1e9 * same.at_s else None
 

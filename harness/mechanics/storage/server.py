@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import sys
 import threading
 import time
@@ -95,11 +96,15 @@ class Served(mfusepy.Operations):  # type: ignore[misc]
         times = {f"st_{letter}time": getattr(status, f"st_{letter}time_ns") for letter in "amc"}
         return {**{name: getattr(status, name) for name in _STAT}, **times}
 
-    def readdir(self, path: str, fh: int) -> Iterator[str]:
+    def readdir(self, path: str, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
+        """The names with their kinds and inodes, as usual file systems give them: so nobody must ask for each kind."""
         self._spoil("readdir", path)
         folder = os.open(_below(path), os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._root)
         try:
-            return iter([".", "..", *os.listdir(folder)])
+            with os.scandir(folder) as entries:
+                found = [(entry.name, {"st_mode": _kind(entry), "st_ino": entry.inode()}, 0) for entry in entries]
+            about = {"st_mode": stat.S_IFDIR, "st_ino": os.fstat(folder).st_ino}
+            return iter([(".", about, 0), ("..", about, 0), *found])
         finally:
             os.close(folder)
 
@@ -202,13 +207,21 @@ def main(folder: str, source: str, switch: str, log: str) -> int:
     return serve(Served(folder, Spoiler(rules, Path(switch), Path(log)), Mount(folder, source)), folder, source)
 
 
+def _kind(entry: os.DirEntry[str]) -> int:
+    """The kind of a directory entry, as in the mode of a file. 0: none of the usual kinds."""
+    kinds = (entry.is_symlink(), stat.S_IFLNK), (entry.is_dir(), stat.S_IFDIR), (entry.is_file(), stat.S_IFREG)
+    return next((kind for is_this, kind in kinds if is_this), 0)
+
+
 def serve(served: Served, folder: str, source: str) -> int:
     """Serves the folder until it is unmounted. Returns an exit code."""
     options = {"allow_other": True} if os.geteuid() == 0 else {}
     try:
         mfusepy.FUSE(
-            served, folder, foreground=True, fsname=source, attr_timeout=0, entry_timeout=0, max_threads=64, **options
-        )
+            served, folder, foreground=True, fsname=source, attr_timeout=0, entry_timeout=0, max_threads=64,
+            use_ino=True,  # manifests know a renamed file by its inode
+            **options,
+        )  # fmt: skip
     except RuntimeError as error:
         print(f"{folder}: it can't be served: {error}", file=sys.stderr)
         return errno.EIO

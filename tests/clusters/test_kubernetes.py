@@ -35,7 +35,7 @@ def test_a_rank_in_a_pod_is_killed(kubernetes: Kubernetes) -> None:
 
 def test_a_node_stops_for_its_time(kubernetes: Kubernetes) -> None:
     """All processes of a pod are stopped, and run again after the fault's time, by the clock of the pod's agent."""
-    run = KubernetesRun(kubernetes, "freeze", {**FROZEN, "for": "700ms"})
+    run = KubernetesRun(kubernetes, "freeze", {**FROZEN, "for": "700ms"}, steps=2000)
     said = run.end()
     assert run.process.returncode == 0, said
     assert run.result.verdict is Verdict.PASSED

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
-from torchaos.harness.agent.allowance import AFTER_SAVE, NEAR
-from torchaos.harness.agent.sums import sums_of
-
+NEAR, AFTER_SAVE = 64, 8  # steps, as in the agent's allowance.py
 STEPS = NEAR * 3
 JOB = f"""
 import torch
@@ -27,9 +25,11 @@ def _summed(steps: list[Any]) -> list[int]:
     return [event.step for event in steps if "sums" in event.data]
 
 
-def test_sums_beyond_the_bound(rank: Any) -> None:
+def test_sums_beyond_the_bound(rank: Any, agent_module: Callable[[str], Any]) -> None:
     """The first steps, those after a save and those near a fault keep each sample; the sums of the others are those of
     their samples, and the record says it."""
+    allowance, sums_of = agent_module("allowance"), agent_module("sums").sums_of
+    assert (allowance.NEAR, allowance.AFTER_SAVE) == (NEAR, AFTER_SAVE)
     full = {event.step: event.data for event in rank.run(JOB, hooks=HOOKS).of("step")}
     assert len(full) == STEPS
     for path in (rank.folder / "events").iterdir():

@@ -30,8 +30,6 @@ from clusters.kubernetes import Kubernetes, KubernetesRun, cluster, missing
 from clusters.runs import FROZEN, KILL
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.record.events.journal import read_events
-from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.words import LEASE_S
 
 BOUND_S = LEASE_S + 5.0  # seconds after a death, in which everything must be undone
@@ -52,10 +50,6 @@ class Dying(KubernetesRun):
         frozen = {**FROZEN, "for": "3s" if who in _MILD else "60s"}
         kill = {**KILL, "when": {"step": 60, "phase": "backward"}}
         super().__init__(kubernetes, name, frozen, kill, steps=1000)
-
-    def happened(self) -> list[Any]:
-        folders = list((self.cluster.shared / "runs").glob(f"{self.name}-s0-*"))
-        return list(read_events(RunDir(folders[0]).events)) if folders else []
 
     def processes(self) -> dict[int, str]:
         """The living processes of the run on any node, by their pids here: state and command line."""

@@ -16,6 +16,7 @@ from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.samples import sums_of
 
 Array = npt.NDArray[Any]
+_ENOUGH = 100  # steps: a run may differ in each of millions
 Samples = Counter[Hashable]  # by sample (an index or a digest): how often it was consumed
 Read = Callable[[Execution], tuple[Hashable, ...]]
 
@@ -41,10 +42,10 @@ def reader(ours: Steps, theirs: Steps) -> Read:
 
 def renumbered(ours: Steps, theirs: Steps) -> bool:
     """Whether the two sides have other indices for the same samples, as in a dataset that is made of the rest of an
-    epoch. Looks only at steps that differ, at samples with a digest of their own, and at contents that came with one
-    index on each side."""
+    epoch. Looks only at the first steps that differ, at samples with a digest of their own, and at contents that came
+    with one index on each side."""
     mine, twins = StepTable.of(ours), StepTable.of(theirs)
-    other = different(mine, twins)
+    other = different(mine, twins)[:_ENOUGH]
     had, has = _indices_of(mine.at(other)), _indices_of(twins.at(other))
     return any(len(had[sample]) == len(has[sample]) == 1 and had[sample] != has[sample] for sample in had.keys() & has)
 

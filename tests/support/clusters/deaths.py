@@ -17,8 +17,6 @@ from dying.scene import At
 from clusters.runs import FROZEN, KILL
 from clusters.slurm import Slurm, SlurmRun
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.record.events.journal import read_events
-from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.words import LEASE_S
 
 BOUND_S = LEASE_S + 5.0  # seconds after a death, in which everything must be undone
@@ -112,11 +110,6 @@ class MortalRun(SlurmRun):
 
     def at_gate(self) -> bool:
         return len(list(self._gate.glob("ready-*"))) == 2
-
-    def happened(self) -> list[Any]:
-        """The journal, as far as it is written; empty if there is no run directory yet."""
-        folders = list((self.cluster.shared / "runs").glob(f"{self.name}-s0-*"))
-        return list(read_events(RunDir(folders[0]).events)) if folders else []
 
     def processes(self) -> dict[int, str]:
         """The living processes of the run on any node, by their pids here: state and command line."""

@@ -77,6 +77,11 @@ class ClusterRun:
     def events(self, *kinds: Kind) -> list[Event]:
         return [event for event in read_events(self.folder.events) if event.kind in kinds]
 
+    def happened(self) -> list[Event]:
+        """The journal, as far as it is written; empty if there is no run directory yet."""
+        folders = list((self.cluster.shared / "runs").glob(f"{self.name}-s0-*"))
+        return list(read_events(RunDir(folders[0]).events)) if folders else []
+
     def seen(self, kind: Kind, text: str = "") -> Event:
         found = wait_until(
             lambda: [one for one in self.events(kind) if text in str(one.data.get("text", ""))],

@@ -4,6 +4,7 @@ the cut are not judged, and the twin's work after the cut is not missed."""
 
 from __future__ import annotations
 
+import math
 import os
 import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from torchaos.harness.record.history import Save
 from torchaos.harness.record.history.checkpoints import final_path
 from torchaos.harness.record.record import Record
 
+_TICK_S = 0.01  # the longest tick (CONFIG_HZ=100) of the clock from which Linux takes the times of files
 _OF_STEPS = (Kind.STEP, Kind.LOSS)
 _OF_SAVES = (Kind.SAVE_BEGIN, Kind.SAVE_END)
 _ALWAYS = (Kind.RANK_UP, Kind.RANK_EXITED, Kind.AGENT_ENDED, Kind.AGENT_FAILED, Kind.AGENT_STARTED)
@@ -61,7 +63,7 @@ def cut_together(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Reco
     changed = set[str]()  # checkpoints that were changed after the cut
     if inventory:
         entries = {str(entry["path"]): entry for entry in inventory["checkpoints"]}
-        changed = {path for path in entries if _changed_s(Path(inventory["root"], path)) > cut.wall_s}
+        changed = {path for path in entries if _changed_s(Path(inventory["root"], path)) > cut.wall_s - _TICK_S}
         run = _with(run, run.events, [entry for path, entry in entries.items() if path not in changed])
     ours = {checkpoint.path: checkpoint.step for checkpoint in checkpoints_of(run) or ()}
     unjudged = [save for save in run.history.saves if save.attempt == cut.attempt and not _is_there(save, run, ours)]
@@ -152,8 +154,8 @@ def _same(saved: str, inventory: Mapping[str, Any], path: str) -> bool:
 
 
 def _changed_s(path: Path) -> float:
-    """When the file, or a file in the folder, was last changed, in seconds since the epoch; 0 if the path does not
-    exist."""
+    """When the file, or a file in the folder, was last changed, in seconds since the epoch; minus infinity if the
+    path does not exist."""
     newest = _mtime(str(path))
     for folder, _below, names in os.walk(path):
         newest = max([newest, *(_mtime(os.path.join(folder, name)) for name in (".", *names))])
@@ -164,4 +166,4 @@ def _mtime(path: str) -> float:
     try:
         return os.stat(path).st_mtime
     except OSError:
-        return 0.0
+        return -math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -53,3 +54,38 @@ def test_a_save_that_was_not_renamed_is_of_no_other_file(tmp_path: Path, name: s
         manifest.write_text(json.dumps({**raw, "files": [{**one, "dev": 12345} for one in raw["files"]]}))
     found = Manifests.of([tmp_path / "1.json", tmp_path / "2.json"])
     assert found.of_files({str(final): 10}) == {str(final): found.saved[0]}, "a FUSE file system was another device"
+
+
+@pytest.mark.parametrize("name", ["last.pt.tmp", "last.tmp"])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_save_that_still_has_its_unfinished_name_is_of_no_older_file(tmp_path: Path, name: str, copied: bool) -> None:
+    """The file with the final name was put there before the second save began, and is no file of this run: a backup, or
+    the state of an exploration. So it is of the first save. If the job copies its save, the file is newer than the
+    save, and of the second."""
+    writing, final = tmp_path / name, tmp_path / "last.pt"
+    for number in (1, 2):
+        if number == 2 and not copied:
+            final.write_bytes(bytes(10))
+            wait_for_the_next_tick(final)
+        writing.write_bytes(bytes(10))
+        made = Manifest(tmp_path, f"{number}.json", str(writing), 0)
+        with open(writing, "rb") as opened:
+            made.add(str(writing), opened.fileno(), [(0, 10, str(number) * 16)], "", raced=False)
+        made.write()
+        if number == 1:
+            writing.unlink()
+    if not born_ns(writing):
+        pytest.skip("this file system does not say when a file was made (statx, STATX_BTIME)")
+    if copied:
+        shutil.copyfile(writing, final)
+    found = Manifests.of([tmp_path / "1.json", tmp_path / "2.json"])
+    assert found.of_files({str(final): 10}) == {str(final): found.saved[copied]}
+
+
+def wait_for_the_next_tick(file: Path) -> None:
+    """Waits until a new file is younger than this file: the times of files come from a clock that ticks each 4 ms."""
+    other = file.with_name("tick")
+    other.touch()
+    while other.stat().st_mtime_ns <= file.stat().st_mtime_ns:
+        other.touch()
+    other.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from resumes import ENOUGH, Trainer, recorded, resumed
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.exploring.cut import cut_together
+from torchaos.harness.exploring.cut import cut_of, cut_together
 from torchaos.harness.exploring.operations import Recording
 from torchaos.harness.exploring.outcomes import Class, seen_in
 from torchaos.harness.exploring.trials import Trials, asked_of, checkpoints_in, judged, saves_of
@@ -68,6 +69,20 @@ def test_a_file_of_another_step_is_not_compared(tmp_path: Path) -> None:
     assert theirs.artifacts["inventory"]["checkpoints"] == []
     assert [save.global_step for save in theirs.history.saves] == [5, 10, 15]
     assert verdict_of(ours, [theirs], "").verdict is not Verdict.FAILED
+
+
+def test_the_clock_of_files_is_late(tmp_path: Path) -> None:
+    """The job was ended just after it had replaced its file. A file's time comes from a clock that ticks each few
+    milliseconds, so it is before the end of the step after which the file was saved. The file is left out."""
+    run = resumed(tmp_path / "events", 12, Trainer(kills=[(13, 0)]), [ENOUGH], until=17)
+    (tmp_path / "last.pt").write_text("")
+    cut = cut_of(run.events, 2)
+    assert cut
+    saved_s = cut.wall_s - 0.003
+    os.utime(tmp_path / "last.pt", (saved_s, saved_s))
+    run = replace(run, artifacts={"inventory": _inventory(str(tmp_path), 15)})
+    ours, _twins = cut_together(run, [], 2)
+    assert ours.artifacts["inventory"]["checkpoints"] == []
 
 
 @pytest.mark.parametrize(("saves_seen", "empty", "died_after", "kind"), [

@@ -3,7 +3,8 @@
 A file's manifest is found by the file's path at save time, without marks such as `.tmp`; the newest save to that path
 counts. If no file was saved under that path, it is found by the file's inode, which a rename keeps. The manifest of a
 copy is found by the last parts of the path. A newer save may never have got its final name. So if the inodes of all
-files of a checkpoint are those of one earlier save, the files are of that save."""
+files of a checkpoint are those of one earlier save, the files are of that save. Nor does a newer save count for a file
+that is older than the saved file, which still has its unfinished name."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ class Manifests:
     saved: list[Saved] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     _by_path: dict[str, list[Saved]] = field(default_factory=lambda: defaultdict(list))
-    _by_stem: dict[str, Saved] = field(default_factory=dict)  # saved as step-2.tmp, which becomes step-2.pt
+    _by_stem: dict[str, list[Saved]] = field(default_factory=lambda: defaultdict(list))  # step-2.tmp for step-2.pt
     _by_inode: dict[tuple[int, int], Saved] = field(default_factory=dict)
     _by_place: dict[tuple[str, int], Saved] = field(default_factory=dict)  # by folder and inode
     _by_name: dict[str, list[Saved]] = field(default_factory=lambda: defaultdict(list))
@@ -105,7 +106,7 @@ class Manifests:
             final = final_path(saved.path)
             manifests._by_path[final].append(saved)
             if final != saved.path and not posixpath.splitext(final)[1]:
-                manifests._by_stem[final] = saved
+                manifests._by_stem[final].append(saved)
             manifests._by_inode[saved.inode] = saved
             manifests._by_place[posixpath.dirname(saved.path), saved.inode[1]] = saved
             manifests._by_name[posixpath.basename(final_path(saved.path))].append(saved)
@@ -120,10 +121,8 @@ class Manifests:
 
     def _of_file(self, path: str, size: int) -> Saved | None:
         wanted = final_path(path)
-        if exact := self._by_path.get(wanted):
-            return exact[-1]
-        if saved_without_suffix := self._by_stem.get(posixpath.splitext(wanted)[0]):
-            return saved_without_suffix
+        if saves := self._by_path.get(wanted) or self._by_stem.get(posixpath.splitext(wanted)[0]):
+            return next((saved for saved in reversed(saves) if not self._is_younger(saved, path)), saves[-1])
         same = self._same_inode(path)
         return same if same and same.size == size and may_hold_tensors(path) else self._of_copy(wanted)
 
@@ -138,6 +137,16 @@ class Manifests:
         same = self._by_inode.get((stat.st_dev, stat.st_ino)) or in_place
         # A file that was made after its manifest is another file, which got a used inode number.
         return same if same and born_ns(Path(path)) <= 1e9 * same.at_s else None
+
+    def _is_younger(self, saved: Saved, path: str) -> bool:
+        """Whether the saved file still has its unfinished name, and was made after the last change of the file at this
+        path. Then the file at this path was not saved then, and is no copy."""
+        if saved.path == path or self._same_inode(saved.path) is not saved:
+            return False
+        try:
+            return os.stat(path).st_mtime_ns < born_ns(Path(saved.path))
+        except OSError:
+            return False
 
     def _of_copy(self, wanted: str) -> Saved | None:
         """Finds a copy by the last parts of its path: by file name and folder. If only one path had that file name and

@@ -2,7 +2,8 @@
 
     python ci/campaigns/cluster_deaths.py --table FILE [--count N] [--seed S] [--jobs N] [--minutes M] [--only KIND]
 
-The cluster has four nodes, which are namespaces of this machine; the job is a stand-in for torchrun. These die:
+Each run at a time has a cluster of its own, of two nodes, which are namespaces of this machine; the job is a stand-in
+for torchrun. These die:
 torchaos on the head node, its reaper, both; the agent of a node, its reaper, both; each at a point of its own journal
 or undo log. The pipes to the agents, the srun of the job, the job's step, the allocation, and Slurm's controller die at
 an event of the journal. The ranks have equal pids on their nodes, so each run also shows that the
@@ -15,14 +16,17 @@ import argparse
 import json
 import math
 import random
+import shutil
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
@@ -41,15 +45,19 @@ def main() -> int:
         return 3
     compile_all()
     table = Table(options.table)
-    with cluster() as slurm:
+    with ExitStack() as stack:
+        free: SimpleQueue[Slurm] = SimpleQueue()  # a cluster for each run, so that runs do not disturb each other
+        for _ in range(options.jobs):
+            free.put(stack.enter_context(cluster(2)))
         if not table.points:
-            table.write({"points": list_points(slurm)})
+            with held(free) as slurm:
+                table.write({"points": list_points(slurm)})
         deaths = choose(table.points, options)
         left = [(number, death) for number, death in enumerate(deaths) if number not in table.rows]
         print(f"{len(left)} of {len(deaths)} deaths are to be played", flush=True)
         end_s = start_s + 60 * options.minutes
         with ThreadPoolExecutor(options.jobs) as pool:
-            for _ in pool.map(partial(played, slurm, table, end_s), left):
+            for _ in pool.map(partial(played, free, table, end_s, options.keep), left):
                 pass
     return show(table, len(deaths), time.monotonic() - start_s)
 
@@ -62,6 +70,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no death after so long")
     parser.add_argument("--only", action="append", default=[], metavar="KIND", help="leave out the others")
     parser.add_argument("--table", type=Path, required=True, help="what came of each death, a JSON object a line")
+    parser.add_argument("--keep", type=Path, help="where the run directories in which something is wrong are copied to")
     return parser.parse_args()
 
 
@@ -104,15 +113,30 @@ def choose(points: Sequence[Any], options: argparse.Namespace) -> list[Death]:
     ]  # fmt: skip
 
 
-def played(slurm: Slurm, table: Table, end_s: float, numbered: tuple[int, Death]) -> None:
+@contextmanager
+def held(free: SimpleQueue[Slurm]) -> Iterator[Slurm]:
+    slurm = free.get()
+    try:
+        yield slurm
+    finally:
+        free.put(slurm)
+
+
+def played(
+    free: SimpleQueue[Slurm], table: Table, end_s: float, keep: Path | None, numbered: tuple[int, Death]
+) -> None:  # fmt: skip
     number, death = numbered
     if time.monotonic() > end_s:
         return
     try:
-        one = play(slurm, number, death)
+        with held(free) as slurm:
+            one = play(slurm, number, death)
+            if one.wrong and keep:
+                for folder in (slurm.shared / "runs").glob(f"death{number:04}x-*"):
+                    shutil.copytree(folder, keep / folder.name, symlinks=True)
     except Exception as error:  # a bug of the campaign must not pass for a clean death
         one = Outcome(died=True, wrong=f"{type(error).__name__}: {error}")
-    row = {"number": number, "kind": death.kind, "at": death.at, **one.to_json()}
+    row = {"number": number, "kind": death.kind, "at": death.at, "after": death.after, **one.to_json()}
     table.write(row)
     print(json.dumps(row), flush=True)
 
@@ -124,11 +148,12 @@ def show(table: Table, count: int, seconds: float) -> int:
         died, worst = sum(row["died"] for row in mine), max(row["seconds"] for row in mine)
         print(f"{kind:<24} {died:>4} deaths in {len(mine):>4} runs; nothing was left after {worst:.1f} s at the latest")
     bad = [row for row in rows if row["wrong"]]
-    late = sum(row["seconds"] > BOUND_S for row in rows)
+    late = sum(row["seconds"] > BOUND_S and not row.get("recovered") for row in rows)
     proved = sum(row["equal"] and bool(row["proved"]) for row in rows)
     print(
         f"{sum(row['died'] for row in rows)} deaths in {len(rows)} runs, {len(bad)} bad, {late} late; {seconds:.0f} s"
     )
+    print(f"{sum(row.get('recovered', False) for row in rows)} needed torchaos recover, because Slurm had killed all")
     print(f"{sum(row['equal'] for row in rows)} runs with equal pids; evidence in {proved} of them")
     for row in bad:
         print(f"BAD {row}")

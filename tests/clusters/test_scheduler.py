@@ -36,10 +36,13 @@ def _is_again(run: SlurmRun, said: str) -> None:
 @pytest.mark.parametrize("signal", ["TERM", "KILL"])
 def test_the_step_is_cancelled(slurm: Slurm, signal: str) -> None:
     """scancel of the step: the job is started again in the same allocation. SIGKILL ends agents and reapers too, and
-    nothing is left."""
+    nothing is left. A fault that was applied before is not applied again."""
     fault = {"inject": "scheduler.cancel_step", "target": BOTH, "when": SOON, "with": {"signal": signal}}
-    run = SlurmRun(slurm, f"cancel-{signal.lower()}", fault, steps=8000, job=AGAIN, **UP)
-    _is_again(run, run.end())
+    before = {**STOPPED, "when": {"time": "2s"}}
+    run = SlurmRun(slurm, f"cancel-{signal.lower()}", before, fault, steps=8000, job=AGAIN, **UP)
+    said = run.end()
+    assert len([event for event in run.events(Kind.APPLYING) if event.data["fault"].startswith("process")]) == 1
+    _is_again(run, said)
 
 
 def test_a_node_goes_down(slurm: Slurm) -> None:

@@ -41,6 +41,14 @@ class Slow(LocalNode):
         return ["sh", "-c", """echo '{"beat": 0, "mono_s": 0}'; sleep 0.5; echo '{"bye": 0}'"""]
 
 
+class GoesOn(LocalNode):
+    """A node whose part of the job goes on for 1.5 s after the death of the command that started it."""
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        beats = """for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do echo '{"beat": 0, "mono_s": 0}'; sleep 0.1; done"""
+        return ["sh", "-c", f"""{beats}; echo '{{"bye": 0}}'"""]
+
+
 class Far(FarLauncher):
     """The first submission fails, and the second does not end by itself. `between()` is called while the second is
     made."""
@@ -140,12 +148,8 @@ def test_lost_nodes_are_cleaned_up_before_the_next_submission(bench: Bench, far:
     job.stop()
 
 
-def test_the_last_words_of_a_node_that_is_gone(
-    bench: Bench, far: Callable[..., FarJob], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An agent whose pipe still brings something is not lost, although its node is gone already."""
-    job = far(lambda: None, [Slow(0)])
-    monkeypatch.setattr(far_job, "_GONE_S", 0.0)
+def ends_when_connected(bench: Bench, job: FarJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the command that started the job count as ended only when the agent has said something."""
     awaited = job._await_last_words
 
     def once_connected() -> None:
@@ -153,7 +157,31 @@ def test_the_last_words_of_a_node_that_is_gone(
         awaited()
 
     monkeypatch.setattr(job, "_await_last_words", once_connected)
+
+
+def test_the_last_words_of_a_node_that_is_gone(
+    bench: Bench, far: Callable[..., FarJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent whose pipe still brings something is not lost, although its node is gone already."""
+    job = far(lambda: None, [Slow(0)])
+    monkeypatch.setattr(far_job, "_GONE_S", 0.0)
+    ends_when_connected(bench, job, monkeypatch)
     job.start()
     bench.wait_until(lambda: len(bench.events(Kind.JOB_STARTED)) == 2)
     assert not job.trouble
+    job.stop()
+
+
+def test_the_job_goes_on_without_the_command_that_started_it(
+    bench: Bench, far: Callable[..., FarJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that answers is alive, however long its part of the job goes on after the death of its srun: it is not
+    taken for a lost agent."""
+    monkeypatch.setattr(far_job, "_BYE_S", 0.3)
+    job = far(lambda: None, [GoesOn(0)])
+    ends_when_connected(bench, job, monkeypatch)
+    job.start()
+    bench.wait_until(lambda: len(bench.events(Kind.JOB_STARTED)) == 2)
+    assert job.trouble == ""
+    assert not [one for one in bench.events(Kind.NOTE) if "after the loss of its agent" in one.data["text"]]
     job.stop()

@@ -25,16 +25,25 @@ class FarFaults:
     mending: threading.RLock = field(default_factory=threading.RLock)  # held while a lost node is cleaned up
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _begun: dict[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # by fault: the ranks to hit, by node
+    _ordered: set[str] = field(default_factory=set)  # faults that a living agent was told to apply at once
     _words: dict[tuple[str, int, int], int] = field(default_factory=dict)  # by fault, rank and number of the word
 
     def begin(self, fault: PlannedFault) -> None:
         """Lets a fault begin on the nodes of its target. Raises ChaosError if the target has no process now."""
         shared = self._share(fault)
+        lines = [line for line in self.lines() if line.node in shared]
         with self._lock:
             self._begun[fault.id] = shared
-        for line in self.lines():
-            if line.node in shared:
-                line.tell("start", fault=fault.id, ranks=list(shared[line.node]))
+            if isinstance(fault.trigger, After) and not all(line.left.is_set() for line in lines):
+                self._ordered.add(fault.id)
+        for line in lines:
+            line.tell("start", fault=fault.id, ranks=list(shared[line.node]))
+
+    def submitted_again(self) -> None:
+        """The next agents are those of another submission. They do not get the orders that agents have had already."""
+        with self._lock:
+            for fault in self._ordered:
+                self._begun.pop(fault, None)
 
     def begun_on(self, node: int) -> list[str]:
         with self._lock:

@@ -33,7 +33,7 @@ from torchaos.harness.running.launchers.words import mark_of
 from torchaos.harness.watching.probes.job_log import JobLog
 
 TORCHAOS = (sys.executable, "-m", "torchaos.harness")
-_BYE_S = 20.0  # seconds to wait for the last messages of the agents
+_BYE_S = 20.0  # seconds to wait for the last messages of an agent that does not answer
 _RECOVER_S = 60.0
 _GONE_S = 2.0  # seconds between looks whether a node is gone
 _LOOK_S = 0.05
@@ -136,6 +136,7 @@ class FarJob(SubmittedJob):
         on = Handler(self._up, self._journal.take, self._lost, self._lapsed)
         keep = None if self._launcher.shares_folder else self._run_dir
         self._taken.clear()
+        self.faults.submitted_again()
         self._lines = [
             Line(node.index, node.argv([*TORCHAOS, "node", "--join", self._mark(node.index)]), on, keep)
             for node in self._nodes
@@ -173,12 +174,15 @@ class FarJob(SubmittedJob):
         return [None]
 
     def _await_last_words(self) -> None:
-        """Waits for the last messages of the agents. The loss of an agent is dealt with before another submission has
-        agents on the same nodes."""
+        """Waits for the last messages of the agents. An agent that answers goes on with its part of the job, although
+        the command that started it is dead. The loss of an agent is dealt with before another submission has agents on
+        the same nodes."""
         end = time.monotonic() + _BYE_S
         for line in self._lines:
             look_s = time.monotonic() + _GONE_S
             while not line.left.wait(_LOOK_S) and time.monotonic() < end:
+                if line.alive:
+                    end = time.monotonic() + _BYE_S
                 if time.monotonic() > look_s and not line.connected:
                     if self._launcher.gone(self._reach(line.node)):
                         break  # so nobody can say more

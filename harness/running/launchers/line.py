@@ -20,7 +20,7 @@ from torchaos.harness.contracts import ChaosError
 from torchaos.harness.record.events.nodes import on_node
 from torchaos.harness.record.events.payloads import read
 from torchaos.harness.running.launchers.handover import append
-from torchaos.harness.running.launchers.words import BEAT_S, VERSION
+from torchaos.harness.running.launchers.words import BEAT_S, LEASE_S, VERSION
 
 _EXCHANGES = 8  # exchanges for the first measurement of the clocks
 _CLOCK_S = 60.0  # seconds after which the clocks are measured anew: they drift by some ms in that time
@@ -93,6 +93,11 @@ class Line:
             with suppress(FutureTimeout):
                 return answer.result(0.1)
         raise NoAnswer(f"the agent of node {self.node} does not answer")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the agent has answered within the lease."""
+        return self.connected and time.monotonic() < self._since_s + LEASE_S
 
     def close(self) -> None:
         """Closes the connection. The agent, if it is alive, undoes everything."""

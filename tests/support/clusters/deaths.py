@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +30,7 @@ _FAULTS = ({**FROZEN, "for": "1s"}, {**KILL, "when": {"step": 30, "phase": "back
 _FIRST_PID = 20_000
 _PIDS = 400  # process ids that one run may use on a node
 _PID = (1 << 22) - 1
-_LOOK_S = 0.2
+_LOOK_S = 0.4
 _GATE_S, _END_S, _GIVE_UP_S = 20.0, 200.0, 90.0
 _GONE = (-9, 137)  # exit codes of a torchaos that was killed
 
@@ -47,6 +49,7 @@ class Death:
         return f"{self.where}: {'+'.join(name for _, _, who in self.at for name in who)}" if self.at else self.where
 
 
+KILLS_ALL = ("step", "allocation")  # then Slurm kills agents and reapers, at once or after KillWait
 FROM_OUTSIDE = tuple(
     Death(who, (), kind)
     for who in ("pipe", "srun", "step", "allocation", "slurmctld")
@@ -57,13 +60,15 @@ FROM_OUTSIDE = tuple(
 @dataclass
 class Outcome:
     """`seconds`: from the death, or from the end of torchaos if that is later, until nothing was left. `equal`: the
-    ranks had equal process ids on their nodes. `proved`: how many events prove the faults."""
+    ranks had equal process ids on their nodes. `proved`: how many events prove the faults. `recovered`: Slurm killed
+    everything of the run on a node, so the undo log was left there for `torchaos recover`, which undid it."""
 
     died: bool = False
     wrong: str = ""
     seconds: float = 0.0
     equal: bool = False
     proved: int = 0
+    recovered: bool = False
     exit_code: int | None = None
     trace: Sequence[str] = field(default=(), repr=False)
 
@@ -71,8 +76,37 @@ class Outcome:
         return {name: value for name, value in asdict(self).items() if name != "trace"}
 
 
+class _Here:
+    """The processes of this machine. Several runs at a time share a look at them, because a look is costly."""
+
+    def __init__(self) -> None:
+        self._lock, self._seen_s, self._found = threading.Lock(), -math.inf, dict[int, str]()
+
+    def look(self) -> dict[int, str]:
+        """State and command line of each process, by its pid here. At most `_LOOK_S` old."""
+        with self._lock:
+            if time.monotonic() > self._seen_s + _LOOK_S:
+                self._seen_s, self._found = time.monotonic(), dict(self._all())
+            return self._found
+
+    @staticmethod
+    def _all() -> Iterator[tuple[int, str]]:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if line := (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                    state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                    yield int(folder.name), f"{state} {line}"
+
+
+_HERE = _Here()
+
+
 class MortalRun(SlurmRun):
     """A run whose processes are started as modules, by which `mortal` knows them."""
+
+    controller = "torchaos.harness run"
+    nodes = ("head", "n1", "n2")
+    torchaos = (sys.executable, "-m", "torchaos.harness")
 
     def __init__(self, cluster: Slurm, number: int, death: Death) -> None:
         self.number, self.death = number, death
@@ -80,7 +114,6 @@ class MortalRun(SlurmRun):
         at = json.dumps({"trace": str(self.trace), "at": death.at})
         env = [
             f"PYTHONPATH={_MORTAL}", f"DYING_WHERE={WHERE.get(death.where, 'nowhere -')}", f"DYING_AT={at}",
-            "SALLOC_PARTITION=first",
         ]  # fmt: skip
         super().__init__(cluster, f"death{number:04}x", *_FAULTS, env=env, steps=60)
 
@@ -91,7 +124,7 @@ class MortalRun(SlurmRun):
         scenario = json.loads(self.file.read_text())
         scenario["job"]["command"] = f"{{python}} {_GATE} {self._gate} {scenario['job']['command']}"
         self.file.write_text(json.dumps(scenario))
-        command = [sys.executable, "-m", "torchaos.harness", "run", str(self.file), "--out", "runs"]
+        command = [*self.torchaos, "run", str(self.file), "--out", "runs"]
         started: subprocess.Popen[str] = self.cluster.popen("env", *self.env, *command)
         return started
 
@@ -113,14 +146,10 @@ class MortalRun(SlurmRun):
 
     def processes(self) -> dict[int, str]:
         """The living processes of the run on any node, by their pids here: state and command line."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-                if self.name in line and state != "Z" and int(folder.name) != self.process.pid:
-                    found[int(folder.name)] = f"{state} {line[:200]}"
-        return found
+        return {
+            pid: line[:200] for pid, line in _HERE.look().items()
+            if self.name in line and line[0] != "Z" and pid != self.process.pid
+        }  # fmt: skip
 
     def left(self) -> list[str]:
         """What is left of the run: processes, work in Slurm, undo logs on nodes, entries in the registry of runs."""
@@ -165,6 +194,10 @@ def play(slurm: Slurm, number: int, death: Death) -> Outcome:
         stuck = stuck or _recover(run, died_s or ended_s)
     wait = time.monotonic()
     while (left := run.left()) and time.monotonic() < wait + _GIVE_UP_S:
+        if death.where in KILLS_ALL and time.monotonic() > wait + BOUND_S and not one.recovered:
+            one.recovered = True
+            for node in run.nodes[1:]:
+                run.cluster.popen(*run.torchaos, "recover", node=node).communicate(timeout=60)
         time.sleep(_LOOK_S)
     one.seconds = round(time.monotonic() - ended_s, 1)
     one.wrong = stuck or ("; ".join(left)[:500] if left else "") or _wrong(run, one, said)

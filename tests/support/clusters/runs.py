@@ -35,6 +35,7 @@ class ClusterRun:
     torchrun that imports no torch, if `job` has no other command. `patience_s`: how long to wait for what must come."""
 
     launcher = ""
+    controller = "torchaos run"  # words of its command line
     nodes: Sequence[str] = ()
     python = "{python}"
     patience_s = 60.0
@@ -127,7 +128,7 @@ class ClusterRun:
 
     def kill_controller(self, reaper: bool = False) -> None:
         """Kills `torchaos run`, and its reaper at the same time if `reaper` is true."""
-        self.kill((self.name, "torchaos run"), *([("undo.reaper",)] if reaper else []), node=self.nodes[0])
+        self.kill((self.name, self.controller), *([("undo.reaper",)] if reaper else []), node=self.nodes[0])
         self.process.wait(timeout=60)
 
     def is_clean(self) -> None:

@@ -23,7 +23,7 @@ NODES = 4
 
 
 class Slurm(Machines):
-    """The nodes `head`, and `n1` to `n4`."""
+    """The nodes `head`, and `n1`, `n2`, ..."""
 
     def popen(self, *command: str, node: str = "head", user: str = "as") -> subprocess.Popen[str]:
         """Starts a command as the unprivileged user, or as root if `user` is `in`."""
@@ -83,12 +83,13 @@ def missing() -> str:
 
 
 @contextmanager
-def cluster() -> Iterator[Slurm]:
-    """A context manager in which the cluster runs. Raises OSError if this machine allows no such namespaces."""
+def cluster(nodes: int = NODES) -> Iterator[Slurm]:
+    """A context manager in which a cluster runs; several may run at once. Raises OSError if this machine allows no
+    such namespaces."""
     with folder_for("slurm") as base:
         one = Slurm(_SCRIPT, base)
         here = [str(Path(path).resolve()) for path in (sys.base_prefix, sys.prefix, _ROOT)]
-        with running(one, str(NODES), *here, timeout_s=60) as wrong:
+        with running(one, str(nodes), *here, timeout_s=60) as wrong:
             if wrong:
                 raise OSError(f"namespaces for nodes can't be made here: {wrong}")
             ready = ["sinfo", "--noheader", "--format=%T"]

@@ -10,7 +10,7 @@
 #   slurm.sh BASE down               ends every process of it
 . "$(dirname "$0")/nodes.sh"
 net=10.91.0 head=head letter=n
-groups='/sys/fs/cgroup/*/slurm_n[0-9]*' # what a killed slurmstepd leaves
+groups="/sys/fs/cgroup/*/$(basename "$base")" # of this cluster alone; a killed slurmstepd leaves some
 closed=/root # a folder that only root may enter, and in which Python may be
 
 enter() {
@@ -37,6 +37,9 @@ furnish() { # NAME PATH...
       mount --move "$base/$name/keep$folder" "$folder"
     done
   fi
+  for folder in /sys/fs/cgroup/*/; do # other clusters of this machine have nodes of the same names
+    mkdir -p "$folder$(basename "$base")" 2>/dev/null && mount --bind "$folder$(basename "$base")" "$folder" || true
+  done
   for folder in /run /tmp /var/spool /var/log /var/lib/munge /dev/shm; do mount -t tmpfs -o mode=1777 none "$folder"; done
   mkdir -p /run/munge /var/log/munge /var/spool/slurmd /var/spool/slurmctld
   chown munge /run/munge /var/log/munge /var/lib/munge
@@ -55,7 +58,7 @@ up() { # NODES PATH...
   printf 'passwd: files\ngroup: files\nhosts: files\n' >"$base/etc/nsswitch.conf"
   { cat /etc/passwd; echo "trainer:x:2000:2000::$base/home:/bin/sh"; } >"$base/etc/passwd"
   { cat /etc/group; echo "trainer:x:2000:"; } >"$base/etc/group"
-  sed "s/@NODES@/$nodes/; s#@BASE@#$base#" "$(dirname "$0")/slurm.conf.in" >"$base/slurm.conf"
+  sed "s/@NODES@/$nodes/; s/@LAST@/n[$((nodes - 1))-$nodes]/; s#@BASE@#$base#" "$(dirname "$0")/slurm.conf.in" >"$base/slurm.conf"
   printf '#!/bin/sh\n[ ! -x %s/site-epilog ] || %s/site-epilog >>%s/epilog.log 2>&1\n' "$base" "$base" "$base" >"$base/epilog"
   chmod 755 "$base/epilog"
   printf 'CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nConstrainCores=no\n' >"$base/cgroup.conf"

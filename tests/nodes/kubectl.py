@@ -62,7 +62,7 @@ def main(cluster: Path, words: list[str]) -> int:
         with (pod / "log").open() as log:
             log.seek(0, os.SEEK_END)  # --tail=0
             exited = ""
-            while not exited:
+            while not exited and pod.exists():
                 time.sleep(0.05)
                 exited = _exited(pod)
                 print(log.read(), end="", flush=True)
@@ -181,7 +181,7 @@ def _end(pod: Path) -> None:
         end = time.monotonic() + wait_s
         if first := _first_process(pod):
             os.kill(first, number)
-        while _phase(pod) == "Running" and time.monotonic() < end:
+        while not _exited(pod) and pod.exists() and time.monotonic() < end:
             time.sleep(0.05)
     shutil.rmtree(pod, ignore_errors=True)  # another deletion may be first
 

@@ -48,7 +48,7 @@ def test_rights_that_are_missing(pods: Any) -> None:
 def test_a_pod_that_ends_under_the_run(pods: Any) -> None:
     """A pod that is killed as a whole is no rollback that failed, because nothing of it is left. The run says that the
     node was lost, and judges nothing."""
-    run = pods.run({**FREEZE, "for": "60s"}, steps=3000)
+    run = pods.run({**FREEZE, "for": "60s"}, steps=600)
     pods.seen(Kind.APPLIED)
     pods.kill_pod(1)
     said = run.communicate(timeout=200)[0]
@@ -59,7 +59,7 @@ def test_a_pod_that_ends_under_the_run(pods: Any) -> None:
 
 def test_the_output_of_a_pod_is_cut_off(pods: Any) -> None:
     """A connection to the output of a container that ends is made again, and is no end of the job."""
-    run = pods.run({**FREEZE, "for": "1s"}, steps=2000)
+    run = pods.run({**FREEZE, "for": "1s"}, steps=600)
     pods.seen(Kind.APPLIED)
     followers = {pid for pid, line in pods.processes().items() if " logs --follow" in line and "sh -c" not in line}
     for pid in followers:
@@ -74,7 +74,7 @@ def test_a_sidecar_outlives_the_container_of_the_job(pods: Any) -> None:
     """If the container of the job is killed as a whole, nothing is left of it although its pod still runs. The rollback
     is verified."""
     pods.sidecars = [{"name": "metrics", "image": "none"}]
-    run = pods.run({**FREEZE, "for": "60s"}, steps=3000)
+    run = pods.run({**FREEZE, "for": "60s"}, steps=600)
     pods.seen(Kind.APPLIED)
     pods.kill_pod(1)
     said = run.communicate(timeout=200)[0]
@@ -135,9 +135,9 @@ def test_pods_that_run_already(pods: Any) -> None:
     """torchaos attaches to pods that it did not make: a fault stops the processes of the second pod for its time, and a
     rank there is killed, with the kernel's word as evidence. At the end of the job its exit code is known, and the pods
     are still the user's."""
-    pods.start_job(steps=2000)
+    pods.start_job(steps=800)
     kill = {"inject": "process.kill", "target": {"rank": 1}, "when": {"time": "4s"}}
-    run = pods.run(FROM_OUTSIDE, kill, steps=2000)
+    run = pods.run(FROM_OUTSIDE, kill, steps=800)
     said = run.communicate(timeout=200)[0]
     assert run.returncode == 0, said
     frozen, killed = pods.result().faults

@@ -33,8 +33,8 @@ demo: $(VENV)/.torchaos ## kill a rank of a live training job, and judge the rec
 test: setup system ## run the tests, less those that take minutes
 	@echo "== tests without jobs, two at a time"
 	@$(ACTIVE) python -m pytest -q -m "not long and not job" --numprocesses 2 --dist worksteal --durations 20
-	@echo "== tests with jobs, one after the other"
-	@$(ACTIVE) python -m pytest -q -m "job and not long" --durations 30
+	@echo "== tests with jobs, two at a time; those of one file share jobs"
+	@$(ACTIVE) python -m pytest -q -m "job and not long" --numprocesses 2 --dist loadfile --durations 30
 
 test-long: setup system ## run the tests that take minutes
 	@echo "== tests marked long"

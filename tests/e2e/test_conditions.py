@@ -54,7 +54,8 @@ def test_steps_are_read_from_the_log_where_no_agent_can_be(torchaos: RunScenario
         "env": {"DONE": "{run}/done-"},
         "log": {"format": "nanogpt"},
     }
-    scenario = kill_rank(job, when={"time": "5s"})
+    steps_are_seen = [{"steps": {"at_least": 10}}]
+    scenario = kill_rank(job, when={"time": "1s"}, steady_state=steps_are_seen)
     scenario["assert"] = ["recovery_time", "loss_continuity", "sample_accounting", "restarts"]
     run = torchaos(scenario)
     assert run.exit_code == 2, run

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from chaos import TRAINERS, kill_rank
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, pytest.mark.long]
 
 # The command line with a bound of 2 KB for each of two ranks.
 SMALL = """
@@ -25,10 +25,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize(
-    ("script", "verdict"),
-    [("broken/no_sampler.py", "failed"), pytest.param("", "passed", marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize(("script", "verdict"), [("broken/no_sampler.py", "failed"), ("", "passed")])
 def test_replay_beyond_the_bound(
     reference: dict[str, Any], tmp_path: Path, cache: Path, script: str, verdict: str
 ) -> None:

@@ -15,7 +15,7 @@ SHORT = {
     "collect.py": ["--pairs", "10"],
     "controller.py": ["--ranks", "2,64"],
     "judge.py": [],
-    "looks.py": ["--hours", "2"],
+    "looks.py": ["--hours", "2", "--round", "0.5"],
     "nvml_xid.py": [],
     "start.py": ["--rounds", "10"],
     "verify.py": ["--gb", "1", "--repeats", "3", "--pairs", "2"],

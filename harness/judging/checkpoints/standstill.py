@@ -83,7 +83,8 @@ def _gaps_of_process(
     steps: Executions, saving: Array, took: Array, seen: Array, saves: Sequence[Save]
 ) -> Iterator[_Gap]:  # fmt: skip
     """`saving`, `took`: seconds in calls that save, and in all phases; `seen`: whether phases were seen."""
-    step, over_s, work = steps.local_step, steps.mono_s, took - saving
+    with np.errstate(invalid="ignore"):  # a damaged record may have phases without end
+        step, over_s, work = steps.local_step, steps.mono_s, took - saving
     new = np.flatnonzero((np.diff(step) == 1) & seen[1:]) + 1
     if not len(new):
         return

@@ -87,7 +87,7 @@ class Journal:
     """The journal of a run in progress. Writes the harness's own events, and follows the files of the ranks.
     Thread-safe."""
 
-    POLL_S = 0.005  # what is written meanwhile is read together
+    POLL_S = 0.01  # what is written meanwhile is read together: ranks end a step at nearly the same time
     POLL_SHARED_S = 0.02  # for a folder that contains files of other nodes
     LOOK_S = 0.5  # so often all files are looked at, also those that the kernel reports no change of
     SHARE = 20  # looks at all files take at most this part of a core
@@ -186,13 +186,24 @@ class Journal:
     def _follow(self) -> None:
         looked_s, took_s = time.monotonic(), 0.0
         wait_s = self.POLL_S if self._node is None else self.POLL_SHARED_S
-        while not self._closed.wait(wait_s if self._changes else max(wait_s, took_s * self.SHARE)):
-            names: Collection[str] | None = self._changes.wait(self.LOOK_S) if self._changes else None
+        while not self._closed.is_set():
+            names = self._changed(wait_s, took_s)
             if names is None or time.monotonic() > looked_s + max(self.LOOK_S, took_s * self.SHARE):
                 began_s = time.thread_time()
                 names, looked_s = self._grown(), time.monotonic()
                 took_s = time.thread_time() - began_s
             self._poll(names)
+
+    def _changed(self, wait_s: float, took_s: float) -> Collection[str] | None:
+        """Waits for news. The names of the files that were written; None: any file may have been."""
+        if not self._changes:
+            self._closed.wait(max(wait_s, took_s * self.SHARE))
+            return None
+        if not (names := self._changes.wait(self.LOOK_S)):
+            return names
+        time.sleep(wait_s)
+        later = self._changes.wait(0)
+        return None if later is None else names | later
 
     def _grown(self) -> list[str]:
         """The names of all files that are not as long as they were when they were read, or that are gone."""

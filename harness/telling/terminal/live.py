@@ -23,6 +23,7 @@ from torchaos.harness.telling.terminal.progress import Progress, RankView
 
 STEPS_EVERY_S = 5.0  # seconds between two lines about the steps, at least
 SILENCE_S = 30.0  # seconds without an event after which a line is printed
+TOGETHER_S = 0.05  # events of this time are shown together
 LEAVE_S = 2.0  # seconds that the end of a run waits for a slow terminal
 _EVENTS_MAX = 50_000  # with more events, it would cost too much to compute the base of an attempt
 _RANKS_MAX = 16  # the most rows for ranks
@@ -68,6 +69,8 @@ class Live:
                     if event is None:
                         return
                     view.show(event)
+                    if self._open and self._queue.empty():
+                        time.sleep(TOGETHER_S)
         except (Exception, SystemExit):  # rich raises SystemExit for a closed pipe; the run continues without a display
             self._open = False
 

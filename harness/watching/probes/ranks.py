@@ -21,7 +21,7 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.watching.probes.census import Census
 from torchaos.harness.watching.probes.processes import Claims, Key, RanksFound, find_ranks, rank_process
 
-SCAN_S, STATE_S = 0.1, 0.05
+STATE_S, SCAN_EACH = 0.05, 2  # the states are sampled so often, and every second time all processes are scanned
 _REPORTED_STATES = "TtZD"  # other states come and go all the time
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3  # linux/pidfd.h, since Linux 6.15
 
@@ -114,17 +114,17 @@ class RankWatch:
             self._journal.emit(Kind.NOTE, {"text": text})
 
     def _watch(self) -> None:
-        next_scan = next_state = time.monotonic()
+        next_s, samples = time.monotonic(), 0
         while not self._ended.is_set():
-            wait_s = min(next_scan, next_state) - time.monotonic()
-            self._take_exits(max(0.0, wait_s))
-            now = time.monotonic()
-            if now >= next_state:
+            self._take_exits(max(0.0, next_s - time.monotonic()))
+            is_due = time.monotonic() >= next_s
+            if is_due:
                 self._sample_states()
-                next_state = now + STATE_S
-            if now >= next_scan or self._hints or self._roots:
+                samples += 1
+            if (is_due and samples % SCAN_EACH == 0) or self._hints or self._roots:
                 self._scan()
-                next_scan = time.monotonic() + SCAN_S
+            if is_due:
+                next_s = time.monotonic() + STATE_S
         self._take_exits(0.0)
         for fd in self._watched:
             os.close(fd)

@@ -65,6 +65,15 @@ def test_a_save_beside_the_training_costs_its_call() -> None:
     assert standstill(history).blocked == standstill(history).possible == {(0, 10): pytest.approx(0.02, abs=0.005)}
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_damaged_record_with_a_phase_without_end_prints_no_warning() -> None:
+    """An infinite time in a call that saves costs nothing more than the call, and numpy says nothing about it."""
+    phases = {"forward": 0.09, "checkpoint_write": float("inf")}
+    executions = [Execution(0, 0, n, 10 + 0.1 * n, n, phases=phases) for n in range(1, 60)]
+    history = History((), Executions.of(executions), (_save(11.0, 14.0, 0.02, 10),), (), "agent")
+    assert standstill(history).blocked == {(0, 10): pytest.approx(0.02, abs=0.005)}
+
+
 def test_files_of_one_checkpoint_are_one(trainer: Any) -> None:
     """What is saved after one step is one checkpoint, however many files it is."""
     saves = [_save(1, 2, 0.5), _save(2, 3, 0.25, path="b"), _save(9, 10, 0.1, step=6)]

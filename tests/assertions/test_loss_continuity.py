@@ -165,6 +165,25 @@ def test_more_twins_are_wanted_only_while_they_tell_more(trainer: Any) -> None:
     assert not wants_more(broken, noisy)
 
 
+def test_a_twin_that_is_not_wanted_changes_no_verdict(trainer: Any) -> None:
+    """With twins that are not wanted, the outcome stays the same. With one that is wanted, it may change."""
+    same = [trainer().record() for _ in range(3)]
+    noisy = [trainer(noise=n).record() for n in (1, 2, 3)]
+    healthy = trainer(kills=KILL).record()
+    broken = trainer(kills=KILL, broken=frozenset({"rng"})).record()
+    unsteady = trainer(kills=KILL, noise=4).record()
+    found = []
+    for run, twins in ((healthy, same), (broken, same), (unsteady, noisy)):
+        outcomes = [LossContinuity().judge(run, twins[:many]).outcome for many in (1, 2, 3)]
+        enough = next(many for many in (1, 2, 3) if many == 3 or not wants_more(run, twins[:many]))
+        assert len(set(outcomes[enough - 1 :])) == 1
+        found.append((enough, outcomes[0], outcomes[-1]))
+    assert found == [
+        (1, Outcome.PASSED, Outcome.PASSED), (2, Outcome.FAILED, Outcome.FAILED),
+        (3, Outcome.INCONCLUSIVE, Outcome.PASSED),
+    ]  # fmt: skip
+
+
 def test_without_a_twin_only_redone_steps_are_compared(trainer: Any) -> None:
     """Steps done again are compared with their first execution, and the verdict says what that can't see."""
     healthy = LossContinuity().judge(trainer(kills=KILL).record(), [])

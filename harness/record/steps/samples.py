@@ -38,7 +38,7 @@ def number_of(sample: Hashable) -> int:
             return int(sample, 16)
         except ValueError:
             pass
-    return xxhash.xxh3_64_intdigest(f"{type(sample).__name__} {sample}".encode()) | 1 << 63
+    return xxhash.xxh3_64_intdigest(f"{type(sample).__name__} {sample}".encode(errors="surrogatepass")) | 1 << 63
 
 
 def sums_of(execution: Execution) -> Sums:

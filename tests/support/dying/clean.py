@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dying.stand_in.checkpoint import checkpoint
 from torchaos.harness.agent.page import ControlPage
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.machine import proc
 from torchaos.harness.undo import log
 from torchaos.harness.undo.mount import mounts
@@ -145,7 +145,7 @@ def journals(run_dir: Path) -> list[str]:
     for path in sorted((run_dir / "events").glob("*.jsonl")):
         for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
             try:
-                json.loads(line)
+                Event.from_line(line + b"\n")
             except ValueError:
                 problems.append(f"{path.name}:{number}: not an event")
     return problems

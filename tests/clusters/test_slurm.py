@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from clusters.runs import DEATHS, FROZEN, KILL
+from clusters.runs import DEATHS, FROZEN, KILL, STEP
 from clusters.slurm import Slurm, SlurmRun
 
 from torchaos.harness.agent.wire import Kind
@@ -48,6 +48,50 @@ def test_torchrun_in_an_allocation_of_the_run(slurm: Slurm) -> None:
     offsets = {event.data["node"]: event.data["offset_s"] for event in run.events(Kind.CLOCK)}
     assert [round(offsets[node], 0) for node in (0, 1)] == [-1_000_000, -2_000_000]
     run.is_clean()
+
+
+def test_the_clocks_of_the_nodes(slurm: Slurm) -> None:
+    """The clocks of the nodes are 1,000,000 s apart, exactly. Each measured offset is right within the error that
+    torchaos states for it."""
+    run = SlurmRun(slurm, "clocks", {**FROZEN, "for": "1s"})
+    said = run.end()
+    assert run.process.returncode == 0, said
+    clocks = [event.data for event in run.events(Kind.CLOCK)]
+    assert {data["node"] for data in clocks} == {0, 1}
+    for data in clocks:
+        assert abs(data["offset_s"] + 1_000_000 * (data["node"] + 1)) <= data["error_s"] + 1e-6, data
+
+
+@pytest.mark.job
+def test_the_job_goes_on_with_one_node(slurm: Slurm) -> None:
+    """An elastic torchrun loses its second node, and goes on with the first: the last attempt has one rank."""
+    job = {
+        "command": "torchrun --nnodes 1:2 --nproc-per-node 1 --max-restarts 3 {jobs}/gpt_ddp.py --steps 30 "
+        "--checkpoint-dir {run}/checkpoints --step-timeout 20",
+        "env": {
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "PET_RDZV_CONF": "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=2",
+        },
+        "timeout": "5m",
+    }  # fmt: skip
+    kill = {"inject": "node.kill", "target": {"node": 1}, "when": {**STEP, "step": 15}}
+    more: Mapping[str, Any] = {"assert": [{"completed": {"steps": 30}}]}
+    run = SlurmRun(slurm, "elastic", kill, job=job, **more)
+    said = run.end()
+    assert run.process.returncode == 0, said
+    ups = run.events(Kind.RANK_UP)
+    assert [event.data["world_size"] for event in ups if event.attempt == ups[-1].attempt] == [1], said
+    run.is_clean()
+
+
+def test_an_allocation_without_anything_free(slurm: Slurm) -> None:
+    """The job's step has all processors and all GPUs of its nodes: the agents can be reached all the same."""
+    run = SlurmRun(slurm, "full", {**FROZEN, "for": "1s"})
+    assert run.end()
+    code, said = slurm.as_user(
+        "salloc", "-N2", "--exclusive", "--gres=gpu:2", "torchaos", "run", str(run.file), "--out", "full"
+    )  # fmt: skip
+    assert code == 0, said
 
 
 def test_equal_pids_on_both_nodes(slurm: Slurm) -> None:

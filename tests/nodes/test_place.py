@@ -8,15 +8,19 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
 from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.nodes import leftovers
+from torchaos.harness.running.nodes.faults import NodeFaults
 from torchaos.harness.running.nodes.place import address_of, make_place, place_of
 from torchaos.harness.undo import open_runs
-from torchaos.harness.undo.client import Reaper
+from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.handles import JobProcesses
 
 
@@ -85,3 +89,26 @@ def test_those_that_died_with_nothing_to_undo(tmp_path: Path, monkeypatch: pytes
     assert leftovers.recover(place_of("run-1.node0").root) == ""
     assert open_runs.entries() == ([], [])
     assert not place_of("run-1.node0").root.exists()
+
+
+def test_a_reaper_that_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reaper of a node dies when it has made its entry in the registry, and before it guards anything: nothing is
+    injected on that node, and the entry is removed."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("TMPDIR", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    guard = Reaper.guard
+
+    def dead(reaper: Reaper, *given: Any, **more: Any) -> None:
+        os.kill(reaper.pid, signal.SIGKILL)
+        guard(reaper, *given, **more)
+
+    monkeypatch.setattr(Reaper, "guard", dead)
+    job = SimpleNamespace(cwd=str(tmp_path), checkpoints=None, timeout_s=60.0)
+    plan: Any = SimpleNamespace(faults=(), job=job)
+    part: Any = SimpleNamespace()
+    journal = Journal(tmp_path, "node0")
+    with pytest.raises(UndoError):
+        NodeFaults(plan, RunDir(tmp_path), make_place("run-3.node0"), "run-3.node0", 0, part, journal)
+    assert open_runs.entries() == ([], [])
+    journal.close()

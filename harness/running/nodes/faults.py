@@ -43,7 +43,11 @@ class NodeFaults:
         self._checkpoints = Path(*parts) if job.checkpoints else None
         self._reaper = Reaper.start(place.root, mark)
         limit_s = job.timeout_s + SPARE_S
-        self._reaper.guard("job", [JobProcesses(mark)], owner="job", limit_s=limit_s)
+        try:
+            self._reaper.guard("job", [JobProcesses(mark)], owner="job", limit_s=limit_s)
+        except UndoError:
+            self._reaper.close()  # a reaper that died leaves its entry in the registry of runs
+            raise
         folders = [place.root, shared.root, *([self._checkpoints] if self._checkpoints else [])]
         permits = Permits(plan, mark, folders, part.members, lambda: _world_size(part))
         self._context = Context(

@@ -61,6 +61,7 @@ up() { # NODES PATH...
   sed "s/@NODES@/$nodes/; s/@LAST@/n[$((nodes - 1))-$nodes]/; s#@BASE@#$base#" "$(dirname "$0")/slurm.conf.in" >"$base/slurm.conf"
   printf '#!/bin/sh\n[ ! -x %s/site-epilog ] || %s/site-epilog >>%s/epilog.log 2>&1\n' "$base" "$base" "$base" >"$base/epilog"
   chmod 755 "$base/epilog"
+  echo 'Name=gpu File=/dev/zero,/dev/full' >"$base/gres.conf" # any two devices
   printf 'CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nConstrainCores=no\n' >"$base/cgroup.conf"
   for number in $(seq 0 "$nodes"); do start_node "$number" $((1000000 * number)) "$@"; done
   for number in $(seq 0 "$nodes"); do

@@ -1,7 +1,7 @@
 """A stand-in for a trainer, without torch: it leads the agent that sitecustomize loaded through the phases that torch's
 hooks would report. Orders, holds and control pages are the agent's own.
 
-train.py STEPS [--save FOLDER]
+train.py STEPS [--save FOLDER] [--step-s SECONDS]
 """
 
 import argparse
@@ -22,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("steps", type=int)
     parser.add_argument("--save", type=Path, default=Path("checkpoints"))
+    parser.add_argument("--step-s", type=float, default=STEP_S)
     options = parser.parse_args()
     agent: Any = next((item for item in gc.get_objects() if type(item).__name__ == "Agent"), None)
     if agent is None:  # a job that was attached to
@@ -41,7 +42,7 @@ def main() -> None:
             agent.enter(phase)
         agent.enter(Phase.COLLECTIVE, Call("all_reduce", (), lambda: None, None))
         agent.enter(Phase.OPTIMIZER)
-        time.sleep(STEP_S)
+        time.sleep(options.step_s)
         agent.steps_over += 1
         data: dict[str, Any] = {"losses": [1 / step], "samples": None, "indices": None, "lr": [0.1], "opt_step": step,
                 "sched_step": None, "phases": {}, "skipped": False}  # fmt: skip

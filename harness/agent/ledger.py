@@ -58,10 +58,10 @@ class Ledger:
         """Adds the manifest of a file that a library wrote by itself. `spans_of` finds the place of each tensor in the
         file. The file is opened now, because the job may rename it soon. `crcs`: make CRCs, because the format has
         none."""
-        file = None if tensors.error else self._opened(path)
+        manifest = self._new(path)
+        file = None if tensors.error else self._opened(path, manifest)
 
         def work() -> None:
-            manifest = self._new(path)
             try:
                 if file is None:
                     raise ValueError(tensors.error)
@@ -84,13 +84,15 @@ class Ledger:
 
     def whole(self, path: str, save: str, tee: Tee, about: os.stat_result | None, crcs: bool) -> None:
         """Adds a file of which every byte passed through `tee`. `save`: this file, or the folder that is saved."""
+        own = self._new(save) if save == path else None
+        if own and about and not tee.error:
+            own.announce(path, about)
 
         def work() -> None:
-            manifest = self._by_folder.get(save) if save != path else None
-            if manifest is None or manifest.has(path):
+            manifest = own or self._by_folder.get(save)
+            if manifest is None or (manifest is not own and manifest.has(path)):
                 manifest = self._new(save)
-                if save != path:
-                    self._by_folder = {save: manifest, **dict(list(self._by_folder.items())[:_KEPT])}
+                self._by_folder = {save: manifest, **dict(list(self._by_folder.items())[:_KEPT])}
             digester = tee.digester
             spans = [(0, digester.size, digester.digests())]
             if tee.error:
@@ -112,14 +114,16 @@ class Ledger:
                 self._helpers[name] = Helper(idle=name == "crcs")
             return self._helpers[name]
 
-    def _opened(self, path: str) -> BinaryIO | OSError:
-        """Opens the file in a thread of the agent, so that a storage fault does not take this call for a call of the
-        job."""
+    def _opened(self, path: str, manifest: Manifest) -> BinaryIO | OSError:
+        """Opens the file and announces it. This is done in a thread of the agent, so that a storage fault does not take
+        these calls for calls of the job."""
         found: list[BinaryIO | OSError] = []
 
         def work() -> None:
             try:
-                found.append(open(path, "rb"))  # noqa: SIM115 (the reader closes it)
+                file = open(path, "rb")  # noqa: SIM115 (the reader closes it)
+                manifest.announce(path, os.fstat(file.fileno()))
+                found.append(file)
             except OSError as error:
                 found.append(error)
             finally:

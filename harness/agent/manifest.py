@@ -11,6 +11,8 @@ JSON file in the run directory, one for each save and rank.
   every xxh3 of the file is still that of the memory.
 - 8 digits: CRC-32 of the memory, if the job's Python has no xxhash package.
 
+A file without spans was saved, but its process ended before the digests were written.
+
 ledger.py decides when manifests are made.
 """
 
@@ -40,6 +42,12 @@ class Manifest:
     def has(self, path: str) -> bool:
         return any(entry["path"] == path for entry in self._files)
 
+    def announce(self, path: str, about: os.stat_result) -> None:
+        """Writes that the file was saved, before its digests are known. The process may be killed before they are, and
+        then the file must not be taken for that of an earlier save."""
+        self._add(path, about, about.st_size, [], None)
+        self.write()
+
     def add(self, path: str, fd: int, spans: list[tuple[int, int, str]], rest: str, raced: bool) -> None:
         """Adds a file of which parts were digested. `rest`: digest of the other bytes. `raced`: right after the save,
         the file already differed from the memory."""
@@ -56,7 +64,7 @@ class Manifest:
         dev, ino = (about.st_dev, about.st_ino) if about else (0, 0)
         entry = {"path": path, "dev": dev, "ino": ino, "size": size, "spans": spans, "rest": rest, "raced": raced}
         with self._lock:
-            self._files.append(entry)
+            self._files = [*(one for one in self._files if one["path"] != path), entry]
 
     def add_crcs(self, path: str, spans: list[tuple[int, int, str]]) -> None:
         with self._lock:

@@ -32,7 +32,8 @@ class Cover:
     """Covers `folder`, which is made if it does not exist, in a `with` block. `home`: the folder for files of the
     server and of the undo."""
 
-    server: ClassVar[str]  # the server's module; its arguments are: folder, source of the mount, switch, home
+    # The server's module. Its arguments: folder, source of the mount, switch, home. It waits for the end of its input.
+    server: ClassVar[str]
     notes: ClassVar[tuple[str, ...]]  # the files that the server writes in `home`; the first grows with each operation
 
     def __init__(self, folder: Path, home: Path) -> None:
@@ -66,20 +67,21 @@ class Cover:
         """Called before the folder is covered."""
 
     def _mount(self, stack: ExitStack) -> None:
-        reaper = stack.enter_context(Reaper.start(self._home, self._tag))
+        said, switch = self._home / "server.out", self._home / "undo" / "cover.on"
+        argv = [sys.executable, "-m", self.server, self._folder, self._tag, switch, self._home]
+        with open(said, "wb") as output:  # it starts while the reaper starts
+            self._server = subprocess.Popen(
+                [str(part) for part in argv], stdin=subprocess.PIPE, stdout=output, stderr=output, cwd="/",
+                start_new_session=True,
+            )  # fmt: skip
         stack.callback(self._stop_server)
+        reaper = stack.enter_context(Reaper.start(self._home, self._tag))
         stack.callback(self._heal, reaper)
-        switch = self._home / "undo" / "cover.on"
         handle = File.of(switch, switch.parent, switch.parent, hashlib.sha256(_ON).hexdigest())
         reaper.guard("cover", [Mount.of(self._folder, self._tag), handle], owner="cover")
         switch.write_bytes(_ON)
-        argv = [sys.executable, "-m", self.server, self._folder, self._tag, switch, self._home]
-        said = self._home / "server.out"
-        with open(said, "wb") as output:
-            self._server = subprocess.Popen(
-                [str(part) for part in argv], stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/",
-                start_new_session=True,
-            )  # fmt: skip
+        assert self._server.stdin
+        self._server.stdin.close()  # now it may mount
         end = time.monotonic() + MOUNT_S
         while not self._mounted:
             self._mounted = next((mount.id for mount in mounts() if mount.source == self._tag), 0)

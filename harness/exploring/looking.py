@@ -24,7 +24,7 @@ from typing import Any
 
 import mfusepy
 
-from torchaos.harness.exploring.looks import Ask
+from torchaos.harness.exploring.asks import Ask
 from torchaos.harness.mechanics.storage.rules import Rules
 from torchaos.harness.mechanics.storage.server import Served, Spoiler, serve
 from torchaos.harness.undo.mount import Mount
@@ -167,6 +167,7 @@ class Looking(Served):
 
 
 def main(folder: str, source: str, switch: str, home: str) -> int:
+    sys.stdin.read()  # the undo of the mount must be guarded first
     nothing = Spoiler(Rules((), ()), Path(switch), Path(home, "spoilt"))
     return serve(Looking(folder, nothing, Mount(folder, source), Path(home)), folder, source)
 

@@ -8,24 +8,14 @@ import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from types import TracebackType
 
 from torchaos.harness.agent.wire import Kind
+from torchaos.harness.exploring.asks import Ask
 from torchaos.harness.exploring.cover import Cover
 from torchaos.harness.exploring.tree import Tree
 from torchaos.harness.record.record import Record
-
-
-class Ask(str, Enum):
-    """A question about a path."""
-
-    KIND = "kind"  # what is there: nothing, a folder, a link and its target, or a file
-    IS = "is"  # the same, and the size of a file
-    NAMES = "names"  # of what a folder contains, and their kinds
-    BYTES = "bytes"  # of a file
-    ALL = "all"  # that is in a folder and below it
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,7 @@ def _name_of(path: str) -> str:
 
 
 def main(folder: str, source: str, switch: str, home: str) -> int:
+    sys.stdin.read()  # the undo of the mount must be guarded first
     nothing = Spoiler(Rules((), ()), Path(switch), Path(home, "spoilt"))
     return serve(Recording(folder, nothing, Mount(folder, source), Path(home)), folder, source)
 

@@ -198,3 +198,23 @@ def test_chunks(sizes: list[int], agent_module: Callable[[str], Any]) -> None:
         assert text == "".join(f"{zlib.crc32(part):08x}" for part in parts)
     else:
         assert text == "".join(hashing.xxh3_64(part).hexdigest() for part in parts)
+
+
+def test_a_save_is_announced_before_its_digests_are_known(rank: Any) -> None:
+    """A process that is killed just after a save leaves a manifest without digests: the file is known to be another
+    one than that of the save before."""
+    ran = rank.run(
+        """
+import os, time, torch, _torchaos_agent.ledger as ledger
+ledger.rest_of = lambda *_: time.sleep(60)
+torch.save({"a": torch.ones(3)}, os.environ["FOLDER"] + "/path.pt")
+with open(os.environ["FOLDER"] + "/open.pt", "wb") as file: torch.save({"a": torch.ones(3)}, file)
+os.kill(os.getpid(), 9)
+"""
+    )
+    assert ran.code == -9, ran.output
+    found = manifests(rank.folder)
+    assert set(found) == {"path.pt", "open.pt"}
+    for saved in found.values():
+        about = Path(saved["path"]).stat()
+        assert (saved["size"], saved["ino"], saved["spans"]) == (about.st_size, about.st_ino, [])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchaos.harness.agent.manifest import Manifest
+from torchaos.harness.checkpoints.files import Local
+from torchaos.harness.checkpoints.verify import verify
 from torchaos.harness.checkpoints.verify.manifests import Manifests
 from torchaos.harness.machine.disk import born_ns
 
@@ -80,6 +84,26 @@ def test_a_save_that_still_has_its_unfinished_name_is_of_no_older_file(tmp_path:
         shutil.copyfile(writing, final)
     found = Manifests.of([tmp_path / "1.json", tmp_path / "2.json"])
     assert found.of_files({str(final): 10}) == {str(final): found.saved[copied]}
+
+
+def test_a_save_without_digests_is_not_compared_with_an_earlier_save(tmp_path: Path) -> None:
+    """The process was killed after its second save, before it had written the digests: the file is not called damaged
+    because it differs from the first save, and no manifest covers it. A torn file is still found, by its size."""
+    final = tmp_path / "last.pt"
+    for number in (1, 2):
+        torch.save({"w": torch.full((64,), float(number))}, final)
+        made = Manifest(tmp_path, f"rank0-attempt0-{number}-1.json", str(final), 0)
+        made.announce(str(final), final.stat())
+        if number == 1:
+            made.add_whole(str(final), final.stat(), [(0, final.stat().st_size, "0" * 16)])
+            made.write()
+    found = verify(Local(), str(final), Manifests.load(tmp_path))
+    assert (found.problems, found.unseen, found.manifest) == ([], [], False)
+    os.truncate(final, final.stat().st_size - 1)
+    assert verify(Local(), str(final), Manifests.load(tmp_path)).problems
+    (tmp_path / "rank0-attempt0-2-1.json").unlink()
+    torch.save({"w": torch.full((64,), 2.0)}, final)
+    assert verify(Local(), str(final), Manifests.load(tmp_path)).problems, "with the manifest of another save"
 
 
 def wait_for_the_next_tick(file: Path) -> None:

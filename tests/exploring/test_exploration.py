@@ -13,9 +13,10 @@ from resumes import recorded
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring import exploration as module
+from torchaos.harness.exploring.asks import Ask
 from torchaos.harness.exploring.exploration import Exploration, Limits, read_outcomes
 from torchaos.harness.exploring.explored import Explored
-from torchaos.harness.exploring.looks import Ask, Looks
+from torchaos.harness.exploring.looks import Looks
 from torchaos.harness.exploring.outcomes import Class
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.record.rundir import RunDir

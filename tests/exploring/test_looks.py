@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.exploring.looks import Ask, Looker, Looks
+from torchaos.harness.exploring.asks import Ask
+from torchaos.harness.exploring.looks import Looker, Looks
 from torchaos.harness.exploring.tree import Content, Extent, Tree
 from torchaos.harness.running import capabilities
 from torchaos.harness.undo.mount import mounts
@@ -132,3 +133,10 @@ def test_trees_that_answer_alike(ask: Ask, path: str, other: Tree, same: bool) -
     """Only what was asked counts: a file's bytes only if they were read, its size if it was looked at, a folder's names
     if they were listed."""
     assert Looks(frozenset({(ask, path)})).same(_tree(), other) is same
+
+
+def test_the_server_starts_without_large_libraries() -> None:
+    """Each resume starts a server. numpy and pydantic, which the harness uses, take longer to import than all else."""
+    code = "import torchaos.harness.exploring.looking, sys; print(sorted({'numpy', 'pydantic'} & sys.modules.keys()))"
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert said.stdout == "[]\n"

@@ -12,8 +12,9 @@ from explorations import outcome_of
 from resumes import ENOUGH, Trainer, recorded, resumed
 
 from torchaos.harness.exploring import past
+from torchaos.harness.exploring.asks import Ask
 from torchaos.harness.exploring.blobs import Blobs
-from torchaos.harness.exploring.looks import Ask, Looks
+from torchaos.harness.exploring.looks import Looks
 from torchaos.harness.exploring.outcomes import Class, Outcome
 from torchaos.harness.exploring.spared import Spared
 from torchaos.harness.exploring.standing import Standing

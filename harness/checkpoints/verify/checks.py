@@ -51,7 +51,7 @@ def verify(
     if manifests:
         near = manifests.of_files({file.path: file.size for file in layout.files})
         known = {path: _its_save(files, manifests, path, saved) for path, saved in near.items()}
-        result.manifest = bool(known)
+        result.manifest = any(saved.has_digests for saved in known.values())
     sized = {path: saved for path, saved in known.items() if _check_size(result, path, saved)}
     if manifests:
         _check_set(result, manifests, known)
@@ -102,7 +102,7 @@ def _check_set(result: Verified, manifests: Manifests, known: dict[str, Saved]) 
 def _unseen(layout: Checkpoint, known: dict[str, Saved], checks: frozenset[str]) -> list[str]:
     """The contents that neither a CRC nor a digest covers."""
     summed = {checksum.extent.file for checksum in layout.checksums} if "crc" in checks else set()
-    covered = set(known) if "digest" in checks else set()
+    covered = {path for path, saved in known.items() if saved.has_digests} if "digest" in checks else set()
     bare = sorted({extent.file for tensor in layout.tensors.values() for extent in tensor.extents} - covered - summed)
     if not bare:
         return []

@@ -56,6 +56,11 @@ class Saved:
     raced: bool = False  # right after it was written, the file differed from the memory
     number: int = 0  # how many saves of the same attempt wrote to this path before
 
+    @property
+    def has_digests(self) -> bool:
+        """Whether the process that saved the file lived long enough to write the digests."""
+        return bool(self.spans or self.rest)
+
     def digest_at(self, offset: int) -> Digest:
         """The digest of the chunk that begins at this offset of the file, in bytes."""
         for span in self.spans:
@@ -177,7 +182,7 @@ class Manifests:
 
     def others(self, saved: Saved) -> list[Saved]:
         """Other saves of files with the same size, and the same name except for numbers."""
-        same_size = (other for other in self.saved if other is not saved and other.size == saved.size)
+        same_size = (one for one in self.saved if one is not saved and one.size == saved.size and one.has_digests)
         return [other for other in same_size if _kin(other) == _kin(saved)]
 
 

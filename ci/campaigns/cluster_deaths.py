@@ -5,8 +5,8 @@
 Each run at a time has a cluster of its own, of two nodes, which are namespaces of this machine; the job is a stand-in
 for torchrun. These die:
 torchaos on the head node, its reaper, both; the agent of a node, its reaper, both; each at a point of its own journal
-or undo log. The pipes to the agents, the srun of the job, the job's step, the allocation, and Slurm's controller die at
-an event of the journal. The ranks have equal pids on their nodes, so each run also shows that the
+or undo log. The pipes to the agents, the srun of the job, the job's step, the allocation, Slurm's controller, and a
+whole node die at an event of the journal; the node comes back when torchaos has ended. The ranks have equal pids on their nodes, so each run also shows that the
 evidence is of the right node. A call goes on where the table ends. Exit code 1 if anything was left, or was wrong.
 """
 

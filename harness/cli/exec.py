@@ -18,8 +18,6 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.handover import PATIENCE_S, await_place, is_made
 from torchaos.harness.running.nodes.node_exec import NodeExec, node_index, node_of
-from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load
 
 
 @cli.command("exec", context_settings={"ignore_unknown_options": True})
@@ -51,6 +49,9 @@ def exec_(
 def make(run: RunDir, scenario: Path) -> None:
     """Makes the run directory of a job that a scheduler starts, or completes a half-made one. Raises UsageError if the
     scenario has faults: only `torchaos run`, which starts the job itself, injects faults."""
+    from torchaos.harness.running.planner import make_plan  # the agent of a node starts without them
+    from torchaos.harness.scenario import load
+
     plan = replace(make_plan(load(scenario), scenario, 0), twin={})
     if plan.faults:
         raise UsageError(f"{scenario}: exec records, and injects nothing; use `torchaos run`, or remove the faults")

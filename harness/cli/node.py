@@ -1,4 +1,5 @@
-"""torchaos node: connects a launcher to the agent of a node."""
+"""torchaos node: connects a launcher to the agent of a node. A pipe to each node is started by each run, and again when
+one dies. So what only the other options need is imported when they are used."""
 
 from __future__ import annotations
 
@@ -9,10 +10,8 @@ from pathlib import Path
 import click
 
 from torchaos.harness.cli.options import PATH, cli
-from torchaos.harness.running.launchers.handover import receive
 from torchaos.harness.running.nodes.join import WAIT_S, join
 from torchaos.harness.running.nodes.place import place_of, remove_place, socket_of
-from torchaos.harness.undo import open_runs, recovery
 
 NO_AGENT = 6  # exit code: nobody listens
 LEFT = 4  # exit code: something is left
@@ -34,10 +33,12 @@ def node(
     if joined:
         sys.exit(0 if join(socket_of(joined), wait_s) else NO_AGENT)
     if received:
+        from torchaos.harness.running.launchers.handover import receive
+
         click.echo("shared" if receive(received, sys.stdin.buffer) else "made")
         return
     if attached:
-        from torchaos.harness.running.nodes.node_attach import attach  # the pipes don't wait for it
+        from torchaos.harness.running.nodes.node_attach import attach
 
         attach(attached, sys.stdin.buffer)
         return
@@ -54,6 +55,8 @@ def _recover(mark: str) -> int:
     folder = place_of(mark).root
     if not folder.exists():
         return 0
+    from torchaos.harness.undo import open_runs, recovery
+
     recovery.await_reapers(lambda: recovery.find([folder])[0], WAIT_S)
     runs, bad = recovery.find([folder])
     done = [*bad, *(recovery.recover(run) for run in runs)]

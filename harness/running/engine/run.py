@@ -35,7 +35,7 @@ from torchaos.harness.running.engine.faults import Context, FaultLife
 from torchaos.harness.running.engine.guards import Guards
 from torchaos.harness.running.engine.permits import Permits
 from torchaos.harness.running.engine.watches import Watches
-from torchaos.harness.running.launchers import job_for
+from torchaos.harness.running.launchers.of_plan import job_for
 from torchaos.harness.running.launchers.far_job import FarJob
 from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.handles import JobProcesses

@@ -49,10 +49,10 @@ class Death:
         return f"{self.where}: {'+'.join(name for _, _, who in self.at for name in who)}" if self.at else self.where
 
 
-KILLS_ALL = ("step", "allocation")  # then Slurm kills agents and reapers, at once or after KillWait
+KILLS_ALL = ("step", "allocation", "node")  # agents and reapers die too, at once or after Slurm's KillWait
 FROM_OUTSIDE = tuple(
     Death(who, (), kind)
-    for who in ("pipe", "srun", "step", "allocation", "slurmctld")
+    for who in ("pipe", "srun", "step", "allocation", "slurmctld", "node")
     for kind in (Kind.JOB_STARTED, Kind.RANK_UP, Kind.STEP, Kind.APPLYING, Kind.APPLIED, Kind.EFFECT, Kind.ROLLED_BACK)
 )
 
@@ -190,6 +190,9 @@ def play(slurm: Slurm, number: int, death: Death) -> Outcome:
     one.exit_code, one.trace = run.process.returncode, run.trace.read_text().splitlines() if run.trace.exists() else []
     one.died = bool(died_s) or any(line.startswith("died ") for line in one.trace)
     ended_s = max(died_s, time.monotonic())
+    if one.died and death.where == "node":
+        stuck = stuck or _come_back(run)
+        ended_s = time.monotonic()
     if one.exit_code in _GONE and any(line.startswith("died ") and "reaper" in line for line in one.trace):
         stuck = stuck or _recover(run, died_s or ended_s)
     wait = time.monotonic()
@@ -220,6 +223,8 @@ def _strike(run: MortalRun, who: str) -> None:
         run.kill(("srun", "node --join", run.name), node="head")
     elif who == "srun":
         run.kill(("srun", "--kill-on-bad-exit", run.name), node="head")
+    elif who == "node":
+        slurm.crash(run.nodes[2])
     elif who == "slurmctld":
         run.kill(("slurmctld",), node="head")
         slurm.as_root("head", "sh", "-c", "exec slurmctld -L /var/log/slurmctld.log >/dev/null 2>&1 </dev/null")
@@ -228,6 +233,14 @@ def _strike(run: MortalRun, who: str) -> None:
         lines = slurm.as_root("head", "squeue", "--noheader", *steps, "--format=%i %j").splitlines()
         for found in [line.split()[0] for line in lines if run.name in line]:
             slurm.as_user("scancel", *(["--signal=KILL"] if steps else []), found)
+
+
+def _come_back(run: MortalRun) -> str:
+    """Starts the node again that died. Then `torchaos recover` can verify what it could not while the node was away.
+    Returns what went wrong."""
+    run.cluster.boot(run.nodes[2])
+    code, said = run.cluster.as_user("torchaos", "recover")
+    return "" if code == 0 else f"recover, when the node was back: {said[-300:]}"
 
 
 def _recover(run: MortalRun, died_s: float) -> str:
@@ -253,7 +266,7 @@ def _wrong(run: MortalRun, one: Outcome, said: str) -> str:
     one.equal = bool(pids[0] & pids[1])
     if not events or not run.folder.result.exists():
         return ""
-    if run.result.exit_code == 4 and "reaper" not in run.death.kind:
+    if run.result.exit_code == 4 and "reaper" not in run.death.kind and run.death.where != "node":
         return f"rollback: {run.result.reason}"
     proof = [event for found in run.evidence() for event in found]
     one.proved = len(proof)

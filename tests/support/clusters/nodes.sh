@@ -88,4 +88,14 @@ down() {
   done
 }
 
+crash() { # NODE
+  local pid
+  rm -f "$base/$1/furnished"
+  for pid in "$(of "$1")" "$(cat "$base/$1/starter")"; do
+    kill -9 "$pid" 2>/dev/null || true
+    while kill -0 "$pid" 2>/dev/null; do sleep 0.02; done
+  done
+  while nsenter -t "$(of switch)" -n ip link show "v$1" >/dev/null 2>&1; do sleep 0.02; done # the kernel takes its time
+}
+
 plug() { nsenter -t "$(of switch)" -n ip link set "v$1" "$2"; }

@@ -44,6 +44,20 @@ class Slurm(Machines):
             "head", "sinfo", "--noheader", f"--nodes={node}", "--partition=main", "--format=%T|%E"
         ).strip()
 
+    def crash(self, node: str) -> None:
+        """Ends everything on a node at once, as a loss of power does."""
+        subprocess.run(self.argv("crash", node), check=True, timeout=60)
+
+    def boot(self, node: str) -> None:
+        """Starts a node that crashed, and puts it back into service as an administrator does."""
+        subprocess.run(self.argv("boot", node), check=True, timeout=60)
+        wait_until(lambda: not self._answers_not(node), timeout_s=60)
+        self.as_root("head", "scontrol", "update", f"nodename={node}", "state=resume")
+        wait_until(lambda: not self._answers_not(node) and not self.state(node).startswith("down"), timeout_s=60)
+
+    def _answers_not(self, node: str) -> bool:
+        return self.state(node).partition("|")[0].endswith("*")
+
     def work(self) -> str:
         """The names of the jobs that Slurm has."""
         return self.as_root("head", "squeue", "--noheader", "--format=%j")

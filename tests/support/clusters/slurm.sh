@@ -7,6 +7,8 @@
 #   slurm.sh BASE in NODE CMD...     runs a command as root on a node: head, n1, n2, ...
 #   slurm.sh BASE as NODE CMD...     runs it as the user `trainer`
 #   slurm.sh BASE plug NODE up|down  connects a node to the switch, or cuts it off
+#   slurm.sh BASE crash NODE         ends everything on a node at once, as a loss of power does
+#   slurm.sh BASE boot NODE          starts a node again after that; what was below /tmp is gone
 #   slurm.sh BASE down               ends every process of it
 . "$(dirname "$0")/nodes.sh"
 net=10.91.0 head=head letter=n
@@ -63,17 +65,33 @@ up() { # NODES PATH...
   chmod 755 "$base/epilog"
   echo 'Name=gpu File=/dev/zero,/dev/full' >"$base/gres.conf" # any two devices
   printf 'CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nConstrainCores=no\n' >"$base/cgroup.conf"
-  for number in $(seq 0 "$nodes"); do start_node "$number" $((1000000 * number)) "$@"; done
-  for number in $(seq 0 "$nodes"); do
-    await_node "$number"
-    enter "$(name_of "$number")" setpriv --reuid munge --regid munge --clear-groups munged
-  done
+  printf '%s\n' "$@" >"$base/paths"
+  for number in $(seq 0 "$nodes"); do begin "$number"; done
+  for number in $(seq 0 "$nodes"); do introduce "$number"; done
   enter head slurmctld -c -L /var/log/slurmctld.log
   for number in $(seq "$nodes"); do enter "n$number" slurmd -L /var/log/slurmd.log; done
 }
 
+begin() { # NUMBER
+  local paths
+  mapfile -t paths <"$base/paths"
+  start_node "$1" $((1000000 * $1)) "${paths[@]}"
+}
+
+introduce() { # NUMBER: from then on, the node can say who it is
+  await_node "$1"
+  enter "$(name_of "$1")" setpriv --reuid munge --regid munge --clear-groups munged
+}
+
+boot() { # NODE
+  local number=${1#"$letter"}
+  begin "$number"
+  introduce "$number"
+  enter "$1" slurmd -L /var/log/slurmd.log
+}
+
 case $what in
-  up | down | new | plug) "$what" "$@" ;;
+  up | down | new | plug | crash | boot) "$what" "$@" ;;
   in) enter "$@" ;;
   as)
     node=$1

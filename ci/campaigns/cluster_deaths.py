@@ -6,8 +6,9 @@ Each run at a time has a cluster of its own, of two nodes, which are namespaces 
 for torchrun. These die:
 torchaos on the head node, its reaper, both; the agent of a node, its reaper, both; each at a point of its own journal
 or undo log. The pipes to the agents, the srun of the job, the job's step, the allocation, Slurm's controller, and a
-whole node die at an event of the journal; the node comes back when torchaos has ended. The ranks have equal pids on their nodes, so each run also shows that the
-evidence is of the right node. A call goes on where the table ends. Exit code 1 if anything was left, or was wrong.
+whole node die at an event of the journal; the node comes back when torchaos has ended. The ranks have equal pids on
+their nodes, so each run also shows that the evidence is of the right node. A call goes on where the table ends.
+Exit code 1 if anything was left, or was wrong.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
 
 The cluster has two nodes, which are namespaces of this machine; the job is a stand-in for torchrun in two pods, whose
 processes usually have equal pids. These die, when the journal has an event for the first time: torchaos, its reaper,
-both; the agent of a pod, its reaper, both; the pipes to the agents; a kubelet; the API server. A call goes on where the
-table ends. Exit code 1 if anything was left, or was wrong.
+both; the agent of a pod, its reaper, both; the pipes to the agents; a kubelet; the API server. The last two serve all
+runs, so a run in which they die is alone on the cluster. A call goes on where the table ends. Exit code 1 if anything
+was left, or was wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from clusters.kubernetes import Kubernetes, KubernetesRun, cluster, missing
+from clusters.kubernetes import Kubernetes, KubernetesRun, await_ready, cluster, missing
 from clusters.runs import FROZEN, KILL
 
 from torchaos.harness.agent.wire import Kind
@@ -36,6 +37,7 @@ BOUND_S = LEASE_S + 5.0  # seconds after a death, in which everything must be un
 EVENTS = (Kind.JOB_STARTED, Kind.RANK_UP, Kind.STEP, Kind.APPLYING, Kind.APPLIED, Kind.EFFECT, Kind.ROLLED_BACK)
 # Deaths after which the fault ends by its own time or at the end of the run, and not because of the death.
 _MILD = ("nobody", "reaper of the agent", "pipe", "kubelet", "API server", "reaper")
+_OF_ALL = ("kubelet", "API server")  # these serve all runs
 _KILLED = (-9, 137)  # exit codes of a torchaos that was killed
 _PID = (1 << 22) - 1
 _LOOK_S, _END_S, _GIVE_UP_S = 0.2, 240.0, 90.0
@@ -201,9 +203,13 @@ def main() -> int:
 
     chosen = [(number, death) for number, death in enumerate(deaths(options.count)) if number not in rows]
     if chosen:
-        with cluster() as kubernetes, ThreadPoolExecutor(options.jobs) as pool:
-            for _ in pool.map(lambda each: work(*each), chosen):
-                pass
+        with cluster() as kubernetes:
+            with ThreadPoolExecutor(options.jobs) as pool:
+                for _ in pool.map(lambda each: work(*each), [each for each in chosen if each[1].who not in _OF_ALL]):
+                    pass
+            for each in [each for each in chosen if each[1].who in _OF_ALL]:
+                await_ready(kubernetes)
+                work(*each)
     return show(list(rows.values()), options.count)
 
 

@@ -43,25 +43,26 @@ def node(
         attach(attached, sys.stdin.buffer)
         return
     if recovered:
-        sys.exit(_recover(recovered))
+        sys.exit(recover(recovered))
     if left:
         sys.exit(LEFT if place_of(left).root.exists() else 0)
     raise click.UsageError("write --join, --receive, --attach, --recover or --left")
 
 
-def _recover(mark: str) -> int:
-    """Undoes what a dead agent left on this node. Returns 0 if everything is undone; otherwise standard output has the
-    reason."""
+def recover(mark: str) -> int:
+    """Undoes what a dead agent left on this node, or waits until a living one has done so. Returns 0 if everything is
+    undone; otherwise standard output has the reason."""
     folder = place_of(mark).root
     if not folder.exists():
         return 0
     from torchaos.harness.undo import open_runs, recovery
+    from torchaos.harness.undo.log import is_begun
 
-    recovery.await_reapers(lambda: recovery.find([folder])[0], WAIT_S)
+    recovery.await_ends(lambda: recovery.find([folder])[0], WAIT_S)  # an agent that lost its controller ends by itself
     runs, bad = recovery.find([folder])
     done = [*bad, *(recovery.recover(run) for run in runs)]
     wrong = [recovery.why(one) for one in done if not one.clean]
-    if wrong and (folder / "undo" / "undo.jsonl").exists():  # without a log nothing was ever changed
+    if wrong and is_begun(folder):
         click.echo("; ".join(wrong))
         return LEFT
     with suppress(OSError):

@@ -76,6 +76,14 @@ def path_of(run_dir: Path) -> Path:
     return run_dir / "undo" / "undo.jsonl"
 
 
+def is_begun(run_dir: Path) -> bool:
+    """Whether there is a log with a whole line. Without one, nothing was ever changed. Raises OSError."""
+    try:
+        return b"\n" in path_of(run_dir).read_bytes()
+    except FileNotFoundError:
+        return False
+
+
 class UndoLog:
     """The only writer of the log. Raises OSError if the log can't be opened: BlockingIOError if another process has had
     it open for writing for `wait_s` seconds, PermissionError if it belongs to another user."""

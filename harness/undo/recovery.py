@@ -121,6 +121,15 @@ def await_reapers(
         time.sleep(_LOOK_S)
 
 
+def await_ends(runs: Callable[[], Iterable[OpenRun]], timeout_s: float) -> None:
+    """Waits at most `timeout_s` seconds while the processes of these runs, which end by themselves, are alive."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if not any(run.here and (run.lives(run.harness) or run.lives(run.reaper)) for run in runs()):
+            return
+        time.sleep(_LOOK_S)
+
+
 def before_a_run(given_up: Callable[[], bool] = lambda: False) -> list[Recovered]:
     """Heals everything that earlier runs left behind. Every run begins with this. Raises LeftBehind if something can't
     be undone. Takes milliseconds if nothing is left."""

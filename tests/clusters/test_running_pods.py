@@ -60,8 +60,8 @@ def phases(cluster: Kubernetes, name: str) -> list[str]:
 
 
 def of_torchaos(cluster: Kubernetes, name: str) -> Sequence[str]:
-    """What torchaos left in the pods: its folders and its processes."""
-    look = ["sh", "-c", "ls -d /tmp/torchaos-*; grep -l torchaos.harness /proc/[0-9]*/cmdline"]
+    """What torchaos left in the pods: its folders and its processes. The pattern matches no command line with it."""
+    look = ["sh", "-c", "ls -d /tmp/torchaos-*; grep -l torchaos[.]harness /proc/[0-9]*/cmdline"]
     container = {one["name"] for one in cluster.objects("pods", f"--selector=app={name}")[0]["spec"]["containers"]}
     where = AGENT if AGENT in container else "trainer"
     said = [cluster.kubectl("exec", f"{name}-{number}", f"--container={where}", "--", *look) for number in (0, 1)]

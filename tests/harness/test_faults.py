@@ -51,12 +51,14 @@ class InProcessReaper:
 
     def __init__(self) -> None:
         self._guarded: dict[str, list[Any]] = {}
-        self.lost = False
+        self.lost, self.dies_at = False, ""
 
     def guard(self, record: str, handles: Any, owner: str, limit_s: float) -> None:
         self._guarded.setdefault(owner, []).extend(handles if isinstance(handles, list) else ())
 
-    def mark(self, record: str, state: str, limit_s: float | None = None) -> None: ...
+    def mark(self, record: str, state: str, limit_s: float | None = None) -> None:
+        self.lost = self.lost or state == self.dies_at
+        self.check()
 
     def check(self) -> None:
         if self.lost:
@@ -245,6 +247,20 @@ def test_nothing_is_injected_once_the_reaper_is_gone(folder: RunDir, journal: Jo
     assert life.join(LIMIT_S)
     agent.join(LIMIT_S)
     assert kinds(journal, Kind.APPLYING) == []
+    assert [event.data["reason"] for event in kinds(journal, Kind.MISSED)] == ["the reaper is gone"]
+
+
+def test_a_fault_is_taken_back_at_once_if_nobody_else_would(folder: RunDir, journal: Journal, sleeper: int) -> None:
+    """The reaper dies right after the rank was stopped: the rank runs again at once, and not only at the end of the
+    run, because the fault's thread takes the fault back before it ends."""
+    fault = PlannedFault("freeze", "process.freeze", "node", Target((0,)), After(0.0), {}, "", "", duration_s=60.0)
+    life, _ = lives(fault, folder, journal, sleeper)
+    journal.emit(Kind.JOB_STARTED, {"submission": 0, "pid": 1})
+    life._on.reaper.dies_at = "applied"  # type: ignore[attr-defined]
+    life.start()
+    assert life.join(LIMIT_S)
+    assert [event.data["verified"] for event in kinds(journal, Kind.ROLLED_BACK)] == [True]
+    assert Path(f"/proc/{sleeper}/stat").read_text().rpartition(")")[2].split()[0] != "T"
     assert [event.data["reason"] for event in kinds(journal, Kind.MISSED)] == ["the reaper is gone"]
 
 

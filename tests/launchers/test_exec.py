@@ -370,3 +370,15 @@ def test_a_node_that_died_before_its_clock_was_measured() -> None:
     ]  # fmt: skip
     clocks = Clocks(told)
     assert [round(clocks.aligned(one).mono_s, 3) for one in told] == [100.0, 100.5, 102.0, 103.2, 103.5]
+
+
+def test_a_pipe_starts_without_large_libraries() -> None:
+    """A pipe to the agent of each node is started by every run, and again when one dies. An agent is started on each
+    node; it needs the libraries, but not the grammar of scenarios."""
+    code = "import sys; import torchaos.harness.cli.{}; print(sorted({} & sys.modules.keys()))"
+    for command, unwanted in (
+        ("node", {"numpy", "pydantic", "yaml", "torchaos.harness.undo.handles"}),
+        ("exec", {"torchaos.harness.scenario.grammar", "torchaos.harness.running.planner"}),
+    ):
+        argv = [sys.executable, "-c", code.format(command, unwanted)]
+        assert subprocess.run(argv, check=True, capture_output=True, text=True).stdout == "[]\n"

@@ -39,7 +39,10 @@ metadata: {name: llm}
 spec:
   pytorchReplicaSpecs:
     Master: {replicas: 1, template: {metadata: {}, spec: {containers: [{name: trainer, image: train}]}}}
-    Worker: {replicas: 3, template: {metadata: {}, spec: {containers: [{name: trainer, image: train}]}}}
+    Worker:
+      replicas: 3
+      restartPolicy: OnFailure
+      template: {metadata: {}, spec: {containers: [{name: trainer, image: train}]}}
 """
 
 
@@ -82,6 +85,16 @@ def test_every_template_of_an_operator(tmp_path: Path) -> None:
     assert commands == [["python3", "exec"]] * 2
     assert specs["Worker"]["replicas"] == 3
     assert Manifest.read(tmp_path / "job.yaml").kinds == "pytorchjob.kubeflow.org"
+
+
+def test_a_policy_beside_a_template(tmp_path: Path) -> None:
+    """Kubeflow's operator writes the restartPolicy of a replica over the policy in its template, so it must be Never
+    too: a container that is started again would be a second agent."""
+    (job,) = _changed(tmp_path, PYTORCH_JOB)
+    specs = job["spec"]["pytorchReplicaSpecs"]
+    assert specs["Worker"]["restartPolicy"] == "Never"
+    assert "restartPolicy" not in specs["Master"]
+    assert "restartPolicy" not in job["spec"]
 
 
 def test_a_volume_that_has_the_runs(tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
+from torchaos.harness.cli.node import recover as recover_node
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.nodes import leftovers
 from torchaos.harness.running.nodes.faults import NodeFaults
 from torchaos.harness.running.nodes.place import address_of, make_place, place_of
-from torchaos.harness.undo import open_runs
+from torchaos.harness.undo import open_runs, recovery
 from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.handles import JobProcesses
 
@@ -44,7 +45,7 @@ def test_a_socket_in_a_deep_folder(tmp_path: Path) -> None:
 _DIES = """
 import os, signal, sys
 from torchaos.harness.running.nodes.place import make_place
-from torchaos.harness.undo import open_runs
+from torchaos.harness.undo import open_runs, recovery
 from torchaos.harness.undo.client import Reaper
 from torchaos.harness.undo.handles import JobProcesses
 
@@ -89,6 +90,59 @@ def test_those_that_died_with_nothing_to_undo(tmp_path: Path, monkeypatch: pytes
     assert leftovers.recover(place_of("run-1.node0").root) == ""
     assert open_runs.entries() == ([], [])
     assert not place_of("run-1.node0").root.exists()
+
+
+def test_those_that_died_before_the_first_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent and its reaper died before the first line of the undo log was whole, so nothing was ever changed: their
+    folder is removed."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for line in ("", '{"run_id": "run-5'):
+        (make_place("run-5.node0").undo / "undo.jsonl").write_text(line)
+        assert recover_node("run-5.node0") == 0
+        assert not place_of("run-5.node0").root.exists()
+
+
+_LIVES = """
+import sys
+from torchaos.harness.running.nodes.place import make_place
+from torchaos.harness.undo.client import Reaper
+from torchaos.harness.undo.handles import JobProcesses
+
+reaper = Reaper.start(make_place("run-4.node0").root, "run-4.node0")
+reaper.guard("job", [JobProcesses("run-4.node0")], owner="job")
+print("up", flush=True)
+sys.stdin.read()
+reaper.close()
+"""
+
+
+def test_an_agent_that_is_about_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torchaos node --recover` comes while the agent still undoes everything: it waits for the agent's end, and does
+    not say that something is left."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("TMPDIR", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", _LIVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"up\n"
+        looks: list[Any] = []
+        controller = agent.stdin
+
+        def look(folders: Any) -> Any:
+            looks.append(find(folders))
+            if len(looks) == 2:  # nobody has given up after the first look
+                controller.close()
+            return looks[-1]
+
+        find = recovery.find
+        monkeypatch.setattr(recovery, "find", look)
+        assert recover_node("run-4.node0") == 0
+        assert agent.wait(timeout=60) == 0
+    assert len(looks) > 2
+    assert open_runs.entries() == ([], [])
+    assert not place_of("run-4.node0").root.exists()
 
 
 def test_a_reaper_that_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

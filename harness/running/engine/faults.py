@@ -83,6 +83,7 @@ class FaultLife:
         self._late = self._injector.late
         self._guards, self._record = 0, ""
         self._guarded_for: Sequence[Victim] = ()
+        self._begun = False  # it was applied, maybe in part
         self._checked_s = 0.0  # when the limits were last checked, CLOCK_MONOTONIC
         self._watching = Sampling((), on.journal.emit)
         self._progress: dict[int, int] = {}
@@ -115,6 +116,8 @@ class FaultLife:
             known = isinstance(error, (ChaosError, OSError))
             reason = str(error) if known else f"{type(error).__name__}: {error}"
             with suppress(ChaosError):  # the journal is closed: the run is over and recorded
+                if self._begun:  # nobody waits for the end of its time any more
+                    self.roll_back()
                 self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": reason})
         finally:
             self._call_off()
@@ -135,6 +138,7 @@ class FaultLife:
             page.write(page.ALLOWED, self.fault.times)
         self._armed(self.fault.target.ranks)
         if self._on.wait_until(partial(self._all_fired, list(pages))):
+            self._begun = True
             self._last()
 
     def _all_fired(self, pages: Sequence[ControlPage]) -> bool:
@@ -203,6 +207,7 @@ class FaultLife:
         for node in hit or [None]:
             if not site.victims:  # the fault hits nodes, files or endpoints
                 self._emit(Kind.APPLYING, {**about, "pid": None, "node": node})
+        self._begun = True
         self._injector.apply(site)
         for change in self._changes:
             if isinstance(change, File):

@@ -35,8 +35,8 @@ from torchaos.harness.running.engine.faults import Context, FaultLife
 from torchaos.harness.running.engine.guards import Guards
 from torchaos.harness.running.engine.permits import Permits
 from torchaos.harness.running.engine.watches import Watches
-from torchaos.harness.running.launchers.of_plan import job_for
 from torchaos.harness.running.launchers.far_job import FarJob
+from torchaos.harness.running.launchers.of_plan import job_for
 from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.healer import Healed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -79,6 +79,8 @@ class Manifest:
         for pod in self._pods(objects):
             _below(_below(pod, "metadata"), "labels")[key] = value
             self._change(pod["spec"], change)
+        for owner in _with_policy(objects):
+            owner["restartPolicy"] = "Never"
         return yaml.safe_dump_all(objects, sort_keys=False)
 
     def _change(self, spec: dict[str, Any], change: PodChange) -> None:
@@ -100,15 +102,30 @@ class Manifest:
     @staticmethod
     def _pods(tree: Any) -> Iterator[dict[str, Any]]:
         """Yields every pod and every template of pods, in objects of any kind."""
-        if isinstance(tree, dict):
-            spec = tree.get("spec")
-            containers = spec.get("containers") if isinstance(spec, dict) else None
-            if isinstance(containers, list) and containers and all(isinstance(each, dict) for each in containers):
-                yield tree
-                return
-        children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
-        for child in children:
+        if _is_pod(tree):
+            yield tree
+            return
+        for child in _children(tree):
             yield from Manifest._pods(child)
+
+
+def _is_pod(tree: Any) -> bool:
+    spec = tree.get("spec") if isinstance(tree, dict) else None
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    return isinstance(containers, list) and bool(containers) and all(isinstance(each, dict) for each in containers)
+
+
+def _children(tree: Any) -> Iterable[Any]:
+    return tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+
+
+def _with_policy(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yields every mapping with a restartPolicy beside a template of pods, as a PyTorchJob has. Kubeflow's operator
+    writes it over the policy in the template."""
+    if isinstance(tree, dict) and "restartPolicy" in tree and _is_pod(tree.get("template")):
+        yield tree
+    for child in () if _is_pod(tree) else _children(tree):
+        yield from _with_policy(child)
 
 
 def _parts(found: Any) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
@@ -110,7 +111,7 @@ class Kubernetes(Machines):
         return [
             {
                 "apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"{name}-{number}"},
-                "spec": {**spec, "nodeName": f"w{number + 1}"},
+                "spec": copy.deepcopy({**spec, "nodeName": f"w{number + 1}"}),
             }
             for number in range(NODES)
         ]  # fmt: skip
@@ -156,9 +157,14 @@ def cluster() -> Iterator[Kubernetes]:
         one = Kubernetes(_SCRIPT, base)
         with running(one, str(programs()), str(NODES), timeout_s=240) as wrong:
             assert not wrong, wrong
-            wait_until(lambda: one.kubectl("get", "nodes", "--no-headers").split().count("Ready"), NODES.__eq__, 120)
+            await_ready(one)
             _give_rights(one)
             yield one
+
+
+def await_ready(cluster: Kubernetes) -> None:
+    """Waits until the API server answers, and all machines take pods."""
+    wait_until(lambda: cluster.kubectl("get", "nodes", "--no-headers").split().count("Ready"), NODES.__eq__, 120)
 
 
 def _give_rights(cluster: Kubernetes) -> None:

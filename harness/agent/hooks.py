@@ -21,6 +21,8 @@ def install(agent: Agent) -> None:
     imports.install()
     if "reads" in agent.live:
         agent.careful("reads")(_record_reads)(agent)
+    if "imported" in agent.live:
+        agent.careful("imported")(_note_imports)(agent)
     atexit.register(installer.process_ends)
     os.register_at_fork(after_in_child=agent.is_forked_child)
 
@@ -29,6 +31,12 @@ def _record_reads(agent: Agent) -> None:
     from .reads import Reads
 
     Reads(agent).install()
+
+
+def _note_imports(agent: Agent) -> None:
+    from . import imported
+
+    imported.install(agent)
 
 
 class _Installer:

@@ -22,8 +22,8 @@ from torchaos.harness.exploring.steps import with_steps
 from torchaos.harness.record.events.journal import read_events
 
 # The agent's hooks that show when ranks wait for each other. Without them, only the recorded order of operations is
-# tried.
-HOOKS = ("collectives", "stamps")
+# tried. And the hook that shows what a rank imports, for forked ranks.
+HOOKS = ("collectives", "imported", "stamps")
 
 
 class Recorder(Cover):

@@ -82,6 +82,7 @@ class Trials:
         """`now`: the folder of resumes; `recorded`: the present folder of the recorded run."""
         self.now, self.twins, self.recording = now, twins, recording
         self.recorded = Record.load(recorded)
+        self.imported = recorded.imported  # a file; an exploration of an older version lacks it
         self.staged_s = (0.0, 0.0)  # when the last state was put on disk: CLOCK_MONOTONIC, and since the epoch
         self.staged: Stats = {}  # its files
         self._last: tuple[Record, Sequence[Record], Result]  # the record, twins and result of the last resume
@@ -172,10 +173,10 @@ class Trials:
             _write(twin, folder)
         self.now.root.rename(to)
 
-    def agent_plan(self, run_id: str) -> AgentPlan:
-        """The plan for the ranks of a resume, as the engine writes it."""
+    def agent_plan(self, run_id: str, *hooks: str) -> AgentPlan:
+        """The plan for the ranks of a resume, as the engine writes it, with more hooks."""
         root = checkpoints_in(self.plan, self.now)
-        return AgentPlan(run_id, str(self.now.events), self.plan.hooks, (), str(root))
+        return AgentPlan(run_id, str(self.now.events), (*self.plan.hooks, *hooks), (), str(root))
 
     def take_inventory(self) -> None:
         """Reads the checkpoints after a resume, as the engine does, if an assertion needs them."""

@@ -5,6 +5,7 @@ plan.json           the plan (plan.Plan)
 agent/plan.json     the plan for the ranks (plan.AgentPlan); agent/pages/*.page: one control page per fault
 agent/manifests/    digests of each save, chunk by chunk (agent/manifest.py), if checkpoints are watched
 agent/reads/        the job's own files that each rank of a twin read (agent/reads.py)
+agent/imported      the modules that rank 0 of an exploration imported (agent/imported.py)
 agent/stamps/       begin and end of each rank's last collectives (agent/stamps.py), if an assertion needs them
 events/*.jsonl      the journal: one writer per file; merged only on reading; `torchaos events` prints it
 logs/job-N.log      stdout and stderr of submission N, as they came
@@ -61,6 +62,10 @@ class RunDir:
     @property
     def reads(self) -> Path:
         return self.root / "agent" / "reads"
+
+    @property
+    def imported(self) -> Path:
+        return self.root / "agent" / "imported"
 
     @property
     def undo(self) -> Path:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,11 +126,50 @@ others.set()
     assert "torn down" not in said
 
 
-def test_the_imports_of_a_rank_are_noted(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
-    """The first rank notes what it imports, so that the parent can import it for the next."""
-    (pid,) = parent.fork([rank], [rank.env], tmp_path / "log", tmp_path / "imports")
-    _ends(parent, pid)
-    assert {"atexit", "pickle", "beside"} & set((tmp_path / "imports").read_text().splitlines()) >= {"beside"}
+def test_ranks_meet_at_a_store_that_is_there_before_them(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
+    """Each call starts a fresh store, without the keys of the store before, which ends. So no rank must wait until
+    another one serves the store."""
+    script = f"""
+        import sys
+        from datetime import timedelta
+        sys.path = {sys.path!r}
+        from torch.distributed import TCPStore
+        store = TCPStore("127.0.0.1", int(sys.argv[1]), None, False, timeout=timedelta(seconds=10))
+        print("before", store.check(["key"]), flush=True)
+        store.set("key", "value")
+    """
+    Path(rank.argv[0]).write_text(textwrap.dedent(script))
+    ports = []
+    for _ in range(2):
+        ports.append(parent.store())
+        one = replace(rank, argv=(rank.argv[0], str(ports[-1])))
+        (pid,) = parent.fork([one], [rank.env], tmp_path / "log")
+        assert _ends(parent, pid) == {pid: 0}, (tmp_path / "log").read_text()
+    assert (tmp_path / "log").read_text().split() == ["before", "False"] * 2
+    assert 0 not in ports
+    with socket.socket() as late:
+        assert late.connect_ex(("127.0.0.1", ports[0]))
+
+
+def test_without_torch_there_is_no_store(parent: Parent, tmp_path: Path) -> None:
+    """The ranks then make it themselves."""
+    (tmp_path / "torch.py").write_text("raise ImportError")
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
+    other = Parent(
+        RankCommand(sys.executable, (), "", ("train.py",), str(tmp_path), env), "test-of-warm-ranks", tmp_path / "log"
+    )
+    try:
+        assert other.store() == 0
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize(("port", "served"), [(1234, True), (1234, False)])
+def test_a_rank_is_told_who_serves_the_store(rank: RankCommand, tmp_path: Path, port: int, served: bool) -> None:
+    """As torchrun's agent tells it; torch reads this name."""
+    env = rank.again(port, served, "run", tmp_path, 2)
+    assert (env["MASTER_PORT"], env["TORCHELASTIC_USE_AGENT_STORE"]) == ("1234", str(served))
+    assert {**env, **rank.env} == env
 
 
 def test_a_thread_forbids_forks(parent: Parent, tmp_path: Path) -> None:
@@ -189,7 +231,7 @@ def test_ranks_that_fail_are_started_once_more(
     """A second start is the next attempt, with an end of its own; there is no third one, and none after a good end."""
     Path(rank.argv[0]).write_text(script)
     folder, run_id = RunDir(tmp_path / "run").create(), "test-of-two-starts"
-    assert not Forked(parent, [rank], run_id, folder, Goal(0, 3, 1), 60.0)(lambda: None, None)
+    assert not Forked(parent, [rank], run_id, folder, Goal(0, 3, 1), 60.0)(lambda: None)
     events = list(read_events(folder.events))
     ends = [(one.attempt, one.data["exit_code"]) for one in events if one.kind is Kind.RANK_EXITED]
     assert ends == list(enumerate(codes, 1))
@@ -240,7 +282,9 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
     )
     command = RankCommand(sys.executable, (), "", ("train.py",), str(tmp_path), {"RANK": "0"})
     monkeypatch.setattr(RankCommand, "of", lambda _pid: command)
-    trials: Any = SimpleNamespace(plan=SimpleNamespace(job=SimpleNamespace(world_size=1)))
+    trials: Any = SimpleNamespace(
+        plan=SimpleNamespace(job=SimpleNamespace(world_size=1)), imported=tmp_path / "imported"
+    )
     cold: Any = Cold()
     warm = resumes.Warm(trials, cold, 3, tmp_path)
     monkeypatch.setattr(warm, "_resume", resume)
@@ -252,7 +296,7 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
 def test_what_a_later_resume_imports_is_imported_before_the_next_one(
     rank: RankCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first resume may load no checkpoint, so the parent learns from every resume. Modules that can't be imported
+    """The recorded run may load no checkpoint, so the parent learns from every resume. Modules that can't be imported
     before a fork, such as one that starts a thread, are then left to the ranks, and ranks are still forked."""
     given: list[list[str]] = []
 
@@ -266,9 +310,10 @@ def test_what_a_later_resume_imports_is_imported_before_the_next_one(
     warm = resumes.Warm(nothing, nothing, 3, tmp_path)
     monkeypatch.setattr(warm, "_ranks", {0: rank})
     monkeypatch.setattr(warm, "_parent", parent)
-    noted = tmp_path / "imports"
+    noted, learnt = tmp_path / "imports", []
     for names in ("decimal\nbeside\n", "decimal\nfractions\n", "threaded\nqueue\n", "queue\n"):
         noted.write_text(names)
-        warm._learn(noted)
+        learnt.append(warm._learn(noted))
+    assert learnt == [True, True, True, False]
     assert given == [["decimal"], ["fractions"], ["threaded", "queue"], [], ["decimal", "fractions"]]
     assert "could not be forked" not in warm.in_words

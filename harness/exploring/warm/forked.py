@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from torchaos.harness.agent.wire import Kind, start_ticks
 from torchaos.harness.exploring.goal import Goal, Patience
@@ -38,14 +37,14 @@ class Forked:
     def stop(self) -> None:
         self._stopped = True
 
-    def __call__(self, take_inventory: Callable[[], None], imports: Path | None) -> bool:
+    def __call__(self, take_inventory: Callable[[], None]) -> bool:
         """Runs the ranks until they have shown enough, or have ended. Ranks that fail are started once more. Returns
         whether they hang. Raises ChaosError if the parent is gone."""
         journal = self._journal = Journal(self._folder.events)
         try:
             journal.emit(Kind.STAGE, {"stage": "launch"})
             for submission in range(_STARTS):
-                self._start(submission, imports)
+                self._start(submission)
                 try:
                     failed = self._follow(submission)
                 finally:
@@ -60,14 +59,15 @@ class Forked:
         finally:
             journal.close()
 
-    def _start(self, submission: int, imports: Path | None) -> None:
-        port, size = free_port(), len(self._ranks)
+    def _start(self, submission: int) -> None:
+        store, size = self._parent.store(), len(self._ranks)
+        port = store or free_port()
         self._attempt += 1
         attempt = self._attempt
         start = {"submission": submission, "pid": self._parent.pid, "node": 0}
         self._journal.emit(Kind.JOB_STARTED, start, attempt=attempt)
-        envs = [rank.again(port, self._run_id, self._folder.logs, attempt) for rank in self._ranks]
-        pids = self._parent.fork(self._ranks, envs, self._folder.logs / f"job-{submission}.log", imports)
+        envs = [rank.again(port, bool(store), self._run_id, self._folder.logs, attempt) for rank in self._ranks]
+        pids = self._parent.fork(self._ranks, envs, self._folder.logs / f"job-{submission}.log")
         self._born, self._of, self._codes = {pid: start_ticks(pid) or 0 for pid in pids}, {}, {}
         for rank, pid in zip(self._ranks, pids, strict=True):
             self._of[pid] = rank.number

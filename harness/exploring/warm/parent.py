@@ -4,7 +4,9 @@ run by its path, with the standard library only.
 It reads requests from the socket whose number is its argument, one JSON object per line, and answers each with a line:
 
     {"do": "import", "names": [...]}  ->  {"threads": n, "cuda": bool, "failed": {name: error}}
-    {"do": "fork", "ranks": [{"env", "argv", "cwd", "path", "log", "imports"}]}  ->  {"pids": [...]}
+    {"do": "store"}  ->  {"port": n}: a new store of torch.distributed, in a process of its own as with torchrun;
+        0: there is none. The process of the store before is ended
+    {"do": "fork", "ranks": [{"env", "argv", "cwd", "path", "log"}]}  ->  {"pids": [...]}
     {"do": "ends", "pids": [...]}  ->  {"codes": {pid: code}} of the ranks that have ended; negative: a signal
 
 In a forked rank, `serve` returns the program to run, so that the script runs at the bottom of the stack."""
@@ -18,6 +20,7 @@ import importlib.util
 import json
 import os
 import random
+import signal
 import socket
 import sys
 import types
@@ -31,13 +34,15 @@ _AGENT = "_torchaos_agent"
 def serve(sock: socket.socket) -> dict[str, Any] | None:
     """Serves requests. In the parent: returns None when the other end is closed. In a forked rank: returns the program
     to run."""
-    lines = sock.makefile("rb")
+    lines, keeper = sock.makefile("rb"), Keeper()
     for line in lines:
         request = json.loads(line)
         if request["do"] == "import":
             answer = _import(request["names"])
         elif request["do"] == "ends":
             answer = {"codes": _ends(request["pids"])}
+        elif request["do"] == "store":
+            answer = {"port": keeper.start()}
         else:
             pids = []
             for rank in request["ranks"]:
@@ -50,6 +55,45 @@ def serve(sock: socket.socket) -> dict[str, Any] | None:
             answer = {"pids": pids}
         sock.sendall(json.dumps(answer).encode() + b"\n")
     return None
+
+
+class Keeper:
+    """A forked process with a store of torch.distributed. If rank 0 had the store, the other ranks would try to connect
+    before it is there, and torch tries again only half a second later."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+
+    def start(self) -> int:
+        """The port of a new store; 0 if there is none."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        ours, theirs = os.pipe()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if not self._pid:
+            end_with(parent)
+            with contextlib.suppress(BaseException):
+                os.close(ours)
+                os.write(theirs, str(_store_port()).encode())
+                os.close(theirs)
+                signal.pause()
+            os._exit(1)
+        os.close(theirs)
+        with os.fdopen(ours) as port:
+            return int(port.read() or 0)
+
+
+_store: Any = None  # lives as long as the keeper
+
+
+def _store_port() -> int:
+    global _store
+    from torch.distributed import TCPStore
+
+    _store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    return int(_store.port)
 
 
 def _import(names: list[str]) -> dict[str, Any]:
@@ -95,8 +139,6 @@ def become(rank: dict[str, Any], parent: int) -> types.ModuleType:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
-    if rank.get("imports"):
-        _note_imports(rank["imports"])
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
@@ -114,17 +156,6 @@ def leave_at_once() -> None:
             stream.flush()
     failed = hasattr(sys, "last_type")  # the interpreter has printed an uncaught exception
     os._exit(1 if failed or not isinstance(_code, (int, type(None))) else (_code or 0) & 0xFF)
-
-
-def _note_imports(path: str) -> None:
-    """Writes the name of each module that is imported from now on into a file, one per line."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-    def note(event: str, args: tuple[Any, ...]) -> None:
-        if event == "import":
-            os.write(fd, f"{args[0]}\n".encode())
-
-    sys.addaudithook(note)
 
 
 def start_agent(folder: str) -> None:

@@ -53,16 +53,19 @@ class Parent:
             return f"the imports started {answer['threads'] - 1} threads, which a forked process would lack"
         return ""
 
-    def fork(
-        self, ranks: Sequence[RankCommand], envs: Sequence[Mapping[str, str]], log: Path, imports: Path | None = None
-    ) -> list[int]:  # fmt: skip
-        """Forks the ranks. Returns their pids. `imports`: a file in which rank 0 records which modules it imports."""
+    def store(self) -> int:
+        """Starts a store of torch.distributed for the next ranks, and ends the store before. Returns its port; 0 if the
+        job's Python has no such store."""
+        return int(self._ask({"do": "store"})["port"])
+
+    def fork(self, ranks: Sequence[RankCommand], envs: Sequence[Mapping[str, str]], log: Path) -> list[int]:
+        """Forks the ranks. Returns their pids."""
         folder = str(Path(agent.__path__[0]).resolve())
         asked = [
             {
                 "env": dict(env), "argv": list(rank.argv), "cwd": rank.cwd, "log": str(log), "agent": folder,
                 "path": rank.cwd if rank.module else os.path.dirname(os.path.join(rank.cwd, rank.argv[0])),
-                "module": rank.module, "imports": str(imports) if imports and rank.number == 0 else "",
+                "module": rank.module,
             }
             for rank, env in zip(ranks, envs, strict=True)
         ]  # fmt: skip

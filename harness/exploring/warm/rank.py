@@ -45,12 +45,13 @@ class RankCommand:
     def number(self) -> int:
         return int(self.env["RANK"])
 
-    def again(self, port: int, run_id: str, errors: Path, attempt: int) -> dict[str, str]:
-        """The environment of this rank in another resume. Rank 0 then serves the store, which torchrun's agent usually
-        does."""
+    def again(self, port: int, served: bool, run_id: str, errors: Path, attempt: int) -> dict[str, str]:
+        """The environment of this rank in another resume. `port`: that of the store; `served`: the store is there, and
+        rank 0 does not serve it."""
         return {
-            **self.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False",
-            "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_ERROR_FILE": str(errors / f"error-{self.number}.json"),
+            **self.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": str(served), "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_ERROR_FILE": str(errors / f"error-{self.number}.json"),
             ENV_RUN_ID: run_id, ENV_ATTEMPT_BASE: str(attempt),
         }  # fmt: skip
 

@@ -109,7 +109,8 @@ class Warm:
             self._off = f"{len(self._ranks)} of {self._trials.plan.job.world_size} ranks were seen"
             return outcome
         self._parent = self._new_parent()
-        self._resume(state)  # from here on, the parent has imported what this resume imports
+        if not self._learn(self._trials.imported):
+            self._resume(state)  # from here on, the parent has imported what this resume imports
         warm = self._resume(state)[1] if not self._off else None
         if warm and not self._stopped:
             self._off = difference(cold, warm)
@@ -118,15 +119,16 @@ class Warm:
     def _new_parent(self) -> Parent:
         return Parent(self._ranks[0], self._run_id, self._home / "warm.log")
 
-    def _learn(self, imported: Path) -> None:
-        """Imports in the parent what rank 0 of a resume had to import itself, in the same order, without the job's own
-        modules. The first resume may load no checkpoint, so later resumes may import more. Raises ChaosError."""
+    def _learn(self, imported: Path) -> bool:
+        """Imports in the parent what rank 0 of a resume, or of the recorded run, had to import itself, in the same
+        order, without the job's own modules. The first resume may load no checkpoint, so later resumes may import more.
+        Returns whether there was anything to import. Raises ChaosError."""
         assert self._parent
         names = dict.fromkeys(imported.read_text().splitlines()) if imported.exists() else {}
         new = [name for name in names if name not in self._seen and self._is_installed(name)]
         self._seen.update(names)
         if not new or self._stopped:
-            return
+            return False
         why = self._parent.imports(new)
         if why and self._imported:  # a parent without the new modules can still fork
             self._parent.close()
@@ -134,6 +136,7 @@ class Warm:
             why, new = self._parent.imports(self._imported), []
         self._off = why
         self._imported += new
+        return True
 
     def _is_installed(self, name: str) -> bool:
         """Whether the module is installed, and is not the job's own. The job's own modules may do anything when they
@@ -149,11 +152,9 @@ class Warm:
     def _resume(self, state: State, looks_in: Path | None = None) -> tuple[Outcome, Record]:
         """Resumes by forked ranks. Raises ChaosError if the parent is gone."""
         assert self._parent
-        imported = self._home / "imports"
-        imported.unlink(missing_ok=True)
         began_s = time.monotonic()
         folder = self._trials.stage(state)
-        self._trials.agent_plan(self._run_id).write(folder.agent_plan)
+        self._trials.agent_plan(self._run_id, "imported").write(folder.agent_plan)
         goal = Goal(self._trials.died_at(state), self._beyond, len(self._ranks))
         ranks, died_in = list(self._ranks.values()), self._trials.died_in
         run = Forked(self._parent, ranks, self._run_id, folder, goal, self._cold.patience_s, died_in)
@@ -162,11 +163,11 @@ class Warm:
             run.stop()
         looked = Looked(checkpoints_in(self._trials.plan, folder), looks_in)
         with looked:
-            hung = run(self._trials.take_inventory, imported)
+            hung = run(self._trials.take_inventory)
         self._cold.left += looked.left
         if looked.failed:  # and with it, perhaps, the job
             return self._resume(state)
-        self._learn(imported)
+        self._learn(folder.imported)
         outcome, record = self._trials.judge(state, hung, time.monotonic() - began_s, warm=True)
         self.seconds.append(time.monotonic() - began_s)
         self.looks, self.record = looked.before_inventory(record), record

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from torchaos.harness.agent.wire import Event
 from torchaos.harness.exploring.goal import Goal, Patience
-from torchaos.harness.exploring.looks import Looked, Looks
+from torchaos.harness.exploring.looks import Looked, Lookout, Looks
 from torchaos.harness.exploring.outcomes import Outcome, failed_at_once
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.exploring.trials import Trials, checkpoints_in
@@ -35,10 +34,10 @@ class Cold(Stoppable):
         self.at_once = False  # the last resume failed before its first step
         self.on_event: Callable[[Event], None] = lambda event: None
 
-    def __call__(self, state: State, again: bool = True, looks_in: Path | None = None) -> tuple[Outcome, Record]:
+    def __call__(self, state: State, again: bool = True, lookout: Lookout | None = None) -> tuple[Outcome, Record]:
         """Resumes from the state and judges it. `again`: if the first start fails, the job is started once more.
-        `looks_in`: a folder for files of a server that notes what the job asks of the checkpoint folder. Raises
-        ChaosError if the job can't be started or judged."""
+        `lookout`: notes what the job asks of the checkpoint folder. Raises ChaosError if the job can't be started or
+        judged."""
         began_s = time.monotonic()
         folder = self._trials.stage(state)
         plan = self._trials.plan
@@ -49,7 +48,7 @@ class Cold(Stoppable):
         run.grace_s = 0.0  # killed at once: a job that is asked to end may save, which its twin did not
         watch.run = run
         self.looks = None
-        looked = Looked(checkpoints_in(plan, folder), looks_in)
+        looked = Looked(checkpoints_in(plan, folder), lookout)
         with looked:
             self._carry_out(run)
         self.left += looked.left

@@ -9,12 +9,13 @@ import secrets
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
 from torchaos.harness.contracts import ChaosError
+from torchaos.harness.exploring.permit import PERMIT
 from torchaos.harness.machine import proc
 from torchaos.harness.running import capabilities
 from torchaos.harness.undo.client import Reaper, UndoError
@@ -32,15 +33,16 @@ class Cover:
     """Covers `folder`, which is made if it does not exist, in a `with` block. `home`: the folder for files of the
     server and of the undo."""
 
-    # The server's module. Its arguments: folder, source of the mount, switch, home. It waits for the end of its input.
+    # The server's module. Its arguments: folder, source of the mount, switch, home. It waits for its permit.
     server: ClassVar[str]
     notes: ClassVar[tuple[str, ...]]  # the files that the server writes in `home`; the first grows with each operation
 
     def __init__(self, folder: Path, home: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._home = folder.resolve(), home.resolve()
+        self._folder, self.home = folder.resolve(), home.resolve()
         self._tag = f"torchaos-{self.notes[0]}-{secrets.token_hex(4)}"
         self._stack = ExitStack()
+        self.reaper: Reaper | None = None  # guards the mount; None: a reaper is started, and ended
         self._mounted = 0  # the id of the mount
         self._server: subprocess.Popen[bytes] | None = None
         self.left: list[str] = []  # after the `with` block: a sentence for each change that could not be undone
@@ -51,9 +53,7 @@ class Cover:
         fuse = capabilities.check("fuse")
         if not fuse.present:
             raise ChaosError(f"{self._folder} can't be recorded: no FUSE here; {fuse.remedy}")
-        self._home.mkdir(parents=True, exist_ok=True)
-        for old in self.notes:
-            (self._home / old).unlink(missing_ok=True)
+        self.start()
         self._prepare()
         with ExitStack() as stack:
             self._mount(stack)
@@ -63,37 +63,67 @@ class Cover:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stack.close()
 
-    def _prepare(self) -> None:
-        """Called before the folder is covered."""
-
-    def _mount(self, stack: ExitStack) -> None:
-        said, switch = self._home / "server.out", self._home / "undo" / "cover.on"
-        argv = [sys.executable, "-m", self.server, self._folder, self._tag, switch, self._home]
-        with open(said, "wb") as output:  # it starts while the reaper starts
+    def start(self) -> None:
+        """Starts the server, which does nothing yet. This may come long before the `with` block, to save its time."""
+        if self._server:
+            return
+        self.home.mkdir(parents=True, exist_ok=True)
+        for old in self.notes:
+            (self.home / old).unlink(missing_ok=True)
+        argv = [sys.executable, "-m", self.server, self._folder, self._tag, self._switch, self.home]
+        with open(self._said, "wb") as output:
             self._server = subprocess.Popen(
                 [str(part) for part in argv], stdin=subprocess.PIPE, stdout=output, stderr=output, cwd="/",
                 start_new_session=True,
             )  # fmt: skip
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server was started, and lives."""
+        return self._server is not None and self._server.poll() is None
+
+    def give_up(self) -> None:
+        """Ends a server that was started, and is not needed."""
+        if self._server and self._server.stdin:
+            self._server.stdin.close()  # without a permit
+            self._server.wait()
+
+    @property
+    def _said(self) -> Path:
+        return self.home / "server.out"
+
+    @property
+    def _switch(self) -> Path:
+        return self.home / "undo" / "cover.on"
+
+    def _prepare(self) -> None:
+        """Called before the folder is covered."""
+
+    def _mount(self, stack: ExitStack) -> None:
+        assert self._server
+        assert self._server.stdin
+        switch = self._switch
         stack.callback(self._stop_server)
-        reaper = stack.enter_context(Reaper.start(self._home, self._tag))
+        reaper = self.reaper or stack.enter_context(Reaper.start(self.home, self._tag))
+        switch.parent.mkdir(mode=0o700, exist_ok=True)
         stack.callback(self._heal, reaper)
         handle = File.of(switch, switch.parent, switch.parent, hashlib.sha256(_ON).hexdigest())
-        reaper.guard("cover", [Mount.of(self._folder, self._tag), handle], owner="cover")
+        reaper.guard(self._tag, [Mount.of(self._folder, self._tag), handle], owner=self._tag)
         switch.write_bytes(_ON)
-        assert self._server.stdin
-        self._server.stdin.close()  # now it may mount
+        with suppress(BrokenPipeError), self._server.stdin as permit:  # it may have died
+            permit.write(PERMIT.encode())
         end = time.monotonic() + MOUNT_S
         while not self._mounted:
             self._mounted = next((mount.id for mount in mounts() if mount.source == self._tag), 0)
             if self._server.poll() is not None or time.monotonic() > end:
-                lines = said.read_text(errors="replace").strip().splitlines()
+                lines = self._said.read_text(errors="replace").strip().splitlines()
                 why = lines[-1] if lines else "no reason was given"
                 raise ChaosError(f"{self._folder} can't be recorded: FUSE could not cover it: {why}")
             time.sleep(0.005)
 
     def _heal(self, reaper: Reaper) -> None:
         try:
-            self.left += [str(healed.reason) for healed in reaper.heal("cover") if not healed.verified]
+            self.left += [str(healed.reason) for healed in reaper.heal(self._tag) if not healed.verified]
         except UndoError as error:
             self.left.append(str(error))
 
@@ -116,14 +146,15 @@ class Cover:
                     self.failed = "a process that outlived the job still had a file of it open"
                     return
                 break
-            time.sleep(_LOOK_S)
+            with suppress(subprocess.TimeoutExpired):
+                self._server.wait(_LOOK_S)
         else:
             code = self._server.wait()
         self.failed = f"the server ended before, with exit code {code}" if code else ""
 
     def _written(self) -> int:
         """The size of the server's notes, in bytes."""
-        path = self._home / self.notes[0]
+        path = self.home / self.notes[0]
         return path.stat().st_size if path.exists() else 0
 
     def _end_server(self) -> int:

@@ -185,7 +185,7 @@ class Exploration:
     ) -> Outcome:  # fmt: skip
         """The outcome of a cold start. `suspected`: the outcome of forked ranks, which had failed."""
         assert self._cold
-        found, run = self._cold(state, suspected is None or suspected.mended is not False, self.home / "looking")
+        found, run = self._cold(state, suspected is None or suspected.mended is not False, self._spared.every)
         if self._stopped:
             return found
         same = suspected is None or _failure(suspected) == _failure(found)
@@ -210,7 +210,7 @@ class Exploration:
 
     def _forked(self, state: State) -> Outcome | None:
         """The outcome of a resume by forked ranks, which may then stand for other states."""
-        found = self._warm(state, self._spared.looks_in) if self._warm else None
+        found = self._warm(state, self._spared.lookout) if self._warm else None
         if found and not self._stopped and self._warm and self._warm.looks and self._warm.record:
             self._spared.learn(state, self._warm.looks, found, self._warm.record)
         return found

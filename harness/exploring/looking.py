@@ -25,6 +25,7 @@ from typing import Any
 import mfusepy
 
 from torchaos.harness.exploring.asks import Ask
+from torchaos.harness.exploring.permit import is_given
 from torchaos.harness.mechanics.storage.rules import Rules
 from torchaos.harness.mechanics.storage.server import Served, Spoiler, serve
 from torchaos.harness.undo.mount import Mount
@@ -167,7 +168,8 @@ class Looking(Served):
 
 
 def main(folder: str, source: str, switch: str, home: str) -> int:
-    sys.stdin.read()  # the undo of the mount must be guarded first
+    if not is_given():
+        return 1
     nothing = Spoiler(Rules((), ()), Path(switch), Path(home, "spoilt"))
     return serve(Looking(folder, nothing, Mount(folder, source), Path(home)), folder, source)
 

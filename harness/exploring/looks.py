@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torchaos.harness.exploring.asks import Ask
 from torchaos.harness.exploring.cover import Cover
 from torchaos.harness.exploring.tree import Tree
 from torchaos.harness.record.record import Record
+from torchaos.harness.undo.client import Reaper, UndoError
 
 
 @dataclass(frozen=True)
@@ -61,20 +63,64 @@ class Looker(Cover):
     def until(self, end_s: float) -> Looks | None:
         """The questions before `end_s` (CLOCK_MONOTONIC), after the `with` block. None if not all are known, or if none
         was about the contents: then the failure does not come from the folder."""
-        lines = (self._home / "looks").read_text().splitlines() if not self.failed else ()
+        lines = (self.home / "looks").read_text().splitlines() if not self.failed else ()
         found = Looks.from_json((ask, path) for at_s, ask, path in map(json.loads, lines) if at_s < end_s)
         return found if found.asked - {(Ask.IS, "")} else None
 
 
-class Looked:
-    """A `with` block around a resume. Its questions are noted only if there is a folder `home` for the files of the
-    server; the folder is removed afterwards."""
+class Lookout:
+    """Gives a Looker to each of many resumes, one after the other. To save time, they share a reaper, and the server of
+    the next resume is started while the present one, which has ended, is judged."""
 
-    def __init__(self, folder: Path, home: Path | None) -> None:
-        self._home = home
-        if home:
-            shutil.rmtree(home, ignore_errors=True)
-        self._looker = Looker(folder, home) if home else None
+    def __init__(self, home: Path) -> None:
+        """`home`: a folder for files of the servers; it is removed in the end, unless a mount is left."""
+        self._home, self._count = home, 0
+        self._reaper: Reaper | None = None
+        self._next: Looker | None = None
+        shutil.rmtree(home, ignore_errors=True)
+
+    def looker(self, folder: Path) -> Looker:
+        """For a resume with this checkpoint folder."""
+        found, self._next = self._next, None
+        if not (found and found.is_ready):
+            found = self._new(folder)
+        found.reaper = self._living()
+        return found
+
+    def prepare(self, folder: Path) -> None:
+        """Starts the server of the next resume, which has the same folder."""
+        self._next = self._new(folder)
+        self._next.start()
+
+    def close(self) -> None:
+        if self._next:
+            self._next.give_up()
+        if self._reaper and all(healed.verified for healed in self._reaper.close()):
+            shutil.rmtree(self._home, ignore_errors=True)
+
+    def _new(self, folder: Path) -> Looker:
+        self._count += 1
+        return Looker(folder, self._home / str(self._count))
+
+    def _living(self) -> Reaper:
+        if self._reaper:
+            try:
+                self._reaper.check()
+            except UndoError:  # it was killed
+                self._reaper.close()
+                self._reaper = None
+        if self._reaper is None:
+            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._reaper = Reaper.start(self._home, f"torchaos-lookout-{secrets.token_hex(4)}")
+        return self._reaper
+
+
+class Looked:
+    """A `with` block around a resume. Its questions are noted only if there is a lookout."""
+
+    def __init__(self, folder: Path, lookout: Lookout | None) -> None:
+        self._folder, self._lookout = folder, lookout
+        self._looker = lookout.looker(folder) if lookout else None
 
     def __enter__(self) -> None:
         if self._looker:
@@ -83,6 +129,8 @@ class Looked:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._looker:
             self._looker.__exit__(kind, error, at)
+        if self._lookout:
+            self._lookout.prepare(self._folder)
 
     @property
     def left(self) -> list[str]:
@@ -94,11 +142,11 @@ class Looked:
 
     def before_inventory(self, record: Record) -> Looks | None:
         """The questions of the job, without those of the harness, which reads the checkpoints after the job's end."""
-        if self._looker is None or self._home is None:
+        if self._looker is None:
             return None
         stages = record.of_kind(Kind.STAGE)
         ended_s = max((stage.mono_s for stage in stages if stage.data["stage"] == "inventory"), default=math.inf)
         found = self._looker.until(ended_s)
         if not self.left:
-            shutil.rmtree(self._home, ignore_errors=True)
+            shutil.rmtree(self._looker.home, ignore_errors=True)
         return found

@@ -43,26 +43,25 @@ class Recorder(Cover):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ended_s = time.monotonic()
         super().__exit__(kind, error, at)
-        self._events = _events(self._home / "plans")  # now, because the caller may move the run
+        self._events = _events(self.home / "plans")  # now, because the caller may move the run
 
     @property
     def recording(self) -> Recording:
         """The recording, after the `with` block. Raises ChaosError if it is not complete, and OSError."""
         if self.failed:
             raise ChaosError(f"{self._folder}: the recording is not whole: {self.failed}")
-        operations = tuple(Operation(**{**raw, "kind": Kind(raw["kind"])}) for raw in _lines(self._home / "operations"))
+        operations = tuple(Operation(**{**raw, "kind": Kind(raw["kind"])}) for raw in _lines(self.home / "operations"))
         stamps = [
-            Stamp(**{**raw, "ranks": raw["ranks"] and tuple(raw["ranks"])})
-            for raw in _lines(self._home / "collectives")
+            Stamp(**{**raw, "ranks": raw["ranks"] and tuple(raw["ranks"])}) for raw in _lines(self.home / "collectives")
         ]
         before, unsure = order(operations, stamps)
         return Recording(
-            with_steps(operations, self._events), before, self._base, Blobs(self._home / "blobs"), self._began_s,
+            with_steps(operations, self._events), before, self._base, Blobs(self.home / "blobs"), self._began_s,
             self._ended_s, unsure,
         )  # fmt: skip
 
     def _prepare(self) -> None:
-        blobs = Blobs(self._home / "blobs")
+        blobs = Blobs(self.home / "blobs")
         self._base = blobs.take(self._folder)
         blobs.close()
 

@@ -22,6 +22,7 @@ import mfusepy
 
 from torchaos.harness.exploring.blobs import Blobs
 from torchaos.harness.exploring.operations import Kind
+from torchaos.harness.exploring.permit import is_given
 from torchaos.harness.exploring.writers import Writers
 from torchaos.harness.mechanics.storage.rules import Rules
 from torchaos.harness.mechanics.storage.server import Served, Spoiler, serve
@@ -182,7 +183,8 @@ def _name_of(path: str) -> str:
 
 
 def main(folder: str, source: str, switch: str, home: str) -> int:
-    sys.stdin.read()  # the undo of the mount must be guarded first
+    if not is_given():
+        return 1
     nothing = Spoiler(Rules((), ()), Path(switch), Path(home, "spoilt"))
     return serve(Recording(folder, nothing, Mount(folder, source), Path(home)), folder, source)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torchaos.harness.exploring.alike import Alike
-from torchaos.harness.exploring.looks import Looks
+from torchaos.harness.exploring.looks import Lookout, Looks
 from torchaos.harness.exploring.outcomes import Outcome
 from torchaos.harness.exploring.standing import Standing
 from torchaos.harness.exploring.states.state import State
@@ -27,17 +27,18 @@ class Spared:
     """What is known of the resumes so far, and the states for which they stand."""
 
     def __init__(self, trials: Trials, home: Path, states: Sequence[State]) -> None:
-        self._trials, self._home = trials, home
+        self._trials = trials
+        self.every = Lookout(home / "looking")  # for a resume whose questions are always noted
         self._alike = Alike(home, states)
         self._standing: Standing | None = Standing(trials, home / "standing")
         self._looked = self._stood = 0  # resumes that may stand for others; states for which one did
         self.doubt = ""  # why resumes that trained stand for no others, as a sentence
 
     @property
-    def looks_in(self) -> Path | None:
-        """The folder in which the questions of the next resume are noted. None: they are not, because noting takes
-        time, and saved no resumes so far."""
-        return self._home / "looking" if self._standing and self._looked <= _FIRST + self._stood else None
+    def lookout(self) -> Lookout | None:
+        """What notes the questions of the next resume. None: they are not noted, because noting takes time, and saved
+        no resumes so far."""
+        return self.every if self._standing and self._looked <= _FIRST + self._stood else None
 
     def learn(self, state: State, looks: Looks, found: Outcome, run: Record) -> None:
         """Keeps a resume that trained. Its files must still be in the folder of resumes."""
@@ -69,6 +70,7 @@ class Spared:
         return stood[0] if stood else None
 
     def close(self) -> None:
+        self.every.close()
         if self._standing:
             self._standing.close()
 

@@ -67,7 +67,7 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
             looks: Looks | None = None
             at_once = True
 
-            def __call__(self, state: State | None = None, again: bool = True, looks_in: Path | None = None) -> Any:
+            def __call__(self, state: State | None = None, again: bool = True, lookout: object = None) -> Any:
                 assert state
                 tried.append(state.name)
                 getattr(go, "log", []).append(f"cold {state.name}")
@@ -113,7 +113,7 @@ def test_forked_ranks_are_compared_with_a_state_that_is_right(
         def __init__(self, *words: Any) -> None:
             given.append(words[-1])
 
-        def __call__(self, _state: State, _looks_in: Path | None = None) -> None: ...
+        def __call__(self, _state: State, _lookout: object = None) -> None: ...
         def stop(self, _reason: str) -> None: ...
         def close(self) -> None: ...
 
@@ -151,7 +151,7 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
 
         def __init__(self, *_words: Any) -> None: ...
 
-        def __call__(self, state: State, _looks_in: Path | None = None) -> Any:
+        def __call__(self, state: State, _lookout: object = None) -> Any:
             kind = kinds[min(len(forked), 4) % 4]
             forked.append(state.name)
             return replace(outcome_of(state, kind, f"in {len(forked)}"), warm=True, from_step=5)
@@ -185,7 +185,7 @@ def test_a_failure_before_the_first_step_stands_for_all_states_that_look_the_sam
 
         def __init__(self, *_words: Any) -> None: ...
 
-        def __call__(self, state: State, _looks_in: Path | None = None) -> Any:
+        def __call__(self, state: State, _lookout: object = None) -> Any:
             forked.append(state.name)
             kind = Class.WONT_START if "last.pt" in state.tree.files else Class.RIGHT
             return replace(outcome_of(state, kind, "no"), warm=True)
@@ -239,7 +239,7 @@ def test_cold_starts_that_stand_for_no_other_state_come_last(
 
         def __init__(self, *_words: Any) -> None: ...
 
-        def __call__(self, state: State, _looks_in: Path | None = None) -> Any:
+        def __call__(self, state: State, _lookout: object = None) -> Any:
             log.append(state.name)
             return replace(outcome_of(state, Class.WONT_START, "no"), warm=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.exploring.asks import Ask
-from torchaos.harness.exploring.looks import Looker, Looks
+from torchaos.harness.exploring.looks import Looked, Looker, Lookout, Looks
 from torchaos.harness.exploring.tree import Content, Extent, Tree
 from torchaos.harness.running import capabilities
 from torchaos.harness.undo.mount import mounts
@@ -103,6 +103,51 @@ def test_a_server_that_died_knows_nothing(tmp_path: Path) -> None:
         assert looker._server is not None
         looker._server.kill()
     assert looker.until(time.monotonic()) is None
+
+
+@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+@pytest.mark.parametrize("killed", ["nothing", "the next server", "the reaper"])
+def test_many_resumes_are_noted_one_after_the_other(tmp_path: Path, killed: str) -> None:
+    """The server of the next resume starts ahead, and nothing is mounted before that resume. If this server or the
+    shared reaper is killed, others take their place. In the end, nothing is left."""
+    folder, lookout = tmp_path / "checkpoints", Lookout(tmp_path / "home")
+    for name in ("first", "second", "third"):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+        looked = Looked(folder, lookout)
+        with looked:
+            assert (folder / name).read_text() == name
+        assert not any(mount.target == str(folder) for mount in mounts())
+        looker, ahead, reaper = looked._looker, lookout._next, lookout._reaper
+        assert looker
+        found = looker.until(time.monotonic())
+        assert found
+        assert {path for ask, path in found.asked if ask is Ask.BYTES} == {name}
+        assert (looked.left, looked.failed) == ([], "")
+        assert ahead
+        assert ahead.is_ready
+        assert reaper
+        dies = {"the next server": ahead._server, "the reaper": reaper._process}.get(killed)
+        if dies:
+            dies.kill()
+            dies.wait()
+    lookout.close()
+    assert not (tmp_path / "home").exists()
+    assert not ahead or not ahead.is_ready
+
+
+@pytest.mark.parametrize("server", ["looking", "serving"])
+def test_without_a_permit_nothing_is_covered(tmp_path: Path, server: str) -> None:
+    """If the harness dies before it has guarded the undo, the end of the input is no permit."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    argv = [folder, "a-source", tmp_path / "switch", tmp_path]
+    done = subprocess.run(
+        [sys.executable, "-m", f"torchaos.harness.exploring.{server}", *map(str, argv)], stdin=subprocess.DEVNULL,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert not any(mount.target == str(folder) for mount in mounts())
 
 
 def _tree(weights: str = "w", size: int = 8, more: str = "") -> Tree:

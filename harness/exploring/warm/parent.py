@@ -90,7 +90,7 @@ _store: Any = None  # lives as long as the keeper
 
 def _store_port() -> int:
     global _store
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     _store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     return int(_store.port)

@@ -13,7 +13,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.exploring.cold import Cold
 from torchaos.harness.exploring.goal import Goal
-from torchaos.harness.exploring.looks import Looked, Looks
+from torchaos.harness.exploring.looks import Looked, Lookout, Looks
 from torchaos.harness.exploring.outcomes import Class, Outcome
 from torchaos.harness.exploring.past import RECORDED
 from torchaos.harness.exploring.states.state import State
@@ -67,8 +67,8 @@ class Warm:
             self._parent.close()
             self._parent = None
 
-    def __call__(self, state: State, looks_in: Path | None = None) -> Outcome | None:
-        """`looks_in`: as for a cold resume."""
+    def __call__(self, state: State, lookout: Lookout | None = None) -> Outcome | None:
+        """`lookout`: as for a cold resume."""
         self.looks = None
         if not self._off and not self._checked:
             try:
@@ -80,7 +80,7 @@ class Warm:
         if self._off or self._stopped or not self._checked:
             return None
         try:
-            return self._resume(state, looks_in)[0]
+            return self._resume(state, lookout)[0]
         except ChaosError as error:  # for example, the parent died
             self._off = str(error)
             self.close()
@@ -149,7 +149,7 @@ class Warm:
             os.path.isdir(path) or os.path.exists(f"{path}.py") for path in paths
         )
 
-    def _resume(self, state: State, looks_in: Path | None = None) -> tuple[Outcome, Record]:
+    def _resume(self, state: State, lookout: Lookout | None = None) -> tuple[Outcome, Record]:
         """Resumes by forked ranks. Raises ChaosError if the parent is gone."""
         assert self._parent
         began_s = time.monotonic()
@@ -161,7 +161,7 @@ class Warm:
         self._current = run
         if self._stopped:
             run.stop()
-        looked = Looked(checkpoints_in(self._trials.plan, folder), looks_in)
+        looked = Looked(checkpoints_in(self._trials.plan, folder), lookout)
         with looked:
             hung = run(self._trials.take_inventory)
         self._cold.left += looked.left

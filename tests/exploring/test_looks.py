@@ -131,6 +131,8 @@ def test_many_resumes_are_noted_one_after_the_other(tmp_path: Path, killed: str)
         if dies:
             dies.kill()
             dies.wait()
+            while killed == "the reaper" and not reaper._lost:  # the client notices it in a thread
+                time.sleep(0.01)
     lookout.close()
     assert not (tmp_path / "home").exists()
     assert not ahead or not ahead.is_ready

@@ -1,6 +1,6 @@
 """Runs a game day on a real Slurm cluster of four nodes, and checks that it leaves nothing on any node.
 
-    python ci/campaigns/cluster_day.py --out DIR [--minutes M]
+    python ci/campaigns/cluster_day.py --out DIR [--minutes M] [--mtbf SECONDS]
 
 The nodes are namespaces of this machine. An unprivileged user starts the game day inside an allocation of four nodes,
 as in a night on a staging cluster. The job is a small GPT on four ranks with a pause in each step, so that a day needs
@@ -43,6 +43,7 @@ FAULTS = [
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=int, default=60, help="how long the day is (default 60)")
+    parser.add_argument("--mtbf", type=int, default=75, help="mean time between faults (s, default 75)")
     parser.add_argument("--out", type=Path, required=True, help="where the day's folder is copied to; must not exist")
     options = parser.parse_args()
     if lacks := missing():
@@ -50,28 +51,28 @@ def main() -> int:
         return 3
     with cluster() as slurm:
         (slurm.shared / "slow.py").write_text(SLOW)
-        (slurm.shared / "day.yaml").write_text(json.dumps(day(options.minutes, slurm)))
+        (slurm.shared / "day.yaml").write_text(json.dumps(day(options.minutes, options.mtbf, slurm)))
         begun = time.monotonic()
         code, said = slurm.as_user(
             "salloc", f"-N{NODES}", f"--time={options.minutes + 30}", "torchaos", "gameday", "day.yaml",
             "--out", "days", "--keep", timeout_s=60.0 * (options.minutes + 40),
         )  # fmt: skip
+        print(said[-6000:])
         left = left_on(slurm)
         shutil.copytree(slurm.shared / "days", options.out, symlinks=True)
-    print(said[-6000:])
     print(f"exit code {code} after {time.monotonic() - begun:.0f} s; left: {', '.join(left) or 'nothing'}")
     return code or (1 if left else 0)
 
 
-def day(minutes: int, slurm: Slurm) -> dict[str, object]:
+def day(minutes: int, mtbf_s: int, slurm: Slurm) -> dict[str, object]:
     script = "{jobs}/gpt_ddp.py --steps 1000000 --checkpoint-every 10 --step-timeout 15"
     return {
-        "gameday": "slurm", "seed": 1, "duration": f"{minutes}m", "arrivals": {"mtbf": "75s"}, "rest": "5s",
+        "gameday": "slurm", "seed": 1, "duration": f"{minutes}m", "arrivals": {"mtbf": f"{mtbf_s}s"}, "rest": "5s",
         "patience": "5m", "round": {"faults": 6, "length": "15m"}, "launcher": "slurm", "faults": FAULTS,
         "job": {
             "command": f"torchrun --nnodes {NODES} --nproc-per-node 1 --max-restarts 50 {slurm.shared}/slow.py "
             f"{script} --checkpoint-dir {{day}}/checkpoints",
-            "nodes": NODES, "timeout": "1h", "resubmit": {"times": 10, "delay": "2s"},
+            "nodes": NODES, "timeout": "2h", "resubmit": {"times": 10, "delay": "2s"},
             "env": {
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                 "PET_RDZV_CONF": "join_timeout=60,last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=3",

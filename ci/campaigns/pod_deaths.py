@@ -65,8 +65,10 @@ class Dying(KubernetesRun):
         return found
 
     def left(self) -> list[str]:
-        """What is left of the run: processes, pods, entries in the registry of runs."""
-        pods = [pod for pod in self.cluster.work().split() if self.name in pod]
+        """What is left of the run: processes, pods, entries in the registry of runs. A deleted pod without a process of
+        the run is not left, although the cluster shows it for a while."""
+        pods = [pod for pod in self.cluster.objects("pods") if self.name in pod["metadata"]["name"]]
+        pods = [f"pod {pod['metadata']['name']}" for pod in pods if "deletionTimestamp" not in pod["metadata"]]
         registry = (self.cluster.base / "home").glob(f".local/state/torchaos/runs/*{self.name}*")
         return [*self.processes().values(), *pods, *map(str, registry)]
 

@@ -13,6 +13,7 @@ from torchaos.harness.machine.kubectl import Kubectl
 from torchaos.harness.undo.touches import Touches
 
 LABEL = "torchaos.run"
+OVER = ("Succeeded", "Failed")  # phases of a pod
 _PODS = "pods"
 _LOOK_S = 0.5
 _LEFT = 4  # exit code of `torchaos node`: something is left
@@ -190,13 +191,13 @@ def status_of(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
 
 
 def _has_ended(found: Mapping[str, Any]) -> bool:
-    """Whether an object is a deleted pod without a container that may still run."""
-    containers = found.get("status", {}).get("containerStatuses") or []
-    return (
-        "deletionTimestamp" in found["metadata"]
-        and bool(containers)
-        and all("terminated" in container["state"] for container in containers)
-    )
+    """Whether an object is a deleted pod without a container that may still run. A kubelet that has removed a container
+    may say that it waits, as before its start; then the phase of the pod tells."""
+    status = found.get("status", {})
+    states = [container["state"] for container in status.get("containerStatuses") or []]
+    if "deletionTimestamp" not in found["metadata"] or any("running" in state for state in states):
+        return False
+    return status.get("phase") in OVER or (bool(states) and all("terminated" in state for state in states))
 
 
 def label_of(run_id: str) -> str:

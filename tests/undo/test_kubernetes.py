@@ -36,25 +36,29 @@ def test_the_last_object_goes_between_two_looks(tmp_path: Path, monkeypatch: pyt
 
 
 _RUNS: dict[str, Any] = {"running": {}}
+_WAITS: dict[str, Any] = {"waiting": {"reason": "ContainerCreating"}}
 _ENDED: dict[str, Any] = {"terminated": {"exitCode": 0}}
 
 
 @pytest.mark.parametrize(
-    ("deleted", "states", "over"),
+    ("deleted", "phase", "states", "over"),
     [
-        (True, [_ENDED, _ENDED], True),
-        (True, [_ENDED, _RUNS], False),
-        (True, [], False),
-        (False, [_ENDED], False),
+        (True, "Running", [_ENDED, _ENDED], True),
+        (True, "Running", [_ENDED, _RUNS], False),
+        (True, "Running", [_WAITS], False),
+        (True, "Pending", [], False),
+        (True, "Failed", [_WAITS], True),
+        (True, "Failed", [_RUNS], False),
+        (False, "Failed", [_ENDED], False),
     ],
 )
 def test_a_pod_that_is_being_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: bool, states: list[Any], over: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: bool, phase: str, states: list[Any], over: bool
 ) -> None:  # fmt: skip
-    """A deleted pod counts as gone when the last of its containers has ended, although the cluster still shows it. A
-    pod that nobody deleted does not."""
+    """A deleted pod counts as gone when the last of its containers has ended, although the cluster still shows it, and
+    a kubelet that has removed the container says that it waits. A pod that nobody deleted does not."""
     about = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}
-    pod = {"metadata": about, "status": {"containerStatuses": [{"state": state} for state in states]}}
+    pod = {"metadata": about, "status": {"phase": phase, "containerStatuses": [{"state": one} for one in states]}}
     program = tmp_path / "kubectl"
     (tmp_path / "pods.json").write_text(json.dumps({"items": [pod]}))
     program.write_text(f'#!/bin/sh\ncase "$*" in *=name) echo pod/llm-0 ;; *) cat {tmp_path}/pods.json ;; esac\n')

@@ -113,9 +113,9 @@ class Journal:
         self.failed = ""  # why the record is not complete; empty as long as it is
         self._listeners: list[Callable[[Event], None]] = []
         self._changes: Changes | None = None  # None: all files are looked at each time
+        with suppress(OSError):  # the files of a node are written on that node, so its kernel reports them
+            self._changes = Changes(folder)
         if node is None:
-            with suppress(OSError):
-                self._changes = Changes(folder)
             self._poll(None)
         self._follower = threading.Thread(target=self._follow, name="journal", daemon=True)
         self._follower.start()

@@ -17,11 +17,11 @@ from torchaos.harness.machine.kubectl import Kubectl
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.handover import packed
-from torchaos.harness.running.launchers.pod import OVER, Pod, in_order
+from torchaos.harness.running.launchers.pod import Pod, in_order
 from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange
 from torchaos.harness.running.launchers.running_pods import find_pods, handles, join
 from torchaos.harness.undo.handles import JobProcesses
-from torchaos.harness.undo.kubernetes import LABEL, KubernetesObjects, label_of
+from torchaos.harness.undo.kubernetes import LABEL, OVER, KubernetesObjects, label_of
 
 _SPARE_S = 300.0  # seconds after the job's time-out, at which Kubernetes ends the pods
 _READY_S = 600.0  # seconds for the pods to get machines and images

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torchaos.harness.machine.kubectl import Kubectl
-from torchaos.harness.undo.kubernetes import status_of
+from torchaos.harness.undo.kubernetes import OVER, status_of
 
-OVER = ("Succeeded", "Failed")
 _JOB = "jobset.sigs.k8s.io/job-global-index"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 # Follows the output of a container until the container with that id does not run any more. A connection that is cut is

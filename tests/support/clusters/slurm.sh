@@ -10,6 +10,9 @@
 #   slurm.sh BASE crash NODE         ends everything on a node at once, as a loss of power does
 #   slurm.sh BASE boot NODE          starts a node again after that; what was below /tmp is gone
 #   slurm.sh BASE down               ends every process of it
+#
+# Environment: TORCHAOS_SLURM_USR is the folder /usr of the nodes, for the Slurm of another version of Debian (made by
+# debootstrap with the packages above; programs in /usr must be enough).
 . "$(dirname "$0")/nodes.sh"
 net=10.91.0 head=head letter=n
 groups="/sys/fs/cgroup/*/$(basename "$base")" # of this cluster alone; a killed slurmstepd leaves some
@@ -24,6 +27,7 @@ enter() {
 furnish() { # NAME PATH...
   local name=$1 folder file
   shift
+  [ -z "${TORCHAOS_SLURM_USR:-}" ] || mount --bind "$TORCHAOS_SLURM_USR" /usr
   for file in nsswitch.conf passwd group; do mount --bind "$base/etc/$file" "/etc/$file"; done
   mount --bind "$base/etc/munge.key" /etc/munge/munge.key
   if ! setpriv --reuid 2000 --clear-groups test -x "$closed"; then
@@ -61,6 +65,7 @@ up() { # NODES PATH...
   { cat /etc/passwd; echo "trainer:x:2000:2000::$base/home:/bin/sh"; } >"$base/etc/passwd"
   { cat /etc/group; echo "trainer:x:2000:"; } >"$base/etc/group"
   sed "s/@NODES@/$nodes/; s/@LAST@/n[$((nodes - 1))-$nodes]/; s#@BASE@#$base#" "$(dirname "$0")/slurm.conf.in" >"$base/slurm.conf"
+  [ -z "${TORCHAOS_SLURM_USR:-}" ] || sed -i 's/^CryptoType=crypto/CredType=cred/' "$base/slurm.conf" # its name from 23.11 on
   printf '#!/bin/sh\n[ ! -x %s/site-epilog ] || %s/site-epilog >>%s/epilog.log 2>&1\n' "$base" "$base" "$base" >"$base/epilog"
   chmod 755 "$base/epilog"
   echo 'Name=gpu File=/dev/zero,/dev/full' >"$base/gres.conf" # any two devices

@@ -11,7 +11,7 @@ from dataclasses import replace
 from torchaos.harness.agent.wire import Event
 from torchaos.harness.exploring.goal import Goal, Patience
 from torchaos.harness.exploring.looks import Looked, Lookout, Looks
-from torchaos.harness.exploring.outcomes import Outcome, failed_at_once
+from torchaos.harness.exploring.outcomes import Outcome
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.exploring.trials import Trials, checkpoints_in
 from torchaos.harness.record.events.journal import Journal
@@ -31,7 +31,6 @@ class Cold(Stoppable):
         self._trials, self._beyond, self.patience_s = trials, beyond, patience_s
         self._reproduce = list(reproduce)
         self.looks: Looks | None = None  # of the last resume; None: not known
-        self.at_once = False  # the last resume failed before its first step
         self.on_event: Callable[[Event], None] = lambda event: None
 
     def __call__(self, state: State, again: bool = True, lookout: Lookout | None = None) -> tuple[Outcome, Record]:
@@ -55,7 +54,7 @@ class Cold(Stoppable):
         if looked.failed:  # and with it, perhaps, the job
             return self(state, again)
         outcome, record = self._trials.judge(state, watch.hung, time.monotonic() - began_s)
-        self.looks, self.at_once = looked.before_inventory(record), failed_at_once(record)
+        self.looks = looked.before_inventory(record)
         return outcome, record
 
 

@@ -29,7 +29,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring.choice import chosen, nodes_of
 from torchaos.harness.exploring.cold import Cold
 from torchaos.harness.exploring.explored import Explored
-from torchaos.harness.exploring.outcomes import Class, Outcome
+from torchaos.harness.exploring.outcomes import Class, Outcome, failed_at_once
 from torchaos.harness.exploring.recorded import Recorded
 from torchaos.harness.exploring.reproduce import NAME as SCRIPT
 from torchaos.harness.exploring.reproduce import STATE, script_of
@@ -183,16 +183,26 @@ class Exploration:
     def _by_launcher(
         self, trials: Trials, state: State, suspected: Outcome | None, before: Iterable[Outcome]
     ) -> Outcome:  # fmt: skip
-        """The outcome of a cold start. `suspected`: the outcome of forked ranks, which had failed."""
+        """The outcome of a cold start. `suspected`: the outcome of forked ranks, which had failed. If the launcher has
+        shown the same failure before, new interpreters are enough, as long as they show it too."""
         assert self._cold
-        found, run = self._cold(state, suspected is None or suspected.mended is not False, self._spared.every)
+        again = suspected is None or suspected.mended is not False
+        known = suspected and any(not one.warm and _failure(one) == _failure(suspected) for one in before)
+        started = self._warm.anew(state, again, self._spared.every) if known and self._warm else None
+        if started and suspected and self._warm and _failure(started[0]) == _failure(suspected):
+            (found, run), looks = started, self._warm.looks
+        elif self._stopped and suspected:
+            return suspected
+        else:
+            (found, run), looks = self._cold(state, again, self._spared.every), self._cold.looks
         if self._stopped:
             return found
         same = suspected is None or _failure(suspected) == _failure(found)
-        if looks := self._cold.looks:
-            if not self._cold.at_once and same:
+        if looks:
+            at_once = failed_at_once(run)
+            if not at_once and same:
                 self._spared.learn(state, looks, found, run)
-            elif self._cold.at_once and (found.mended is False if suspected is None else same):
+            elif at_once and (found.mended is False if suspected is None else same):
                 self._spared.learn_failure(state, looks)  # a failure that came once may be chance
         if suspected is not None and suspected.kind is not found.kind:
             self._notes.append(

@@ -24,6 +24,18 @@ from torchaos.harness.record.rundir import RunDir
 Explore = Callable[..., tuple[Explored, list[str]]]
 
 
+class Forks:
+    """Stands for resumes by ranks without the launcher."""
+
+    in_words = ""
+    looks = record = None
+
+    def __init__(self, *_words: Any) -> None: ...
+    def anew(self, _state: State, _again: bool, _lookout: object) -> Any: ...
+    def stop(self, _reason: str) -> None: ...
+    def close(self) -> None: ...
+
+
 @pytest.fixture
 def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
     """Explores: the outcomes, and the names of the states that were resumed. `stop_after`: so many."""
@@ -65,7 +77,6 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
 
         class Cold(Recorded):
             looks: Looks | None = None
-            at_once = True
 
             def __call__(self, state: State | None = None, again: bool = True, lookout: object = None) -> Any:
                 assert state
@@ -77,6 +88,7 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
                 return outcome_of(state, kind, "no"), None
 
         monkeypatch.setattr(module, "Cold", Cold)
+        monkeypatch.setattr(module, "failed_at_once", lambda _run: True)
         done = found()
         assert done
         return done, tried
@@ -106,16 +118,11 @@ def test_forked_ranks_are_compared_with_a_state_that_is_right(
     """An exploration that goes on may begin with states that fail: it compares with a state that it had found right."""
     given: list[State | None] = []
 
-    class Warm:
-        in_words = ""
-        looks = record = None
-
+    class Warm(Forks):
         def __init__(self, *words: Any) -> None:
             given.append(words[-1])
 
         def __call__(self, _state: State, _lookout: object = None) -> None: ...
-        def stop(self, _reason: str) -> None: ...
-        def close(self) -> None: ...
 
     monkeypatch.setattr(module, "Warm", Warm)
     explore(stop_after=3, warm=True)
@@ -145,19 +152,11 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
     forked: list[str] = []
     kinds = [Class.RIGHT, Class.LOST_WORK, Class.LOST_WORK, Class.WRONG]
 
-    class Warm:
-        in_words = ""
-        looks = record = None
-
-        def __init__(self, *_words: Any) -> None: ...
-
+    class Warm(Forks):
         def __call__(self, state: State, _lookout: object = None) -> Any:
             kind = kinds[min(len(forked), 4) % 4]
             forked.append(state.name)
             return replace(outcome_of(state, kind, f"in {len(forked)}"), warm=True, from_step=5)
-
-        def stop(self, _reason: str) -> None: ...
-        def close(self) -> None: ...
 
     monkeypatch.setattr(module, "Warm", Warm)
     everything = [state.name for state in choice(saves(tmp_path)).states]
@@ -179,19 +178,11 @@ def test_a_failure_before_the_first_step_stands_for_all_states_that_look_the_sam
     with these names is resumed, also after an interruption. A state with other names is resumed."""
     forked: list[str] = []
 
-    class Warm:
-        in_words = ""
-        looks = record = None
-
-        def __init__(self, *_words: Any) -> None: ...
-
+    class Warm(Forks):
         def __call__(self, state: State, _lookout: object = None) -> Any:
             forked.append(state.name)
             kind = Class.WONT_START if "last.pt" in state.tree.files else Class.RIGHT
             return replace(outcome_of(state, kind, "no"), warm=True)
-
-        def stop(self, _reason: str) -> None: ...
-        def close(self) -> None: ...
 
     monkeypatch.setattr(module, "Warm", Warm)
     states = choice(saves(tmp_path)).states
@@ -233,18 +224,10 @@ def test_cold_starts_that_stand_for_no_other_state_come_last(
     try all states before the next cold start."""
     log: list[str] = []
 
-    class Warm:
-        in_words = ""
-        looks = record = None
-
-        def __init__(self, *_words: Any) -> None: ...
-
+    class Warm(Forks):
         def __call__(self, state: State, _lookout: object = None) -> Any:
             log.append(state.name)
             return replace(outcome_of(state, Class.WONT_START, "no"), warm=True)
-
-        def stop(self, _reason: str) -> None: ...
-        def close(self) -> None: ...
 
     monkeypatch.setattr(module, "Warm", Warm)
     monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
@@ -262,3 +245,30 @@ def test_cold_starts_that_stand_for_no_other_state_come_last(
         *(f"cold {name}" for name in everything[1:]),
     ]
     assert not any(outcome.like for outcome in found.outcomes)
+
+
+def test_a_failure_that_the_launcher_has_shown_is_shown_again_by_new_interpreters(
+    explore: Explore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher shows the first failure of its kind. From then on, new interpreters start the states that failed by
+    forked ranks, unless they show something else: then the launcher decides."""
+    started: list[str] = []
+
+    class Warm(Forks):
+        def __call__(self, state: State, _lookout: object = None) -> Any:
+            return replace(outcome_of(state, Class.WONT_START, "no"), warm=True)
+
+        def anew(self, state: State, again: bool, _lookout: object) -> Any:
+            assert again
+            started.append(state.name)
+            return outcome_of(state, Class.RIGHT if len(started) == 2 else Class.WONT_START, "no"), None
+
+    monkeypatch.setattr(module, "Warm", Warm)
+    monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
+    monkeypatch.setattr(explore, "cold", (Class.WONT_START, None), raising=False)
+    found, cold = explore(warm=True)
+    everything = [state.name for state in choice(saves(tmp_path)).states]
+    assert started == everything[1:]
+    assert cold == [everything[0], everything[2]]
+    assert {outcome.kind for outcome in found.outcomes} == {Class.WONT_START}
+    assert not any(outcome.warm for outcome in found.outcomes)

@@ -77,6 +77,19 @@ def test_a_forked_rank_is_like_one_that_was_started(parent: Parent, rank: RankCo
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("module", [False, True])
+def test_a_rank_can_be_a_new_interpreter(parent: Parent, rank: RankCommand, tmp_path: Path, module: bool) -> None:
+    """It has nothing of what the parent has imported, and gets its own options, arguments, environment and folder."""
+    assert parent.imports(["decimal"]) == ""
+    (tmp_path / "train.py").write_text(
+        "import os, sys; print('decimal' in sys.modules, sys.argv[1:], os.environ['RANK'], os.getcwd(), flush=True)"
+    )
+    one = replace(rank, module="train", argv=("train", *rank.argv[1:])) if module else rank
+    (pid,) = parent.fork([one], [one.env], tmp_path / "log", anew=True)
+    assert _ends(parent, pid) == {pid: 0}
+    assert (tmp_path / "log").read_text().splitlines() == [f"False ['3', 'a b'] 0 {tmp_path}"]
+
+
 def test_a_module_is_run_as_python_does(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
     """`-m` gives the script's own path as first argument, and the working directory as first place of imports."""
     module = RankCommand(rank.python, (), "train", ("train", "0"), rank.cwd, rank.env)

@@ -15,7 +15,6 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.rundir import RunDir
 
 _LOOK_S = 0.01
-_STARTS = 2  # the second start only comes if the first fails
 
 
 class Forked:
@@ -23,9 +22,11 @@ class Forked:
 
     def __init__(
         self, parent: Parent, ranks: Sequence[RankCommand], run_id: str, folder: RunDir, goal: Goal, patience_s: float,
-        died_in: int = 0,
+        died_in: int = 0, starts: int = 2, anew: bool = False,
     ) -> None:  # fmt: skip
-        """`died_in`: the attempt before."""
+        """`died_in`: the attempt before; `starts`: how often ranks are started as long as they fail; `anew`: each rank
+        is a new interpreter."""
+        self._starts, self._anew = starts, anew
         self._parent, self._ranks, self._run_id, self._folder = parent, ranks, run_id, folder
         self._goal, self._patience_s = goal, patience_s
         self._stopped = False
@@ -43,7 +44,7 @@ class Forked:
         journal = self._journal = Journal(self._folder.events)
         try:
             journal.emit(Kind.STAGE, {"stage": "launch"})
-            for submission in range(_STARTS):
+            for submission in range(self._starts):
                 self._start(submission)
                 try:
                     failed = self._follow(submission)
@@ -67,7 +68,7 @@ class Forked:
         start = {"submission": submission, "pid": self._parent.pid, "node": 0}
         self._journal.emit(Kind.JOB_STARTED, start, attempt=attempt)
         envs = [rank.again(port, bool(store), self._run_id, self._folder.logs, attempt) for rank in self._ranks]
-        pids = self._parent.fork(self._ranks, envs, self._folder.logs / f"job-{submission}.log")
+        pids = self._parent.fork(self._ranks, envs, self._folder.logs / f"job-{submission}.log", self._anew)
         self._born, self._of, self._codes = {pid: start_ticks(pid) or 0 for pid in pids}, {}, {}
         for rank, pid in zip(self._ranks, pids, strict=True):
             self._of[pid] = rank.number

@@ -6,7 +6,8 @@ It reads requests from the socket whose number is its argument, one JSON object 
     {"do": "import", "names": [...]}  ->  {"threads": n, "cuda": bool, "failed": {name: error}}
     {"do": "store"}  ->  {"port": n}: a new store of torch.distributed, in a process of its own as with torchrun;
         0: there is none. The process of the store before is ended
-    {"do": "fork", "ranks": [{"env", "argv", "cwd", "path", "log"}]}  ->  {"pids": [...]}
+    {"do": "fork", "ranks": [{"env", "argv", "cwd", "path", "log", "anew"}]}  ->  {"pids": [...]}; `anew`: the command
+        of a new interpreter, in which the rank then runs; or nothing
     {"do": "ends", "pids": [...]}  ->  {"codes": {pid: code}} of the ranks that have ended; negative: a signal
 
 In a forked rank, `serve` returns the program to run, so that the script runs at the bottom of the stack."""
@@ -197,6 +198,8 @@ if __name__ == "__main__":
     _rank = serve(socket.socket(fileno=int(sys.argv[1])))
     if _rank is not None:
         _main = become(_rank, _parent)
+        if _rank["anew"]:
+            os.execve(_rank["anew"][0], _rank["anew"], _rank["env"])
         start_agent(_rank["agent"])
         try:
             if _rank["module"]:

@@ -58,14 +58,16 @@ class Parent:
         job's Python has no such store."""
         return int(self._ask({"do": "store"})["port"])
 
-    def fork(self, ranks: Sequence[RankCommand], envs: Sequence[Mapping[str, str]], log: Path) -> list[int]:
-        """Forks the ranks. Returns their pids."""
+    def fork(
+        self, ranks: Sequence[RankCommand], envs: Sequence[Mapping[str, str]], log: Path, anew: bool = False
+    ) -> list[int]:  # fmt: skip
+        """Forks the ranks. Returns their pids. `anew`: each rank is a new interpreter, with nothing imported."""
         folder = str(Path(agent.__path__[0]).resolve())
         asked = [
             {
                 "env": dict(env), "argv": list(rank.argv), "cwd": rank.cwd, "log": str(log), "agent": folder,
                 "path": rank.cwd if rank.module else os.path.dirname(os.path.join(rank.cwd, rank.argv[0])),
-                "module": rank.module,
+                "module": rank.module, "anew": list(rank.command) if anew else [],
             }
             for rank, env in zip(ranks, envs, strict=True)
         ]  # fmt: skip

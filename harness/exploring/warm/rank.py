@@ -42,6 +42,10 @@ class RankCommand:
         return cls(words[0], tuple(words[1:at]), module, tuple(rest), os.readlink(f"/proc/{pid}/cwd"), env)
 
     @property
+    def command(self) -> tuple[str, ...]:
+        return (self.python, *self.options, *(["-m"] if self.module else []), *self.argv)
+
+    @property
     def number(self) -> int:
         return int(self.env["RANK"])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from torchaos.harness.agent.wire import Event, Kind
@@ -54,7 +55,8 @@ class Warm:
             return f"by the job's own launcher: ranks could not be forked, because {self._off}"
         return (
             "by forking ranks from a process that had imported the job's libraries; one state was resumed both ways, "
-            "bit for bit the same, and whatever failed was started by the job's own launcher again"
+            "bit for bit the same, and whatever failed was started once more: by the job's own launcher, or, if it had "
+            "shown the same failure before, by new interpreters"
         )
 
     def stop(self, reason: str) -> None:
@@ -85,6 +87,17 @@ class Warm:
             self._off = str(error)
             self.close()
             return None
+
+    def anew(self, state: State, again: bool, lookout: Lookout | None) -> tuple[Outcome, Record] | None:
+        """A resume by ranks that are new interpreters, without the job's launcher. `again`: ranks that fail are started
+        once more. None if no ranks can be started."""
+        if self._off or self._stopped or not self._checked:
+            return None
+        try:
+            outcome, record = self._resume(state, lookout, 2 if again else 1, anew=True)
+        except ChaosError:
+            return None
+        return replace(outcome, warm=False), record
 
     def _check(self, state: State) -> Outcome | None:
         """Resumes a state cold and, if the outcome is right, also warm, and compares the two. Returns the outcome of
@@ -149,15 +162,17 @@ class Warm:
             os.path.isdir(path) or os.path.exists(f"{path}.py") for path in paths
         )
 
-    def _resume(self, state: State, lookout: Lookout | None = None) -> tuple[Outcome, Record]:
-        """Resumes by forked ranks. Raises ChaosError if the parent is gone."""
+    def _resume(
+        self, state: State, lookout: Lookout | None = None, starts: int = 2, anew: bool = False
+    ) -> tuple[Outcome, Record]:  # fmt: skip
+        """Resumes by forked ranks, or by new interpreters. Raises ChaosError if the parent is gone."""
         assert self._parent
         began_s = time.monotonic()
         folder = self._trials.stage(state)
-        self._trials.agent_plan(self._run_id, "imported").write(folder.agent_plan)
+        self._trials.agent_plan(self._run_id, *(() if anew else ("imported",))).write(folder.agent_plan)
         goal = Goal(self._trials.died_at(state), self._beyond, len(self._ranks))
         ranks, died_in = list(self._ranks.values()), self._trials.died_in
-        run = Forked(self._parent, ranks, self._run_id, folder, goal, self._cold.patience_s, died_in)
+        run = Forked(self._parent, ranks, self._run_id, folder, goal, self._cold.patience_s, died_in, starts, anew)
         self._current = run
         if self._stopped:
             run.stop()
@@ -166,7 +181,7 @@ class Warm:
             hung = run(self._trials.take_inventory)
         self._cold.left += looked.left
         if looked.failed:  # and with it, perhaps, the job
-            return self._resume(state)
+            return self._resume(state, None, starts, anew)
         self._learn(folder.imported)
         outcome, record = self._trials.judge(state, hung, time.monotonic() - began_s, warm=True)
         self.seconds.append(time.monotonic() - began_s)

@@ -68,7 +68,7 @@ def _ends(parent: Parent, *pids: int) -> dict[int, int]:
 def test_a_forked_rank_is_like_one_that_was_started(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
     """The script is `__main__`, with its own arguments, environment, folder, imports, exit code and work at exit; and
     what the parent imported is there without an import."""
-    assert parent.imports(["decimal"]) == ""
+    assert parent.imports(["decimal"]) == ("", 1)
     env = {name: value for name, value in rank.env.items() if name != "GONE"}
     (pid,) = parent.fork([rank], [env], tmp_path / "log")
     assert _ends(parent, pid) == {pid: 3}
@@ -80,7 +80,7 @@ def test_a_forked_rank_is_like_one_that_was_started(parent: Parent, rank: RankCo
 @pytest.mark.parametrize("module", [False, True])
 def test_a_rank_can_be_a_new_interpreter(parent: Parent, rank: RankCommand, tmp_path: Path, module: bool) -> None:
     """It has nothing of what the parent has imported, and gets its own options, arguments, environment and folder."""
-    assert parent.imports(["decimal"]) == ""
+    assert parent.imports(["decimal"]) == ("", 1)
     (tmp_path / "train.py").write_text(
         "import os, sys; print('decimal' in sys.modules, sys.argv[1:], os.environ['RANK'], os.getcwd(), flush=True)"
     )
@@ -193,14 +193,16 @@ def test_a_thread_forbids_forks(parent: Parent, tmp_path: Path) -> None:
     parent_of = RankCommand(sys.executable, (), "", ("train.py",), str(tmp_path), {"PYTHONPATH": str(tmp_path)})
     other = Parent(parent_of, "test-of-warm-ranks", tmp_path / "other.log")
     try:
-        assert "1 thread" in other.imports(["threaded"])
+        why, good = other.imports(["fractions", "threaded", "decimal"])
+        assert "1 thread" in why
+        assert good == 1
     finally:
         other.close()
 
 
 def test_a_failed_import_is_left_to_the_rank(parent: Parent) -> None:
     """An optional library that is not there, or one that ends the process, stops nobody."""
-    assert parent.imports(["no_such_module_anywhere", "antigravity_of_no_name"]) == ""
+    assert parent.imports(["no_such_module_anywhere", "antigravity_of_no_name"]) == ("", 2)
 
 
 def test_ranks_die_with_their_parent(rank: RankCommand, tmp_path: Path, spawn_until: Callable[..., None]) -> None:
@@ -289,7 +291,9 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
         warm.stop("SIGINT")
         return right, SimpleNamespace()
 
-    monkeypatch.setattr(resumes, "Parent", lambda *_: SimpleNamespace(imports=lambda _names: "", close=lambda: None))
+    monkeypatch.setattr(
+        resumes, "Parent", lambda *_: SimpleNamespace(imports=lambda _names: ("", 0), close=lambda: None)
+    )
     monkeypatch.setattr(
         resumes, "difference", lambda _cold, _warm: "a warm resume made none of the steps of a cold one"
     )
@@ -309,13 +313,16 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
 def test_what_a_later_resume_imports_is_imported_before_the_next_one(
     rank: RankCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The recorded run may load no checkpoint, so the parent learns from every resume. Modules that can't be imported
-    before a fork, such as one that starts a thread, are then left to the ranks, and ranks are still forked."""
+    """The recorded run may load no checkpoint, so the parent learns from every resume. A module that can't be
+    imported before a fork, because it starts a thread, and those after it are left to the ranks, which are still
+    forked."""
     given: list[list[str]] = []
 
-    def imports(names: list[str]) -> str:
+    def imports(names: list[str]) -> tuple[str, int]:
         given.append(names)
-        return "the imports started 1 threads" if "threaded" in names else ""
+        if "threaded" in names:
+            return "the imports started 1 threads", names.index("threaded")
+        return "", len(names)
 
     parent = SimpleNamespace(imports=imports, close=lambda: given.append([]), pid=1)
     monkeypatch.setattr(resumes, "Parent", lambda *_: parent)
@@ -324,9 +331,11 @@ def test_what_a_later_resume_imports_is_imported_before_the_next_one(
     monkeypatch.setattr(warm, "_ranks", {0: rank})
     monkeypatch.setattr(warm, "_parent", parent)
     noted, learnt = tmp_path / "imports", []
-    for names in ("decimal\nbeside\n", "decimal\nfractions\n", "threaded\nqueue\n", "queue\n"):
+    for names in ("decimal\nbeside\n", "decimal\nfractions\n", "colorsys\nthreaded\nqueue\n", "queue\n"):
         noted.write_text(names)
         learnt.append(warm._learn(noted))
     assert learnt == [True, True, True, False]
-    assert given == [["decimal"], ["fractions"], ["threaded", "queue"], [], ["decimal", "fractions"]]
+    assert given == [
+        ["decimal"], ["fractions"], ["colorsys", "threaded", "queue"], [], ["decimal", "fractions", "colorsys"],
+    ]  # fmt: skip
     assert "could not be forked" not in warm.in_words

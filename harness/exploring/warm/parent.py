@@ -3,7 +3,8 @@ run by its path, with the standard library only.
 
 It reads requests from the socket whose number is its argument, one JSON object per line, and answers each with a line:
 
-    {"do": "import", "names": [...]}  ->  {"threads": n, "cuda": bool, "failed": {name: error}}
+    {"do": "import", "names": [...]}  ->  {"threads": n, "cuda": bool, "good": n}: how many of the modules were imported
+        before a thread or a CUDA context was there; no further module is imported then
     {"do": "store"}  ->  {"port": n}: a new store of torch.distributed, in a process of its own as with torchrun;
         0: there is none. The process of the store before is ended
     {"do": "fork", "ranks": [{"env", "argv", "cwd", "path", "log", "anew"}]}  ->  {"pids": [...]}; `anew`: the command
@@ -98,19 +99,27 @@ def _store_port() -> int:
 
 
 def _import(names: list[str]) -> dict[str, Any]:
-    failed = {}
+    good, threads, cuda = 0, _threads(), _has_cuda()
     for name in names:
-        try:
+        with contextlib.suppress(
+            BaseException
+        ):  # the rank may import it in another order, and will see the error itself
             importlib.import_module(name)
-        except BaseException as error:  # the rank may import it in another order, and will see the error itself
-            failed[name] = repr(error)[:200]
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    return {
-        "threads": len(os.listdir("/proc/self/task")),
-        "cuda": bool(cuda is not None and cuda.is_initialized()),
-        "failed": failed,
-    }
+        threads, cuda = _threads(), _has_cuda()
+        if threads > 1 or cuda:
+            break
+        good += 1
+    return {"threads": threads, "cuda": cuda, "good": good}
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _has_cuda() -> bool:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    asks = getattr(cuda, "is_initialized", None)  # torch is not whole while it is being imported
+    return bool(asks and asks())
 
 
 def _ends(pids: list[int]) -> dict[int, int]:

@@ -43,15 +43,16 @@ class Parent:
     def pid(self) -> int:
         return self._process.pid
 
-    def imports(self, names: Sequence[str]) -> str:
-        """Imports the modules in the parent. Returns why ranks can't be forked afterwards, as a clause; empty if they
-        can."""
+    def imports(self, names: Sequence[str]) -> tuple[str, int]:
+        """Imports the modules in the parent. Returns why ranks can't be forked afterwards, as a clause (empty if they
+        can), and how many of the modules were imported before that was so."""
         answer = self._ask({"do": "import", "names": list(names)})
         if answer["cuda"]:
-            return "the imports made a CUDA context, which a forked process can't use"
+            return "the imports made a CUDA context, which a forked process can't use", answer["good"]
         if answer["threads"] > 1:
-            return f"the imports started {answer['threads'] - 1} threads, which a forked process would lack"
-        return ""
+            why = f"the imports started {answer['threads'] - 1} threads, which a forked process would lack"
+            return why, answer["good"]
+        return "", answer["good"]
 
     def store(self) -> int:
         """Starts a store of torch.distributed for the next ranks, and ends the store before. Returns its port; 0 if the

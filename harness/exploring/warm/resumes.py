@@ -142,11 +142,11 @@ class Warm:
         self._seen.update(names)
         if not new or self._stopped:
             return False
-        why = self._parent.imports(new)
-        if why and self._imported:  # a parent without the new modules can still fork
+        why, good = self._parent.imports(new)
+        if why:  # a parent without the module that did it can still fork
             self._parent.close()
-            self._parent = self._new_parent()
-            why, new = self._parent.imports(self._imported), []
+            self._parent, new = self._new_parent(), new[:good]
+            why, good = self._parent.imports([*self._imported, *new])
         self._off = why
         self._imported += new
         return True

@@ -40,6 +40,7 @@ ALL = {
     "accelerate": Trainer(f"{TRAINERS}/accelerate_trainer.py --steps 8 --save-every 3 --dir {{run}}/out", "accelerate"),
     "hf": Trainer(f"{TRAINERS}/hf_trainer.py --steps 8 --save-every 3 --dir {{run}}/out", "transformers"),
     "titan": Trainer(f"{TRAINERS}/titan_trainer.py --steps 8 --save-every 3 --dir {{run}}/out", "torchtitan"),
+    "deepspeed": Trainer(f"{TRAINERS}/deepspeed_trainer.py --steps 8 --save-every 3 --dir {{run}}/out", "deepspeed"),
 }
 
 

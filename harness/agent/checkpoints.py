@@ -9,6 +9,7 @@ import time
 from typing import Any, Callable
 
 from .agent import Agent
+from .buffers import Buffers
 from .children import Children
 from .digesting import Digesting
 from .kept import ParameterSums
@@ -27,6 +28,7 @@ class Transfers:
         self._agent, self.digesting, self._kept = agent, digesting, kept
         self._thread = threading.local()
         self.renames, self.children = Renames(agent), Children(agent)
+        self.buffers = Buffers(agent, self._found)
         self.open: list[str] = []  # paths of saves and loads in progress, in all threads
         os.register_at_fork(after_in_child=self.open.clear)
         careful = agent.careful("checkpoints")
@@ -47,7 +49,15 @@ class Transfers:
             if path is not None:
                 with self.saving(path, format):
                     return digested(original, path, args, kwargs)
-            return original(*args, **kwargs) if elsewhere is None else elsewhere(original, args, kwargs)
+            if elsewhere is None:
+                return original(*args, **kwargs)
+            outermost, begun = self._agent.sees_saves and not self.is_nested(""), time.monotonic()
+            result = elsewhere(original, args, kwargs)
+            if outermost and not self.open:
+                waits = threading.get_ident() == self._agent.thread
+                target = kwargs.get(name, args[place] if len(args) > place else None)
+                self.buffers.saved(target, time.monotonic() - begun if waits else 0.0)
+            return result
 
         return save
 
@@ -83,6 +93,15 @@ class Transfers:
         if self._agent.on and self._agent.orders.expects(Phase.CHECKPOINT_WRITTEN):
             self.digesting.settle()  # the manifest reads the file before a fault can damage it
             self._agent.orders.enter(Phase.CHECKPOINT_WRITTEN)
+
+    def _found(self, path: str, step: int, blocked_s: float) -> None:
+        """A file has the contents of an earlier torch.save to a buffer."""
+        self._agent.saw("checkpoints")
+        self._agent.saves += 1
+        fields = {"path": path, "format": "torch", **self.children.fields}
+        self._agent.emit(Kind.SAVE_BEGIN, fields, step)
+        self.renames.saved(path)
+        self._agent.emit(Kind.SAVE_END, {**fields, "ok": True, "blocked_s": round(blocked_s, 6)}, step)
 
     def count(self, by: int) -> None:
         self._thread.depth = getattr(self._thread, "depth", 0) + by

@@ -79,6 +79,7 @@ class _Installer:
             self._at_end.append(digesting.ended)
             transfers = Transfers(agent, digesting, ParameterSums(agent))
             transfers.renames.install()
+            self._at_end.append(transfers.buffers.look)
             files = CheckpointHook(transfers)
             self._when("torch", "checkpoints", files.patch_torch)
             self._when("safetensors.torch", "checkpoints", files.patch_safetensors)

@@ -55,7 +55,7 @@ class Reads:
 
     def _note(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
-            letter, raw = WRITTEN if _writes(*args[1:]) else READ, args[0]
+            letter, raw = WRITTEN if writes(*args[1:]) else READ, args[0]
         elif event in _MADE:
             letter, raw = WRITTEN, args[_MADE[event]]
         else:
@@ -97,7 +97,7 @@ def _below(folder: str) -> str:
     return folder.rstrip("/") + "/"
 
 
-def _writes(mode: Any, flags: Any) -> bool:
+def writes(mode: Any, flags: Any) -> bool:
     if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
         return True
     return isinstance(mode, str) and any(letter in mode for letter in "wax+")

@@ -37,6 +37,8 @@ class Renames:
     def _reporting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def rename(*args: Any, **kwargs: Any) -> Any:
+            if self._agent.before_step is not None:
+                self._agent.before_step()
             result = original(*args, **kwargs)
             if self._saved and self._agent.sees_saves:
                 self._note(result, *args, **kwargs)

@@ -182,6 +182,8 @@ class StepHooks:
         self._counter.made(self._key(optimizer))
 
     def _backward_begins(self, tensors: Any) -> None:
+        if self._agent.before_step is not None:
+            self._agent.before_step()
         self._counter.backward_begin()
         live = self._agent.live
         if "loss" in live:
@@ -201,6 +203,8 @@ class StepHooks:
         return closed if closed is NOTHING else self._seal(closed)
 
     def _step_begins(self, optimizer: Any) -> None:
+        if self._agent.before_step is not None:
+            self._agent.before_step()
         if not self._begun:
             self._dummy = not self._counter.ever_backward and _trains_nothing(optimizer)
             if self._dummy:

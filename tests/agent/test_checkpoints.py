@@ -55,6 +55,67 @@ with open(folder + "/b.pt", "rb") as file: load(file)
     assert "checkpoints" not in ran.of("agent.ended")[0].data["unseen"]
 
 
+BUFFER = """
+def to_file(path, contents):
+    buffer = io.BytesIO()
+    torch.save(contents, buffer)
+    with open(folder + path, "wb") as file: file.write(buffer.getvalue())
+def step():
+    model(torch.ones(1, 4)).sum().backward(); opt.step()
+"""
+
+
+def test_save_by_way_of_a_buffer(rank: Any) -> None:
+    """A file that gets the bytes of a torch.save to a buffer is told as a save of the step at which the buffer was
+    saved, before the next step, and a rename of it is told too."""
+    ran = rank.run(
+        PREPARE
+        + BUFFER
+        + """
+to_file("/a.pt", {"step": 1})
+with open(folder + "/last", "w") as file: file.write("a.pt")
+step()
+to_file("/b.tmp", {"step": 2})
+os.replace(folder + "/b.tmp", folder + "/b.pt")
+step()
+to_file("/c.pt", {"step": 3})
+"""
+    )
+    assert ran.code == 0, ran.output
+    assert not ran.failures
+    assert told(ran) == [
+        (kind, name, "torch") for name in ("a.pt", "b.tmp", "c.pt") for kind in ("save_begin", "save_end")
+    ]
+    assert [event.step for event in ran.of("checkpoint.save_end")] == [1, 2, 3]
+    assert all(event.data["ok"] and event.data["blocked_s"] > 0 for event in ran.of("checkpoint.save_end"))
+    assert [event.data["to"].rpartition("/")[2] for event in ran.of("checkpoint.renamed")] == ["b.pt"]
+    kinds = [event.kind.value for event in ran.events if event.kind.value in ("step", "checkpoint.save_end")]
+    assert kinds == ["step", "checkpoint.save_end", "step", "checkpoint.save_end", "step", "checkpoint.save_end"]
+
+
+def test_file_with_other_bytes_than_the_buffer_is_no_save(rank: Any) -> None:
+    """A file is no save if it is cut off, if it has the same size and other contents, or if its bytes are not those of
+    a buffer; a save to a buffer that is never written is none either."""
+    ran = rank.run(
+        PREPARE
+        + BUFFER
+        + """
+buffer = io.BytesIO()
+torch.save({"step": 1}, buffer)
+whole = buffer.getvalue()
+with open(folder + "/cut.pt", "wb") as file: file.write(whole[:-1])
+with open(folder + "/other.pt", "wb") as file: file.write(bytes(len(whole)))
+with open(folder + "/text", "w") as file: file.write("1")
+step(); step()
+torch.save({"step": 3}, io.BytesIO())
+step()
+"""
+    )
+    assert ran.code == 0, ran.output
+    assert not ran.failures
+    assert told(ran) == []
+
+
 def test_save_and_load_that_fail(rank: Any) -> None:
     """What fails is told as not ok, and the error is the job's as ever."""
     ran = rank.run(

@@ -1,6 +1,6 @@
 """A plain loop with an optimizer of pytorch_optimizer, which is saved and restored by its own state. --optimizer: its
-class, with AdamW inside if it wraps another optimizer. --options: its options, as JSON. --schedule: with a schedule of
-the learning rate. --library: another package that has the class."""
+class, with AdamW inside if it wraps another optimizer. --every: after so many steps Lookahead averages. --schedule:
+with a schedule of the learning rate. --library: another package that has the class."""
 
 import importlib
 import inspect
@@ -17,7 +17,7 @@ STEPS, SAVE_EVERY = 24, 5
 
 
 class Loop:
-    def __init__(self, optimizer, library, options, schedule):
+    def __init__(self, optimizer, library, every, schedule):
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
         self.wrapped = DistributedDataParallel(self.model) if dist.is_initialized() else self.model
@@ -31,9 +31,9 @@ class Loop:
         if self.sharpness:
             self.optimizer = kind(weights, base_optimizer=torch.optim.AdamW, lr=1e-2)
         elif "optimizer" in accepted:
-            self.optimizer = kind(torch.optim.AdamW(weights, lr=1e-2), **json.loads(options))
+            self.optimizer = kind(torch.optim.AdamW(weights, lr=1e-2), **({"k": every} if every else {}))
         else:
-            self.optimizer = kind(weights, **json.loads(options))
+            self.optimizer = kind(weights)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9) if schedule else None
         self.table = torch.randn(STEPS, 4, 8, generator=torch.Generator().manual_seed(1))
         self.done = 0
@@ -102,5 +102,5 @@ def train(folder, **kind):
 if __name__ == "__main__":
     trainer_main.main(
         plain, train, optimizer={"required": True}, library={"default": "pytorch_optimizer"},
-        options={"default": "{}"}, schedule={"action": "store_true"},
+        every={"type": int}, schedule={"action": "store_true"},
     )  # fmt: skip

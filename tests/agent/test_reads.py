@@ -92,7 +92,7 @@ def test_an_error_in_it_is_no_matter_of_the_job(rank: Any) -> None:
     script = """
     import sys
     import _torchaos_agent.reads as reads
-    reads._writes = None
+    reads.writes = None
     print("read", len(open(sys.argv[0]).read()))
     """
     ran = rank.run(script, hooks=("steps", "reads"))

@@ -8,6 +8,7 @@ import torch
 import trainer_main
 from lightning_fabric import Fabric
 from torch import nn
+from torch.utils.data import DataLoader
 
 STEPS, SAVE_EVERY = 24, 5
 
@@ -18,10 +19,12 @@ class Loop:
         self.fabric, model = fabric, nn.Linear(8, 1)
         self.model, self.optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
         self.table = torch.randn(STEPS, 4, 8, generator=torch.Generator().manual_seed(1))
-        self.done = 0
+        self.done, self.batches = 0, None
 
     def step(self):
-        loss = (self.model(self.table[self.done]) - 1).square().mean()
+        if self.batches is None:
+            self.batches = iter(DataLoader(self.table, batch_size=None, sampler=range(self.done, STEPS)))
+        loss = (self.model(next(self.batches)) - 1).square().mean()
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
         self.optimizer.step()

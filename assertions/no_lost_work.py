@@ -140,7 +140,7 @@ def _unseen(run: Record) -> str:
     alone = [checkpoint.path for checkpoint in checkpoints_of(run) or [] if checkpoint.saved_s is None]
     return (
         f": nothing shows when {alone[0]} was saved. A save is seen if torch.save, torch.distributed.checkpoint or "
-        "safetensors writes the file, or if the file has exactly the bytes that torch.save wrote to a buffer"
+        "safetensors writes the file, or if the file has the size and the last bytes of a buffer that torch.save filled"
         if alone
         else ""
     )

@@ -52,7 +52,7 @@ class Agent:
         self.phases, self.tally = Phases(), Tally()
         self.made: dict[int, weakref.ref[Any]] = {}  # optimizers, by id
         self.lasting = Lasting()
-        self.before_step: Callable[[], Any] | None = None  # called when a backward, step or rename begins
+        self.look_for_saves: Callable[[], Any] | None = None  # called when a backward, step or rename begins
         self.orders = Orders(self)
         self.hooks = self._wanted()
         self.live = set(self.hooks)  # hooks in service

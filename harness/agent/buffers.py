@@ -2,9 +2,9 @@
 
 Many trainers save to a BytesIO, and a file backend then writes these bytes. After a torch.save to a buffer, the paths
 of files that are opened for writing are remembered. Such a file is that checkpoint if it has the size of the buffer and
-ends with the same bytes: a file of torch.save ends with the names, sizes and CRCs of all its parts. A file is looked at
-before the next backward, step or save, and at the end of the process. If the process dies earlier, the save is not
-seen."""
+ends with the same bytes: a file of torch.save ends with an id that is made from its contents, and with the names, sizes
+and CRCs of its parts. A file is looked at before the next backward, optimizer step, rename or save to a buffer, and at
+the end of the process. If the process dies earlier, the save is not seen."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Buffers:
             self._waiting.append(_Buffer(view.nbytes, bytes(view[-_END:]), self._agent.steps_over, blocked_s))
         del self._waiting[:-_MOST]
         self._opened.clear()
-        self._agent.before_step = self.look
+        self._agent.look_for_saves = self.look
         if not self._installed:
             self._installed = True
             sys.addaudithook(self._audit)  # it can't be removed, so it is added only for a job with buffers
@@ -76,7 +76,7 @@ class Buffers:
         for buffer in self._waiting:
             buffer.looks += 1
         self._waiting = [buffer for buffer in self._waiting if buffer.looks < _LOOKS]
-        self._agent.before_step = self.look if self._waiting else None
+        self._agent.look_for_saves = self.look if self._waiting else None
 
 
 def _is_in(buffer: _Buffer, path: str) -> bool:

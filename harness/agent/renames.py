@@ -37,8 +37,8 @@ class Renames:
     def _reporting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def rename(*args: Any, **kwargs: Any) -> Any:
-            if self._agent.before_step is not None:
-                self._agent.before_step()
+            if self._agent.look_for_saves is not None:
+                self._agent.look_for_saves()
             result = original(*args, **kwargs)
             if self._saved and self._agent.sees_saves:
                 self._note(result, *args, **kwargs)

@@ -182,8 +182,8 @@ class StepHooks:
         self._counter.made(self._key(optimizer))
 
     def _backward_begins(self, tensors: Any) -> None:
-        if self._agent.before_step is not None:
-            self._agent.before_step()
+        if self._agent.look_for_saves is not None:
+            self._agent.look_for_saves()
         self._counter.backward_begin()
         live = self._agent.live
         if "loss" in live:
@@ -203,8 +203,8 @@ class StepHooks:
         return closed if closed is NOTHING else self._seal(closed)
 
     def _step_begins(self, optimizer: Any) -> None:
-        if self._agent.before_step is not None:
-            self._agent.before_step()
+        if self._agent.look_for_saves is not None:
+            self._agent.look_for_saves()
         if not self._begun:
             self._dummy = not self._counter.ever_backward and _trains_nothing(optimizer)
             if self._dummy:

@@ -116,6 +116,30 @@ step()
     assert told(ran) == []
 
 
+def test_file_that_differs_from_the_buffer_in_its_first_tensor_is_no_save(rank: Any) -> None:
+    """A checkpoint of 2,000 tensors is no save of a buffer that has the same size and differs in the first tensor."""
+    ran = rank.run(
+        PREPARE
+        + BUFFER
+        + """
+contents = {str(number): torch.zeros(1) for number in range(2000)}
+torch.save(contents, folder + "/archive.pt")
+with open(folder + "/archive.pt", "rb") as file: saved = file.read()
+contents["0"] += 1
+buffer = io.BytesIO()
+torch.save(contents, buffer)
+assert len(saved) == len(buffer.getvalue())
+with open(folder + "/copy.pt", "wb") as file: file.write(saved)
+step()
+with open(folder + "/right.pt", "wb") as file: file.write(buffer.getvalue())
+step()
+"""
+    )
+    assert ran.code == 0, ran.output
+    assert not ran.failures
+    assert {name for _, name, _ in told(ran)} == {"archive.pt", "right.pt"}
+
+
 def test_save_and_load_that_fail(rank: Any) -> None:
     """What fails is told as not ok, and the error is the job's as ever."""
     ran = rank.run(

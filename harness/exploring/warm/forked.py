@@ -39,8 +39,8 @@ class Forked:
         self._stopped = True
 
     def __call__(self, take_inventory: Callable[[], None]) -> bool:
-        """Runs the ranks until they have shown enough, or have ended. Ranks that fail are started once more. Returns
-        whether they hang. Raises ChaosError if the parent is gone."""
+        """Runs the ranks until they have shown enough, or have ended. Ranks that fail are started again, `starts`
+        times in all. Returns whether they hang. Raises ChaosError if the parent is gone."""
         journal = self._journal = Journal(self._folder.events)
         try:
             journal.emit(Kind.STAGE, {"stage": "launch"})

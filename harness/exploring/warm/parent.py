@@ -101,9 +101,7 @@ def _store_port() -> int:
 def _import(names: list[str]) -> dict[str, Any]:
     good, threads, cuda = 0, _threads(), _has_cuda()
     for name in names:
-        with contextlib.suppress(
-            BaseException
-        ):  # the rank may import it in another order, and will see the error itself
+        with contextlib.suppress(BaseException):  # the rank, which may import in another order, will see the error
             importlib.import_module(name)
         threads, cuda = _threads(), _has_cuda()
         if threads > 1 or cuda:

@@ -31,6 +31,7 @@ from torchaos.harness.cli.options import (
 from torchaos.harness.cli.run import GONE, Planned, other_job, plans_of, working_on, write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring.choice import MODELS, models_of
+from torchaos.harness.exploring.damaged import faults_of
 from torchaos.harness.exploring.exploration import Exploration, Limits
 from torchaos.harness.exploring.explored import Explored, result_of
 from torchaos.harness.exploring.outcomes import Outcome
@@ -61,6 +62,7 @@ OUT = Path("torchaos-explored")
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="End after this many minutes.")
 @click.option("--beyond", type=click.IntRange(1), default=3, show_default=True, metavar="STEPS",
               help="Train this many steps beyond the death.")  # fmt: skip
+@click.option("--damage", is_flag=True, help="Try each state also after each checkpoint.* fault of the scenario.")
 @click.option("--cold", is_flag=True, help="Start each resume by the job's own launcher: no forked ranks.")
 @click.option("--resume", type=PATH, metavar="DIR", help="Go on with an exploration of the same scenario.")
 @click.option("--after", metavar="STATE", help="With --resume: explore a second death, while the job resumes from this "
@@ -71,8 +73,8 @@ OUT = Path("torchaos-explored")
 @JSON
 def explore(
     file: Path, job_file: Path | None, out: Path, models: Sequence[str], states: int | None, minutes: float | None,
-    beyond: int, cold: bool, resume: Path | None, after: str | None, seed: int | None, overrides: Sequence[str],
-    junit_file: Path | None, json_file: Path | None, given: Sequence[str] = (),
+    beyond: int, damage: bool, cold: bool, resume: Path | None, after: str | None, seed: int | None,
+    overrides: Sequence[str], junit_file: Path | None, json_file: Path | None, given: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Try every moment at which the whole job can die.
 
@@ -81,7 +83,8 @@ def explore(
     faults are left out. COMMAND: as for `torchaos run`."""
     console = Console()
     one = next(plans_of(file, overrides, seed, ask_of, None, out, (), other_job(job_file, given, None)))
-    limits = Limits(models_of(models, one.plan), states, minutes, beyond, one.plan.seed, not cold)
+    faults = faults_of(one.plan) if damage else ()
+    limits = Limits(models_of(models, one.plan), states, minutes, beyond, one.plan.seed, not cold, faults)
     name = f"{one.plan.scenario}-s{one.plan.seed}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     first = (resume or out / name).absolute()
     home = first if after is None else first / FOLDER / after.replace("/", "-").replace(" ", "-")

@@ -71,10 +71,11 @@ class Blobs:
                 elif path.is_dir():
                     folders.add(key)
                 elif path.is_file():
-                    files[key] = self._take_file(path)
+                    files[key] = self.take_file(path)
         return Tree(files, frozenset(folders), links)
 
-    def _take_file(self, path: Path) -> Content:
+    def take_file(self, path: Path) -> Content:
+        """Stores a file. Raises OSError."""
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             extents: list[Extent] = []

@@ -14,7 +14,6 @@ out/NAME/scenario.yaml, plan.json   as in a run directory
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import time
 from collections import Counter
@@ -28,6 +27,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring.choice import chosen, nodes_of
 from torchaos.harness.exploring.cold import Cold
+from torchaos.harness.exploring.damaged import with_damage
 from torchaos.harness.exploring.explored import Explored
 from torchaos.harness.exploring.outcomes import Class, Outcome, failed_at_once
 from torchaos.harness.exploring.recorded import Recorded
@@ -36,10 +36,11 @@ from torchaos.harness.exploring.reproduce import STATE, script_of
 from torchaos.harness.exploring.spared import LIKE, Spared
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.exploring.story import files_of
+from torchaos.harness.exploring.suspected import SHOWN, each_kind_first, failure, is_suspected, may_pay, shown
 from torchaos.harness.exploring.trials import Trials, checkpoints_in
 from torchaos.harness.exploring.warm.resumes import Warm
 from torchaos.harness.machine.disk import owner_only, write_atomically
-from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.plan import Plan, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.running.engine.guards import check_disk
 
@@ -57,6 +58,7 @@ class Limits:
     beyond: int = 3
     seed: int = 0
     warm: bool = True
+    damage: tuple[PlannedFault, ...] = ()  # each state is also tried after each of these faults has hit it
 
 
 class Exploration:
@@ -108,6 +110,8 @@ class Exploration:
             raise UsageError(f"{self.plan.scenario}: no resume can be judged, as a run without any death is not: {why}")
         limits = self.limits
         choice = chosen(recording, limits.models, nodes_of(self.plan.job), limits.states, limits.seed)
+        if limits.damage:
+            choice = with_damage(choice, limits.damage, checkpoints_in(self.plan, self._recorded.now))
         self._tell(choice.in_words)
         self._cold = Cold(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
         self._spared = Spared(trials, self.home, choice.states)
@@ -121,6 +125,7 @@ class Exploration:
             if self._warm:
                 self._warm.close()
             self._spared.close()
+            trials.close()
         seconds = recording.ended_s - recording.began_s
         warm = self._warm.in_words if self._warm else "by the job's own launcher"
         outcomes = tuple(done[_key(state)] for state in choice.states if _key(state) in done)
@@ -142,25 +147,30 @@ class Exploration:
                 if why := self._over:
                     return why
                 found = self._spared.of(state, done, self._fork if self._warm else None) or self._forked(state)
-                if not self._stopped and (found is None or (_is_suspected(found) and _may_pay(found, done.values()))):
+                found = found and shown(found, done.values())
+                if not self._stopped and (found is None or (is_suspected(found) and may_pay(found, done.values()))):
                     found = self._by_launcher(trials, state, found, done.values())
                 if found:
                     self._note(found, number, len(states), done)
-            for suspected in _each_kind_first([done[key] for key in by_key if _is_suspected(done[key])]):
+            for suspected in each_kind_first([done[key] for key in by_key if is_suspected(done[key])]):
                 if why := self._over:
                     return why
                 number, state = by_key[_key(suspected)]
-                found = self._spared.of(state, done, self._fork if self._warm else None)
-                if found is None or _is_suspected(found):
+                found = shown(suspected, done.values())
+                if is_suspected(found):
+                    found = self._spared.of(state, done, self._fork if self._warm else None) or suspected
+                if is_suspected(found):
                     found = self._by_launcher(trials, state, suspected, done.values())
                 self._note(found, number, len(states), done)
             return self._stopped
         finally:
-            waiting = [key for key, outcome in done.items() if _is_suspected(outcome)]
+            waiting = [key for key, outcome in done.items() if is_suspected(outcome)]
             kinds = Counter(done.pop(key).kind.value for key in waiting)
             if kinds:
                 many = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
                 self._notes.append(f"forked ranks failed from more states, which count after a cold start: {many}")
+            if many_shown := sum(bool(outcome.shown_by) for outcome in done.values()):
+                self._notes.append(f"{many_shown} states {SHOWN}")
             if alike := sum(bool(outcome.like) for outcome in done.values()):
                 self._notes.append(f"{alike} states were not resumed: {LIKE}")
             self._notes += [self._spared.doubt] if self._spared.doubt else []
@@ -187,9 +197,9 @@ class Exploration:
         shown the same failure before, new interpreters are enough, as long as they show it too."""
         assert self._cold
         again = suspected is None or suspected.mended is not False
-        known = suspected and any(not one.warm and _failure(one) == _failure(suspected) for one in before)
+        known = suspected and any(not one.warm and failure(one) == failure(suspected) for one in before)
         started = self._warm.anew(state, again, self._spared.every) if known and self._warm else None
-        if started and suspected and self._warm and _failure(started[0]) == _failure(suspected):
+        if started and suspected and self._warm and failure(started[0]) == failure(suspected):
             (found, run), looks = started, self._warm.looks
         elif self._stopped and suspected:
             return suspected
@@ -197,7 +207,7 @@ class Exploration:
             (found, run), looks = self._cold(state, again, self._spared.every), self._cold.looks
         if self._stopped:
             return found
-        same = suspected is None or _failure(suspected) == _failure(found)
+        same = suspected is None or failure(suspected) == failure(found)
         if looks:
             at_once = failed_at_once(run)
             if not at_once and same:
@@ -209,8 +219,9 @@ class Exploration:
                 f"{state.name}: forked ranks gave '{suspected.kind.value}' ({suspected.reason}), and a cold start "
                 f"'{found.kind.value}', which counts"
             )
-        elif suspected is not None and found.mended is None:
-            found = replace(found, mended=suspected.mended)
+        elif suspected is not None:
+            mended = suspected.mended if found.mended is None else found.mended
+            found = replace(found, mended=mended, printed=suspected.printed if same else "")
         return self._kept(trials, state, found, before)
 
     def _fork(self, state: State) -> tuple[Outcome, Record] | None:
@@ -251,34 +262,6 @@ class Exploration:
 
 def _key(one: State | Outcome) -> tuple[str, str]:
     return one.digest, one.model
-
-
-def _is_suspected(outcome: Outcome) -> bool:
-    """Whether only forked ranks have failed from this state."""
-    return outcome.warm and outcome.kind is not Class.RIGHT
-
-
-def _failure(outcome: Outcome) -> tuple[str, ...]:
-    """What failed, without numbers."""
-    return outcome.kind, outcome.assertion, re.sub(r"\d+", "", outcome.reason)
-
-
-def _may_pay(suspected: Outcome, before: Iterable[Outcome]) -> bool:
-    """Whether a cold start at once may save resumes: the failure came before the first step, and cold starts of such
-    failures have stood for at least as many other states."""
-    same = [outcome for outcome in before if not outcome.warm and _failure(outcome) == _failure(suspected)]
-    return suspected.from_step is None and 2 * sum(bool(outcome.like) for outcome in same) >= len(same)
-
-
-def _each_kind_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The same outcomes: first one of each kind of failure, then a second one of each, and so on."""
-    seen = Counter[tuple[str, ...]]()
-    rounds: list[tuple[int, Outcome]] = []
-    for outcome in outcomes:
-        kind = _failure(outcome)
-        rounds.append((seen[kind], outcome))
-        seen[kind] += 1
-    return [outcome for _round, outcome in sorted(rounds, key=lambda pair: pair[0])]
 
 
 def read_outcomes(home: Path) -> dict[tuple[str, str], Outcome]:

@@ -51,7 +51,8 @@ class Outcome:
     assertion: str = ""  # the assertion that failed
     lost_steps: int | None = None  # compared with the newest complete checkpoint; None: none, or not known
     from_step: int | None = None  # the step from which it resumed; None: it did not resume, or the step is not known
-    mended: bool | None = None  # whether a second start got past the death; None: there was no second start
+    mended: bool | None = None  # whether a second start got past the death; None: there was no second start. False
+    # too if the first start had changed no file
     warm: bool = False  # the ranks were forked, not started by the job's launcher
     seconds: float = 0.0
     operations: int = 0  # before the death
@@ -60,6 +61,8 @@ class Outcome:
     files: tuple[tuple[str, str], ...] = ()  # (path, state in words) of each file that the story names
     run_dir: str = ""  # the run directory of the resume, if it was kept
     like: str = ""  # the state that was resumed instead: the job sees no difference before it fails
+    printed: str = ""  # a digest of what forked ranks printed that did not start
+    shown_by: str = ""  # the state from which a cold start has shown the same failure of forked ranks
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "kind": self.kind.value}

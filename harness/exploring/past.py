@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
@@ -44,17 +45,20 @@ def with_death(plan: Plan) -> Plan:
 
 def write(
     events: Path, recorded: Record, died_s: float, by_rank: Mapping[int, float], now_s: float,
-    lines: Mapping[int | None, Sequence[Operation]] | None = None,
+    lines: Mapping[int | None, Sequence[Operation]] | None = None, damage: Sequence[Mapping[str, Any]] = (),
 ) -> int:  # fmt: skip
     """Writes the events before the resume into its folder of events, which must be empty, and returns their number.
     `died_s`: when the job died in the recorded run; `by_rank`: ranks that died earlier (both CLOCK_MONOTONIC); `lines`:
-    the operations of each rank. All times are shifted so that the death comes just before `now_s`, because the time
-    between the recorded run and the resume is not the job's."""
+    the operations of each rank; `damage`: data of the events of a fault that hit the files after the death. All times
+    are shifted so that the death comes just before `now_s`, because the time between the recorded run and the resume
+    is not the job's."""
     begun = unfinished(recorded, died_s, lines or {})
     moved_s = now_s - _BEFORE_S - died_s
     count = Counter[str]()
     with open(events / FILE, "wb", opener=owner_only) as file:
-        for event in (*_until(recorded, died_s, by_rank), *_deaths(recorded, died_s)):
+        end = _at(recorded, died_s)
+        hits = (replace(end, kind=Kind.EFFECT, data=data) for data in damage)
+        for event in (*_until(recorded, died_s, by_rank), *_deaths(recorded, died_s), *hits):
             if (event.source, event.seq, event.kind) in begun:
                 continue
             number, count[event.source] = count[event.source], count[event.source] + 1
@@ -113,6 +117,11 @@ def _until(recorded: Record, died_s: float, by_rank: Mapping[int, float]) -> Ite
         yield replace(event, source=RECORDED) if event.source == "harness" else event
 
 
+def _at(recorded: Record, died_s: float) -> Event:
+    """An event at the time of the death, to be completed."""
+    return Event(Kind.NOTE, RECORDED, 0, recorded.events[0].wall_s - recorded.events[0].mono_s + died_s, died_s)
+
+
 def _earlier(fault: str) -> str:
     """The id of a death in the past of another death."""
     return f"{fault}-before"
@@ -120,7 +129,7 @@ def _earlier(fault: str) -> str:
 
 def _deaths(recorded: Record, died_s: float) -> Iterator[Event]:
     """The events of the death: all live ranks are killed at once, and then the job's command."""
-    made_up = Event(Kind.NOTE, RECORDED, 0, recorded.events[0].wall_s - recorded.events[0].mono_s + died_s, died_s)
+    made_up = _at(recorded, died_s)
     for attempt in recorded.history.attempts:
         for rank, process in attempt.ranks.items():
             if process.up_s < died_s and (process.exited_s is None or process.exited_s >= died_s):

@@ -76,6 +76,8 @@ def checkpoints_in(plan: Plan, folder: RunDir) -> Path:
 class Trials:
     """The recorded run, its twins, and the folder in which the job always runs."""
 
+    _root = -1  # a descriptor of the checkpoint folder with the last state's files
+
     def __init__(
         self, plan: Plan, now: RunDir, recorded: RunDir, twins: Sequence[Record], recording: Recording
     ) -> None:  # fmt: skip
@@ -135,12 +137,26 @@ class Trials:
         self.now.create()
         self.staged_s = time.monotonic() if at_s is None else at_s, time.time()
         died_s, by_rank = self.death(state)
-        past.write(self.now.events, self.recorded, died_s, by_rank, self.staged_s[0], self.recording.lines)
+        moved = (self.now.events, self.recorded, died_s, by_rank, self.staged_s[0], self.recording.lines)
+        past.write(*moved, state.damage)
         past.with_death(replace(self.plan, faults=self.recorded.plan.faults)).write(self.now.plan)
         self._link_manifests(died_s)
-        state.write_to(checkpoints_in(self.plan, self.now))
-        self.staged = stats_of(checkpoints_in(self.plan, self.now))
+        root = checkpoints_in(self.plan, self.now)
+        state.write_to(root)
+        self.staged = stats_of(root)
+        self.close()
+        self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return self.now
+
+    def close(self) -> None:
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+    def is_untouched(self) -> bool:
+        """Whether the job has changed nothing in its folder since the last state was put there. The files are read
+        below the file system that may cover the folder, so this is no question of the job."""
+        return stats_of(Path(f"/proc/self/fd/{self._root}")) == self.staged
 
     def judge(self, state: State, hung: bool, seconds: float, warm: bool = False) -> tuple[Outcome, Record]:
         """The outcome of the resume that is in the folder. Raises ChaosError if it can't be read."""

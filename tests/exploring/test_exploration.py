@@ -61,6 +61,8 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
         def died_at(self, _state: State) -> int:
             return 7
 
+        def close(self) -> None: ...
+
     doubts: dict[str, str] = {}
 
     def go(stop_after: int = 1000, doubt: str = "", **limits: Any) -> tuple[Explored, list[str]]:
@@ -272,3 +274,27 @@ def test_a_failure_that_the_launcher_has_shown_is_shown_again_by_new_interpreter
     assert cold == [everything[0], everything[2]]
     assert {outcome.kind for outcome in found.outcomes} == {Class.WONT_START}
     assert not any(outcome.warm for outcome in found.outcomes)
+
+
+@pytest.mark.parametrize("same_words", [True, False])
+def test_a_failure_with_words_that_a_cold_start_has_shown_needs_no_cold_start(
+    explore: Explore, monkeypatch: pytest.MonkeyPatch, same_words: bool
+) -> None:
+    """Forked ranks fail from all states in one way. If they print the same words, one cold start shows it for all; if
+    they print other words each time, as when another rank fails, each state is started cold."""
+    forked: list[str] = []
+
+    class Warm(Forks):
+        def __call__(self, state: State, _lookout: object = None) -> Any:
+            forked.append(state.name)
+            printed = "words" if same_words else state.name
+            return replace(outcome_of(state, Class.WONT_START, "no"), warm=True, printed=printed)
+
+    monkeypatch.setattr(module, "Warm", Warm)
+    monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
+    monkeypatch.setattr(explore, "cold", (Class.WONT_START, None), raising=False)
+    found, cold = explore(warm=True)
+    assert [outcome.kind for outcome in found.outcomes] == [Class.WONT_START] * len(forked)
+    assert cold == (forked[:1] if same_words else forked)
+    assert {outcome.shown_by for outcome in found.outcomes[1:]} == ({forked[0]} if same_words else {""})
+    assert found.exit_code == 1

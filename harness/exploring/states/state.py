@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torchaos.harness.exploring.blobs import Blobs
 from torchaos.harness.exploring.operations import Operation
@@ -27,6 +28,7 @@ class State:
     # seconds of CLOCK_MONOTONIC. Empty: only possible if the ranks' operations come in another order than recorded.
     lost: tuple[Operation, ...] = ()  # in a loss of power: operations whose changes are missing, wholly or in part
     done: Mapping[int | None, int] | None = None  # operations done by each rank; None: all up to the last
+    damage: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)  # events of a fault that hit the files
 
     @property
     def digest(self) -> str:

@@ -38,9 +38,10 @@ class Forked:
     def stop(self) -> None:
         self._stopped = True
 
-    def __call__(self, take_inventory: Callable[[], None]) -> bool:
+    def __call__(self, take_inventory: Callable[[], None], is_untouched: Callable[[], bool] = lambda: False) -> bool:
         """Runs the ranks until they have shown enough, or have ended. Ranks that fail are started again, `starts`
-        times in all. Returns whether they hang. Raises ChaosError if the parent is gone."""
+        times in all, unless `is_untouched`: a further start would find the same files. Returns whether they hang.
+        Raises ChaosError if the parent is gone."""
         journal = self._journal = Journal(self._folder.events)
         try:
             journal.emit(Kind.STAGE, {"stage": "launch"})
@@ -51,7 +52,7 @@ class Forked:
                 finally:
                     proc.end(self._family)
                 self._note_ends()
-                if not failed:
+                if not failed or is_untouched():
                     break
             journal.emit(Kind.STAGE, {"stage": "inventory"})
             take_inventory()

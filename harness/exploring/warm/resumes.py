@@ -4,7 +4,9 @@ states are resumed cold, and the report says why."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import secrets
 import time
 from dataclasses import replace
@@ -25,6 +27,7 @@ from torchaos.harness.exploring.warm.rank import RankCommand
 from torchaos.harness.record.history import Execution
 from torchaos.harness.record.record import Record
 
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _TRIES = 3  # states that are resumed cold, until a resume succeeds with which forked ranks can be compared
 
 
@@ -178,15 +181,26 @@ class Warm:
             run.stop()
         looked = Looked(checkpoints_in(self._trials.plan, folder), lookout)
         with looked:
-            hung = run(self._trials.take_inventory)
+            hung = run(self._trials.take_inventory, self._trials.is_untouched)
+            untouched = self._trials.is_untouched()
         self._cold.left += looked.left
         if looked.failed:  # and with it, perhaps, the job
             return self._resume(state, None, starts, anew)
         self._learn(folder.imported)
         outcome, record = self._trials.judge(state, hung, time.monotonic() - began_s, warm=True)
+        if outcome.kind is Class.WONT_START and outcome.from_step is None:
+            mended = False if untouched and outcome.mended is None else outcome.mended
+            outcome = replace(outcome, mended=mended, printed=digest_of((folder.logs / "job-0.log").read_text()))
         self.seconds.append(time.monotonic() - began_s)
         self.looks, self.record = looked.before_inventory(record), record
         return outcome, record
+
+
+def digest_of(printed: str) -> str:
+    """A digest of the lines that the ranks printed, without numbers. Which of the ranks printed a line, and which of
+    them was the first, makes no difference."""
+    lines = {_NUMBER.sub("", line).strip() for line in printed.splitlines()}
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() if lines else ""
 
 
 def _note_rank(event: Event, commands: dict[int, RankCommand | str]) -> None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import glob
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind, Phase
@@ -55,6 +55,18 @@ def decide(injector: CheckpointFault, root: Path | None, during_save: bool = Fal
     hit = whole[: injector.newest]
     edits = [(checkpoint, edit) for checkpoint in hit for edit in injector.edits(checkpoint, whole, draw)]
     return Decided(root, whole, edits)
+
+
+def carry_out(decided: Decided, fault: str, emit: Callable[[Mapping[str, Any]], object]) -> None:
+    """Carries out the edits. `emit` gets the data of the events that record them."""
+    there = [{"path": checkpoint.path, "step": checkpoint.step} for checkpoint in decided.whole]
+    effect = f"there are {len(there)} complete checkpoints, the newest is {Path(decided.whole[0].path).name}"
+    emit({"fault": fault, "what": "survey", "effect": effect, "checkpoints": there})
+    for checkpoint, edit in decided.edits:
+        place = {"file": str(edit.path), "checkpoint": str(checkpoint.path), "step": checkpoint.step}
+        fields = {**place, "op": edit.op, **edit.data()}
+        _keep_times(edit)
+        emit({"fault": fault, "what": "damaged", "effect": in_words(fields), **fields})
 
 
 def survey(root: Path, during_save: bool = False) -> list[Checkpoint]:
@@ -126,15 +138,7 @@ class CheckpointFault(Fault):
         return [File.of(path, decided.root, site.undo_copies, yields=True, removes=path in removed) for path in paths]
 
     def apply(self, site: NodeSite) -> None:
-        decided: Decided = vars(self)["_decided"]
-        there = [{"path": checkpoint.path, "step": checkpoint.step} for checkpoint in decided.whole]
-        effect = f"there are {len(there)} complete checkpoints, the newest is {Path(decided.whole[0].path).name}"
-        site.emit(Kind.EFFECT, {"fault": site.fault, "what": "survey", "effect": effect, "checkpoints": there})
-        for checkpoint, edit in decided.edits:
-            place = {"file": str(edit.path), "checkpoint": str(checkpoint.path), "step": checkpoint.step}
-            fields = {**place, "op": edit.op, **edit.data()}
-            _keep_times(edit)
-            site.emit(Kind.EFFECT, {"fault": site.fault, "what": "damaged", "effect": in_words(fields), **fields})
+        carry_out(vars(self)["_decided"], site.fault, lambda data: site.emit(Kind.EFFECT, data))
 
     def probes(self, site: NodeSite) -> Sequence[StillThere]:
         decided: Decided = vars(self)["_decided"]

@@ -18,6 +18,7 @@ def tell_outcome(outcome: Outcome, number: int, of: int) -> str:
     """Prints a line about a state that was just tried."""
     right = outcome.kind is Class.RIGHT
     how = ", cold" if not outcome.warm else "" if right else "; a cold start follows"
+    how = f"; the same failure by a cold start: {outcome.shown_by}" if outcome.shown_by else how
     why = "" if right else f": {outcome.reason}"
     if outcome.like:
         return f"{number}/{of} {outcome.state}: {outcome.kind.value}, as {outcome.like}, which is the same for the job"

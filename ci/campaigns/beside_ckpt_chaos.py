@@ -38,8 +38,10 @@ out = sys.argv[1]
 there = os.path.isdir(out) and any(name.startswith("checkpoint-") for name in os.listdir(out))
 target.make_trainer(out, target.Hooks(stop_at=14)).train(resume_from_checkpoint=there or None)
 """
+TEMPORARY = ".tmp"  # Lightning writes there first, and moves: on the other side, that is a rename on one disk too
 LIGHTNING = """
-import sys
+import os, sys
+os.makedirs(os.environ["TMPDIR"], exist_ok=True)
 import lightning.pytorch as pl
 from ckpt_chaos.targets import lightning_trainer as target
 
@@ -55,7 +57,7 @@ class Trainer:
     env: Mapping[str, str]
 
 
-ALL = {"hf_trainer": Trainer(HF, {}), "lightning_trainer": Trainer(LIGHTNING, {"TMPDIR": "{run}/out/.tmp"})}
+ALL = {"hf_trainer": Trainer(HF, {}), "lightning_trainer": Trainer(LIGHTNING, {"TMPDIR": f"{{run}}/out/{TEMPORARY}"})}
 Files = dict[str, str]  # complete, torn or empty, by path
 
 
@@ -172,6 +174,7 @@ def in_words(left: Mapping[str, int], whole: Mapping[str, int]) -> Files:
     return {
         path: "empty" if not size else "complete" if size == whole.get(path, size) else "torn"
         for path, size in left.items()
+        if not path.startswith(TEMPORARY)
     }
 
 

@@ -14,3 +14,4 @@ class Ask(str, Enum):
     NAMES = "names"  # of what a folder contains, and their kinds
     BYTES = "bytes"  # of a file
     ALL = "all"  # that is in a folder and below it
+    CLEARED = "cleared"  # the kinds of names in a folder and below it, without numbers: all of it is then removed

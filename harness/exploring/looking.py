@@ -18,13 +18,14 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import mfusepy
 
 from torchaos.harness.exploring.asks import Ask
+from torchaos.harness.exploring.clearing import Clearing, Note
 from torchaos.harness.exploring.permit import is_given
 from torchaos.harness.mechanics.storage.rules import Rules
 from torchaos.harness.mechanics.storage.server import Served, Spoiler, serve
@@ -42,6 +43,7 @@ class Looking(Served):
         self._made: set[str] = set()  # paths that the resume has made anew, or removed
         self._folders: set[str] = set()  # the same for folders, with all that is below them
         self._looked_up: dict[int, tuple[str, float]] = {}  # the last lookup of each thread, and its time
+        self._clearing: dict[int, Clearing] = {}  # by thread
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         with self._lock:
@@ -53,7 +55,10 @@ class Looking(Served):
         return super().getattr(path, fh)
 
     def readdir(self, path: str, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
-        self._ask(Ask.NAMES, path)
+        with self._lock:
+            self._settle()
+            if not self._is_made(path.strip("/")):
+                self._write(self._cleared.list(path.strip("/"), time.monotonic()))
         return super().readdir(path, fh)
 
     def open(self, path: str, flags: int) -> int:
@@ -80,7 +85,7 @@ class Looking(Served):
         return done
 
     def unlink(self, path: str) -> int:
-        self._settle(path)
+        self._settle(path, removed=True)
         done = super().unlink(path)
         self._make(path)
         return done
@@ -92,9 +97,14 @@ class Looking(Served):
         return done
 
     def rmdir(self, path: str) -> int:
-        self._settle(path)
-        self._note(Ask.NAMES, path)
+        self._settle(path, removed=True)
         done = super().rmdir(path)
+        with self._lock:
+            cleared = self._cleared.remove_folder(path.strip("/"))
+            if cleared is None:
+                self._note(Ask.NAMES, path)
+            else:
+                self._write(cleared)
         self._make(path, folder=True)
         return done
 
@@ -128,8 +138,10 @@ class Looking(Served):
     def destroy(self, path: str) -> None:
         """Notes the lookups after which nothing came. FUSE calls it when the folder is unmounted."""
         with self._lock:
-            for looked_up, at_s in self._looked_up.values():
-                self._note(Ask.IS, looked_up, at_s)
+            for clearing in self._clearing.values():
+                self._write(clearing.end())
+            last = ((looked_up.strip("/"), at_s) for looked_up, at_s in self._looked_up.values())
+            self._write([(Ask.IS, looked_up, at_s) for looked_up, at_s in last if not self._is_made(looked_up)])
 
     def _mode(self, path: str) -> int:
         try:
@@ -142,12 +154,21 @@ class Looking(Served):
             self._settle()
             self._note(ask, path)
 
-    def _settle(self, *changed: str) -> None:
-        """Notes the thread's last lookup. `changed`: the paths that the thread now makes anew or removes."""
+    @property
+    def _cleared(self) -> Clearing:
+        """The folders that the calling thread is removing."""
+        return self._clearing.setdefault(mfusepy.fuse_get_context()[2], Clearing())
+
+    def _settle(self, *changed: str, removed: bool = False) -> None:
+        """Notes the thread's last lookup. `changed`: the paths that the thread now makes anew, or removes
+        (`removed`)."""
         with self._lock:
             path, at_s = self._looked_up.pop(mfusepy.fuse_get_context()[2], ("", 0.0))
             if path:
                 self._note(Ask.KIND if path in changed else Ask.IS, path, at_s)
+            if changed:
+                own = self._cleared
+                self._write(own.remove(changed[0].strip("/")) if removed else own.end())
 
     def _make(self, path: str, folder: bool = False) -> None:
         with self._lock:
@@ -155,10 +176,20 @@ class Looking(Served):
 
     def _note(self, ask: Ask, path: str, at_s: float | None = None) -> None:
         with self._lock:
-            path = path.strip("/")
-            if (ask, path) not in self._asked and not self._is_made(path):
+            path, at_s = path.strip("/"), time.monotonic() if at_s is None else at_s
+            if self._is_made(path):
+                return
+            own = self._cleared
+            if own.is_open:
+                known = Ask.KIND if ask is Ask.IS and stat.S_ISDIR(self._mode(path)) else ask  # folders have no size
+                if own.keeps(known, path, at_s):
+                    return
+            self._write([*own.end(), (ask, path, at_s)])
+
+    def _write(self, notes: Sequence[Note]) -> None:
+        for ask, path, at_s in notes:
+            if (ask, path) not in self._asked:
                 self._asked.add((ask, path))
-                at_s = time.monotonic() if at_s is None else at_s
                 os.write(self._lines, json.dumps([at_s, ask.value, path]).encode() + b"\n")
 
     def _is_made(self, path: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 import shutil
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ from torchaos.harness.exploring.cover import Cover
 from torchaos.harness.exploring.tree import Tree
 from torchaos.harness.record.record import Record
 from torchaos.harness.undo.client import Reaper, UndoError
+
+_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ def _answer(tree: Tree, ask: Ask, path: str) -> object:
     if ask is Ask.NAMES:
         names = tree.names.get(path)
         return None if names is None else {name: _kind(tree, f"{path}/{name}".lstrip("/")) for name in names}
+    if ask is Ask.CLEARED:
+        below, start = tree.below(path), len(path) + bool(path)
+        paths = (*below.files, *below.folders, *below.links)
+        return path in tree.names and {(_DIGITS.sub("#", each[start:]), _kind(tree, each)) for each in paths}
     if ask is Ask.ALL:
         return tree.below(path).digest
     return ("file", content.size) if content and ask is Ask.IS else _kind(tree, path)

@@ -95,6 +95,66 @@ def test_what_a_job_writes_itself_is_not_asked(tmp_path: Path) -> None:
     assert Ask.BYTES in asks["grown"]
 
 
+# A job that first looks at a folder in some way, and then removes it. Arguments: the folder, and the way.
+REMOVER = """
+import os, shutil, sys
+os.chdir(sys.argv[1])
+for folder in ("1.partial", "2.partial"):
+    how = sys.argv[2] if folder == "1.partial" else ""
+    if how == "lists":
+        os.listdir(folder)
+    elif how == "reads":
+        open(folder + "/sub/b").read()
+    elif how == "picks":
+        for name in os.listdir(folder):
+            os.path.getsize(folder + "/" + name)
+    elif how == "keeps":
+        shutil.copytree(folder, "copy")
+    shutil.rmtree(folder)
+"""
+
+
+@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+@pytest.mark.parametrize("how", ["", "lists", "reads", "picks", "keeps"])
+def test_a_folder_that_is_removed_at_once_may_have_more_files(tmp_path: Path, how: str) -> None:
+    """Of a folder that a job lists and removes with all that is in it, only the kinds of names count. If the job looks
+    at it before in any other way, it counts what it looked at."""
+    folder = tmp_path / "checkpoints"
+    for name in ("1.partial/a", "1.partial/sub/b", "2.partial/a", "2.partial/sub/b"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("before")
+    looker = Looker(folder, tmp_path / "home")
+    with looker:
+        subprocess.run([sys.executable, "-S", "-c", REMOVER, str(folder), how], check=True)
+    found = looker.until(time.monotonic())
+    assert found
+    asks = {path: {ask for ask, of in found.asked if of == path} for _ask, path in found.asked}
+    assert asks["2.partial"] - {Ask.IS} == {Ask.CLEARED}
+    assert not [path for path in asks if path.startswith("2.partial/")]
+    looked = {"": set(), "lists": {Ask.NAMES}, "reads": set(), "picks": {Ask.NAMES}, "keeps": {Ask.NAMES}}[how]
+    assert asks["1.partial"] - {Ask.IS} == looked | {Ask.CLEARED}
+    assert (Ask.BYTES in asks.get("1.partial/sub/b", set())) is (how in ("reads", "keeps"))
+    assert (Ask.IS in asks.get("1.partial/a", set())) is (how in ("picks", "keeps"))
+    assert list(folder.iterdir()) == ([folder / "copy"] if how == "keeps" else [])
+
+
+@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+def test_a_folder_that_is_not_removed_was_listed(tmp_path: Path) -> None:
+    """A job that lists a folder, and removes some of its files: the names count, and what the removed files were."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for name in ("a.tmp", "b"):
+        (folder / name).write_text("before")
+    job = "import os, sys; os.chdir(sys.argv[1]); [os.unlink(x) for x in os.listdir('.') if x.endswith('.tmp')]"
+    looker = Looker(folder, tmp_path / "home")
+    with looker:
+        subprocess.run([sys.executable, "-S", "-c", job, str(folder)], check=True)
+    found = looker.until(time.monotonic())
+    assert found
+    assert {(Ask.NAMES, ""), (Ask.KIND, "a.tmp")} <= found.asked
+    assert not any(ask is Ask.CLEARED for ask, _path in found.asked)
+
+
 @pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
 def test_a_server_that_died_knows_nothing(tmp_path: Path) -> None:
     """If the server is killed, not all questions are known, so there are none to compare by."""
@@ -171,6 +231,11 @@ def _tree(weights: str = "w", size: int = 8, more: str = "") -> Tree:
     (Ask.NAMES, "", Tree(_tree().files, frozenset({"2"}), {"link": "2", "1": "2"}), False),
     (Ask.KIND, "2/weights", _tree(size=7), True),
     (Ask.KIND, "2/ready", _tree(more="2/ready"), False),
+    (Ask.CLEARED, "2", _tree("v", size=7), True),
+    (Ask.CLEARED, "2", _tree(more="2/weights1"), False),
+    (Ask.CLEARED, "", _tree(more="4/weights"), True),
+    (Ask.CLEARED, "", _tree(more="4"), False),
+    (Ask.CLEARED, "3", _tree(more="3/weights"), False),
     (Ask.ALL, "2", _tree(size=7), False),
     (Ask.ALL, "2", _tree(more="3"), True),
     (Ask.IS, "link", Tree(_tree().files, _tree().folders, {"link": "1"}), False),

@@ -35,7 +35,7 @@ ALL = {
     "plain": Trainer(f"{TRAINERS}/plain_ddp.py --steps 8 --save-every 3 --dir {{run}}/out"),
     "reference": Trainer("{jobs}/gpt_ddp.py --steps 9 --checkpoint-every 4 --checkpoint-dir {run}/out"),
     "fsdp2": Trainer("{jobs}/gpt_fsdp2.py --steps 8 --checkpoint-every 3 --checkpoint-dir {run}/out"),
-    "fsdp2-8": Trainer("{jobs}/gpt_fsdp2.py --steps 8 --checkpoint-every 3 --checkpoint-dir {run}/out", ranks=8),
+    "fsdp2-8": Trainer("{jobs}/gpt_fsdp2.py --steps 8 --checkpoint-every 5 --checkpoint-dir {run}/out", ranks=8),
     "lightning": Trainer(f"{TRAINERS}/lightning_trainer.py --steps 10 --save-every 3 --dir {{run}}/out", "lightning"),
     "accelerate": Trainer(f"{TRAINERS}/accelerate_trainer.py --steps 8 --save-every 3 --dir {{run}}/out", "accelerate"),
     "hf": Trainer(f"{TRAINERS}/hf_trainer.py --steps 8 --save-every 3 --dir {{run}}/out", "transformers"),
@@ -92,11 +92,13 @@ def row(name: str, code: int, found: dict[str, Any], seconds: float) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one["kind"] for one in outcomes).items())
     spared = sum(bool(one["like"]) for one in outcomes)
     forked = sum(one["warm"] and not one["like"] for one in outcomes)
+    shown = sum(bool(one["shown_by"]) for one in outcomes)
     rest = len(outcomes) - spared - forked
     resumes_s = sum(one["seconds"] for one in outcomes)
     return (
-        f"{name}: {len(outcomes)} states ({kinds}); {forked} by forked ranks, {rest} by the launcher, {spared} not "
-        f"resumed; {seconds:.0f} s with the recording, {resumes_s:.0f} s of resumes"
+        f"{name}: {len(outcomes)} states ({kinds}); {forked} by forked ranks ({shown} of them fail as a cold start has "
+        f"shown), {rest} by a cold start, {spared} not resumed; {seconds:.0f} s with the recording, {resumes_s:.0f} s of "
+        "resumes"
     )
 
 

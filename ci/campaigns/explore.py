@@ -97,8 +97,8 @@ def row(name: str, code: int, found: dict[str, Any], seconds: float) -> str:
     resumes_s = sum(one["seconds"] for one in outcomes)
     return (
         f"{name}: {len(outcomes)} states ({kinds}); {forked} by forked ranks ({shown} of them fail as a cold start has "
-        f"shown), {rest} by a cold start, {spared} not resumed; {seconds:.0f} s with the recording, {resumes_s:.0f} s of "
-        "resumes"
+        f"shown), {rest} by a cold start, {spared} not resumed; {seconds:.0f} s with the recording, {resumes_s:.0f} s "
+        "of resumes"
     )
 
 

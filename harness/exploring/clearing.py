@@ -29,7 +29,7 @@ class Clearing:
     def __init__(self) -> None:
         self._open: list[_Listed] = []
 
-    def list(self, path: str, at_s: float) -> list[Note]:
+    def look_through(self, path: str, at_s: float) -> list[Note]:
         """The thread lists a folder. Returns questions that count now."""
         due = [] if self._open and self._open[-1].has(path) else self.end()
         self._open.append(_Listed(path, at_s))

@@ -58,7 +58,7 @@ class Looking(Served):
         with self._lock:
             self._settle()
             if not self._is_made(path.strip("/")):
-                self._write(self._cleared.list(path.strip("/"), time.monotonic()))
+                self._write(self._cleared.look_through(path.strip("/"), time.monotonic()))
         return super().readdir(path, fh)
 
     def open(self, path: str, flags: int) -> int:

@@ -109,12 +109,12 @@ class DayRun:
             return done, why or self._given_up(done)
 
     def _in_time(self, one: Round, elapsed_s: float) -> Round:
-        """The round without the faults that could not end before the end of the game day. The rest period after a fault
-        must fit in too."""
+        """The round until the end of the game day at most, without the faults that could not end before that. The rest
+        period after a fault must fit in too."""
         left = self._day.duration - elapsed_s
         rest = self._day.rest
         due = [f for f in one.faults if f.at_s - one.start_s + (f.risk.for_ or 0.0) + rest <= left]
-        return replace(one, faults=tuple(due))
+        return replace(one, end_s=min(one.end_s, one.start_s + left), faults=tuple(due))
 
     def _given_up(self, done: Sequence[RoundScore]) -> str:
         many = self._day.give_up

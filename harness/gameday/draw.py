@@ -22,11 +22,12 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Round:
-    """One round. `start_s`: its start in seconds since the game day began. Each fault comes `at_s` - `start_s` seconds
-    after the round's launch."""
+    """One round. `start_s`, `end_s`: its planned start and end in seconds since the game day began. Each fault comes
+    `at_s` - `start_s` seconds after the round's launch."""
 
     number: int
     start_s: float
+    end_s: float
     faults: tuple[Drawn, ...]
 
 
@@ -58,20 +59,24 @@ def arrivals(when: Arrivals, duration_s: float, random_stream: random.Random) ->
 
 
 def cut(day: GameDay, faults: Sequence[Drawn]) -> list[Round]:
-    """Divides the faults into rounds. A new round begins after some number of faults or some time. A round without
-    faults trains for its whole length."""
+    """Divides the day into rounds, without a gap between them. A new round begins after some number of faults or some
+    time. A round without faults trains for its whole length."""
     found: list[Round] = []
     start_s, mine = 0.0, list[Drawn]()
-    for fault in [*faults, None]:
-        while (fault.at_s if fault else day.duration) - start_s > day.round.length:
-            found.append(Round(len(found), start_s, tuple(mine)))
-            start_s, mine = start_s + day.round.length, []
-        if fault is None:
-            break
+
+    def end(end_s: float) -> None:
+        nonlocal start_s, mine
+        found.append(Round(len(found), start_s, end_s, tuple(mine)))
+        start_s, mine = end_s, []
+
+    for fault in faults:
+        while fault.at_s - start_s > day.round.length:
+            end(start_s + day.round.length)
         mine.append(fault)
         if len(mine) == day.round.faults:
-            found.append(Round(len(found), start_s, tuple(mine)))
-            start_s, mine = fault.at_s, []
-    if mine or not found:
-        found.append(Round(len(found), start_s, tuple(mine)))
+            end(fault.at_s)
+    while day.duration - start_s > day.round.length:
+        end(start_s + day.round.length)
+    if start_s < day.duration:
+        end(day.duration)
     return found

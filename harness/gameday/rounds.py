@@ -16,7 +16,7 @@ USUAL = ("recovery_time", "loss_continuity", "sample_accounting", "checkpoint_in
 def scenario_of(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, Any]:
     """The scenario of one round. `here`: the folder of the day's file; `home`: the folder `{day}`."""
     asserts: list[Any] = [{item.name: item.params} for item in day.assert_] or list(USUAL)
-    quiet = {"wall": {"longer_than": _seconds(_length(day, one))}}
+    quiet = {"wall": {"longer_than": _seconds(one.end_s - one.start_s)}}
     return {
         "scenario": f"{day.gameday}-round-{one.number:03d}",
         "description": f"Round {one.number} of the game day {day.gameday}: {len(one.faults)} faults.",
@@ -38,7 +38,7 @@ def as_scenario(day: GameDay, here: Path, home: Path) -> dict[str, Any]:
     """One scenario with everything that any round may contain, in the order of the file. The scenario checks run on
     it."""
     every = [Drawn(f"risk-{number}", 0.0, risk) for number, risk in enumerate(day.faults)]
-    return scenario_of(day, Round(0, 0.0, tuple(every)), here, home)
+    return scenario_of(day, Round(0, 0.0, day.round.length, tuple(every)), here, home)
 
 
 def _job(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, Any]:
@@ -49,20 +49,13 @@ def _job(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, Any]:
         job["resubmit"] = {**job["resubmit"], "delay": _seconds(day.job.resubmit.delay if day.job.resubmit else 0.0)}
     # A recovery may take any time up to the patience of the game day.
     lasting = sum((fault.risk.for_ or 0.0) + day.rest + day.patience for fault in one.faults)
-    job["timeout"] = _seconds(max(day.job.timeout, _length(day, one) + lasting + day.patience))
+    job["timeout"] = _seconds(max(day.job.timeout, one.end_s - one.start_s + lasting + day.patience))
     return job
 
 
 def _limits(day: GameDay) -> dict[str, Any]:
     limits: dict[str, Any] = day.limits.model_dump(exclude_none=True, exclude_defaults=True)
     return limits | ({"duration": _seconds(day.limits.duration)} if day.limits.duration is not None else {})
-
-
-def _length(day: GameDay, one: Round) -> float:
-    """The shortest length of the round in seconds: the time until its last fault, or its whole length if it has no
-    fault."""
-    length = one.faults[-1].at_s - one.start_s if one.faults else min(day.round.length, day.duration - one.start_s)
-    return max(length, 1.0)
 
 
 def _fault(day: GameDay, one: Round, number: int) -> dict[str, Any]:

@@ -161,7 +161,8 @@ def test_a_job_that_gets_stuck_again_and_again_ends_the_day(tmp_path: Path, trai
 
 
 def test_nothing_is_begun_too_late(tmp_path: Path, recovers: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the rounds took longer than planned, faults that can't be over by the end of the day are left out."""
+    """When the rounds took longer than planned, faults that can't be over by the end of the day are left out, and the
+    last round ends with the day."""
     clock = [0.0]
     monkeypatch.setattr("torchaos.harness.gameday.day.time.monotonic", lambda: clock[0])
     run, _ = at(tmp_path, child := Played(recovers))
@@ -169,6 +170,7 @@ def test_nothing_is_begun_too_late(tmp_path: Path, recovers: Play, monkeypatch: 
     rounds, cut_short = run()
     assert (len(rounds), cut_short) == (2, "")
     assert [len(one["faults"]) for one in child.scenarios] == [2, 1]
+    assert [one["until"][0]["wall"]["longer_than"] for one in child.scenarios] == ["2400.000s", "1500.000s"]
 
 
 def test_the_plan_survives_the_disk(tmp_path: Path) -> None:

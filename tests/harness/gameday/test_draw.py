@@ -89,7 +89,7 @@ def test_nothing_begins_that_can_not_end(tmp_path: Path) -> None:
 
 
 def test_rounds_hold_every_fault_once_and_in_order(tmp_path: Path) -> None:
-    """However the day is cut: no round has more faults than it may, or is longer than that."""
+    """However the day is cut: no round has more faults than it may, and no fault comes later than it may."""
     one = day(tmp_path, round={"faults": 4, "length": "3m"})
     faults = draw(one, mix_of(one).risks, 5)
     rounds = cut(one, faults)
@@ -98,6 +98,20 @@ def test_rounds_hold_every_fault_once_and_in_order(tmp_path: Path) -> None:
     assert all(0 <= f.at_s - part.start_s <= 180 for part in rounds for f in part.faults)
     assert [part.number for part in rounds] == list(range(len(rounds)))
     assert any(not part.faults for part in cut(one, [])), "a quiet day trains too"
+
+
+@pytest.mark.parametrize("arrivals", [{"mtbf": "1m"}, {"mtbf": "20m"}, {"trace": ["1m", "2m"]}, {"trace": ["2h"]}])
+def test_the_rounds_fill_the_day(tmp_path: Path, arrivals: Any) -> None:
+    """Each round begins where the last ended, the last ends with the day, and each trains for its planned length: the
+    quiet time after its last fault is part of the day."""
+    one = day(tmp_path, arrivals=arrivals, round={"faults": 4, "length": "7m"})
+    rounds = cut(one, draw(one, mix_of(one).risks, 5))
+    assert [part.start_s for part in rounds] == [0.0, *(part.end_s for part in rounds[:-1])]
+    assert rounds[-1].end_s == 3600
+    assert all(part.end_s - part.start_s <= 420 for part in rounds)
+    for part in rounds:
+        wall = scenario_of(one, part, tmp_path, tmp_path)["until"][0]["wall"]
+        assert wall == {"longer_than": f"{part.end_s - part.start_s:.3f}s"}
 
 
 def test_each_round_is_a_scenario_that_can_be_planned(tmp_path: Path) -> None:

@@ -29,8 +29,11 @@ class Stat(NamedTuple):
 def stat(pid: int) -> Stat | None:
     """The state of a process from /proc; None if there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # takes half of the time of open()
+        try:
+            fields = os.read(file, 4096).rpartition(b")")[2].split()
+        finally:
+            os.close(file)
         used = int(fields[11]) + int(fields[12])
         return Stat(fields[0].decode(), int(fields[1]), int(fields[19]), used, int(fields[49]))
     except (FileNotFoundError, ProcessLookupError, IndexError):

@@ -114,6 +114,17 @@ def test_a_zombie_that_nobody_reaps_is_gone(stage: Stage, tmp_path: Path) -> Non
     assert len(stage.told(Kind.RANK_EXITED)) == 3
 
 
+def test_the_members_are_those_of_now(stage: Stage) -> None:
+    """A process that was born or has ended since the last scan is counted, or not, without a wait."""
+    stage.watch.add_root(os.getpid())
+    wait_until(stage.watch.members, lambda members: os.getpid() in members, 20.0)
+    process = subprocess.Popen([sys.executable, "-c", SLEEP])
+    assert stage.watch.members()[process.pid] == start_ticks(process.pid)
+    process.kill()
+    process.wait()
+    assert process.pid not in stage.watch.members()
+
+
 def test_a_rank_that_is_stuck_in_the_kernel_is_told(stage: Stage, tmp_path: Path) -> None:
     """A wait that can't be interrupted shows as state D, and its end as another state."""
     fifo = tmp_path / "fifo"

@@ -82,6 +82,7 @@ class Census:
     run_id: str | None
     node: int | None = None
     members: dict[int, Member] = field(default_factory=dict)  # live processes by pid
+    changed_s: float = 0.0  # when a process was seen to come or go, CLOCK_MONOTONIC
     _roots: set[int] = field(default_factory=set)
     _strangers: set[int] = field(default_factory=set)
 
@@ -97,11 +98,14 @@ class Census:
     def scan(self) -> None:
         """Brings the members up to date with /proc."""
         now, pids = time.monotonic(), {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        before = set(self.members)
         self._strangers &= pids
         for pid in self.members.keys() - pids:
             self.members.pop(pid).alive = False
             self._roots.discard(pid)
         self._admit(pids - self.members.keys() - self._strangers, now)
+        if self.members.keys() != before:
+            self.changed_s = now
         for member in self.members.values():
             if not (member.is_python and member.identity) and now - member.seen_s < _YOUNG_S:
                 member.look()

@@ -21,7 +21,9 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.watching.probes.census import Census
 from torchaos.harness.watching.probes.processes import Claims, Key, RanksFound, find_ranks, rank_process
 
-STATE_S, SCAN_EACH = 0.05, 2  # the states are sampled so often, and every second time all processes are scanned
+STATE_S = 0.05  # so often the states of the ranks are sampled
+SCAN_S, CALM_SCAN_S = 0.1, 0.5  # so often all processes are scanned; and if no process of the job came or went
+CALM_S = 10.0  # for this time
 _REPORTED_STATES = "TtZD"  # other states come and go all the time
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3  # linux/pidfd.h, since Linux 6.15
 
@@ -49,6 +51,7 @@ class RankWatch:
         self._found = RanksFound({}, {}, {})
         self._refused: set[Key] = set()
         self._armed: set[int] = set()
+        self._scan_s = 0.0  # when the next scan is due, CLOCK_MONOTONIC
         self._hints: deque[Event] = deque()
         self._roots: deque[int] = deque()
         self._lock = threading.Lock()
@@ -90,8 +93,9 @@ class RankWatch:
             return {node: (agent.pid, agent.ticks) for node, agent in self._found.agents.items() if agent.alive}
 
     def members(self) -> dict[int, int]:
-        """All live processes of the job that were seen: start time in clock ticks, by pid."""
+        """All processes of the job that are alive now: start time in clock ticks, by pid."""
         with self._lock:
+            self._census.scan()
             return {pid: member.ticks for pid, member in self._census.members.items()}
 
     def _is_chosen(self, rank: RankProcess) -> bool:
@@ -114,17 +118,15 @@ class RankWatch:
             self._journal.emit(Kind.NOTE, {"text": text})
 
     def _watch(self) -> None:
-        next_s, samples = time.monotonic(), 0
+        sample_s = time.monotonic()  # when the next sample is due
         while not self._ended.is_set():
-            self._take_exits(max(0.0, next_s - time.monotonic()))
-            is_due = time.monotonic() >= next_s
-            if is_due:
+            self._take_exits(max(0.0, sample_s - time.monotonic()))
+            if is_due := time.monotonic() >= sample_s:
                 self._sample_states()
-                samples += 1
-            if (is_due and samples % SCAN_EACH == 0) or self._hints or self._roots:
+            if (is_due and time.monotonic() >= self._scan_s) or self._hints or self._roots:
                 self._scan()
             if is_due:
-                next_s = time.monotonic() + STATE_S
+                sample_s = time.monotonic() + STATE_S
         self._take_exits(0.0)
         for fd in self._watched:
             os.close(fd)
@@ -140,6 +142,7 @@ class RankWatch:
                 gone = self._watched.pop(fd)
                 self._over.add((gone.rank.pid, gone.rank.start_ticks))
             self._poll.unregister(fd)
+            self._scan_s = now
             rank = gone.rank
             data = {
                 "pid": rank.pid,
@@ -174,6 +177,8 @@ class RankWatch:
             for event in hints:
                 self._take_hint(event)
             members, now = self._census.members, time.monotonic()
+            is_calm = now > self._census.changed_s + CALM_S
+            self._scan_s = now + (CALM_SCAN_S if is_calm else SCAN_S)
             living = {pid: member for pid, member in members.items() if (pid, member.ticks) not in self._over}
             self._found = find_ranks(living, self._armed, now)
             differences = self._claims.differences(members, now)

@@ -103,6 +103,7 @@ class Launcher(Protocol):
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine
+    offers: ClassVar[frozenset[str]] = frozenset()  # what its nodes have, and this machine need not have
     cannot: ClassVar[
         Mapping[str, str]
     ] = {}  # faults that it can't apply, by injector or kind of target: what to write instead

@@ -15,10 +15,20 @@ TOOL_S = 20.0  # seconds; more than ip, tc or nft ever take
 
 @dataclass(frozen=True)
 class Space:
-    """The namespaces of the process `pid` that started at `start_ticks` (clock ticks since boot)."""
+    """The namespaces of the process `pid` that started at `start_ticks` (clock ticks since boot). With pid 0, those of
+    whichever process asks: an agent of torchaos in a pod, and its reaper, share the pod's network."""
 
     pid: int
     start_ticks: int
+
+    @property
+    def is_here(self) -> bool:
+        return self.pid == 0
+
+    @property
+    def proc(self) -> Path:
+        """The folder of /proc of a process in the namespaces."""
+        return Path("/proc", "self" if self.is_here else str(self.pid))
 
     @classmethod
     def of(cls, pid: int) -> Space:
@@ -30,11 +40,13 @@ class Space:
 
     def alive(self) -> bool:
         """Whether the process is alive. Without the process, the namespace is gone or will soon be gone."""
-        return start_ticks(self.pid) == self.start_ticks and os.path.exists(f"/proc/{self.pid}/ns/net")
+        return self.is_here or (start_ticks(self.pid) == self.start_ticks and os.path.exists(self.proc / "ns/net"))
 
     def enter(self, command: Sequence[str], cwd: Path | None = None) -> list[str]:
         """The command line that runs `command` in this network namespace. With `cwd`, also in its mount and host name
         namespaces, in that folder."""
+        if self.is_here:
+            return list(command)
         options = ["--net"] if cwd is None else ["--net", "--mount", "--uts", f"--wd={cwd}"]
         if _user_of(self.pid) != _user_of(os.getpid()):
             options = ["--user", "--preserve-credentials", *options]
@@ -45,7 +57,7 @@ class Space:
         tool fails, ProcessLookupError if the namespace is gone, PermissionError for the machine's own namespace."""
         if not self.alive():
             raise ProcessLookupError(f"the network namespace of process {self.pid} is gone")
-        if os.path.samefile(f"/proc/{self.pid}/ns/net", "/proc/self/ns/net"):
+        if not self.is_here and os.path.samefile(self.proc / "ns/net", "/proc/self/ns/net"):
             raise PermissionError(f"process {self.pid} is in this machine's own network, in which nothing is changed")
         done = subprocess.run(
             self.enter(command), input=text, capture_output=True, text=True, timeout=TOOL_S, check=False

@@ -99,6 +99,12 @@ def _links() -> str | None:
     return ("network namespaces, as root" if as_root else "user namespaces") if done.returncode == 0 else None
 
 
+def _own_network() -> str | None:
+    """Whether this process has CAP_NET_ADMIN (bit 12, capabilities(7))."""
+    effective = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return "CAP_NET_ADMIN" if effective and int(effective[1], 16) >> 12 & 1 else None
+
+
 def _netem() -> str | None:
     """Whether the kernel has netem. The only way to find out is to add such a qdisc, in a temporary namespace."""
     if _links() is None:
@@ -240,6 +246,11 @@ CHECKS: dict[str, _Check] = {
         "several nodes on this machine, each in a network namespace",
         _links,
         "run as root, or allow user namespaces (sysctl user.max_user_namespaces); apt-get install iproute2 util-linux",
+    ),
+    "own_network": _Check(
+        "network faults in a pod",
+        _own_network,
+        "add NET_ADMIN to securityContext.capabilities of the container, and run it as root",
     ),
     "nft": _Check("dropping packets between nodes", _program("nft"), "apt-get install nftables"),
     "tc": _Check("limiting the rate between nodes", _program("tc"), "apt-get install iproute2"),

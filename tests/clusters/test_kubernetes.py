@@ -5,6 +5,7 @@ the agents and the reapers are real."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -45,6 +46,13 @@ def test_a_node_stops_for_its_time(kubernetes: Kubernetes) -> None:
     run.is_clean()
 
 
+_GPT = {
+    "command": "torchrun --nnodes 2 --nproc-per-node 1 --max-restarts 3 {jobs}/gpt_ddp.py --steps 30 "
+    "--checkpoint-dir {run}/checkpoints --step-timeout 20",
+    "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "timeout": "5m",
+}  # fmt: skip
+
+
 @pytest.mark.job
 @pytest.mark.parametrize(
     ("name", "fault"),
@@ -58,16 +66,48 @@ def test_torchrun_in_pods(kubernetes: Kubernetes, name: str, fault: Mapping[str,
     the loss bitwise as in the twin."""
     runs = kubernetes.shared / "runs"
     runs.mkdir(exist_ok=True)
-    job = {
-        "command": "torchrun --nnodes 2 --nproc-per-node 1 --max-restarts 3 {jobs}/gpt_ddp.py --steps 30 "
-        "--checkpoint-dir {run}/checkpoints --step-timeout 20",
-        "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "timeout": "5m",
-    }  # fmt: skip
     more: Mapping[str, Any] = {"assert": ["completed", "recovery_time", "no_lost_work", "loss_continuity"]}
-    run = KubernetesRun(kubernetes, name, fault, job=job, pods={"share": [runs]}, twin={"runs": 1}, **more)
+    run = KubernetesRun(kubernetes, name, fault, job=_GPT, pods={"share": [runs]}, twin={"runs": 1}, **more)
     said = run.end()
     assert run.process.returncode == 0, said
     assert run.result.verdict is Verdict.PASSED
+    run.is_clean()
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(
+    ("fault", "counter"),
+    [
+        ({"inject": "network.partition"}, "dropped"),
+        ({"inject": "network.delay", "with": {"delay": "50ms"}}, "rtt_ms"),
+    ],
+    ids=["partition", "delay"],
+)
+def test_the_network_of_a_pod(kubernetes: Kubernetes, fault: Mapping[str, Any], counter: str) -> None:
+    """The agent of the second pod, which has NET_ADMIN, cuts its pod off for three seconds, or delays what it sends: the
+    kernel of that pod counts what the job felt, the job goes on, and the undo is verified."""
+    fault = {**fault, "target": {"node": 1}, "when": {"step": 15, "phase": "backward"}, "for": "3s"}
+    asked: Mapping[str, Any] = {"assert": ["completed"]}
+    name = f"net-{counter.replace('_', '-')}"
+    run = KubernetesRun(kubernetes, name, fault, job=_GPT, pods={"adds": ["NET_ADMIN"]}, **asked)
+    said = run.end()
+    assert run.process.returncode in (0, 2), said
+    (proof,) = run.evidence()
+    assert [(event.source.partition(".")[0], event.kind) for event in proof] == [("node1", Kind.NETWORK)]
+    assert proof[0].data["counts"][counter] >= 1
+    (back,) = run.events(Kind.ROLLED_BACK)
+    assert back.data["verified"]
+    run.is_clean()
+
+
+def test_the_network_of_a_pod_without_the_right(kubernetes: Kubernetes) -> None:
+    """Without NET_ADMIN the run ends before a fault begins, and says what the container needs."""
+    run = KubernetesRun(
+        kubernetes, "no-right", {"inject": "network.partition", "target": {"node": 1}, "when": {"time": "1s"}}
+    )
+    said = run.end()
+    assert run.process.returncode == 2, said
+    assert re.search(r"node [01] lacks own_network \(add NET_ADMIN to", run.result.reason)
     run.is_clean()
 
 

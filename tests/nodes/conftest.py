@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -125,10 +126,11 @@ class Nodes:
 
 class Pods(Nodes):
     """Two pods of an Indexed Job. Their processes and their run directory are in namespaces of their own. `sidecars`:
-    more containers of each pod, which never end."""
+    more containers of each pod, which never end. `pod`: more of the spec of each pod."""
 
     launcher = "kubernetes"
     sidecars: Sequence[Mapping[str, Any]] = ()
+    pod: Mapping[str, Any] = MappingProxyType({})
 
     def where(self) -> dict[str, Any]:
         container = {"name": "trainer", "image": "none", "command": ["sleep", "infinity"]}
@@ -136,7 +138,7 @@ class Pods(Nodes):
             "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "llm"},
             "spec": {
                 "completions": 2, "parallelism": 2, "completionMode": "Indexed",
-                "template": {"spec": {"containers": [container, *self.sidecars]}},
+                "template": {"spec": {**self.pod, "containers": [container, *self.sidecars]}},
             },
         }  # fmt: skip
         (self.folder / "job.yaml").write_text(json.dumps(job))

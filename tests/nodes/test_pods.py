@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
@@ -43,6 +44,29 @@ def test_rights_that_are_missing(pods: Any) -> None:
     assert "this user may not delete job.batch, list job.batch, create pods/exec" in said
     assert "repair" not in said
     assert not list((pods.folder / "cluster").glob("*/pod.json"))
+
+
+PARTITION = {"inject": "network.partition", "target": {"node": 1}, "when": {"time": "1s"}, "for": "1s"}
+
+
+def test_the_network_of_a_machine_is_left_alone(pods: Any) -> None:
+    """Pods with hostNetwork share the network of their machines: a network fault is refused before a pod is made."""
+    pods.pod = {"hostNetwork": True}
+    run = pods.run(PARTITION)
+    said = run.communicate(timeout=200)[0]
+    assert run.returncode == 3, said
+    assert "job.yaml: hostNetwork: " in said
+    assert "Traceback" not in said
+    assert not list((pods.folder / "cluster").glob("*/pod.json"))
+
+
+def test_the_network_of_other_peoples_pods_is_left_alone(pods: Any) -> None:
+    """If torchaos dies with everything in a pod that it has not made, a cut would stay: it is refused in the plan."""
+    pods.more = {"pods": {"attach": "app=llm", "python": sys.executable}, "checkpoints": None}
+    run = pods.run(PARTITION)
+    said = run.communicate(timeout=200)[0]
+    assert run.returncode == 3, said
+    assert "only of pods that it has made; write job.pods.manifest" in said
 
 
 def test_a_pod_that_ends_under_the_run(pods: Any) -> None:

@@ -23,7 +23,9 @@ def day_page(
     """A page of one round with these outcomes; `planned`: so many more faults were drawn."""
     risk = Risk.model_validate({"inject": "process.kill", "target": {"rank": "any"}, "cause": cause})
     faults = [Drawn(f"f{n:03d}-process.kill", 30.0 * (n + 1), risk) for n in range(len(came) + planned)]
-    day = Day("night", 7, str(tmp_path), (), (), (Round(0, 0.0, 3600.0, tuple(faults)),), (("a fan", 3.0, "no such thing"),))
+    day = Day(
+        "night", 7, str(tmp_path), (), (), (Round(0, 0.0, 3600.0, tuple(faults)),), (("a fan", 3.0, "no such thing"),)
+    )
     parts = {"first_step": 4.0, "caught_up": 6.0}
     outcomes = [FaultOutcome(f.id, "process.kill", *one, parts, 12) for f, one in zip(faults, came, strict=False)]
     run = tmp_path / "rounds" / "000" / "run" / "one"

@@ -1,12 +1,13 @@
 """Drops packets between nodes, by an nftables table that is loaded in one transaction.
 
-The table is in the switch. If the run does not own the switch, it is in each receiving node."""
+The table is in the switch. If the run does not own the switch, it is in each receiving node. In a pod, whose agent
+can't change other pods, it is in the pod itself, for what the pod sends and receives."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.contracts import LiveNode
@@ -14,7 +15,7 @@ from torchaos.harness.machine.netspace import Space
 from torchaos.harness.mechanics.network.link import Link, link_of
 from torchaos.harness.undo.network import NftTable, mark_of
 
-SWITCH, NODE = "bridge", "netdev"  # nftables families
+SWITCH, NODE, POD = "bridge", "netdev", "inet"  # nftables families
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Cut:
 
     @property
     def handles(self) -> list[NftTable]:
-        family = NODE if self._in_nodes else SWITCH
+        family = POD if self._here else NODE if self._in_nodes else SWITCH
         return [NftTable(space.pid, space.start_ticks, family, mark_of(self.fault)) for space in self.scripts()]
 
     def apply(self) -> None:
@@ -42,14 +43,20 @@ class Cut:
     def scripts(self) -> dict[Space, str]:
         """The nft script for each namespace that gets a table."""
         ways = [(self.sources, self.sinks), *([(self.sinks, self.sources)] if self.both else [])]
+        if self._here:
+            chains: dict[str, list[str]] = {}
+            for froms, tos in ways:
+                hook, side, others = ("output", "daddr", tos) if self._here in froms else ("input", "saddr", froms)
+                chains[hook] = [rule for way in _addresses(others, side) for rule in self._rules(way)]
+            return {self._here.space: self._table(POD, chains)}
         if not self._in_nodes:
             rules = [
                 rule for froms, tos in ways
                 for rule in self._rules(f"iifname {_ports(froms)} oifname {_ports(tos)}")
             ]  # fmt: skip
-            return {self.sources[0].switch: self._table(SWITCH, "forward", rules)}
+            return {self.sources[0].switch: self._table(SWITCH, {"forward": rules})}
         return {
-            link.space: self._table(NODE, f'ingress device "{link.device}"', self._ingress_rules(froms))
+            link.space: self._table(NODE, {f'ingress device "{link.device}"': self._ingress_rules(froms)})
             for froms, tos in ways for link in tos
         }  # fmt: skip
 
@@ -57,12 +64,19 @@ class Cut:
     def _in_nodes(self) -> bool:
         return self.sources[0].switch == self.sources[0].space
 
-    def _table(self, family: str, hook: str, rules: Sequence[str]) -> str:
-        lines = "\n".join(rules)
-        return (
-            f"table {family} {mark_of(self.fault)} {{\n counter seen {{ }}\n counter dropped {{ }}\n"
-            f" chain links {{\n  type filter hook {hook} priority 0; policy accept;\n{lines}\n }}\n}}\n"
-        )
+    @property
+    def _here(self) -> Link | None:
+        """The link of this pod."""
+        return next((link for link in (*self.sources, *self.sinks) if link.space.is_here), None)
+
+    def _table(self, family: str, chains: Mapping[str, Sequence[str]]) -> str:
+        """`chains`: the rules of each hook."""
+        head = f"table {family} {mark_of(self.fault)} {{\n counter seen {{ }}\n counter dropped {{ }}\n"
+        parts = [
+            f" chain links{number} {{\n  type filter hook {hook} priority 0; policy accept;\n{lines}\n }}\n"
+            for number, (hook, lines) in enumerate((hook, "\n".join(rules)) for hook, rules in chains.items())
+        ]
+        return "".join((head, *parts, "}\n"))
 
     def _ingress_rules(self, froms: Sequence[Link]) -> list[str]:
         """Rules for a receiving node. They also drop ARP requests, which a node sends when it no longer knows the other
@@ -80,7 +94,7 @@ class Cut:
                 f"  {way} tcp {side} {{ {ports} }} counter name seen{some} counter name dropped drop"
                 for side in ("sport", "dport")
             ]
-        tcp = f"  {way} ip protocol tcp counter name seen{some} counter name dropped drop"
+        tcp = f"  {way} meta l4proto tcp counter name seen{some} counter name dropped drop"
         others = f"  {way} meta l4proto != tcp{some} drop" if some else f"  {way} drop"
         return [tcp, others]
 
@@ -111,6 +125,17 @@ def sides(
     if not inside or not outside:
         raise ChaosError("there is no node on the other side; name another target, or other peers")
     return [link_of(live) for live in nodes], [link_of(live) for live in outside]
+
+
+def _addresses(links: Sequence[Link], side: str) -> list[str]:
+    """The matches of the IP addresses of these links, a match for each version of IP."""
+    found = {
+        "ip": [link for link in links if ":" not in link.address],
+        "ip6": [link for link in links if ":" in link.address],
+    }
+    return [
+        f"{version} {side} {{ {', '.join(link.address for link in some)} }}" for version, some in found.items() if some
+    ]
 
 
 def _ports(links: Sequence[Link]) -> str:

@@ -12,7 +12,7 @@ from torchaos.harness.machine.netspace import Space
 class Link:
     """A node's link. `space` is the node's own network namespace, with the link's end `device`. `switch` is the
     namespace in which all links meet, with the link's other end `port`. If the run does not own a switch, `switch` is
-    `space`."""
+    `space`. The link of another pod has only its address."""
 
     space: Space
     switch: Space

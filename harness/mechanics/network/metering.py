@@ -30,14 +30,14 @@ def measured(
     site: NodeSite, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
 ) -> Sequence[Measuring]:
     """Probes that measure the link from the first target node to the first other node (`inward`: in the other
-    direction). Empty if no requested value can be measured. With jitter, datagrams are sent at such intervals that none
-    waits for an earlier one."""
+    direction). Empty if no requested value can be measured, or if this process can't enter the other node. With jitter,
+    datagrams are sent at such intervals that none waits for an earlier one."""
     if not asked:
         return ()
     inside = [link_of(live) for live in site.nodes]
     targets = {live.node.index for live in site.nodes}
     outside = [link_of(live) for live in site.cluster if live.node.index not in targets] or inside[1:]
-    if not outside:
+    if not outside or not outside[0].space.alive():
         return ()
     ends = (outside[0], inside[0]) if inward else (inside[0], outside[0])
     settle_s = SETTLE_S + 2e-3 * asked.get("delay_ms", 0.0)

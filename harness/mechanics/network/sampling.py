@@ -43,7 +43,7 @@ def _table(space: Space) -> dict[str, int]:
     values: dict[str, int] = {}
     with suppress(OSError):
         for name in ("snmp", "netstat"):
-            with open(f"/proc/{space.pid}/net/{name}") as file:
+            with open(space.proc / "net" / name) as file:
                 lines = file.read().splitlines()
             for keys, numbers in zip(lines[::2], lines[1::2], strict=False):
                 group = keys.partition(":")[0]

@@ -50,6 +50,7 @@ class Permits:
     folders: Sequence[Path]  # the run directory first, then the scenario's checkpoints
     members: Callable[[], Mapping[int, int]]  # the job's processes now: start time in clock ticks, by pid
     world_size: Callable[[], int | None]
+    has_network: bool = False  # the network of this process is the job's own, because both are in a pod
     _ranks: set[int] = field(default_factory=set)  # hit so far
     _nodes: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -78,8 +79,8 @@ class Permits:
                     raise NotPermitted(f"process {pid} is not one of the job's, so it is left alone")
             if touches.run_id is not None and not touches.run_id.startswith(self.run_id):
                 raise NotPermitted(f"{touches.run_id} is another run, so its resources are left alone")
-            if touches.network is not None:
-                check_network(Path(f"/proc/{touches.network.pid}/ns/net"), self.plan.consent)
+            if touches.network is not None and not (self.has_network and touches.network.is_here):
+                check_network(touches.network.proc / "ns/net", self.plan.consent)
             if touches.path is not None:
                 self.check_path(Path(touches.path))
             if touches.own:

@@ -24,7 +24,7 @@ def misfit(injector: Any, launcher: str) -> str | None:
     if instead := next((found.cannot[key] for key in keys if key in found.cannot), None):
         return f"{injector.name} can't be done under launcher: {launcher}: {instead}"
     for name, (needs, instead) in _MADE.items():
-        if name in injector.needs and name not in found.needs:
+        if name in injector.needs and name not in found.needs | found.offers:
             return f"{injector.name} {needs}, and the launcher {launcher} makes none; {instead}"
     return None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -24,6 +24,10 @@ from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.kubernetes import LABEL, OVER, KubernetesObjects, label_of
 
 _SPARE_S = 300.0  # seconds after the job's time-out, at which Kubernetes ends the pods
+_HOST_NETWORK = (
+    "hostNetwork: the pods share the network of their machines, so a network fault would hit everything there; leave "
+    "hostNetwork out"
+)
 _READY_S = 600.0  # seconds for the pods to get machines and images
 _LOOK_S = 0.5
 _ATTACH = (("get", "pods"), ("list", "pods"), ("create", "pods/exec"), ("get", "pods/log"))  # verbs and resources
@@ -35,13 +39,16 @@ class Kubernetes(FarLauncher):
     container's command."""
 
     _found: Sequence[Pod] = ()  # the pods of a job that runs already
+    _changes_network = False  # whether a fault changes the network of pods
 
     name: ClassVar[str] = "kubernetes"
     needs: ClassVar[frozenset[str]] = frozenset({"kubectl"})
+    offers: ClassVar[frozenset[str]] = frozenset({"links"})
     sets_rendezvous: ClassVar[bool] = True
     on_nodes: ClassVar[bool] = True
     cannot: ClassVar[Mapping[str, str]] = {
-        "links": "the network of a pod is not touched; write launcher: netns",
+        "network.link_down": "the pod's routes would be gone with its link; write network.partition",
+        "network.dns": "the names are those of the cluster; write launcher: netns",
         "docker": "the nodes are pods; write launcher: docker",
         "endpoints": "the pods do not reach a proxy of the harness's; write launcher: local or netns",
         "node.reboot": "the command of a pod is started only once; write node.freeze or node.kill",
@@ -51,10 +58,13 @@ class Kubernetes(FarLauncher):
         """The objects. Raises UsageError if a right is missing, because undoing needs some of the rights too, and
         ChaosError if the cluster does not answer."""
         plan, kubectl = Plan.read(RunDir(spec.log.parent.parent).plan), _kubectl(spec)
+        self._changes_network = "links" in plan.needs
         if spec.pods.get("attach"):
             _check_rights(kubectl, [*_ATTACH, *_rights_of(plan)])
             self._found = find_pods(spec, kubectl)
             return handles(spec, self._found)
+        if _shares_network(_manifest(spec).pods) and self._changes_network:
+            raise UsageError(f"{spec.pods['manifest']}: {_HOST_NETWORK}")
         made = [(verb, kind) for kind in _manifest(spec).kinds.split(",") for verb in ("create", "delete", "list")]
         _check_rights(kubectl, [*made, ("delete", "pods"), *_ATTACH, *_rights_of(plan)])
         return (_objects(spec), JobProcesses(spec.env[ENV_RUN_ID]))
@@ -81,6 +91,8 @@ class Kubernetes(FarLauncher):
             _objects(spec).remove()  # those of an earlier submission have the same names
             kubectl.ask("create", "--filename=-", given=manifest.changed(change).encode(), timeout_s=60.0)
             found = in_order(_await_pods(kubectl, label, spec.nodes))
+            if _shares_network(found) and self._changes_network:
+                raise ChaosError(f"the cluster has changed the pods: {_HOST_NETWORK}")
             python = str(spec.pods["python"])
             pods = [Pod.of(index, raw, _container(spec), python, kubectl) for index, raw in enumerate(found)]
             addresses = [str(raw["status"]["podIP"]) for raw in found]
@@ -101,6 +113,10 @@ class Kubernetes(FarLauncher):
     def exit_code(self, node: Node) -> int | None:
         assert isinstance(node, Pod)
         return node.exit_code()
+
+
+def _shares_network(pods: Iterable[Mapping[str, Any]]) -> bool:
+    return any(pod["spec"].get("hostNetwork") for pod in pods)
 
 
 def _objects(spec: JobSpec) -> KubernetesObjects:

@@ -8,13 +8,14 @@ from typing import ClassVar
 
 from torchaos.harness.agent.wire import ENV_REPLICA
 from torchaos.harness.contracts import Handle, JobSpec, Launcher, Node
+from torchaos.harness.mechanics.network.link import Link
 
 
 @dataclass(frozen=True)
 class LocalNode:
     index: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
-    link: ClassVar[None] = None
+    link: Link | None = None
 
     def argv(self, command: Sequence[str]) -> list[str]:
         return list(command)

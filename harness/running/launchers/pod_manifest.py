@@ -58,12 +58,17 @@ class Manifest:
                 )
                 raise UsageError(f"{file}: {problem}; write a Job, an object of an operator, or pods")
         manifest = cls(file, objects)
-        if not any(True for _ in manifest._pods(manifest.objects)):
+        if not manifest.pods:
             raise UsageError(
                 f"{file}: there is no pod in it, which is an object whose spec has containers; the pods of a TrainJob "
                 "are elsewhere, in its runtime: name a manifest with the pods themselves"
             )
         return manifest
+
+    @property
+    def pods(self) -> list[dict[str, Any]]:
+        """Every pod and every template of pods, in objects of any kind."""
+        return list(_pods(self.objects))
 
     @property
     def kinds(self) -> str:
@@ -76,7 +81,7 @@ class Manifest:
         key, value = change.label
         for object_ in objects:
             _below(_below(object_, "metadata"), "labels")[key] = value
-        for pod in self._pods(objects):
+        for pod in _pods(objects):
             _below(_below(pod, "metadata"), "labels")[key] = value
             self._change(pod["spec"], change)
         for owner in _with_policy(objects):
@@ -99,14 +104,13 @@ class Manifest:
             container["volumeMounts"] = [*mounts, {"name": _VOLUME, "mountPath": str(change.folder)}]
             spec["volumes"] = [*(spec.get("volumes") or []), {"name": _VOLUME, "emptyDir": {}}]
 
-    @staticmethod
-    def _pods(tree: Any) -> Iterator[dict[str, Any]]:
-        """Yields every pod and every template of pods, in objects of any kind."""
-        if _is_pod(tree):
-            yield tree
-            return
-        for child in _children(tree):
-            yield from Manifest._pods(child)
+
+def _pods(tree: Any) -> Iterator[dict[str, Any]]:
+    if _is_pod(tree):
+        yield tree
+        return
+    for child in _children(tree):
+        yield from _pods(child)
 
 
 def _is_pod(tree: Any) -> bool:

@@ -34,7 +34,7 @@ class NodeFaults:
     def __init__(
         self, plan: Plan, shared: RunDir, place: RunDir, mark: str, node: int, part: NodePart, journal: Journal
     ) -> None:  # fmt: skip
-        self._plan, self._node, self._journal, self._place = plan, node, journal, place
+        self._plan, self._node, self._part, self._journal, self._place = plan, node, part, journal, place
         self._slots = {fault.id: Slots.make(fault, place) for fault in plan.faults}
         self._lives: dict[str, FaultLife] = {}
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class NodeFaults:
             self._reaper.close()  # a reaper that died leaves its entry in the registry of runs
             raise
         folders = [place.root, shared.root, *([self._checkpoints] if self._checkpoints else [])]
-        permits = Permits(plan, mark, folders, part.members, lambda: _world_size(part))
+        permits = Permits(plan, mark, folders, part.members, lambda: _world_size(part), has_network=bool(part.links))
         self._context = Context(
             journal, part, self._reaper, limit_s, place.undo, self._checkpoints, permits, due=lambda trigger: True
         )
@@ -70,9 +70,8 @@ class NodeFaults:
             if fault in self._lives or self._context.ended.is_set():
                 return
             target = Target(tuple(ranks), tuple(node for node in planned.target.nodes if node == self._node))
-            life = self._lives[fault] = FaultLife(
-                replace(planned, target=target), self._slots[fault], self._context
-            )  # fmt: skip
+            context = replace(self._context, job=self._part.beside(planned.target.nodes))
+            life = self._lives[fault] = FaultLife(replace(planned, target=target), self._slots[fault], context)
             life.start()
 
     def write(self, fault: str, rank: int, word: int, value: int) -> None:

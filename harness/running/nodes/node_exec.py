@@ -14,11 +14,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from torchaos.harness import registry
 from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import ENV_NODE, ENV_PLAN, ENV_RUN_ID, Event, Kind
 from torchaos.harness.contracts import JobSpec, UsageError
+from torchaos.harness.mechanics.network.link import Link
 from torchaos.harness.record.events.clocks import Clock
 from torchaos.harness.record.events.journal import Journal, read_events
+from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.command import Command
 from torchaos.harness.running.launchers.elastic_env import elastic_env
@@ -28,6 +31,7 @@ from torchaos.harness.running.launchers.local import LocalNode
 from torchaos.harness.running.launchers.node_run import start
 from torchaos.harness.running.launchers.words import mark_of
 from torchaos.harness.running.nodes.part import NodePart
+from torchaos.harness.running.nodes.pod_network import links_of_pods
 from torchaos.harness.running.nodes.relay import Relay
 from torchaos.harness.running.nodes.serving import serving
 from torchaos.harness.watching.probes.gpus import GpuWatch
@@ -87,7 +91,7 @@ class NodeExec:
         self._watch = RankWatch(self._journal, mark)
         self._gpus = GpuWatch(self._watch.ranks, self._journal.emit)
         self._clock = Clock(folder.root / "clock", node, self._journal.emit)
-        self._mark, self._served = mark, served is not None
+        self._mark, self._served, self._hosts = mark, served is not None, hosts
 
     def __call__(self) -> int:
         self._journal.listen(self._note_round)
@@ -111,11 +115,18 @@ class NodeExec:
 
     def _serve(self, relay: Relay) -> int:
         """Runs the command as the agent of the node: the controller measures the clocks, and lets faults begin."""
-        part = NodePart(self._watch, self._node, self._mark)
+        part = NodePart(self._watch, self._node, self._mark, links=self._links())
         with serving(self._folder, self._mark, self._node, part, self._journal, relay) as (_, faults):
             if faults is not None:
                 self._spec = replace(self._spec, env={**self._spec.env, ENV_PLAN: str(faults.write_plan(self._plan))})
             return self._run(relay)
+
+    def _links(self) -> Sequence[Link]:
+        """The links of all pods, if this node is a pod, and the plan has faults that change its link."""
+        plan = Plan.read(self._folder.plan)
+        offers = registry.find("launchers", plan.launcher).offers
+        is_changed = "links" in offers & set(plan.needs)
+        return links_of_pods(self._hosts, self._node, self._mark) if is_changed else ()
 
     def _run(self, relay: Relay) -> int:
         command = start(LocalNode(self._node), self._spec, self._base, self._log, self._line).command

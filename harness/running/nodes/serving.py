@@ -18,6 +18,8 @@ from torchaos.harness.running.nodes.place import make_place, remove_place, socke
 from torchaos.harness.running.nodes.relay import Relay
 from torchaos.harness.undo.client import UndoError
 
+# What a capability is in a pod, which makes no namespaces: its own network may be changed.
+_IN_A_POD = {"links": "own_network", "shaper": "tc"}
 _MEET_S = 60.0  # seconds to wait for the controller; without it, an early fault would come too late
 
 
@@ -34,8 +36,11 @@ def serving(
         faults = NodeFaults(plan, folder, place, mark, node, part, journal)
     except UndoError as error:  # the job runs, and the controller ends the run
         trouble = str(error)
-    needs = sorted(set(plan.needs) - needs_of_controller(plan.launcher, (fault.inject for fault in plan.faults)))
-    missing = [name for name in needs if not capabilities.check(name).present]
+    needs = set(plan.needs) - needs_of_controller(plan.launcher, (fault.inject for fault in plan.faults))
+    if part.links:
+        needs = {_IN_A_POD.get(name, name) for name in needs}
+    findings = [capabilities.check(name) for name in sorted(needs)]
+    missing = [f"{found.name} ({found.remedy})" for found in findings if not found.present]
     agent = Agent(
         socket_of(mark), node, journal, faults, relay.send, folder=folder.root, missing=missing, trouble=trouble
     )  # fmt: skip

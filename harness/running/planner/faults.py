@@ -44,6 +44,9 @@ def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path,
         )
     if wrong := misfit(found, scenario.launcher):
         raise UsageError(f"{file}: fault {name}: {wrong}")
+    if job.attached and "links" in found.needs:
+        problem = "torchaos changes the network only of pods that it has made"
+        raise UsageError(f"{file}: fault {name}: {problem}; write job.pods.manifest")
     if target.nodes == () and found.hits in ("agents", "nodes"):
         noun = "a node's agent" if found.hits == "agents" else "whole nodes"
         raise UsageError(f"{file}: fault {name}: {fault.inject} hits {noun}; write target: {{node: 0}}")

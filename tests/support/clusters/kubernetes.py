@@ -86,9 +86,11 @@ class Kubernetes(Machines):
         """The names of the pods that the cluster has."""
         return self.kubectl("get", "pods", "--output=name")
 
-    def pods(self, name: str, *, share: Sequence[Path] = (), more: Mapping[str, Any] | None = None) -> list[Any]:
+    def pods(
+        self, name: str, *, share: Sequence[Path] = (), more: Mapping[str, Any] | None = None, adds: Sequence[str] = ()
+    ) -> list[Any]:  # fmt: skip
         """Two pods, one on each node, that have this machine's programs and Python. `share`: folders that the pods see
-        at the same path as torchaos. `more`: more of their spec."""
+        at the same path as torchaos. `more`: more of their spec. `adds`: capabilities of their container."""
         site = Path(importlib.util.find_spec("yaml").origin or "").resolve().parents[1]  # type: ignore[union-attr]
         torch = Path(importlib.util.find_spec("torch").origin or "").resolve().parents[1]  # type: ignore[union-attr]
         here = [Path(path).resolve() for path in (sys.base_prefix, sys.prefix, _ROOT)]
@@ -102,6 +104,7 @@ class Kubernetes(Machines):
         container = {
             "name": "trainer", "image": "local/tiny:1", "imagePullPolicy": "Never", "command": ["sleep", "1000"],
             "volumeMounts": mounts, "env": [{"name": key, "value": value} for key, value in env.items()],
+            "securityContext": {"capabilities": {"add": list(adds)}},
         }  # fmt: skip
         spec = {
             "automountServiceAccountToken": False, "enableServiceLinks": False, "terminationGracePeriodSeconds": 10,

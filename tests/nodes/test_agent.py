@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from waiting import wait_until
 
 from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.running.launchers.words import VERSION
 from torchaos.harness.running.nodes.agent import Agent
+from torchaos.harness.running.nodes.place import address_of
 
 
 def test_a_damaged_record_ends_the_nodes_part(tmp_path: Path) -> None:
@@ -31,3 +37,35 @@ def test_a_damaged_record_ends_the_nodes_part(tmp_path: Path) -> None:
     agent.close()
     journal.close()
     file.close()
+
+
+class _Faults:
+    """Notes which faults the agent starts."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def start(self, fault: str, ranks: Sequence[int]) -> None:
+        self.started.append(fault)
+
+
+@pytest.mark.parametrize("missing", [["own_network"], []])
+def test_a_node_that_lacks_something_begins_no_fault(tmp_path: Path, missing: list[str]) -> None:
+    """The controller hears what is missing and ends the run; until then the agent begins nothing that it could perhaps
+    not undo."""
+    (tmp_path / "events").mkdir()
+    journal, faults = Journal(tmp_path / "events", "node1", node=1), _Faults()
+    agent = Agent(
+        tmp_path / "socket", 1, journal, faults, lambda number: None, folder=tmp_path, missing=missing
+    )  # type: ignore[arg-type]
+    said = [{"do": "hello", "version": VERSION}, {"do": "start", "fault": "f", "ranks": []}, {"do": "beat", "sent_s": 1}]
+    with socket.socket(socket.AF_UNIX) as controller, address_of(tmp_path / "socket") as address:
+        controller.connect(address)
+        controller.settimeout(60)
+        controller.sendall(b"".join(json.dumps(each).encode() + b"\n" for each in said))
+        with controller.makefile("rb") as lines:
+            assert json.loads(lines.readline())["hello"]["missing"] == missing
+            assert json.loads(lines.readline())["beat"] == 1  # the start was read before it
+    assert faults.started == ([] if missing else ["f"])
+    agent.close()
+    journal.close()

@@ -136,7 +136,7 @@ class Agent:
             self._signal(int(said["number"]))
         elif do == "leave":
             self.take_back()
-        elif do == "start" and faults:
+        elif do == "start" and faults and not self._missing:  # the controller ends the run
             faults.start(said["fault"], said["ranks"])
         elif do == "page" and faults:
             faults.write(said["fault"], int(said["rank"]), int(said["word"]), int(said["value"]))

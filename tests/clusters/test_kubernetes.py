@@ -84,8 +84,8 @@ def test_torchrun_in_pods(kubernetes: Kubernetes, name: str, fault: Mapping[str,
     ids=["partition", "delay"],
 )
 def test_the_network_of_a_pod(kubernetes: Kubernetes, fault: Mapping[str, Any], counter: str) -> None:
-    """The agent of the second pod, which has NET_ADMIN, cuts its pod off for three seconds, or delays what it sends: the
-    kernel of that pod counts what the job felt, the job goes on, and the undo is verified."""
+    """The agent of the second pod, which has NET_ADMIN, cuts its pod off for three seconds, or delays what it sends.
+    The kernel of that pod counts what the job felt, the job goes on, and the undo is verified."""
     fault = {**fault, "target": {"node": 1}, "when": {"step": 15, "phase": "backward"}, "for": "3s"}
     asked: Mapping[str, Any] = {"assert": ["completed"]}
     name = f"net-{counter.replace('_', '-')}"

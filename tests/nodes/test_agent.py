@@ -55,10 +55,9 @@ def test_a_node_that_lacks_something_begins_no_fault(tmp_path: Path, missing: li
     not undo."""
     (tmp_path / "events").mkdir()
     journal, faults = Journal(tmp_path / "events", "node1", node=1), _Faults()
-    agent = Agent(
-        tmp_path / "socket", 1, journal, faults, lambda number: None, folder=tmp_path, missing=missing
-    )  # type: ignore[arg-type]
-    said = [{"do": "hello", "version": VERSION}, {"do": "start", "fault": "f", "ranks": []}, {"do": "beat", "sent_s": 1}]
+    agent = Agent(tmp_path / "socket", 1, journal, faults, lambda number: None, folder=tmp_path, missing=missing)  # type: ignore[arg-type]
+    start = {"do": "start", "fault": "f", "ranks": []}
+    said = [{"do": "hello", "version": VERSION}, start, {"do": "beat", "sent_s": 1}]
     with socket.socket(socket.AF_UNIX) as controller, address_of(tmp_path / "socket") as address:
         controller.connect(address)
         controller.settimeout(60)

@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
 from . import wire
+from .epochs import Epochs
 from .lasting import Lasting
 from .orders import Orders
 from .phases import Phases
@@ -32,6 +33,7 @@ _HOOK_OF_PHASE = {
     wire.Phase.CHECKPOINT_WRITE: "checkpoints",
     wire.Phase.CHECKPOINT_WRITTEN: "checkpoints",
     wire.Phase.CHECKPOINT_LOAD: "checkpoints",
+    wire.Phase.NEW_EPOCH: "samples",
 }
 
 
@@ -54,6 +56,7 @@ class Agent:
         self.lasting = Lasting()
         self.look_for_saves: Callable[[], Any] | None = None  # called when a backward, step or rename begins
         self.orders = Orders(self)
+        self.epochs = Epochs(self)
         self.hooks = self._wanted()
         self.live = set(self.hooks)  # hooks in service
         self.unseen = set(self.hooks)  # hooks that have not fired yet

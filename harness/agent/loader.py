@@ -72,6 +72,7 @@ class LoaderHook:
             except StopIteration:
                 if mine:
                     self._ring.exhausted()
+                    agent.epochs.exhausted(iterator, _ahead(sys._getframe(1)))
                 raise
             finally:
                 self._inside.discard(thread)
@@ -80,6 +81,7 @@ class LoaderHook:
             self._receive(iterator, value, _ahead(sys._getframe(1)) if mine else None)
             if not mine:
                 return value
+            agent.epochs.receives(iterator)
             if not self._wrapped or self._trained.wrapper_is_idle:
                 agent.phases.loosely(Phase.FORWARD)
                 if agent.orders.current:
@@ -104,6 +106,7 @@ class LoaderHook:
         @functools.wraps(original)
         def _reset(iterator: Any, *args: Any, **kwargs: Any) -> Any:
             iterator.__dict__.pop(_DRAWN, None)  # left over from an epoch that was not finished
+            self._agent.epochs.resets(iterator)
             return original(iterator, *args, **kwargs)
 
         return _reset

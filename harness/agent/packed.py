@@ -32,7 +32,7 @@ ROW = 6  # bytes of the digest of a sample
 # A record holds a bit for the index of each phase in this tuple, so only append.
 PHASES = (
     "start", "data", "forward", "backward", "collective", "optimizer", "checkpoint_write", "checkpoint_written",
-    "checkpoint_load",
+    "checkpoint_load", "new_epoch",
 )  # fmt: skip
 # flags, phases, losses, rates, samples, indices
 SHAPE = struct.Struct("<BHBBHH")

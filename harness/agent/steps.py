@@ -61,6 +61,7 @@ class StepHooks:
             except Exception as error:
                 agent.fail("steps", error)
             if agent.orders.current:
+                agent.epochs.backward()
                 agent.orders.enter(Phase.BACKWARD)
             closed, ok = NOTHING, False
             try:

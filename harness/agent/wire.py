@@ -44,6 +44,7 @@ class Phase(str, Enum):
     CHECKPOINT_WRITE = "checkpoint_write"
     CHECKPOINT_WRITTEN = "checkpoint_written"
     CHECKPOINT_LOAD = "checkpoint_load"
+    NEW_EPOCH = "new_epoch"
 
 
 class Kind(str, Enum):

@@ -24,6 +24,7 @@ PhaseName = Literal[
     "checkpoint_write",
     "checkpoint_written",
     "checkpoint_load",
+    "new_epoch",
 ]
 
 

@@ -149,6 +149,40 @@ for step in (1, 2):
     assert (rank.folder / "step-2" / ".metadata").exists()
 
 
+EPOCHS = """
+import os, torch
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.ones(24, 4))
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(data, batch_size=8, **eval(os.environ.get("MORE", "{}")))
+for epoch in range(3):
+    for (x,) in loader:
+        model(x).sum().backward()
+        opt.step()
+    for (x,) in DataLoader(data, batch_size=8):
+        model(x)
+    print("validated", epoch, flush=True)
+"""
+
+
+@pytest.mark.parametrize("more", ["{}", "{'num_workers': 1, 'persistent_workers': True}"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_when_a_further_epoch_begins(
+    rank: Any, source: str, phase: Any, monkeypatch: pytest.MonkeyPatch, more: str, nth: int
+) -> None:
+    """`new_epoch` comes after all that the job does at the end of an epoch, and before a gradient of the next one. The
+    loader of a validation, which also ends, makes no epoch."""
+    monkeypatch.setenv("MORE", more)
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    order = rank.order(source, "Kill", attempt=0, phase=phase.NEW_EPOCH, nth=nth)
+    ran = rank.run(EPOCHS, hooks=("steps", "samples"), orders=(order,))
+    assert ran.code == -9, ran.output
+    assert ran.output.splitlines()[-1] == f"validated {nth - 1}"
+    assert len(ran.of("step")) == 3 * nth
+
+
 def test_raise_reaches_the_job(rank: Any, source: str, phase: Any) -> None:
     """What an injector raises comes out of the user's own call, unchanged, and is no failure of the agent."""
     page = rank.page()

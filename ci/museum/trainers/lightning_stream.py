@@ -1,6 +1,7 @@
 """Lightning with a stream that is in another order each time it is iterated, saved at the end of each epoch. The stream
 counts how often it was iterated, and the checkpoint keeps the count. --counters: the proof compares the counters that
-Lightning itself keeps in the checkpoint, and the data are a plain range."""
+Lightning itself keeps in the checkpoint, and the data are a plain range. --validate: only the validation has a stream,
+and the checkpoint is saved before it."""
 
 import json
 import logging
@@ -15,9 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 EPOCHS = 3
-COUNTERS = "--counters" in sys.argv
-if COUNTERS:
-    sys.argv.remove("--counters")
+COUNTERS, VALIDATE = "--counters" in sys.argv, "--validate" in sys.argv
+sys.argv = [word for word in sys.argv if word not in ("--counters", "--validate")]
 logging.getLogger("lightning").setLevel(logging.ERROR)
 
 
@@ -44,6 +44,10 @@ class Net(lightning.LightningModule):
         self.seen.append(batch.tolist())
         return self(batch)
 
+    def validation_step(self, batch, index):
+        del index
+        self(batch)
+
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
@@ -60,11 +64,13 @@ def fit(folder, epochs=EPOCHS, strategy="auto"):
     net = Net(stream)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=1, strategy=strategy, max_epochs=epochs, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[ModelCheckpoint(dirpath=folder, save_top_k=-1, save_last=True)],
-        use_distributed_sampler=False,
+        enable_model_summary=False, use_distributed_sampler=False,
+        callbacks=[ModelCheckpoint(dirpath=folder, save_top_k=-1, save_last=True,
+                                   every_n_train_steps=8 if VALIDATE else None)],
     )  # fmt: skip
-    loader = DataLoader(range(32) if COUNTERS else stream, batch_size=4)
-    trainer.fit(net, loader, ckpt_path="last" if (folder / "last.ckpt").exists() else None)
+    loader = DataLoader(range(32) if COUNTERS or VALIDATE else stream, batch_size=4)
+    validation = DataLoader(Stream(), batch_size=4) if VALIDATE else None
+    trainer.fit(net, loader, validation, ckpt_path="last" if (folder / "last.ckpt").exists() else None)
     return net.seen
 
 

@@ -48,6 +48,7 @@ _HOOKS_OF_PHASE: dict[Phase, tuple[str, ...]] = {
     Phase.CHECKPOINT_WRITE: ("checkpoints",),
     Phase.CHECKPOINT_WRITTEN: ("checkpoints",),
     Phase.CHECKPOINT_LOAD: ("checkpoints",),
+    Phase.NEW_EPOCH: ("samples",),
 }
 
 

@@ -96,8 +96,9 @@ def plain(folder):
         fit(folder / "whole")
         print(json.dumps({"whole": counters(folder / "whole"), "resumed": counters(folder / "r")}))
         return
-    whole = fit(folder / "whole")
-    print(json.dumps({"whole": whole, "resumed": fit(folder / "r", 1) + fit(folder / "r")}))
+    both = {"whole": fit(folder / "whole"), "resumed": fit(folder / "r", 1) + fit(folder / "r")}
+    same = not VALIDATE or counters(folder / "whole") == counters(folder / "r")
+    print(json.dumps({**both, "still": [] if same else ["checkpoint_integrity"]}))
 
 
 def train(folder):

@@ -32,6 +32,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KEPT = HERE / "recoveries.jsonl"
 BEGIN, END = "<!-- recoveries: begin -->", "<!-- recoveries: end -->"
+NEW_EPOCH = "faults.0.when={attempt: 0, phase: new_epoch}"
 WORDS = {"recovery_time": "too late", "loss_continuity": "losses", "sample_accounting": "samples",
          "lr_continuity": "learning rate", "checkpoint_integrity": "checkpoints", "state_restored": "state",
          "no_lost_work": "work lost", "parameter_digest": "weights"}  # fmt: skip
@@ -84,7 +85,7 @@ FRAMEWORKS = {
 }
 CELLS = {
     "mid-epoch": Cell("killed in the middle of an epoch", "resume/later-epoch"),
-    "epoch-end": Cell("killed after the save at an epoch's end", "resume/epoch-end", True, ("faults.0.when={attempt: 0, phase: new_epoch}",)),
+    "epoch-end": Cell("killed after the save at an epoch's end", "resume/epoch-end", True, (NEW_EPOCH,)),
     "second": Cell("killed again after the resume", "resume/second-resume", deaths=2),
     "first-batch": Cell("killed again before the first batch", "resume/before-first-batch", deaths=2),
     "save": Cell("killed during a save", "process/kill-during-save"),
@@ -113,7 +114,7 @@ def run(framework: Framework, name: str, home: Path) -> Told:
     """Runs one cell. Raises ChaosError or OSError if the run could not be made."""
     cell = CELLS[name]
     version, path = release(framework.package)
-    sets = [*cell.sets, "job.env.OMP_NUM_THREADS=1", "job.env.HF_HUB_OFFLINE=1"]
+    sets = [*cell.sets, 'job.env.OMP_NUM_THREADS="1"', 'job.env.HF_HUB_OFFLINE="1"']
     sets += [f"job.env.PYTHONPATH={json.dumps(path)}"] if path else []
     if framework.ranks == 1:
         sets += [f"faults.{place}.target.rank=0" for place in range(cell.deaths)]

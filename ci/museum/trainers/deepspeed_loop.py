@@ -1,5 +1,6 @@
 """DeepSpeed with bfloat16 and ZeRO stage 0 on a CPU, resumed by its own checkpoints. --clear: the loop clears the
-gradients itself, because some releases do not do it with this configuration."""
+gradients itself, because some releases do not do it with this configuration. DeepSpeed begins with a step of the
+optimizer, so a counter of steps, as in AdamW, is one ahead of the training: Lion has none."""
 
 import json
 import os
@@ -10,10 +11,23 @@ import torch
 import torch.distributed as dist
 import trainer_main
 from torch import nn
+from torch.utils.data import DataLoader
 
 STEPS, SAVE_EVERY = 24, 5
 # Its compilation takes minutes.
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+
+
+class Lion(torch.optim.Optimizer):
+    """A step of the same size in each direction, however large the gradients are."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in (weight for weight in group["params"] if weight.grad is not None):
+                mean = self.state[weight].setdefault("exp_avg", torch.zeros_like(weight))
+                weight.sub_(group["lr"] * torch.lerp(weight.grad, mean, 0.9).sign())
+                mean.lerp_(weight.grad, 0.01)
 
 
 class Loop:
@@ -24,13 +38,15 @@ class Loop:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
         config = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = Lion(model.parameters(), {"lr": 1e-2})
         self.engine, *_rest = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         self.table = torch.randn(STEPS, 4, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
-        self.done, self.clear = 0, clear
+        self.done, self.clear, self.batches = 0, clear, None
 
     def step(self):
-        loss = (self.engine(self.table[self.done]) - 1).square().mean()
+        if self.batches is None:
+            self.batches = iter(DataLoader(self.table, batch_size=None, sampler=range(self.done, STEPS)))
+        loss = (self.engine(next(self.batches)) - 1).square().mean()
         self.engine.backward(loss)
         self.engine.step()
         if self.clear:

@@ -43,7 +43,7 @@ class Told:
         and to plain code."""
         failed = {name for name, verdict in self.cases.items() if verdict == "failed"}
         if self.side == "affected":
-            return bug.failed in failed and bug.says in self.reasons[bug.failed]
+            return self.verdict == "failed" and bug.failed in failed and bug.says in self.reasons[bug.failed]
         return self.verdict == "passed" or (self.verdict == "failed" and failed == bug.still.keys() == set(self.still))
 
 

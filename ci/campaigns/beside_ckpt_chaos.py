@@ -121,7 +121,7 @@ def by_torchaos(name: str, trainer: Trainer, out: Path, minutes: float) -> dict[
         scenario = {
             "scenario": name.replace("_", "-"), "seed": 7,
             "job": {
-                "command": f"torchrun --nproc-per-node {RANKS} {out / 'job.py'} {{run}}/out",
+                "command": f"{sys.executable} -m torch.distributed.run --nproc-per-node {RANKS} {out / 'job.py'} {{run}}/out",
                 "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "2", **trainer.env},
                 "checkpoints": {"path": "{run}/out"}, "timeout": "10m",
             },

@@ -118,10 +118,11 @@ def by_torchaos(name: str, trainer: Trainer, out: Path, minutes: float) -> dict[
     told = out / "torchaos.json"
     if not told.exists():
         (out / "job.py").write_text(trainer.job)
+        torchrun = f"{sys.executable} -m torch.distributed.run --nproc-per-node {RANKS}"
         scenario = {
             "scenario": name.replace("_", "-"), "seed": 7,
             "job": {
-                "command": f"{sys.executable} -m torch.distributed.run --nproc-per-node {RANKS} {out / 'job.py'} {{run}}/out",
+                "command": f"{torchrun} {out / 'job.py'} {{run}}/out",
                 "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "2", **trainer.env},
                 "checkpoints": {"path": "{run}/out"}, "timeout": "10m",
             },

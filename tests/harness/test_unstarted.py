@@ -148,6 +148,24 @@ def test_a_job_that_does_not_end_well_after_a_fault_shows_its_last_error(trainer
     assert "last error" not in verdict_of(replace(run, log_end=("step 6 loss 0.5",)), (), "/run").reason
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_the_last_error_is_not_that_another_rank_is_gone(trainer: Any, first: bool) -> None:
+    """The rank that failed says why, and its peer only that the connection is closed, before or after it. If there is
+    no other error, that is named."""
+    run = failing(trainer(kills=[(18, 1)]).record(), 18)
+    gone = "[rank0]: RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:20681"
+    lines = [
+        "[rank1]:   File 'x', line 3",
+        "[rank1]: EOFError",
+        *(f"[rank0]: line {number}" for number in range(9)),
+        gone,
+    ]
+    log = tuple(lines if first else [lines[-1], *lines[:-1]])
+    assert verdict_of(replace(run, log_end=log), (), "/run").reason.endswith("; the job's last error: EOFError")
+    alone = verdict_of(replace(run, log_end=(gone,)), (), "/run").reason
+    assert "the job's last error: RuntimeError: [pair.cc:553] Connection closed by peer" in alone
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [

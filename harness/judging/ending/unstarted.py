@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.record.record import Record
+from torchaos.harness.watching.probes.causes import CAUSES
 
 _MOST_LINES, _LONGEST = 5, 200  # lines; characters of a line
 _FAILED = re.compile(r"failed \(exitcode: ")  # torchelastic reports a failed rank; torchelastic's traceback follows
 _LOGGED = re.compile(r'[EWI]\d{4} |\{"name": "torchelastic|\*{20}')  # torchrun's own lines
 _RANK = re.compile(r"\[rank\d+\]:")  # torch writes it before each line of a traceback
+_OF_OTHERS = [cause for cause in CAUSES if cause.whose == "another rank"]
 _ERROR = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|SystemExit)(?::|$)")  # Python's last line
 
 
@@ -31,11 +33,13 @@ def died_by_itself(run: Record) -> str:
 
 
 def last_error(run: Record) -> str:
-    """The last exception that a failed job wrote to its log, as a clause. Empty if there is no exception."""
+    """The last exception that a failed job wrote to its log, as a clause. Empty if there is no exception. An exception
+    that only says that another rank is gone is named only if there is no other."""
     if run.stopped or run.exit_code in (0, None):
         return ""
-    errors = [line for line in _last_words(run.log_end) if _ERROR.match(line)]
-    return f"; the job's last error: {errors[-1]}" if errors else ""
+    errors = [line for line in _kept(_attempts(run.log_end)[-1]) if _ERROR.match(line)]
+    own = [line for line in errors if not any(cause.pattern.search(line) for cause in _OF_OTHERS)] or errors
+    return f"; the job's last error: {own[-1]}" if own else ""
 
 
 def _first_error(lines: Sequence[str]) -> list[str]:
@@ -43,10 +47,6 @@ def _first_error(lines: Sequence[str]) -> list[str]:
     If no attempt shows an error: the last lines of the last attempt."""
     found = [_own(part) for part in _attempts(lines)]
     return next((words for words in found if words and _ERROR.match(words[-1])), found[-1])
-
-
-def _last_words(lines: Sequence[str]) -> list[str]:
-    return _own(_attempts(lines)[-1])
 
 
 def _attempts(lines: Sequence[str]) -> list[Sequence[str]]:
@@ -57,11 +57,16 @@ def _attempts(lines: Sequence[str]) -> list[Sequence[str]]:
 
 def _own(lines: Sequence[str]) -> list[str]:
     """The last lines up to the last error, without torchrun's own lines and without lines that several ranks repeat."""
+    kept = _kept(lines)
+    last = max((place for place, line in enumerate(kept) if _ERROR.match(line)), default=len(kept) - 1)
+    return kept[: last + 1][-_MOST_LINES:]
+
+
+def _kept(lines: Sequence[str]) -> list[str]:
+    """The lines without torchrun's own lines, and without lines that several ranks repeat."""
     lines = [_RANK.sub("", line, count=1) for line in lines]
-    kept = list(
+    return list(
         dict.fromkeys(
             line.strip()[:_LONGEST] for line in lines if line.strip() and not _LOGGED.match(line) and line.strip(" ^~")
         )
     )
-    last = max((place for place, line in enumerate(kept) if _ERROR.match(line)), default=len(kept) - 1)
-    return kept[: last + 1][-_MOST_LINES:]

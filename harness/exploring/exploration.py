@@ -170,7 +170,7 @@ class Exploration:
                 many = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
                 self._notes.append(f"forked ranks failed from more states, which count after a cold start: {many}")
             if many_shown := sum(bool(outcome.shown_by) for outcome in done.values()):
-                self._notes.append(f"{many_shown} states {SHOWN}")
+                self._notes.append(f"{many_shown} {SHOWN}")
             if alike := sum(bool(outcome.like) for outcome in done.values()):
                 self._notes.append(f"{alike} states were not resumed: {LIKE}")
             self._notes += [self._spared.doubt] if self._spared.doubt else []

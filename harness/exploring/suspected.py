@@ -11,8 +11,8 @@ from dataclasses import replace
 from torchaos.harness.exploring.outcomes import Class, Outcome
 
 SHOWN = (
-    "were not started cold: forked ranks failed there in the same way and with the same words as in a state whose cold "
-    "start has shown the failure"
+    "failures without a cold start of their own: forked ranks failed in the same way and with the same words as in a "
+    "state whose cold start has shown the failure"
 )
 
 

@@ -77,6 +77,23 @@ def test_a_forked_rank_is_like_one_that_was_started(parent: Parent, rank: RankCo
     ]  # fmt: skip
 
 
+def test_ranks_with_several_threads_of_openmp_can_be_forked(rank: RankCommand, tmp_path: Path) -> None:
+    """With OMP_NUM_THREADS=2, the import of torch starts a thread, and a forked process would lack it. The parent
+    imports torch with one thread, and each rank has the two threads of its environment."""
+    Path(rank.argv[0]).write_text(
+        "import torch; print(torch.get_num_threads(), torch.ones(1000, 1000).sum().item(), flush=True)"
+    )
+    many = replace(rank, env={**rank.env, "OMP_NUM_THREADS": "2"})
+    parent = Parent(many, "test-of-threads", tmp_path / "parent.log")
+    try:
+        assert parent.imports(["torch"]) == ("", 1)
+        (pid,) = parent.fork([many], [many.env], tmp_path / "log")
+        assert _ends(parent, pid) == {pid: 0}, (tmp_path / "log").read_text()
+    finally:
+        parent.close()
+    assert (tmp_path / "log").read_text().split() == ["2", "1000000.0"]
+
+
 @pytest.mark.parametrize("module", [False, True])
 def test_a_rank_can_be_a_new_interpreter(parent: Parent, rank: RankCommand, tmp_path: Path, module: bool) -> None:
     """It has nothing of what the parent has imported, and gets its own options, arguments, environment and folder."""

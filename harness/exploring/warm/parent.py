@@ -153,6 +153,13 @@ def become(rank: dict[str, Any], parent: int) -> types.ModuleType:
     return main
 
 
+def set_threads() -> None:
+    """Sets the number of threads of torch, which the rank's environment names. The parent has one thread."""
+    wanted, torch = os.environ.get("OMP_NUM_THREADS", ""), sys.modules.get("torch")
+    if torch is not None and wanted.isdecimal() and int(wanted) > 1:
+        torch.set_num_threads(int(wanted))
+
+
 def leave_at_once() -> None:
     """The last work at exit of a rank: it skips the teardown of the interpreter. The teardown touches all memory that
     the rank shares with its parent, which takes seconds for large libraries, and it may wait for threads that only the
@@ -207,6 +214,7 @@ if __name__ == "__main__":
         _main = become(_rank, _parent)
         if _rank["anew"]:
             os.execve(_rank["anew"][0], _rank["anew"], _rank["env"])
+        set_threads()
         start_agent(_rank["agent"])
         try:
             if _rank["module"]:

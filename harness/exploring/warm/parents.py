@@ -17,6 +17,7 @@ from torchaos.harness.exploring.warm.rank import RankCommand
 
 _SCRIPT = Path(__file__).with_name("parent.py")
 _IMPORT_S, _ANSWER_S = 300.0, 60.0
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # each forked rank sets them itself
 _OF_RANKS = ("RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", ENV_PLAN, ENV_ATTEMPT_BASE)
 
 
@@ -26,6 +27,7 @@ class Parent:
     def __init__(self, rank: RankCommand, run_id: str, log: Path) -> None:
         """Starts the parent. Raises ChaosError if it can't be started."""
         env = {name: value for name, value in rank.env.items() if name not in _OF_RANKS}
+        env |= {name: "1" for name in _THREADS if name in env}  # otherwise the import of torch starts threads
         ours, theirs = socket.socketpair()
         ours.settimeout(_IMPORT_S)
         argv = [rank.python, *rank.options, str(_SCRIPT), str(theirs.fileno())]

@@ -119,6 +119,8 @@ def watched(steps: int, folder: Path) -> Watched:
     output, _ = process.communicate()
     end = time.monotonic()
     processor.end()
+    if not list(out.glob("*/result.json")):
+        sys.exit(f"the run came to no result (exit code {process.returncode}):\n{output}")
     events = [json.loads(line) for line in next(out.glob("*/events/harness.jsonl")).read_text().splitlines()]
     at = {event["kind"]: event["mono_s"] for event in events}
     start, stop = at["job.started"], at["job.exited"]

@@ -49,18 +49,26 @@ def test_rights_that_are_missing(pods: Any) -> None:
 PARTITION = {"inject": "network.partition", "target": {"node": 1}, "when": {"time": "1s"}, "for": "1s"}
 
 
-def test_the_network_of_a_machine_is_left_alone(pods: Any) -> None:
-    """Pods with hostNetwork share the network of their machines: a network fault is refused before a pod is made."""
-    pods.pod = {"hostNetwork": True}
+@pytest.mark.parametrize(
+    ("pod", "words"),
+    [
+        ({"hostNetwork": True}, "job.yaml: hostNetwork: the pods share the network of their machines"),
+        ({}, "write securityContext: {capabilities: {add: [NET_ADMIN]}} in container trainer"),
+    ],
+)
+def test_the_network_is_left_alone(pods: Any, pod: dict[str, Any], words: str) -> None:
+    """A network fault is refused before a pod is made, if it would hit the machine of a pod, or if the manifest does
+    not ask for the right that the fault needs."""
+    pods.pod = pod
     run = pods.run(PARTITION)
     said = run.communicate(timeout=200)[0]
     assert run.returncode == 3, said
-    assert "job.yaml: hostNetwork: " in said
+    assert words in " ".join(said.split())
     assert "Traceback" not in said
     assert not list((pods.folder / "cluster").glob("*/pod.json"))
 
 
-def test_the_network_of_other_peoples_pods_is_left_alone(pods: Any) -> None:
+def test_the_network_of_pods_of_others_is_left_alone(pods: Any) -> None:
     """If torchaos dies with everything in a pod that it has not made, a cut would stay: it is refused in the plan."""
     pods.more = {"pods": {"attach": "app=llm", "python": sys.executable}, "checkpoints": None}
     run = pods.run(PARTITION)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -18,16 +18,12 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.handover import packed
 from torchaos.harness.running.launchers.pod import Pod, in_order
-from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange
+from torchaos.harness.running.launchers.pod_manifest import HOST_NETWORK, Manifest, PodChange, shares_network
 from torchaos.harness.running.launchers.running_pods import find_pods, handles, join
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.kubernetes import LABEL, OVER, KubernetesObjects, label_of
 
 _SPARE_S = 300.0  # seconds after the job's time-out, at which Kubernetes ends the pods
-_HOST_NETWORK = (
-    "hostNetwork: the pods share the network of their machines, so a network fault would hit everything there; leave "
-    "hostNetwork out"
-)
 _READY_S = 600.0  # seconds for the pods to get machines and images
 _LOOK_S = 0.5
 _ATTACH = (("get", "pods"), ("list", "pods"), ("create", "pods/exec"), ("get", "pods/log"))  # verbs and resources
@@ -63,8 +59,8 @@ class Kubernetes(FarLauncher):
             _check_rights(kubectl, [*_ATTACH, *_rights_of(plan)])
             self._found = find_pods(spec, kubectl)
             return handles(spec, self._found)
-        if _shares_network(_manifest(spec).pods) and self._changes_network:
-            raise UsageError(f"{spec.pods['manifest']}: {_HOST_NETWORK}")
+        if self._changes_network:
+            _manifest(spec).check_network(_container(spec))
         made = [(verb, kind) for kind in _manifest(spec).kinds.split(",") for verb in ("create", "delete", "list")]
         _check_rights(kubectl, [*made, ("delete", "pods"), *_ATTACH, *_rights_of(plan)])
         return (_objects(spec), JobProcesses(spec.env[ENV_RUN_ID]))
@@ -91,8 +87,8 @@ class Kubernetes(FarLauncher):
             _objects(spec).remove()  # those of an earlier submission have the same names
             kubectl.ask("create", "--filename=-", given=manifest.changed(change).encode(), timeout_s=60.0)
             found = in_order(_await_pods(kubectl, label, spec.nodes))
-            if _shares_network(found) and self._changes_network:
-                raise ChaosError(f"the cluster has changed the pods: {_HOST_NETWORK}")
+            if self._changes_network and any(map(shares_network, found)):
+                raise ChaosError(f"the cluster has changed the pods: {HOST_NETWORK}")
             python = str(spec.pods["python"])
             pods = [Pod.of(index, raw, _container(spec), python, kubectl) for index, raw in enumerate(found)]
             addresses = [str(raw["status"]["podIP"]) for raw in found]
@@ -113,10 +109,6 @@ class Kubernetes(FarLauncher):
     def exit_code(self, node: Node) -> int | None:
         assert isinstance(node, Pod)
         return node.exit_code()
-
-
-def _shares_network(pods: Iterable[Mapping[str, Any]]) -> bool:
-    return any(pod["spec"].get("hostNetwork") for pod in pods)
 
 
 def _objects(spec: JobSpec) -> KubernetesObjects:

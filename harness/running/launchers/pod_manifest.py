@@ -13,6 +13,10 @@ import yaml
 from torchaos.harness.contracts import UsageError
 
 _VOLUME = "torchaos-run"
+HOST_NETWORK = (
+    "hostNetwork: the pods share the network of their machines, so a network fault would hit everything there; leave "
+    "hostNetwork out"
+)
 _ALWAYS = ("DaemonSet", "Deployment", "ReplicaSet", "ReplicationController", "StatefulSet")  # restartPolicy: Always
 
 
@@ -88,11 +92,31 @@ class Manifest:
             owner["restartPolicy"] = "Never"
         return yaml.safe_dump_all(objects, sort_keys=False)
 
+    def check_network(self, container: str) -> None:
+        """Raises UsageError if a network fault would hit more than the pods, or if the container of that name (empty:
+        the first) of a pod does not ask for the right to change the network."""
+        for pod in self.pods:
+            if shares_network(pod):
+                raise UsageError(f"{self.file}: {HOST_NETWORK}")
+            about = self._container(pod["spec"], container)
+            security = about.get("securityContext") or {}
+            added = (security.get("capabilities") or {}).get("add") or ()
+            if not security.get("privileged") and not {"NET_ADMIN", "ALL"} & set(added):
+                raise UsageError(
+                    f"{self.file}: a network fault needs NET_ADMIN; write securityContext: "
+                    f"{{capabilities: {{add: [NET_ADMIN]}}}} in container {about.get('name')}"
+                )
+
+    def _container(self, spec: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """The container of that name; empty: the first. Raises UsageError if there is none."""
+        containers: Sequence[dict[str, Any]] = spec["containers"]
+        names = [one.get("name") for one in containers]
+        if name and name not in names:
+            raise UsageError(f"{self.file}: no container {name} among {', '.join(map(str, names))}")
+        return containers[names.index(name) if name else 0]
+
     def _change(self, spec: dict[str, Any], change: PodChange) -> None:
-        names = [one.get("name") for one in spec["containers"]]
-        if change.container and change.container not in names:
-            raise UsageError(f"{self.file}: no container {change.container} among {', '.join(map(str, names))}")
-        container = spec["containers"][names.index(change.container) if change.container else 0]
+        container = self._container(spec, change.container)
         container["command"] = list(change.command)
         container.pop("args", None)
         kept = [variable for variable in container.get("env") or [] if variable.get("name") not in change.env]
@@ -103,6 +127,11 @@ class Manifest:
         if not any(change.folder.is_relative_to(str(mount.get("mountPath"))) for mount in mounts):
             container["volumeMounts"] = [*mounts, {"name": _VOLUME, "mountPath": str(change.folder)}]
             spec["volumes"] = [*(spec.get("volumes") or []), {"name": _VOLUME, "emptyDir": {}}]
+
+
+def shares_network(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod has the network of its machine."""
+    return bool(pod["spec"].get("hostNetwork"))
 
 
 def _pods(tree: Any) -> Iterator[dict[str, Any]]:

@@ -263,7 +263,7 @@ def test_ranks_that_fail_are_started_once_more(
     """A second start is the next attempt, with an end of its own; there is no third one, and none after a good end."""
     Path(rank.argv[0]).write_text(script)
     folder, run_id = RunDir(tmp_path / "run").create(), "test-of-two-starts"
-    assert not Forked(parent, [rank], run_id, folder, Goal(0, 3, 1), 60.0)(lambda: None)
+    assert not Forked(parent, [rank], run_id, folder, Goal(0, 3, 1), 60.0)()
     events = list(read_events(folder.events))
     ends = [(one.attempt, one.data["exit_code"]) for one in events if one.kind is Kind.RANK_EXITED]
     assert ends == list(enumerate(codes, 1))

@@ -38,7 +38,7 @@ class Forked:
     def stop(self) -> None:
         self._stopped = True
 
-    def __call__(self, take_inventory: Callable[[], None], is_untouched: Callable[[], bool] = lambda: False) -> bool:
+    def __call__(self, is_untouched: Callable[[], bool] = lambda: False) -> bool:
         """Runs the ranks until they have shown enough, or have ended. Ranks that fail are started again, `starts`
         times in all, unless `is_untouched`: a further start would find the same files. Returns whether they hang.
         Raises ChaosError if the parent is gone."""
@@ -55,7 +55,6 @@ class Forked:
                 if not failed or is_untouched():
                     break
             journal.emit(Kind.STAGE, {"stage": "inventory"})
-            take_inventory()
             journal.emit(Kind.STAGE, {"stage": "end"})
             return self._hangs
         finally:

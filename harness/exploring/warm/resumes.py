@@ -181,11 +181,12 @@ class Warm:
             run.stop()
         looked = Looked(checkpoints_in(self._trials.plan, folder), lookout)
         with looked:
-            hung = run(self._trials.take_inventory, self._trials.is_untouched)
+            hung = run(self._trials.is_untouched)
             untouched = self._trials.is_untouched()
         self._cold.left += looked.left
         if looked.failed:  # and with it, perhaps, the job
             return self._resume(state, None, starts, anew)
+        self._trials.take_inventory()  # now, because reading is slow while questions are noted
         self._learn(folder.imported)
         outcome, record = self._trials.judge(state, hung, time.monotonic() - began_s, warm=True)
         if outcome.kind is Class.WONT_START and outcome.from_step is None:

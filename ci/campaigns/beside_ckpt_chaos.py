@@ -129,15 +129,8 @@ def by_torchaos(name: str, trainer: Trainer, out: Path, minutes: float) -> dict[
             "assert": ASSERTS,
         }  # fmt: skip
         (out / "scenario.yaml").write_text(yaml.safe_dump(scenario, sort_keys=False))
-        argv = [
-            sys.executable,
-            "-m",
-            "torchaos.harness",
-            "explore",
-            str(out / "scenario.yaml"),
-            "--out",
-            str(out / "explored"),
-        ]
+        argv = [sys.executable, "-m", "torchaos.harness", "explore", str(out / "scenario.yaml")]
+        argv += ["--out", str(out / "explored"), "--minutes", str(minutes), "--json", str(out / "explored.json")]
         began_s = time.monotonic()
         with open(out / "torchaos.log", "w") as log:
             env = {**os.environ, "XDG_CACHE_HOME": str(out / "cache")}

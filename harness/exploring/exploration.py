@@ -137,8 +137,9 @@ class Exploration:
 
     def _try_all(self, trials: Trials, states: Sequence[State], done: dict[tuple[str, str], Outcome]) -> str:
         """Why not all states were tried; empty if all were. A failure of forked ranks counts only if a cold start fails
-        too. Cold starts take much longer, so they come last, but for failures that may stand for many states. Failures
-        that still wait for a cold start are no outcomes."""
+        too. Cold starts take much longer, so they come last, but for failures that may stand for many states; the very
+        last are those of failures that a cold start of another state has shown. Failures that still wait for a cold
+        start are no outcomes."""
         by_key = {_key(state): (number, state) for number, state in enumerate(states, 1)}
         try:
             for key, (number, state) in by_key.items():
@@ -162,6 +163,12 @@ class Exploration:
                 if is_suspected(found):
                     found = self._by_launcher(trials, state, suspected, done.values())
                 self._note(found, number, len(states), done)
+            for found in [done[key] for key in by_key if done[key].shown_by]:
+                if self._over:  # they have an outcome already
+                    break
+                number, state = by_key[_key(found)]
+                again = self._by_launcher(trials, state, replace(found, shown_by=""), done.values())
+                self._note(again, number, len(states), done)
             return self._stopped
         finally:
             waiting = [key for key, outcome in done.items() if is_suspected(outcome)]

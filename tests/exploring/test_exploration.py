@@ -276,13 +276,15 @@ def test_a_failure_that_the_launcher_has_shown_is_shown_again_by_new_interpreter
     assert not any(outcome.warm for outcome in found.outcomes)
 
 
-@pytest.mark.parametrize("same_words", [True, False])
-def test_a_failure_with_words_that_a_cold_start_has_shown_needs_no_cold_start(
-    explore: Explore, monkeypatch: pytest.MonkeyPatch, same_words: bool
+@pytest.mark.parametrize(("same_words", "has_time"), [(True, True), (True, False), (False, True)])
+def test_a_failure_with_words_that_a_cold_start_has_shown_is_started_cold_last(
+    explore: Explore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_words: bool, has_time: bool
 ) -> None:
-    """Forked ranks fail from all states in one way. If they print the same words, one cold start shows it for all; if
-    they print other words each time, as when another rank fails, each state is started cold."""
+    """Forked ranks fail from all states in one way. If they print the same words, one cold start shows the failure for
+    all, and the other states are started cold if there is time. If they print other words each time, as when another
+    rank fails, a failure counts only after its cold start."""
     forked: list[str] = []
+    everything = [state.name for state in choice(saves(tmp_path)).states]
 
     class Warm(Forks):
         def __call__(self, state: State, _lookout: object = None) -> Any:
@@ -290,11 +292,16 @@ def test_a_failure_with_words_that_a_cold_start_has_shown_needs_no_cold_start(
             printed = "words" if same_words else state.name
             return replace(outcome_of(state, Class.WONT_START, "no"), warm=True, printed=printed)
 
+    def over(_self: Exploration) -> str:
+        return "" if has_time or len(forked) < len(everything) else "the time is over"
+
     monkeypatch.setattr(module, "Warm", Warm)
     monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
+    monkeypatch.setattr(Exploration, "_over", property(over))
     monkeypatch.setattr(explore, "cold", (Class.WONT_START, None), raising=False)
     found, cold = explore(warm=True)
-    assert [outcome.kind for outcome in found.outcomes] == [Class.WONT_START] * len(forked)
-    assert cold == (forked[:1] if same_words else forked)
-    assert {outcome.shown_by for outcome in found.outcomes[1:]} == ({forked[0]} if same_words else {""})
-    assert found.exit_code == 1
+    assert forked == everything
+    assert [outcome.kind for outcome in found.outcomes] == [Class.WONT_START] * len(everything)
+    assert cold == (everything if has_time else everything[:1])
+    assert {outcome.shown_by for outcome in found.outcomes[1:]} == ({""} if has_time else {forked[0]})
+    assert (found.exit_code, found.unfinished) == (1, "")

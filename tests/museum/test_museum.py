@@ -18,12 +18,23 @@ from museum import Bug
 from sides import Told
 
 from torchaos.harness import registry
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.narrowing.packages import Packages
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.yaml_source import dumped
 
 ROWS = museum.rows()
 BUG = next(bug for bug in ROWS if bug.name == "accelerate-3556")
 PAGE = Path(museum.HERE).parents[1] / "docs" / "measured" / "museum.md"
+
+
+@pytest.fixture(scope="session")
+def package_index() -> None:
+    """Skips the tests that need it if no release of a package can be had."""
+    try:
+        Packages().releases("pip")
+    except UsageError as error:
+        pytest.skip(f"no package index can be reached: {error}")
 
 
 def told(bug: Bug, side: museum.Side, verdict: str, *failed: str, **more: object) -> Told:
@@ -143,6 +154,7 @@ def test_the_page_has_every_row_that_was_run() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1200)  # pip may have to fetch the versions
 @pytest.mark.parametrize("bug", [bug for bug in ROWS if bug.long], ids=lambda bug: bug.name)
+@pytest.mark.usefixtures("package_index")
 def test_a_fast_row(bug: Bug, tmp_path: Path) -> None:
     """Plain code shows the bug with the affected version alone, and torchaos fails that version alone for it."""
     for side in museum.SIDES:

@@ -33,6 +33,8 @@ ROOT = HERE.parents[1]
 KEPT = HERE / "recoveries.jsonl"
 BEGIN, END = "<!-- recoveries: begin -->", "<!-- recoveries: end -->"
 NEW_EPOCH = "faults.0.when={attempt: 0, phase: new_epoch}"
+# By default, ranks of a second attempt may read the gloo addresses of the first (pytorch/pytorch#135712).
+ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 WORDS = {"recovery_time": "too late", "loss_continuity": "losses", "sample_accounting": "samples",
          "lr_continuity": "learning rate", "checkpoint_integrity": "checkpoints", "state_restored": "state",
          "no_lost_work": "work lost", "parameter_digest": "weights"}  # fmt: skip
@@ -114,8 +116,8 @@ def run(framework: Framework, name: str, home: Path) -> Told:
     """Runs one cell. Raises ChaosError or OSError if the run could not be made."""
     cell = CELLS[name]
     version, path = release(framework.package)
-    sets = [*cell.sets, 'job.env.OMP_NUM_THREADS="1"', 'job.env.HF_HUB_OFFLINE="1"']
-    sets += [f"job.env.PYTHONPATH={json.dumps(path)}"] if path else []
+    env = {**ENV, **({"PYTHONPATH": path} if path else {})}
+    sets = [*cell.sets, *(f"job.env.{key}={json.dumps(value)}" for key, value in env.items())]
     if framework.ranks == 1:
         sets += [f"faults.{place}.target.rank=0" for place in range(cell.deaths)]
     out = home / f"{framework.name}-{name}"

@@ -24,7 +24,7 @@ from typing import Any
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.apart import apart
-from torchaos.harness.gameday.draw import Round
+from torchaos.harness.gameday.draw import SHORTEST_S, Round
 from torchaos.harness.gameday.grammar import GameDay, Risk
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.rounds import scenario_of
@@ -93,7 +93,7 @@ class DayRun:
             for game_round in self._plan.rounds[len(done) :]:
                 mine = self._in_time(game_round, elapsed_s)
                 why = self._child.stopped or self._given_up(done)
-                if why or (game_round.faults and not mine.faults):
+                if why or (done and not mine.faults and mine.end_s - mine.start_s < SHORTEST_S):
                     break
                 begun = time.monotonic()
                 score = self._run(mine, lock)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, count
 
 from torchaos.harness.gameday.grammar import Arrivals, GameDay, Risk
 from torchaos.harness.record.plan import stream
+
+SHORTEST_S = 60.0  # of a round without faults: the start of the job takes a part of it
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def arrivals(when: Arrivals, duration_s: float, random_stream: random.Random) ->
 
 def cut(day: GameDay, faults: Sequence[Drawn]) -> list[Round]:
     """Divides the day into rounds, without a gap between them. A new round begins after some number of faults or some
-    time. A round without faults trains for its whole length."""
+    time. A round without faults trains for its whole length. If only a short time without faults is left in the end,
+    the round before lasts until then."""
     found: list[Round] = []
     start_s, mine = 0.0, list[Drawn]()
 
@@ -77,6 +80,6 @@ def cut(day: GameDay, faults: Sequence[Drawn]) -> list[Round]:
             end(fault.at_s)
     while day.duration - start_s > day.round.length:
         end(start_s + day.round.length)
-    if start_s < day.duration:
+    if mine or not found or day.duration - start_s >= SHORTEST_S:
         end(day.duration)
-    return found
+    return [*found[:-1], replace(found[-1], end_s=day.duration)]

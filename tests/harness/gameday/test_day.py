@@ -173,6 +173,25 @@ def test_nothing_is_begun_too_late(tmp_path: Path, recovers: Play, monkeypatch: 
     assert [one["until"][0]["wall"]["longer_than"] for one in child.scenarios] == ["2400.000s", "1500.000s"]
 
 
+def test_the_time_is_over_before_the_last_round(
+    tmp_path: Path, recovers: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the last round has no fault, and the rounds before took all of the time, the day is over, and not cut
+    short."""
+    clock = [0.0]
+    monkeypatch.setattr("torchaos.harness.gameday.day.time.monotonic", lambda: clock[0])
+    run, _ = at(tmp_path, child := Played(recovers), arrivals={"trace": ["10m"]})
+    child.meanwhile = lambda: clock.__setitem__(0, clock[0] + 7210)  # of 7200 s, of which a round is 3600
+    rounds, cut_short = run()
+    assert (len(rounds), cut_short) == (1, "")
+
+
+def test_a_short_day_without_a_fault_trains(tmp_path: Path, recovers: Play) -> None:
+    """However short a day is, its first round is run."""
+    run, _ = at(tmp_path, Played(recovers), arrivals={"trace": ["1h"]}, duration="30s")
+    assert len(run()[0]) == 1
+
+
 def test_the_plan_survives_the_disk(tmp_path: Path) -> None:
     """day.json holds all that was drawn, and a damaged one is refused."""
     path = tmp_path / "night.yaml"

@@ -167,9 +167,9 @@ def test_pods_that_run_already(pods: Any) -> None:
     """torchaos attaches to pods that it did not make: a fault stops the processes of the second pod for its time, and a
     rank there is killed, with the kernel's word as evidence. At the end of the job its exit code is known, and the pods
     are still the user's."""
-    pods.start_job(steps=800)
+    pods.start_job(steps=1600)
     kill = {"inject": "process.kill", "target": {"rank": 1}, "when": {"time": "4s"}}
-    run = pods.run(FROM_OUTSIDE, kill, steps=800)
+    run = pods.run(FROM_OUTSIDE, kill, steps=1600)
     said = run.communicate(timeout=200)[0]
     assert run.returncode == 0, said
     frozen, killed = pods.result().faults

@@ -101,7 +101,7 @@ def test_nothing_is_left_when_the_harness_is_killed(tmp_path: Path, fresh_run: s
     pids = list(map(int, said.stdout.split()))
     assert len(pids) == 3
     wait_until(lambda: proc.family(keepers(fresh_run)), lambda left: not left)
-    assert not any(os.path.exists(f"/proc/{pid}/ns/net") for pid in pids)
+    wait_until(lambda: [pid for pid in pids if os.path.exists(f"/proc/{pid}/ns/net")], lambda left: not left)
 
 
 def test_what_can_not_be_made_is_said(

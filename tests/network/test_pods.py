@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from torchaos.harness import registry
 from torchaos.harness.machine.netspace import Space
 from torchaos.harness.mechanics.network.cut import Cut
 from torchaos.harness.mechanics.network.link import Link
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.engine.permits import NotPermitted, Permits
+from torchaos.harness.running.launchers.fits import misfit
 from torchaos.harness.undo.network import NftTable
 
 PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun",), "/job", {}, 2, 2, 60.0), (), ())
@@ -133,12 +135,25 @@ def test_a_cut_of_addresses_of_both_versions_loads(links: list[Link]) -> None:
 
 
 @_needs("nft", "tc", "shaper")
-def test_a_pod_answers_late(links: list[Link], wire: Any) -> None:
-    """Each packet that the pod sends comes later, and not after the undo."""
-    with _fault(links, "network.delay", delay=0.2) as pod:
+@pytest.mark.parametrize("between_nodes", [True, False])
+def test_a_pod_answers_late(links: list[Link], wire: Any, connection: Any, between_nodes: bool) -> None:
+    """Each packet that the pod sends comes later, and not after the undo. The round trips of its connections to other
+    nodes prove it. A late connection to anybody else, such as an object store, is no proof."""
+    ours, theirs = connection
+    others = links if between_nodes else [links[0], links[2]]
+    with _fault(others, "network.delay", delay=0.2) as pod:
         assert min(delay for _number, delay in wire.send(5, wait_s=1.0)) >= 150
-        pod.undo()
+        assert all(_answers(ours, theirs, 20) for _ in range(25))  # the kernel smooths its measurement
+        assert ["round trip" in effect for effect in pod.undo()] == [True] * between_nodes
     assert min(delay for _number, delay in wire.send(5, wait_s=1.0)) < 150
+
+
+def test_faults_that_a_pod_can_not_prove_are_refused() -> None:
+    """The kernel of the pod that sends does not see what became of its packets on the way."""
+    for name in ("network.duplicate", "network.reorder", "network.corrupt"):
+        assert "only the pods that receive" in str(misfit(registry.find("injectors", name), "kubernetes"))
+    for name in ("network.partition", "network.loss", "network.delay", "network.bandwidth"):
+        assert misfit(registry.find("injectors", name), "kubernetes") is None
 
 
 def test_only_a_pod_may_change_its_own_network() -> None:

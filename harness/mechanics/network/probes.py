@@ -33,8 +33,8 @@ def came(site: NodeSite, name: str, words: str) -> Sequence[Watch]:
 def slower(site: NodeSite, least_ms: float) -> Sequence[Watch]:
     """A probe that measures the round trips on the connections of each target node."""
     proof = at_least("rtt_ms", least_ms, "the round trip on the job's connections is {n} ms")
-    links = [link_of(live) for live in site.nodes]
-    return [Watch(site.fault, _links(site), proof, [partial(_longest, links)], period_s=0.25)]
+    links, every = [link_of(live) for live in site.nodes], _links(site)
+    return [Watch(site.fault, every, proof, [partial(_longest, links, every)], period_s=0.25)]
 
 
 def limited(site: NodeSite) -> Sequence[Watch]:
@@ -49,8 +49,9 @@ def _links(site: NodeSite) -> list[Link]:
     return [link_of(live) for live in site.cluster]
 
 
-def _longest(links: Sequence[Link]) -> Counts:
-    times = [trips["rtt_ms"] for trips in map(round_trips, links) if trips]
+def _longest(links: Sequence[Link], every: Sequence[Link]) -> Counts:
+    peers = {link: [other.address for other in every if other != link] for link in links}
+    times = [trips["rtt_ms"] for link in links if (trips := round_trips(link, peers[link]))]
     return {"rtt_ms": max(times)} if times else {}
 
 

@@ -52,10 +52,13 @@ def _table(space: Space) -> dict[str, int]:
     return values
 
 
-def round_trips(link: Link) -> dict[str, float]:
-    """The longest smoothed round trip in ms on the node's connections to others, from TCP_INFO by ss."""
+def round_trips(link: Link, peers: Iterable[str] = ()) -> dict[str, float]:
+    """The longest smoothed round trip in ms on the node's connections to others, from TCP_INFO by ss. In a pod, only
+    connections to the addresses `peers` count: its network also has connections that are not between the nodes."""
+    ends = " or ".join(f"dst [{peer}]" if ":" in peer else f"dst {peer}" for peer in peers)
+    only = [f"( {ends} )"] if link.space.is_here and ends else []
     try:
-        output = link.space.run(["ss", "-tinHO", "state", "established"])
+        output = link.space.run(["ss", "-tinHO", "state", "established", *only])
     except OSError:
         return {}
     others = [line for line in output.splitlines() if "127.0.0.1" not in line]

@@ -44,6 +44,10 @@ class Kubernetes(FarLauncher):
     on_nodes: ClassVar[bool] = True
     cannot: ClassVar[Mapping[str, str]] = {
         "network.link_down": "the pod's routes would be gone with its link; write network.partition",
+        **dict.fromkeys(
+            ("network.duplicate", "network.reorder", "network.corrupt"),
+            "only the pods that receive the packets could prove it; write network.delay or network.loss",
+        ),
         "network.dns": "the names are those of the cluster; write launcher: netns",
         "docker": "the nodes are pods; write launcher: docker",
         "endpoints": "the pods do not reach a proxy of the harness's; write launcher: local or netns",

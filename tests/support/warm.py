@@ -2,11 +2,16 @@
 
 `WarmParent` runs this file as a program. The program imports torch once, and then forks a process for each script. The
 process goes on as a new interpreter would: `sitecustomize` first, which loads the agent, then the script as `__main__`.
-The agent meets modules that are imported already, so a test about imports needs a new interpreter.
+The agent meets modules that are imported already, so a test about imports needs a new interpreter. So does a test about
+the teardown of the interpreter: here it is skipped, because it writes to all memory that the process shares with its
+parent, which takes longer than most scripts.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
 import json
 import os
 import signal
@@ -120,14 +125,30 @@ def _run(script: str) -> None:
     exec(compile(Path(script).read_text(), script, "exec", dont_inherit=True), main.__dict__)
 
 
+def _skip_teardown() -> None:
+    """The last work at exit of a script."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    failed = hasattr(sys, "last_type")  # the interpreter has printed an uncaught exception
+    os._exit(1 if failed or not isinstance(_code, int | None) else (_code or 0) & 0xFF)
+
+
+_code: Any = None  # with which the script called sys.exit
 if __name__ == "__main__":
+    atexit.register(_skip_teardown)  # before anything else is registered, so that it runs last
     import torch._dynamo
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.nn.parallel
     import torch.utils.data  # noqa: F401
 
+    gc.freeze()
     request = _next_script()
     _become(**request)
-    import_module("sitecustomize")
-    _run(request["script"])
+    try:
+        import_module("sitecustomize")
+        _run(request["script"])
+    except SystemExit as end:
+        _code = end.code
+        raise

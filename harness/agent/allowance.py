@@ -65,7 +65,8 @@ class Allowance:
 
 
 def _spent(agent: Agent) -> int:
-    """Bytes that earlier attempts of this rank wrote about samples on this node. An estimate, too low for small batches."""
+    """Bytes that earlier attempts of this rank wrote about samples on this node; an estimate, too low for small
+    batches."""
     spent = 0
     if agent.who.attempt:
         for path in Path(agent.plan.events).glob(f"rank{agent.who.rank}-a*.jsonl"):

@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 
+from .buffer import Buffer
 from .files import Files
 from .layout import Checkpoint
 
@@ -46,10 +47,11 @@ def _names(entry: str, file: str) -> bool:
 
 def _digests(files: Files, path: str, size: int, algorithms: tuple[str, ...], go_on: Callable[[], None]) -> list[str]:
     states = [hashlib.new(algorithm, usedforsecurity=False) for algorithm in algorithms]
-    buffer = memoryview(bytearray(_BLOCK))
+    buffer = Buffer(_BLOCK)
     for at in range(0, size, _BLOCK):
         go_on()
-        part = buffer[: files.read_into(path, at, buffer[: min(_BLOCK, size - at)])]
+        part = buffer.part(at, min(_BLOCK, size - at))
+        part = part[: files.read_into(path, at, part)]
         for state in states:
             state.update(part)
     return [state.hexdigest() for state in states]

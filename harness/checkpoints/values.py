@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from xxhash import xxh3_64
 
+from .buffer import Buffer
 from .files import Files
 from .layout import Shard, TensorEntry, Unreadable, torn
 from .sketch import Sketch
@@ -31,12 +32,12 @@ class Summary:
     sketch: list[float]
 
 
-def summary(files: Files, tensor: TensorEntry, buffer: memoryview | None = None) -> Summary:
+def summary(files: Files, tensor: TensorEntry, buffer: Buffer | None = None) -> Summary:
     """The summary of one tensor; each byte is read once. Raises Unreadable or OSError.
 
     A tensor whose parts are stored in another order is put together in memory. Other tensors are streamed."""
     digest, sketch = xxh3_64(f"{tensor.dtype} {tensor.shape}".encode()), Sketch(tensor.dtype, tensor.item_size)
-    for part in _parts(files, tensor, memoryview(bytearray(_BLOCK)) if buffer is None else buffer):
+    for part in _parts(files, tensor, buffer or Buffer(_BLOCK)):
         digest.update(part)
         sketch.update(part)
     return Summary(str(digest.hexdigest()), sketch.numbers())
@@ -57,7 +58,7 @@ def summaries(
     def work(tensor: TensorEntry) -> Summary | Exception:
         try:
             go_on()
-            own.buffer = getattr(own, "buffer", None) or memoryview(bytearray(_BLOCK))
+            own.buffer = getattr(own, "buffer", None) or Buffer(_BLOCK)
             return summary(files, tensor, own.buffer)
         except (Unreadable, OSError) as error:
             return error
@@ -70,15 +71,15 @@ def summaries(
             raise
 
 
-def _parts(files: Files, tensor: TensorEntry, buffer: memoryview) -> Iterator[memoryview]:
+def _parts(files: Files, tensor: TensorEntry, buffer: Buffer) -> Iterator[memoryview]:
     """The tensor's bytes in parts. A part is valid until the next one is requested."""
     if tensor.inline is not None:
         yield memoryview(tensor.inline)
     elif _in_order(tensor):
         for shard in tensor.shards:
             extent = shard.extent
-            for at in range(extent.offset, extent.end, len(buffer)):
-                part = buffer[: min(len(buffer), extent.end - at)]
+            for at in range(extent.offset, extent.end, buffer.size):
+                part = buffer.part(at, min(buffer.size, extent.end - at), extent.offset)
                 if files.read_into(extent.file, at, part) < len(part):
                     raise torn(f"{extent.file.rpartition('/')[2]} is cut off")
                 yield part

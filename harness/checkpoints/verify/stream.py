@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from xxhash import xxh3_64
 
+from ..buffer import Buffer
 from ..crc import combine, crc32
 from ..files import Files
 from ..layout import Checksum
@@ -24,7 +25,6 @@ _MASKS = {
     "float16": (np.uint16, 0x7FFF, 0x7C00), "bfloat16": (np.uint16, 0x7FFF, 0x7F80),
     "float8_e4m3fn": (np.uint8, 0x7F, 0x7E), "float8_e5m2": (np.uint8, 0x7F, 0x7C),
 }  # fmt: skip
-_ALIGNED = 16  # bytes; a multiple of every width
 WIDTHS = {
     "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "float32": 4, "complex64": 4, "float64": 8, "complex128": 8,
@@ -93,7 +93,7 @@ class Stream:
         return found
 
     def _work(self, windows: Iterator[Window]) -> None:
-        buffer = memoryview(bytearray(WINDOW + _ALIGNED))
+        buffer = Buffer(WINDOW)
         scratch = np.empty(WINDOW, np.uint8)
         try:
             with np.errstate(invalid="ignore"):
@@ -102,8 +102,7 @@ class Stream:
                         window = next(windows, None)
                     if window is None:
                         return
-                    skip = _misfit(window)
-                    view = buffer[skip : skip + window.stop - window.start]
+                    view = buffer.part(window.start, window.stop - window.start, _first_number(window))
                     if self._read(window, view):
                         self._check(window, view, scratch)
         except BaseException as failure:
@@ -185,12 +184,10 @@ class Stream:
                 self._found.crcs.append((run.what, value))
 
 
-def _misfit(window: Window) -> int:
-    """Where in an aligned buffer the window begins, so that most of its numbers are aligned. numpy copies others."""
-    if not window.numbers:
-        return 0
-    most = max(window.numbers, key=lambda part: part.stop - part.start)
-    return (window.start - most.run.start) % _ALIGNED
+def _first_number(window: Window) -> int:
+    """Where most of the window's numbers begin. numpy copies numbers that are not aligned."""
+    most = max(window.numbers, key=lambda part: part.stop - part.start, default=None)
+    return most.run.start if most else 0
 
 
 def _digest(data: memoryview) -> str:

@@ -36,7 +36,7 @@ SPANS = {
     "litdata-217": "litdata=0.2.12..0.2.20",
     "pytorch-optimizer-558": "pytorch-optimizer=3.9.0..4.1.0",
     "pytorch-optimizer-576": "pytorch-optimizer=3.9.0..4.1.0",
-    "pytorch-optimizer-607": "pytorch-optimizer=3.9.0..4.1.0",
+    "pytorch-optimizer-607": "pytorch-optimizer=3.10.0..4.1.0",
     "pytorch-optimizer-610": "pytorch-optimizer=3.9.0..4.1.0",
     "torchdata-1437": "torchdata=0.8.0..0.11.0",
 }

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Callable
 
 from .agent import Agent
+from .ahead import Ahead
 from .allowance import Allowance
 from .counter import NOTHING, Closed, StepCounter
 from .cycle import Cycle
@@ -30,7 +31,7 @@ _FROM_A_THREAD = (
 class StepHooks:
     def __init__(self, agent: Agent, losses: Losses, rates: Rates, trained: Trained) -> None:
         self._agent, self._losses, self._rates, self._trained = agent, losses, rates, trained
-        self._allowance = Allowance(agent)
+        self._allowance, self._ahead = Allowance(agent), Ahead(agent)
         self._counter, self._cycle = StepCounter(), Cycle(agent.who.attempt, agent.who.rank)
         self._loose = 0  # optimizers that were reported as loose
         self._said_unseen = False
@@ -177,6 +178,7 @@ class StepHooks:
 
     def _gone(self, key: int) -> None:
         self._agent.made.pop(key, None)
+        self._ahead.forget(key)
         self._counter.gone(key)
 
     def _made(self, optimizer: Any) -> None:
@@ -212,6 +214,7 @@ class StepHooks:
                 return
             self._begun = True
             self._recall(self._agent.optimizers)
+            self._ahead.begins(optimizer)
         self._counter.step_begin(self._key(optimizer))
         if self._scaled:
             self._scaled[-1] = True
@@ -232,16 +235,19 @@ class StepHooks:
     def _step_ends(self, optimizer: Any) -> Closed:
         if self._dummy:
             self._dummy = False
+            self._ahead.primed(optimizer)
             return NOTHING
         now = self._agent.tally.now
-        if now.opt_step is None:
-            now.opt_step = optimizer_step(optimizer)
-            now.sched_step = self._rates.scheduler_step(optimizer)
-        if self._state is not None:
-            self._state.step_over()
         found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer decides on the GPU whether to skip
         if found_inf is not None:
             now.skipped = bool(found_inf) if found_inf.device.type == "cpu" else None
+        if now.opt_step is None:
+            now.opt_step = optimizer_step(optimizer)
+            now.sched_step = self._rates.scheduler_step(optimizer)
+            if self._ahead.waiting == id(optimizer) and not now.skipped:
+                self._ahead.ends(now.opt_step)
+        if self._state is not None:
+            self._state.step_over()
         closed = self._counter.step_end(id(optimizer))
         return closed if closed is NOTHING else self._seal(closed)
 
@@ -254,6 +260,7 @@ class StepHooks:
 
     def _state_loads(self, optimizer: Any) -> None:
         """Handles a job that loads an optimizer's state during an iteration. This iteration does not count."""
+        self._ahead.forget(id(optimizer))
         self._agent.orders.puts_back(optimizer)
         self._trained.put_back()
         self._agent.tally.now = Segment(before=self._agent.tally.now.before)

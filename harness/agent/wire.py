@@ -76,6 +76,7 @@ class Kind(str, Enum):
     AGENT_ENDED = "agent.ended"
     STEP = "step"
     LOSS = "loss"
+    AHEAD = "optimizer.ahead"
     SAVE_BEGIN = "checkpoint.save_begin"
     SAVE_END = "checkpoint.save_end"
     KEPT = "checkpoint.parameters"
@@ -156,6 +157,8 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
         "skipped": "bool | None", "sums?": "Sums",
     },
     Kind.LOSS: {"losses": _FLOATS},  # late values (asynchronous copies) for the step of this event
+    # When training begins, the optimizer's own counter is so many steps ahead; its state was not restored.
+    Kind.AHEAD: {"steps": "Whole"},
     # format: torch, dcp, safetensors; child: the pid of a process that the rank has forked, and that saves
     Kind.SAVE_BEGIN: {"path": "str", "format": "str", "child?": "Whole"},
     # blocked_s: seconds that training waited

@@ -43,7 +43,7 @@ class Tries:
         result, when = self._result(words, name)
         found = passed(result, self.assertion)
         word = "no verdict" if found is None else "passed" if found else "failed"
-        self.tell(f"{word:<12}  {in_words(pins)}{when}" + ("" if found else f": {result.reason}"))
+        self.tell(f"{word:<12}  {in_words(pins)}{when}{_why(result, found)}")
         return found
 
     def _result(self, words: list[str], name: str) -> tuple[Result, str]:
@@ -72,6 +72,13 @@ def _finished(home: Path) -> Result | None:
         return results_in(home / "results.json")[0]
     except (OSError, IndexError, UsageError):
         return None
+
+
+def _why(result: Result, found: Passed) -> str:
+    if not found:
+        return f": {result.reason}"
+    failed = [case.name for case in result.cases if case.verdict is Verdict.FAILED]
+    return f", but the run failed by {', '.join(failed)}" if failed else ""
 
 
 def passed(result: Result, assertion: str | None) -> Passed:

@@ -247,6 +247,50 @@ for n in range(5):
     assert [step["opt_step"] for step in ran.steps] == [1, 1, 1, 2, 3]
 
 
+@pytest.mark.parametrize("restored", ["", "load", "assign"])
+def test_a_counter_that_a_step_without_training_moved(rank: Any, restored: str) -> None:
+    """DeepSpeed begins with a step with gradients of zero. It is no iteration, but the optimizer's own counter counts
+    it: the agent says by how much the counter is ahead, unless the state was restored since then."""
+    restore = {"load": "opt.load_state_dict(saved)", "assign": "opt.state[model.weight]['step'].fill_(7)", "": ""}
+    ran = rank.run(
+        LOOP
+        + f"""
+for weight in model.parameters(): weight.grad = torch.zeros_like(weight)
+opt.step(); opt.zero_grad()
+saved = opt.state_dict()
+{restore[restored]}
+for x, y in DataLoader(data, batch_size=4):
+    model(x).sum().backward(); opt.step(); opt.zero_grad()
+"""
+    )
+    first = 8 if restored == "assign" else 2
+    assert [step["opt_step"] for step in ran.steps] == [first, first + 1, first + 2, first + 3], ran.output
+    assert [event.data["steps"] for event in ran.of("optimizer.ahead")] == ([] if restored else [1])
+    assert ran.failures == []
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+def test_a_counter_that_does_not_begin_with_one(rank: Any, begin: int) -> None:
+    """The agent says by how much an optimizer's own counter is ahead, if nothing was in its state before the first
+    step. A step that a GradScaler skips moves no counter."""
+    ran = rank.run(
+        LOOP
+        + f"""
+class Counts(torch.optim.SGD):
+    def step(self, closure=None):
+        for weight in model.parameters():
+            state = self.state[weight]
+            state["step"] = state.get("step", {begin}) + 1
+opt, scaler = Counts(model.parameters(), lr=0.01), torch.amp.GradScaler("cpu", init_scale=2.0)
+for n in range(3):
+    loss = model(torch.ones(2, 4)).sum() * (float("inf") if n == 0 else 1.0)
+    scaler.scale(loss).backward(); scaler.step(opt); scaler.update(); opt.zero_grad()
+"""
+    )
+    assert [step["opt_step"] for step in ran.steps] == [None, begin + 1, begin + 2], ran.output
+    assert [event.data["steps"] for event in ran.of("optimizer.ahead")] == [1] * begin
+
+
 def test_gan(rank: Any) -> None:
     """Two optimizers with a backward each make one iteration, with both losses and both rates."""
     ran = rank.run(

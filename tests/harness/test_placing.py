@@ -257,6 +257,50 @@ def test_a_run_that_goes_on_from_an_older_one_keeps_its_count() -> None:
     assert [one.base for one in history.attempts] == [5000, 5015]
 
 
+def _ahead(events: Sequence[Event], restored: bool) -> list[Event]:
+    """As with a framework that begins each process with a step of the optimizer that trains nothing. `restored`: later
+    attempts load the counter, which is ahead too; else they begin with a new one."""
+    first: dict[tuple[int, int], Event] = {}
+    for event in events:
+        if event.kind is Kind.STEP:
+            first.setdefault((event.attempt or 0, event.rank or 0), event)
+    told = [
+        replace(event, kind=Kind.AHEAD, mono_s=event.mono_s - 0.001, data={"steps": 1})
+        for (attempt, _rank), event in first.items()
+        if not (attempt and restored)
+    ]
+    counted = [
+        _with(event, opt_step=1 + (event.data["opt_step"] if restored or not event.attempt else event.step or 0))
+        if event.kind is Kind.STEP
+        else event
+        for event in events
+    ]
+    return [*counted, *told]
+
+
+@pytest.mark.parametrize(("kill", "restored"), [(1, False), (3, False), (18, False), (18, True)])
+def test_a_counter_that_was_ahead_from_the_start_shows_no_earlier_steps(kill: int, restored: bool) -> None:
+    """The first attempt begins at step 0, though the counter stands at 2 after its first step. A resume is placed by
+    the counter as it was seen, also without a checkpoint; a counter that was not restored speaks against the file."""
+    trainer = Trainer(kills=[(kill, 1)], samples_seen=False, losses_seen=False)
+    events = _ahead(trainer.record().events, restored)
+    history = History.of(events)
+    assert [one.base for one in history.attempts] == [0, 15 if kill == 18 else 0]
+    lost = kill == 18 and not restored
+    assert [len(one.conflicts) for one in history.attempts] == [0, int(lost)]
+    if lost:
+        assert history.attempts[1].conflicts[0].startswith("the optimizer's own step counter on rank 0, 1 says 0 steps")
+
+
+def test_a_run_that_goes_on_from_an_older_one_is_not_taken_for_a_new_run() -> None:
+    """A counter that is far from the start, with nothing said about it, still shows how many steps were done before."""
+    events = [
+        _with(event, opt_step=event.data["opt_step"] + 1) if event.kind is Kind.STEP else event
+        for event in Trainer(samples_seen=False).record().events
+    ]
+    assert [one.base for one in History.of(events).attempts] == [1]
+
+
 def _as_written_by_a_thread(event: Event, behind: int) -> Event:
     if event.kind not in _SAVES:
         return event

@@ -57,6 +57,7 @@ class History:
             placing = Placing(
                 found, {each.number: seen.of_attempt(each.number) for each in found}, _by_attempt(saves), loads,
                 _lines(ordered), [twin.by_step().executions] if twin else [], uneven,
+                _ahead(ordered),
             )  # fmt: skip
             placed = tuple(placing.place(attempt) for attempt in found)
             return cls(placed, placing.all_placed(seen), tuple(placing.saved), tuple(loads), "agent", uneven)
@@ -244,6 +245,15 @@ def _by_attempt(found: Iterable[Save]) -> dict[int, list[Save]]:
     for save in found:
         sorted_out[save.attempt].append(save)
     return sorted_out
+
+
+def _ahead(events: Sequence[Event]) -> dict[int, dict[int, int]]:
+    """By attempt and rank: by how much the optimizer's own counter is ahead of the training."""
+    found: dict[int, dict[int, int]] = defaultdict(dict)
+    for event in events:
+        if event.kind is Kind.AHEAD and event.attempt is not None and event.rank is not None:
+            found[event.attempt][event.rank] = event.data["steps"]
+    return found
 
 
 def _lines(events: Sequence[Event]) -> Lines:

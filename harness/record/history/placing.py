@@ -41,6 +41,7 @@ class Placing:
     lines: Lines
     twin: Sequence[Executions]  # the final history of the twin
     uneven: Collection[int] = ()  # the numbers of steps that the ranks of one attempt made, if they differ
+    ahead: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # by attempt and rank: see Scene
     placed: list[Executions] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
     foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
@@ -95,6 +96,7 @@ class Placing:
             known=[*self.twin, *(part.placed for part in self.placed)],
             log_offset=self.log_offset,
             foreign=self.foreign,
+            ahead=self.ahead.get(attempt.number, {}),
         )
         witnesses = hear(scene)
         base, conflicts = decide(witnesses)

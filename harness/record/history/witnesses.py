@@ -63,6 +63,8 @@ class Scene:
     log_offset: int  # by how much the log's count is usually ahead of ours
     foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     after: int = 0  # steps of the attempt before that point
+    # By rank: by how much the optimizer's own counter is ahead of the training, if it was new in this attempt.
+    ahead: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
     def start(self) -> list[Execution]:
@@ -84,8 +86,8 @@ def hear(scene: Scene) -> list[Witness]:
     record = _of_loads(names.RECORD, files, _save_record)
     of_files = [*_of_loads(names.CONTENTS, files, _contents), *_of_loads(names.NAME, files, _name)]
     running = [
-        *_of_counter(names.OPTIMIZER, scene, lambda execution: execution.opt_step, "opt_step", from_one=True),
-        *_of_counter(names.SCHEDULER, scene, lambda execution: execution.sched_step, "sched_step", from_one=False),
+        *_of_counter(names.OPTIMIZER, scene, lambda execution: execution.opt_step, "opt_step", scene.ahead),
+        *_of_counter(names.SCHEDULER, scene, lambda execution: execution.sched_step, "sched_step", None),
         *_of_samples(scene),
         *_of_content(
             names.LOSSES, scene, lambda execution: execution.losses if execution.loss_seen else None, _first_loss
@@ -215,7 +217,10 @@ class _Known:
         return not (same & (np.diff(self._steps[order]) != 0)).any()
 
 
-def _of_counter(name: str, scene: Scene, read: Read, column: str, from_one: bool) -> list[Witness]:
+def _of_counter(
+    name: str, scene: Scene, read: Read, column: str, ahead: Mapping[int, int] | None
+) -> list[Witness]:  # fmt: skip
+    """The witness of a counter. `ahead`: see Scene; None if it is not known with what the counter begins."""
     if not any(read(execution) is not None for execution in scene.start):
         return []
     known = _Known(scene.known, column)
@@ -223,7 +228,8 @@ def _of_counter(name: str, scene: Scene, read: Read, column: str, from_one: bool
     for execution in sorted(scene.start, key=lambda execution: -execution.local_step):
         value = read(execution)
         if value is not None:
-            bases = sorted(step - execution.local_step for step in _steps_at(value, known, from_one))
+            lead = None if ahead is None else ahead.get(execution.rank, 0)
+            bases = sorted(step - execution.local_step for step in _steps_at(value, known, lead))
             fits = tuple(base for base in bases if base >= 0)
             by_rank[execution.rank] = (
                 fits,
@@ -232,15 +238,15 @@ def _of_counter(name: str, scene: Scene, read: Read, column: str, from_one: bool
     return _grouped(name, {rank: fitting for rank, fitting in by_rank.items() if fitting[0]})
 
 
-def _steps_at(value: float, known: _Known, from_one: bool) -> set[int]:
+def _steps_at(value: float, known: _Known, lead: int | None) -> set[int]:
     """The global steps after which the counter has the value `value`: as observed earlier, or computed if the counter
-    counts steps."""
+    counts steps. `lead`: by how much the counter is ahead of the steps; None if not known."""
     if seen := known.at(value):
         return seen
     if not math.isfinite(value):  # from a damaged record
         return set()
     if not known or value < known.first:
-        return {int(value)} if from_one else set()
+        return set() if lead is None else {int(value) - lead}
     last = known.last
     return {max(known.at(last)) + int(value - last)} if value > last and known.one_by_one else set()
 

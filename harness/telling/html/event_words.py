@@ -73,6 +73,7 @@ _QUIET: Mapping[Kind, Callable[[Event], str]] = {
     Kind.RANK_STATE: lambda e: f"{_who(e)} {_STATES.get(e.data['state'], 'runs')} (pid {e.data['pid']})",
     Kind.RANK_EXITED: lambda e: f"{_who(e)} ended with {exit_in_words(e.data['exit_code'])} (pid {e.data['pid']})",
     Kind.GROUP_JOINED: lambda e: f"{_who(e)} has joined the process group",
+    Kind.AHEAD: lambda e: f"{_who(e)}: the optimizer's own counter is {e.data['steps']} ahead of the training",
     Kind.AGENT_ENDED: lambda e: f"{_who(e)}: the agent has ended",
     Kind.APPLIED: lambda e: f"{e.data['fault']} is in place",
     Kind.ROLLED_BACK: lambda e: f"{e.data['fault']}: nothing is left to undo",

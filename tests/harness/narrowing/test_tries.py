@@ -17,6 +17,7 @@ from torchaos.harness.telling.files import jsonfile
 
 CASES = (Case("completed", "assertion", Verdict.PASSED, ""), Case("loss_continuity", "assertion", Verdict.FAILED, ""))
 RESULT = Result("x", "", 0, Verdict.FAILED, 1, "why", "", "", 0.0, cases=CASES)
+PASSED = (Case("completed", "assertion", Verdict.PASSED, ""),)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,8 @@ class Scripted(Child):
         home.mkdir(parents=True)
         self.words.append(words[-1])
         verdict = self.verdicts[words[-1]]
-        result = replace(RESULT, verdict=verdict, exit_code=verdict.exit_code)
+        cases = PASSED if verdict is Verdict.PASSED else CASES
+        result = replace(RESULT, verdict=verdict, exit_code=verdict.exit_code, cases=cases)
         jsonfile.write([result], home / "results.json")
         return Ran(verdict.exit_code, result)
 
@@ -74,6 +76,14 @@ def test_a_verdict_is_not_sought_again(tmp_path: Path) -> None:
     assert [again({"a": name}) for name in "123"] == [True, False, None]
     assert (child.words, first.runs, again.runs) == (["1", "2", "3", "3"], 3, 1)
     assert told[:2] == ["passed        a 1 (in an earlier call)", "failed        a 2 (in an earlier call): why"]
+
+
+def test_failures_of_other_assertions_are_told(tmp_path: Path) -> None:
+    """If one assertion counts, a release may pass by it although its run failed: the line says by what."""
+    told: list[str] = []
+    one = replace(tries(tmp_path, Scripted({"1": Verdict.FAILED}), told), assertion="completed")
+    assert one({"a": "1"}) is True
+    assert told == ["passed        a 1, but the run failed by loss_continuity"]
 
 
 def test_a_run_that_was_cut_off_is_made_again(tmp_path: Path) -> None:

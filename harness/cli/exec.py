@@ -38,7 +38,7 @@ def exec_(
     names = hosts.split(",") if hosts else []
     run = RunDir(folder.absolute())
     if served is not None and node is None and not names:
-        node, names = await_place(run.root, PATIENCE_S)
+        node, names = await_place(run.root, served, PATIENCE_S)
     index = node if node is not None else node_of(names, os.environ) if names else node_index(os.environ)
     if index == 0 and scenario is not None and not is_made(run):
         make(run, scenario)

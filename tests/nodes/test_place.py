@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -15,8 +16,10 @@ import pytest
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
 from torchaos.harness.cli.node import recover as recover_node
+from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.launchers.handover import await_place, packed, receive
 from torchaos.harness.running.nodes import leftovers
 from torchaos.harness.running.nodes.faults import NodeFaults
 from torchaos.harness.running.nodes.place import address_of, make_place, place_of
@@ -166,3 +169,18 @@ def test_a_reaper_that_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         NodeFaults(plan, RunDir(tmp_path), make_place("run-3.node0"), "run-3.node0", 0, part, journal)
     assert open_runs.entries() == ([], [])
     journal.close()
+
+
+def test_new_pods_do_not_read_the_addresses_of_the_pods_before(tmp_path: Path) -> None:
+    """Pods that share the run directory have the same names in each submission: a pod of the second submission waits
+    for its own addresses, although those of the first submission are there."""
+    run = RunDir(tmp_path / "run")
+    run.create()
+    run.plan.write_text("{}")
+    run.agent_plan.write_text("{}")
+    assert receive(run.root, io.BytesIO(packed(run.root, 1, ["10.0.0.2", "10.0.0.3"])))
+    assert await_place(run.root, 0, 0.0) == (1, ["10.0.0.2", "10.0.0.3"])
+    with pytest.raises(UsageError, match="did not hand over"):
+        await_place(run.root, 1, 0.0)
+    assert receive(run.root, io.BytesIO(packed(run.root, 1, ["10.0.0.4", "10.0.0.5"], submission=1)))
+    assert await_place(run.root, 1, 0.0) == (1, ["10.0.0.4", "10.0.0.5"])

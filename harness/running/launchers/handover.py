@@ -57,7 +57,7 @@ def receive(root: Path, given: IO[bytes]) -> bool:
         base.parent.mkdir(mode=0o700)
         base.write_text(str(said["base"]))
         _write(run.agent_plan, agent_plan)
-    _write(_place(run), json.dumps({"node": said["node"], "hosts": said["hosts"]}))
+    _write(_place(run, said["submission"]), json.dumps({"node": said["node"], "hosts": said["hosts"]}))
     return shared
 
 
@@ -66,10 +66,10 @@ def base_file(root: Path, submission: int) -> Path:
     return root / "clock" / f"base-{submission}"
 
 
-def await_place(root: Path, wait_s: float) -> tuple[int, list[str]]:
-    """Waits for the number of this node, and the names of all nodes, from the controller. Raises UsageError after
-    `wait_s` seconds."""
-    place, end = _place(RunDir(root)), time.monotonic() + wait_s
+def await_place(root: Path, submission: int, wait_s: float) -> tuple[int, list[str]]:
+    """Waits for the number of this node in a submission, and the names of all nodes, from the controller. Raises
+    UsageError after `wait_s` seconds."""
+    place, end = _place(RunDir(root), submission), time.monotonic() + wait_s
     while not place.exists():
         if time.monotonic() > end:
             raise UsageError(f"{root}: the controller did not hand over the run within {wait_s:g} s")
@@ -105,9 +105,10 @@ def _of_this_machine(plan: str, injectors: str) -> str:
     return plan.replace(json.dumps(injectors)[1:-1], json.dumps(_injectors())[1:-1])
 
 
-def _place(run: RunDir) -> Path:
-    """The file that contains the number of this node. Each node that shares the folder has its own file."""
-    return run.agent_plan.with_name(f"node-{os.uname().nodename}.json")
+def _place(run: RunDir, submission: int) -> Path:
+    """The file that contains the number of this node. Each node that shares the folder has its own file for each
+    submission: new pods have the names of the pods before, and other addresses."""
+    return run.agent_plan.with_name(f"node-{os.uname().nodename}-{submission}.json")
 
 
 def _write(path: Path, text: str) -> None:

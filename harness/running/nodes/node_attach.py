@@ -36,7 +36,7 @@ def attach(mark: str, given: IO[bytes]) -> None:
     try:
         folder = RunDir(place.root / "run")
         receive(folder.root, given)
-        node, _hosts = await_place(folder.root, 0.0)
+        node, _hosts = await_place(folder.root, 0, 0.0)
         _serve(folder, mark, node, pid, ticks)
     except UsageError:
         remove_place(mark)

@@ -83,6 +83,7 @@ def bisect(
     for one in found:
         click.echo(str(one))
     if not found:
-        click.echo("no change was found among these releases; --samples tries more of them")
+        more = "--samples tries more of them" if len(texts) == 1 else "name a single package to change it alone"
+        click.echo(f"no change was found among these releases; {more}")
     click.echo(f"{len(search.tried)} sets of releases were tried, and {tries.runs} of them run by this call")
     sys.exit(code)

@@ -90,6 +90,20 @@ def test_one_assertion_may_count_alone(runs: list[list[str]]) -> None:
     assert "it has completed, restarts" in str(wrong.exception)
 
 
+@pytest.mark.parametrize(
+    ("texts", "hint"),
+    [
+        (["lib=1..2"], "--samples tries more of them"),
+        (["lib=1..2", "other=1..2"], "name a single package to change it"),
+    ],
+)
+def test_without_a_change_the_next_call_is_told(runs: list[list[str]], texts: list[str], hint: str) -> None:
+    """It is one that the command takes: --samples is refused for several packages."""
+    done = bisect(*texts)
+    assert done.exit_code == 0
+    assert f"no change was found among these releases; {hint}" in done.output
+
+
 def test_the_job_must_run_here(runs: list[list[str]]) -> None:
     """A release on this machine says nothing about a job in a container."""
     refused = bisect("lib=1..8", "--set", "launcher=docker", "--set", "job.container.image=x")

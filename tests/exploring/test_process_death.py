@@ -191,3 +191,45 @@ def test_a_job_that_writes_without_a_break(blobs: Blobs, monkeypatch: pytest.Mon
         choice = chosen(recording, [model], {}, 10, 0)
         assert len(choice.states) == 10
         assert "There may be more: the run made 1598 operations" in choice.in_words
+
+
+def _into_one_folder(blobs: Blobs, maker: int, owner: bool = False, saves: int = 1) -> Recording:
+    """Saves by ranks 1 to 4 into a folder, which the rank that comes first makes. With `owner`, it writes its name."""
+    disk = Disk(blobs)
+    for number in range(saves):
+        disk.rank(maker).mkdir(f"d{number}")
+        if owner:
+            disk.rank(maker).save(f"d{number}/owner", b"%d" % maker)
+        for rank in (1, 2, 3, 4):
+            disk.rank(rank).save(f"d{number}/shard-{rank}", b"x")
+        disk.barrier(1, 2, 3, 4)
+        maker = maker % 4 + 1
+    return disk.recording()
+
+
+def test_it_does_not_matter_which_rank_makes_the_folder(blobs: Blobs) -> None:
+    """Four ranks save into one folder, and the first of them makes it: no folder, or 4 equal shards in 3 states. In the
+    next save another rank makes the folder, and the ranks are still equal."""
+    one = math.comb(6, 2)
+    assert len(Cuts(_into_one_folder(blobs, maker=1)).classes) == 1 + one
+    assert len(Cuts(_into_one_folder(blobs, maker=3)).classes) == 1 + one
+    assert len(Cuts(_into_one_folder(blobs, maker=3, saves=2)).classes) == 1 + 2 * one
+    found = Cuts(_into_one_folder(blobs, maker=3), symmetry=False)
+    assert len(found.classes) == 1 + 3**4
+    assert found.moments == len(_all_cuts(found.recording))
+
+
+def test_a_folder_that_shows_who_made_it(blobs: Blobs) -> None:
+    """If the rank that makes the folder also writes its name into it, a resume can tell who it was. So this rank is not
+    equal to the others: its shard may be missing, empty or whole with each combination of the other three."""
+    recording = _into_one_folder(blobs, maker=3, owner=True)
+    others = math.comb(5, 2)
+    assert len(Cuts(recording).classes) == 1 + (3 + 2) * others  # owner: missing, empty, whole; then the shard: 2 more
+    trees = {state.digest for state in process_death.states(recording)}
+    told = {
+        (len(state.tree.files), state.tree.files["d0/owner"].size, "d0/shard-3" in state.tree.files)
+        for state in process_death.states(recording)
+        if "d0/owner" in state.tree.files
+    }
+    assert len(trees) == 1 + 5 * others
+    assert {(2, 1, True), (2, 1, False), (2, 0, False)} <= told

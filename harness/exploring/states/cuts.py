@@ -42,7 +42,12 @@ class Cuts:
         self.recording, self.world = recording, World(recording)
         self.lines = lines(recording, self.world)
         self._groups = _groups(self.lines) if symmetry else [[index] for index in range(len(self.lines))]
-        self._index = {line.rank: index for index, line in enumerate(self.lines)}
+        self._index = {line.name: index for index, line in enumerate(self.lines)}
+        self._of = {  # the line of each operation
+            recording.lines[line.by][done - 1].number: index
+            for index, line in enumerate(self.lines)
+            for done in line.done[1:]
+        }
         self._draw = random.Random(seed)
         self._needs = [[self._indices(stand) for stand in line.stands] for line in self.lines]
         self.moments = 0  # the number of moments between two operations, in every possible order of the ranks
@@ -53,7 +58,10 @@ class Cuts:
         """The number of operations that each rank has done, and the writes that were done only in part."""
         chosen = [line.stands[index] for line, index in zip(self.lines, stands, strict=True)]
         halves = frozenset(stand.half for stand in chosen if stand.half is not None)
-        return {line.rank: stand.done for line, stand in zip(self.lines, chosen, strict=True)}, halves
+        cut: dict[int | None, int] = {}
+        for line, stand in zip(self.lines, chosen, strict=True):
+            cut[line.by] = max(cut.get(line.by, 0), line.done[stand.done])
+        return cut, halves
 
     def tree(self, moment: Moment) -> Tree:
         return self.world.tree(*self.cut(moment.stands))
@@ -73,7 +81,7 @@ class Cuts:
         for operation in operations:
             found.append((tuple(at), since, max(since, operation.ended_s)))
             since = max(since, operation.ended_s)
-            index = self._index[operation.rank]
+            index = self._of[operation.number]
             done[index] += 1
             at[index] = self._next(index, at[index], done[index])
         found.append((tuple(at), since, max(since, self.recording.ended_s)))
@@ -129,7 +137,7 @@ class Cuts:
 
     def _indices(self, stand: Stand) -> list[tuple[int, int]]:
         """The needs of a stand as (line, index of a stand), without its own line."""
-        found = ((self._index[rank], least) for rank, least in stand.needs.items())
+        found = ((self._index[name], least) for name, least in stand.needs.items())
         return [(index, self.lines[index].first(least)) for index, least in found]
 
     def _sorted(self, stands: Stands) -> Stands:

@@ -1,15 +1,15 @@
 """The places at which each rank can be when the job dies, and which places of several ranks can occur together. All
 moments between two changes of files count as one, and so do all moments in the middle of writing a file. So the
-operations of a rank have only a few places, called *stands*. A rank may be at a stand only if other ranks have got far
-enough."""
+operations of a rank, or another way (ways.py), have only a few places, called *stands*. A rank may be at a stand only if
+other ranks have got far enough."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchaos.harness.exploring.operations import Kind, Operation, Recording
+from torchaos.harness.exploring.states.ways import Counts, Name, Way, ways
 from torchaos.harness.exploring.states.world import Effect, World
 
 _PAGE = 4096  # bytes; a longer write may be cut short by the death of its process
@@ -18,15 +18,15 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True)
 class Stand:
-    """A place of a rank: it has done its first `low` to `high` operations, which all count as one. The files are those
-    after `done` operations."""
+    """A place of a way: its first `low` to `high` operations are done, which all count as one. The files are those after
+    `done` operations."""
 
     low: int
     high: int
     done: int
     files: int  # equal for stands of a rank with equal files, except for the length to which a file is written
     half: int | None  # the number of the write of which only a part was done
-    needs: Mapping[int | None, int]  # how many operations other ranks must have done
+    needs: Counts  # how many operations of other ways must be done
 
     @property
     def moments(self) -> int:
@@ -36,9 +36,11 @@ class Stand:
 
 @dataclass(frozen=True)
 class Line:
-    """A rank, and its stands in order."""
+    """A way, and its stands in order."""
 
-    rank: int | None
+    name: Name
+    by: int | None  # the rank that does the operations
+    done: tuple[int, ...]  # by the number of done operations of this way: the number of all operations of the rank
     stands: tuple[Stand, ...]
     shape: tuple[tuple[Effect, ...], ...]  # the changes from each stand to the next
 
@@ -48,31 +50,25 @@ class Line:
 
 
 def lines(recording: Recording, world: World) -> tuple[Line, ...]:
-    """The stands of each rank."""
-    before = set(recording.before)
-    before |= {(need, effect.operation.number) for effect in world.effects for need in effect.needs}
-    ranks = {operation.number: operation.rank for operation in recording.operations}
-    pairs = [(a, b) for a, b in before if a in ranks and b in ranks and ranks[a] != ranks[b]]
-    wanted: dict[int, dict[int | None, int]] = {}
-    for a, b in pairs:
-        needs = wanted.setdefault(b, {})
-        needs[ranks[a]] = max(needs.get(ranks[a], 0), world.index[a] + 1)
-    waited = {a for a, _b in pairs}
-    effects = {effect.operation.number: effect for effect in world.effects}
-    return tuple(
-        _line(rank, [effects[operation.number] for operation in line], wanted, waited)
-        for rank, line in recording.lines.items()
-    )
+    """The stands of each way."""
+    found = ways(recording, world)
+    by_name = {way.name: way for way in found}
+    waited = {
+        by_name[name].effects[count - 1].operation.number
+        for way in found
+        for needs in way.needs.values()
+        for name, count in needs.items()
+    }
+    return tuple(_line(way, waited) for way in found)
 
 
-def _line(
-    rank: int | None, effects: list[Effect], wanted: Mapping[int, Mapping[int | None, int]], waited: set[int]
-) -> Line:
+def _line(way: Way, waited: set[int]) -> Line:
+    effects = way.effects
     keys, halves = _keys(effects)
     numbers: dict[object, int] = {}
     stands: list[Stand] = []
     shape: list[tuple[Effect, ...]] = []
-    needs: dict[int | None, int] = {}
+    needs: dict[Name, int] = {}
     low, passed = 0, 0
 
     def close(high: int) -> None:
@@ -86,16 +82,15 @@ def _line(
     for index, effect in enumerate(effects):
         number = effect.operation.number
         half = halves.get(index)
-        if keys[index] == keys[index + 1] and number not in waited and number not in wanted and half is None:
+        if keys[index] == keys[index + 1] and number not in waited and number not in way.needs and half is None:
             continue
         close(index)
-        for other, least in wanted.get(number, {}).items():
-            needs[other] = max(needs.get(other, 0), least)
+        needs |= way.needs.get(number, {})
         if half is not None:
             stands.append(Stand(index, index, index, numbers.setdefault(half, len(numbers)), number, dict(needs)))
             shape.append(())
     close(len(effects))
-    return Line(rank, tuple(stands), tuple(shape))
+    return Line(way.name, way.by, tuple(way.done), tuple(stands), tuple(shape))
 
 
 def _keys(effects: list[Effect]) -> tuple[list[tuple[object, ...]], dict[int, object]]:
@@ -133,23 +128,24 @@ def _keys(effects: list[Effect]) -> tuple[list[tuple[object, ...]], dict[int, ob
 def alike(line: Line, other: Line, all_: tuple[Line, ...]) -> bool:
     """Whether the two ranks can change places: they do the same to their own files, and wait for the same
     operations."""
-    if line.rank is None or other.rank is None or len(line.stands) != len(other.stands):
+    mine, theirs = line.name, other.name
+    if not isinstance(mine, int) or not isinstance(theirs, int) or len(line.stands) != len(other.stands):
         return False
-    swap: dict[int | None, int | None] = {line.rank: other.rank, other.rank: line.rank}
-    by_rank = {line.rank: line for line in all_}
+    swap: dict[Name, Name] = {mine: theirs, theirs: mine}
+    by_name = {line.name: line for line in all_}
 
-    def swapped(needs: Mapping[int | None, int]) -> dict[int | None, int]:
-        return {swap.get(rank, rank): by_rank[rank].first(least) for rank, least in needs.items()}
+    def swapped(needs: Counts) -> dict[Name, int]:
+        return {swap.get(name, name): by_name[name].first(least) for name, least in needs.items()}
 
-    def plain(needs: Mapping[int | None, int]) -> dict[int | None, int]:
-        return {rank: by_rank[rank].first(least) for rank, least in needs.items()}
+    def plain(needs: Counts) -> dict[Name, int]:
+        return {name: by_name[name].first(least) for name, least in needs.items()}
 
-    for mine, theirs, my_way, their_way in zip(line.stands, other.stands, line.shape, other.shape, strict=True):
-        if mine.files != theirs.files or swapped(mine.needs) != plain(theirs.needs):
+    for here, there, my_way, their_way in zip(line.stands, other.stands, line.shape, other.shape, strict=True):
+        if here.files != there.files or swapped(here.needs) != plain(there.needs):
             return False
-        if not _same_way(my_way, line.rank, their_way, other.rank):
+        if not _same_way(my_way, mine, their_way, theirs):
             return False
-    rest = (line for line in all_ if line.rank not in swap)
+    rest = (line for line in all_ if line.name not in swap)
     return all(swapped(stand.needs) == plain(stand.needs) for line in rest for stand in line.stands)
 
 

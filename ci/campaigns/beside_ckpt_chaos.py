@@ -1,11 +1,12 @@
 """Kills the trainers of ckpt-chaos, which is on PyPI, by ckpt-chaos and by `torchaos explore`, one after the other:
 
-    python ci/campaigns/beside_ckpt_chaos.py [--only hf_trainer lightning_trainer] [--minutes M] --out DIR
+    python ci/campaigns/beside_ckpt_chaos.py [--only hf_trainer lightning_trainer] [--minutes M] [--every N] --out DIR
 
 ckpt-chaos kills one of two ranks at each event of the save of step 10, and starts the job twice for each. torchaos
 records the same trainer with the same save, and resumes it from all states. Prints a row for each point of ckpt-chaos:
 its verdict, and the outcomes of the states in which the same files are complete, torn, empty or missing. DIR gets the
-folders of both, and what is done already is kept. ckpt-chaos and the trainer's library must be installed."""
+folders of both, and what is done already is kept: an exploration that --minutes has ended goes on in the next call.
+--every 5: only each fifth point of ckpt-chaos. ckpt-chaos and the trainer's library must be installed."""
 
 from __future__ import annotations
 
@@ -65,18 +66,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=ALL, default=list(ALL))
     parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     for name in options.only:
         out = options.out.absolute() / name
         out.mkdir(parents=True, exist_ok=True)
-        points = by_ckpt_chaos(name, out)
+        points = by_ckpt_chaos(name, out, options.every)
         states = by_torchaos(name, ALL[name], out, options.minutes)
         compare(name, points, states)
     return 0
 
 
-def by_ckpt_chaos(name: str, out: Path) -> dict[str, Any]:
+def by_ckpt_chaos(name: str, out: Path, every: int) -> dict[str, Any]:
     """The time, and for each point its verdict and the sizes of the files that the kill left."""
     told = out / "ckpt-chaos.json"
     if not told.exists():
@@ -91,7 +93,9 @@ def by_ckpt_chaos(name: str, out: Path) -> dict[str, Any]:
                 left[folder.parent.name] = sizes(folder)
             return int(code)
 
+        run_point = runner._run_point
         runner._launch = noted
+        runner._run_point = lambda cfg, order, point: None if order % every else run_point(cfg, order, point)
         began_s = time.monotonic()
         rows = runner.run_matrix(out / "ckpt-chaos", jobs=1, ranks=RANKS, target=name)
         seconds = time.monotonic() - began_s
@@ -131,12 +135,18 @@ def by_torchaos(name: str, trainer: Trainer, out: Path, minutes: float) -> dict[
         (out / "scenario.yaml").write_text(yaml.safe_dump(scenario, sort_keys=False))
         argv = [sys.executable, "-m", "torchaos.harness", "explore", str(out / "scenario.yaml")]
         argv += ["--out", str(out / "explored"), "--minutes", str(minutes), "--json", str(out / "explored.json")]
+        argv += [word for folder in (out / "explored").glob("*") for word in ("--resume", str(folder))]
+        calls = out / "calls.json"
+        seconds = json.loads(calls.read_text()) if calls.exists() else 0.0
         began_s = time.monotonic()
         with open(out / "torchaos.log", "w") as log:
             env = {**os.environ, "XDG_CACHE_HOME": str(out / "cache")}
             subprocess.run(argv, stdout=log, stderr=log, env=env, check=False)
-        seconds = time.monotonic() - began_s
+        seconds += time.monotonic() - began_s
+        calls.write_text(json.dumps(seconds))
         found = json.loads((out / "explored.json").read_text())
+        if found["unfinished"]:
+            sys.exit(f"{name}: {found['tried']} of {found['states']} states after {seconds:.0f} s: call it again")
         left = trees(Path(found["result"]["run_dir"]))
         whole = left.pop("whole")
         states = [

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.judging.checkpoints.contents import checkpoints_of
+from torchaos.harness.judging.checkpoints.contents import Checkpoint, checkpoints_of
 from torchaos.harness.record.history import Save
 from torchaos.harness.record.history.checkpoints import final_path
 from torchaos.harness.record.record import Record
@@ -64,13 +64,21 @@ def cut_together(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Reco
     if inventory:
         entries = {str(entry["path"]): entry for entry in inventory["checkpoints"]}
         changed = {path for path in entries if _changed_s(Path(inventory["root"], path)) > cut.wall_s - _TICK_S}
-        run = _with(run, run.events, [entry for path, entry in entries.items() if path not in changed])
+        gone = changed | _superseded(checkpoints_of(run) or (), changed)
+        run = _with(run, run.events, [entry for path, entry in entries.items() if path not in gone])
     ours = {checkpoint.path: checkpoint.step for checkpoint in checkpoints_of(run) or ()}
     unjudged = [save for save in run.history.saves if save.attempt == cut.attempt and not _is_there(save, run, ours)]
     # The save of the last step may not have begun.
     until = min([last - 1, *(save.global_step - 1 for save in unjudged if save.global_step is not None)])
     run = _with(run, list(_without(run.events, unjudged)))
     return run, [_twin_until(twin, last, until, ours, changed) for twin in twins]
+
+
+def _superseded(found: Sequence[Checkpoint], changed: Collection[str]) -> set[str]:
+    """The torn checkpoints that are older than a whole checkpoint that was changed after the cut. What superseded them
+    at the cut may be gone since: a job may keep only its newest checkpoint."""
+    newer = [checkpoint.step or 0 for checkpoint in found if checkpoint.good and checkpoint.path in changed]
+    return {one.path for one in found if newer and not one.complete and (one.step or 0) <= max(newer)}
 
 
 def _twin_until(

@@ -39,6 +39,7 @@ out = sys.argv[1]
 there = os.path.isdir(out) and any(name.startswith("checkpoint-") for name in os.listdir(out))
 target.make_trainer(out, target.Hooks(stop_at=14)).train(resume_from_checkpoint=there or None)
 """
+WITH_PATHS = "training_args.bin"  # the end of the names of files that hold the path of their folder
 TEMPORARY = ".tmp"  # Lightning writes there first, and moves: on the other side, that is a rename on one disk too
 LIGHTNING = """
 import os, sys
@@ -174,7 +175,14 @@ def trees(home: Path) -> dict[str, dict[str, int]]:
 
 
 def in_words(left: Mapping[str, int], whole: Mapping[str, int]) -> Files:
-    """How much of each file is there. Files of later saves, which ckpt-chaos does not make, don't count."""
+    """How much of each file is there. Files of later saves, which ckpt-chaos does not make, don't count. The length of
+    some files depends on the folder's name: of these, the longest in the same folder is whole."""
+    own = {
+        path: max(left[each] for each in left if each.endswith(WITH_PATHS))
+        for path in left
+        if path.endswith(WITH_PATHS)
+    }
+    whole = {**whole, **own}
     return {
         path: "empty" if not size else "complete" if size == whole.get(path, size) else "torn"
         for path, size in left.items()

@@ -1,7 +1,7 @@
 """The places at which each rank can be when the job dies, and which places of several ranks can occur together. All
 moments between two changes of files count as one, and so do all moments in the middle of writing a file. So the
-operations of a rank, or another way (ways.py), have only a few places, called *stands*. A rank may be at a stand only if
-other ranks have got far enough."""
+operations of a rank, or of another way (ways.py), have only a few places, called *stands*. A rank may be at a stand
+only if other ranks have got far enough."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True)
 class Stand:
-    """A place of a way: its first `low` to `high` operations are done, which all count as one. The files are those after
-    `done` operations."""
+    """A place of a way: its first `low` to `high` operations are done, which all count as one. The files are those
+    after `done` operations."""
 
     low: int
     high: int

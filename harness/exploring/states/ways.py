@@ -1,8 +1,8 @@
-"""Sorts the operations of a recording into *ways*: sequences whose order never changes. Each rank has a way. A folder or
-a file that several ranks use is made by the rank that comes first, which is chance: another rank could have made it.
-So the operations by which a rank makes such things are a way of their own. This changes no order: an operation still comes
-after what its rank did before, and before what its rank did later. But the ranks that use the folder then differ in
-nothing."""
+"""Sorts the operations of a recording into *ways*: sequences whose order never changes. Each rank has a way. A folder
+or a file that several ranks use is made by the rank that comes first, which is chance: another rank could have made it.
+So the operations by which a rank makes such things are a way of their own. This changes no order: an operation still
+comes after what its rank did before, and before what its rank did later. But the ranks that use the folder then differ
+in nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Counts = Mapping[Name, int]  # by way: how many of its operations
 
 @dataclass
 class Way:
-    """A sequence of operations. `needs`: how many operations of other ways come before an operation, by its number; only
-    if they are more than before the operation of this way that precedes it."""
+    """A sequence of operations. `needs`: how many operations of other ways come before an operation, by its number;
+    only if they are more than before the operation of this way that precedes it."""
 
     name: Name
     by: int | None  # the rank that did the operations

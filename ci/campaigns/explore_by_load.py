@@ -1,5 +1,6 @@
 """Judges the states of an exploration without a resume: of each state, the newest checkpoint with a finished name is
-checked as by `torchaos verify`, and loaded by torch.distributed.checkpoint. Prints the number of states and the time:
+checked as by `torchaos verify`, and loaded by torch.distributed.checkpoint. States whose files with finished names are
+equal are judged once. Prints the number of states and the time:
 
     python ci/campaigns/explore_by_load.py EXPLORED [--model MODEL ...]
 
@@ -24,6 +25,7 @@ from torchaos.harness.checkpoints.formats.names import UNFINISHED
 from torchaos.harness.checkpoints.verify import verify
 from torchaos.harness.exploring.choice import MODELS, chosen
 from torchaos.harness.exploring.operations import Recording
+from torchaos.harness.exploring.tree import Tree
 
 
 def main() -> int:
@@ -36,24 +38,36 @@ def main() -> int:
     choice = chosen(recording, options.model, {}, None, 0)
     found_s = time.monotonic() - began_s
     print(f"{len(recording.operations)} operations. {choice.in_words}", flush=True)
-    kinds: Counter[str] = Counter()
+    kinds: dict[str, str] = {}  # by the digest of the files with finished names
+    counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as home:
         for state in choice.states:
-            folder = Path(home, "state")
-            state.write_to(folder)
-            kinds[judged(folder)] += 1
-            shutil.rmtree(folder)
+            files = {path: content for path, content in state.tree.files.items() if is_finished(path)}
+            digest = Tree(files).digest
+            if digest not in kinds:
+                folder = Path(home, "state")
+                state.write_to(folder)
+                kinds[digest] = judged(folder)
+                shutil.rmtree(folder)
+            counts[kinds[digest]] += 1
     seconds = time.monotonic() - began_s
-    for kind, count in kinds.most_common():
+    print(f"{len(kinds)} of them differ in files with finished names")
+    for kind, count in counts.most_common():
         print(f"{count:>6} {kind}")
     print(f"{seconds:.0f} s, {found_s:.0f} s of it to find the states")
-    return 0 if kinds.keys() <= {"whole", "no checkpoint"} else 1
+    return 0 if counts.keys() <= {"whole", "no checkpoint"} else 1
+
+
+def is_finished(path: str) -> bool:
+    """Whether no part of the path, which is relative to the checkpoint folder, is the name of something unfinished."""
+    return not any(UNFINISHED.search(part) for part in path.split("/"))
 
 
 def judged(folder: Path) -> str:
     files = Local()
     try:
-        paths = [path for path in formats.find(files, str(folder)) if not UNFINISHED.search(Path(path).name)]
+        found = formats.find(files, str(folder))
+        paths = [path for path in found if is_finished(str(Path(path).relative_to(folder)))]
         if not paths:
             return "no checkpoint"
         newest = formats.in_order([formats.read(files, path) for path in paths])[-1].path

@@ -38,18 +38,43 @@ fault_tolerance.Checkpoints.save, fault_tolerance.Checkpoints._newest = save, ne
 runpy.run_path({str(JOBS / "gpt_ddp.py")!r}, run_name="__main__")
 """
 
+REFERENCE = "--steps 9 --checkpoint-every 4 --checkpoint-dir {run}/checkpoints"
+ASSERTS = [
+    "checkpoint_integrity", "loss_continuity", "parameter_digest", "sample_accounting", "no_lost_work",
+    "state_restored",
+]  # fmt: skip
+PLAIN = Path(__file__).parents[1] / "trainers" / "plain_ddp.py"
 
-def _explore(folder: Path, script: str, *options: str) -> tuple[int, dict[str, Any], str]:
+# Removes the checkpoint as soon as both ranks have loaded it.
+REMOVES_WHAT_IT_LOADED = f"""
+import os, runpy, torch
+import torch.distributed as dist
+
+load = torch.load
+
+def load_and_remove(path, **options):
+    state = load(path, **options)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.unlink(path)
+    return state
+
+torch.load = load_and_remove
+runpy.run_path({str(PLAIN)!r}, run_name="__main__")
+"""
+
+
+def _explore(
+    folder: Path, script: str, *options: str, words: str = REFERENCE, asserts: list[str] = ASSERTS
+) -> tuple[int, dict[str, Any], str]:
     scenario = {
         "scenario": "explored", "seed": 7,
         "job": {
-            "command": f"torchrun --nproc-per-node 2 {script} --steps 9 --checkpoint-every 4 "
-            "--checkpoint-dir {run}/checkpoints",
+            "command": f"torchrun --nproc-per-node 2 {script} {words}",
             "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
             "checkpoints": {"path": "{run}/checkpoints"}, "timeout": "10m",
         },
-        "assert": ["checkpoint_integrity", "loss_continuity", "parameter_digest", "sample_accounting", "no_lost_work",
-                   "state_restored"],
+        "assert": asserts,
     }  # fmt: skip
     file, out = folder / "scenario.yaml", folder / "out.json"
     file.write_text(yaml.safe_dump(scenario))
@@ -98,3 +123,27 @@ def test_a_save_without_a_rename_is_found(tmp_path: Path) -> None:
         [sys.executable, "-m", "torchaos.harness", "judge", kept["run_dir"]], capture_output=True, check=False
     )
     assert judged.returncode == 1
+
+
+@pytest.mark.parametrize("removes", [False, True])
+def test_a_second_death(tmp_path: Path, removes: bool) -> None:
+    """The plain loop is right after a death, and after a second death while it resumes. A loop that removes the
+    checkpoint when it has loaded it does all its steps again after one death: the second death finds what is wrong."""
+    (tmp_path / "train.py").write_text(REMOVES_WHAT_IT_LOADED if removes else PLAIN.read_text())
+    script, asserts = str(tmp_path / "train.py"), ["loss_continuity", "sample_accounting", "no_lost_work"]
+    words = "--steps 8 --save-every 3 --dir {run}/checkpoints"
+    code, found, said = _explore(tmp_path, script, words=words, asserts=asserts)
+    assert (code, found["classes"]) == (0, {"resumed rightly": found["states"]}), said
+    first = found["result"]["run_dir"]
+    after = next(one["state"] for one in found["outcomes"] if one["from_step"] == 3)
+    again = ["--resume", first, "--after", after]
+    code, found, said = _explore(tmp_path, script, *again, words=words, asserts=asserts)
+    assert Path(found["result"]["run_dir"]) == Path(first, "again", after)
+    kinds = {one["kind"]: one for one in found["outcomes"]}
+    if not removes:
+        assert (code, set(kinds)) == (0, {"resumed rightly"}), said
+        assert {one["from_step"] for one in found["outcomes"]} == {3, 6}
+        return
+    assert (code, set(kinds)) == (1, {"resumed rightly", "lost work"}), said
+    assert kinds["lost work"]["from_step"] == 0
+    assert kinds["lost work"]["last_operation"] == "rank 0: unlink checkpoint.pt"

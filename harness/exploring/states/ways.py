@@ -36,7 +36,7 @@ def ways(recording: Recording, world: World) -> tuple[Way, ...]:
         if b in sources:
             sources[b].add(a)
     shared = _shared(world)
-    found = {rank: Way(rank, rank) for rank in recording.lines}
+    found: dict[Name, Way] = {rank: Way(rank, rank) for rank in recording.lines}
     pasts: dict[int, dict[Name, int]] = {}  # by operation: what comes before its end
     last: dict[int | None, int] = {}  # the last operation of each rank
     for effect in world.effects:

@@ -11,7 +11,7 @@ from torchaos.harness.exploring.outcomes import Outcome
 from torchaos.harness.exploring.standing import Standing
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.exploring.trials import Trials
-from torchaos.harness.exploring.warm.resumes import difference
+from torchaos.harness.exploring.warm.resumes import Shown, difference
 from torchaos.harness.record.record import Record
 
 LIKE = (
@@ -58,10 +58,11 @@ class Spared:
             return found
         stood = self._standing.of(state)
         if stood and resume and not self._stood:
+            shown = Shown.of(stood[1])
             real = resume(state)
             if real is None:
                 return None
-            self.doubt = _doubt(*stood, *real)
+            self.doubt = _doubt(stood[0], shown, real[0], Shown.of(real[1]))
             if self.doubt:
                 self._standing.close()
                 self._standing = None
@@ -75,9 +76,9 @@ class Spared:
             self._standing.close()
 
 
-def _doubt(found: Outcome, run: Record, real: Outcome, really: Record) -> str:
+def _doubt(found: Outcome, shown: Shown, real: Outcome, really: Shown) -> str:
     same = real.kind is found.kind
-    why = difference(run, really) or ("" if same else f"it gives '{real.kind.value}', not '{found.kind.value}'")
+    why = difference(shown, really) or ("" if same else f"it gives '{real.kind.value}', not '{found.kind.value}'")
     return why and (
         f"no resume stands for other states: {found.state} looks the same to the job as {found.like}, and was resumed "
         f"to check that: {why}"

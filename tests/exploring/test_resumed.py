@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packing import pack
 from resumes import ENDED, ENOUGH, FAILED, LATER_S, Trainer, after_step, recorded, resumed
 
 from torchaos.harness.agent.wire import Event, Kind
@@ -14,12 +16,15 @@ from torchaos.harness.exploring.cut import cut_of, cut_together
 from torchaos.harness.exploring.goal import Goal, Patience
 from torchaos.harness.exploring.operations import Operation
 from torchaos.harness.exploring.outcomes import Class, Outcome, seen_in
-from torchaos.harness.exploring.warm.resumes import difference
+from torchaos.harness.exploring.warm.resumes import Shown, difference
 from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.verdict.verdict import verdict_of
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
+from torchaos.harness.record.rundir import RunDir
+
+GOLDEN = Path(__file__).parents[1] / "data" / "runs" / "kill"
 
 
 def _class_of(run: Record, hung: bool = False) -> Outcome:
@@ -170,10 +175,21 @@ def test_forked_ranks_must_do_the_same(tmp_path: Path) -> None:
             (Trainer(kills=[(13, 0)], loads_seen=False), 20),
         ])
     ]  # fmt: skip
-    cold = runs[0]
-    assert [difference(cold, warm) for warm in runs[:2]] == ["", ""]
-    assert difference(cold, runs[2]) == "in step 11 of rank 0, a warm resume has other losses than a cold one"
-    assert "loads" in difference(cold, runs[3])
+    cold, *others = map(Shown.of, runs)
+    assert [difference(cold, warm) for warm in (cold, others[0])] == ["", ""]
+    assert difference(cold, others[1]) == "in step 11 of rank 0, a warm resume has other losses than a cold one"
+    assert "loads" in difference(cold, others[2])
+
+
+def test_a_cold_resume_is_compared_after_its_files_are_gone(tmp_path: Path) -> None:
+    """The run directory of the cold resume is used again for the warm one before the two are compared."""
+    copy = tmp_path / "run"
+    shutil.copytree(GOLDEN, copy)
+    assert sum(map(pack, copy.glob("events/*.jsonl")))
+    cold = Shown.of(Record.load(RunDir(copy)))
+    shutil.rmtree(copy)
+    assert cold.steps
+    assert difference(cold, Shown.of(Record.load(RunDir(GOLDEN)))) == ""
 
 
 def test_the_goal_counts_global_steps(tmp_path: Path) -> None:

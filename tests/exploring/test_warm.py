@@ -314,6 +314,7 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
     monkeypatch.setattr(
         resumes, "difference", lambda _cold, _warm: "a warm resume made none of the steps of a cold one"
     )
+    monkeypatch.setattr(resumes, "Shown", SimpleNamespace(of=lambda _record: None))
     command = RankCommand(sys.executable, (), "", ("train.py",), str(tmp_path), {"RANK": "0"})
     monkeypatch.setattr(RankCommand, "of", lambda _pid: command)
     trials: Any = SimpleNamespace(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import shutil
-import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +13,8 @@ from typing import Any
 
 import pytest
 from mutating.mutate import damaged
+from packing import pack
 
-from torchaos.harness.agent import packed
 from torchaos.harness.agent.sums import Sums, sums_of
 from torchaos.harness.agent.wire import Event, EventFile, Kind, Phase
 from torchaos.harness.judging.recovery.pace import pace_of
@@ -171,7 +169,7 @@ def test_same_verdict_from_packed_lines(run: Path, tmp_path: Path) -> None:
     """A recorded run has the same history and result, word for word, if its steps are packed lines."""
     copy = tmp_path / run.name
     shutil.copytree(run, copy)
-    packed_ = sum(_pack(path) for path in copy.glob("**/events/*.jsonl"))
+    packed_ = sum(pack(path) for path in copy.glob("**/events/*.jsonl"))
     before, after = Record.load(RunDir(run)).history, Record.load(RunDir(copy)).history
     assert packed_ >= len(after.executions) or run.name == "no-such-script"
     assert list(after.executions) == list(before.executions)
@@ -179,26 +177,6 @@ def test_same_verdict_from_packed_lines(run: Path, tmp_path: Path) -> None:
     assert after.redone() == before.redone()
     assert replace(after, executions=before.executions) == before
     assert replace(judge(RunDir(copy)), run_dir="") == replace(judge(RunDir(run)), run_dir="")
-
-
-def _pack(path: Path) -> int:
-    """Replaces the steps in a file by packed lines. Returns their number."""
-    lines, done = [], 0
-    for line in path.read_bytes().splitlines(keepends=True):
-        event = json.loads(line)
-        if event["kind"] == "step":
-            packer = packed.Packer(event["source"], event["rank"], event["attempt"])
-            data = dict(event["data"])
-            data["samples"] = None if data["samples"] is None else bytes.fromhex("".join(data["samples"]))
-            names = ("seq", "wall_s", "mono_s", "step")
-            try:
-                line = packer.line(*(event[name] for name in names), **data)
-                done += 1
-            except (struct.error, ValueError, TypeError):
-                pass
-        lines.append(line)
-    path.write_bytes(b"".join(lines))
-    return done
 
 
 def test_columns_of_objects_and_of_blocks_are_equal(tmp_path: Path) -> None:
@@ -233,7 +211,7 @@ def test_looks_at_a_growing_run(run: Path, tmp_path: Path, monkeypatch: pytest.M
     copy = tmp_path / run.name
     shutil.copytree(run, copy)
     for path in copy.glob("events/*.jsonl"):
-        _pack(path)
+        pack(path)
     events, arrived = read_events(RunDir(copy).events), Arrived()
     live = Growing(arrived)
     for end in sorted({len(events) * part // 4 for part in range(5)}):

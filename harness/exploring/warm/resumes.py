@@ -9,8 +9,10 @@ import os
 import re
 import secrets
 import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError
@@ -24,10 +26,10 @@ from torchaos.harness.exploring.trials import Trials, checkpoints_in
 from torchaos.harness.exploring.warm.forked import Forked
 from torchaos.harness.exploring.warm.parents import Parent
 from torchaos.harness.exploring.warm.rank import RankCommand
-from torchaos.harness.record.history import Execution
 from torchaos.harness.record.record import Record
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+_COMPARED = ("losses", "lr", "samples", "parameters", "moments", "opt_step", "sched_step")  # of an Execution
 _TRIES = 3  # states that are resumed cold, until a resume succeeds with which forked ranks can be compared
 
 
@@ -116,7 +118,7 @@ class Warm:
             why = f"none of the first {self._tries} states was resumed rightly, so there was nothing to compare with"
             self._off = why if self._tries == _TRIES else ""
             return outcome
-        self._checked = True
+        self._checked, shown = True, Shown.of(cold)
         if wrong := next((command for command in commands.values() if isinstance(command, str)), ""):
             self._off = wrong
             return outcome
@@ -129,7 +131,7 @@ class Warm:
             self._resume(state)  # from here on, the parent has imported what this resume imports
         warm = self._resume(state)[1] if not self._off else None
         if warm and not self._stopped:
-            self._off = difference(cold, warm)
+            self._off = difference(shown, Shown.of(warm))
         return outcome
 
     def _new_parent(self) -> Parent:
@@ -213,27 +215,35 @@ def _note_rank(event: Event, commands: dict[int, RankCommand | str]) -> None:
             commands[event.rank] = str(error)
 
 
-def difference(cold: Record, warm: Record) -> str:
+@dataclass(frozen=True)
+class Shown:
+    """What a resume shows: `steps`: by step and rank, the values of _COMPARED; `loads`: path, rank, and whether it
+    succeeded."""
+
+    steps: Mapping[tuple[int, int], Sequence[Any]]
+    loads: frozenset[tuple[str, int, bool]]
+
+    @classmethod
+    def of(cls, record: Record) -> Shown:
+        """Reads the record's files, which are gone when the next resume is prepared."""
+        last = max((attempt.number for attempt in record.history.attempts), default=0)
+        steps = {
+            (execution.global_step, execution.rank): [getattr(execution, name) for name in _COMPARED]
+            for execution in record.history.executions
+            if execution.attempt == last and execution.global_step is not None
+        }
+        return cls(steps, frozenset((load.path, load.rank, load.ok) for load in record.history.loads))
+
+
+def difference(cold: Shown, warm: Shown) -> str:
     """The first difference between the two resumes, as a clause; empty if there is none. Compares the steps that both
     made: losses, learning rates, samples, parameters, and the saves and loads."""
-    cold_steps, warm_steps = (_steps(record) for record in (cold, warm))
-    common = cold_steps.keys() & warm_steps.keys()
+    common = cold.steps.keys() & warm.steps.keys()
     if not common:
         return "a warm resume made none of the steps of a cold one"
     for step, rank in sorted(common):
-        for name in ("losses", "lr", "samples", "parameters", "moments", "opt_step", "sched_step"):
-            ours, theirs = (getattr(steps[step, rank], name) for steps in (cold_steps, warm_steps))
+        for name, ours, theirs in zip(_COMPARED, cold.steps[step, rank], warm.steps[step, rank], strict=True):
             if ours != theirs:
                 return f"in step {step} of rank {rank}, a warm resume has other {name} than a cold one"
-    loads, others = ({(load.path, load.rank, load.ok) for load in run.history.loads} for run in (cold, warm))
-    return "" if loads == others else "a warm resume loads other files than a cold one, or not all its loads are seen"
-
-
-def _steps(record: Record) -> dict[tuple[int, int], Execution]:
-    last = max((attempt.number for attempt in record.history.attempts), default=0)
-    own = (
-        execution
-        for execution in record.history.executions
-        if execution.attempt == last and execution.global_step is not None
-    )
-    return {(execution.global_step or 0, execution.rank): execution for execution in own}
+    same = cold.loads == warm.loads
+    return "" if same else "a warm resume loads other files than a cold one, or not all its loads are seen"

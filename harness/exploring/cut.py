@@ -55,7 +55,8 @@ def cut_together(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Reco
     if cut is None:
         return run, list(twins)
     before = (event for event in run.events if event.attempt != cut.attempt)
-    own = _until((event for event in run.events if event.attempt == cut.attempt), cut.local_step, cut.mono_s)
+    resumed = [event for event in run.events if event.attempt == cut.attempt]
+    own = _until(resumed, cut.local_step, cut.mono_s)
     run = _with(run, sorted((*before, *own), key=lambda event: event.mono_s))
     last, inventory = run.history.last_step, run.artifacts.get("inventory")
     if last is None:
@@ -63,8 +64,11 @@ def cut_together(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Reco
     changed = set[str]()  # checkpoints that were changed after the cut
     if inventory:
         entries = {str(entry["path"]): entry for entry in inventory["checkpoints"]}
-        changed = {path for path in entries if _changed_s(Path(inventory["root"], path)) > cut.wall_s - _TICK_S}
-        gone = changed | _superseded(checkpoints_of(run) or (), changed)
+        times = {path: _changed_s(Path(inventory["root"], path)) for path in entries}
+        changed = {path for path, changed_s in times.items() if changed_s > cut.wall_s - _TICK_S}
+        began_s = min(event.wall_s for event in resumed)
+        old = {path for path, changed_s in times.items() if changed_s < began_s}
+        gone = changed | old & _superseded(checkpoints_of(run) or (), changed)
         run = _with(run, run.events, [entry for path, entry in entries.items() if path not in gone])
     ours = {checkpoint.path: checkpoint.step for checkpoint in checkpoints_of(run) or ()}
     unjudged = [save for save in run.history.saves if save.attempt == cut.attempt and not _is_there(save, run, ours)]
@@ -76,7 +80,8 @@ def cut_together(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Reco
 
 def _superseded(found: Sequence[Checkpoint], changed: Collection[str]) -> set[str]:
     """The torn checkpoints that are older than a whole checkpoint that was changed after the cut. What superseded them
-    at the cut may be gone since: a job may keep only its newest checkpoint."""
+    at the cut may be gone since: a job may keep only its newest checkpoint. This excuses what the dead attempt left,
+    and not what the resumed job wrote."""
     newer = [checkpoint.step or 0 for checkpoint in found if checkpoint.good and checkpoint.path in changed]
     return {one.path for one in found if newer and not one.complete and (one.step or 0) <= max(newer)}
 

@@ -85,15 +85,19 @@ def test_the_clock_of_files_is_late(tmp_path: Path) -> None:
     assert ours.artifacts["inventory"]["checkpoints"] == []
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_torn_file_that_was_superseded_after_the_cut(tmp_path: Path, whole: bool) -> None:
+@pytest.mark.parametrize(("whole", "ago_s", "stays"), [(True, 900.0, False), (False, 900.0, True), (True, 0.05, True)])
+def test_a_torn_file_that_was_superseded_after_the_cut(
+    tmp_path: Path, whole: bool, ago_s: float, stays: bool
+) -> None:  # fmt: skip
     """A death left a torn file. The job saved its next checkpoint just after the last step that is judged, and removed
     the one before, as a job does that keeps only its newest checkpoint. What was there at that step is not known, so
-    the torn file is left out, unless the next checkpoint is not whole either."""
+    the torn file is left out, unless the next checkpoint is not whole either. A file that the resumed job itself left
+    torn stays."""
     run = resumed(tmp_path / "events", 12, Trainer(kills=[(13, 0)]), [ENOUGH], until=20)
+    run = replace(run, events=tuple(replace(event, wall_s=event.mono_s) for event in run.events))
     cut = cut_of(run.events, 2)
     assert cut
-    for name, changed_s in (("step=12.pt", cut.wall_s - 900), ("step=20.pt", cut.wall_s + 1)):
+    for name, changed_s in (("step=12.pt", cut.wall_s - ago_s), ("step=20.pt", cut.wall_s + 1)):
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (changed_s, changed_s))
     made = _inventory(str(tmp_path), 20)
@@ -102,7 +106,7 @@ def test_a_torn_file_that_was_superseded_after_the_cut(tmp_path: Path, whole: bo
     run = replace(run, artifacts={"inventory": {**made, "checkpoints": [torn, newest]}})
     ours, _twins = cut_together(run, [], 2)
     left = [entry["path"] for entry in ours.artifacts["inventory"]["checkpoints"]]
-    assert left == ([] if whole else ["step=12.pt"])
+    assert left == (["step=12.pt"] if stays else [])
 
 
 @pytest.mark.parametrize(("saves_seen", "empty", "died_after", "kind"), [

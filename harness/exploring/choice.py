@@ -10,25 +10,29 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring.operations import Recording
 from torchaos.harness.exploring.states import node_death, power_loss, process_death
 from torchaos.harness.exploring.states.choose import choose
-from torchaos.harness.exploring.states.cuts import most_of
+from torchaos.harness.exploring.states.cuts import Cuts
 from torchaos.harness.exploring.states.persistence import Persistence
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.record.plan import Plan, PlannedJob
 
 Nodes = Mapping[int, int]  # the node of each rank
-LONG = 1000  # operations; of more, not every moment of a loss of power is examined
 
 
-def _power_loss(recording: Recording, _nodes: Nodes, persistence: Persistence) -> Iterator[State]:
-    return power_loss.states(recording, persistence)
+def _node_death(cuts: Cuts, nodes: Nodes, local: bool = False) -> Iterator[State]:
+    return node_death.states(cuts.recording, nodes, local=local)
 
 
+def _power_loss(cuts: Cuts, _nodes: Nodes, persistence: Persistence) -> Iterator[State]:
+    return power_loss.of_cuts(cuts, persistence)
+
+
+_OF_POWER = {f"power-loss-{promise.value}": partial(_power_loss, persistence=promise) for promise in Persistence}
 # By the name on the command line.
-MODELS: Mapping[str, Callable[[Recording, Nodes], Iterator[State]]] = {
-    "process-death": lambda recording, _nodes: process_death.states(recording),
-    "node-death": node_death.states,
-    "node-death-local": partial(node_death.states, local=True),
-    **{f"power-loss-{promise.value}": partial(_power_loss, persistence=promise) for promise in Persistence},
+MODELS: Mapping[str, Callable[[Cuts, Nodes], Iterator[State]]] = {
+    "process-death": lambda cuts, _nodes: process_death.of_cuts(cuts),
+    "node-death": _node_death,
+    "node-death-local": partial(_node_death, local=True),
+    **_OF_POWER,
 }
 _OF_NODES = ("node-death", "node-death-local")
 
@@ -50,8 +54,9 @@ def nodes_of(job: PlannedJob) -> Nodes:
 
 def state_named(recording: Recording, nodes: Nodes, name: str) -> State:
     """The state of this name, of any model. Raises UsageError if there is none."""
+    cuts = Cuts(recording)
     for model in MODELS:
-        if found := next((state for state in MODELS[model](recording, nodes) if state.name == name), None):
+        if found := next((state for state in MODELS[model](cuts, nodes) if state.name == name), None):
             return found
     raise UsageError(f"{name}: the recorded run has no state of this name; report.html lists those that were tried")
 
@@ -68,9 +73,11 @@ class Choice:
 
 def chosen(recording: Recording, models: Sequence[str], nodes: Nodes, most: int | None, seed: int) -> Choice:
     """At most `most` states with different contents of the folder. The seed reproduces the choice."""
-    found = choose((state for model in models for state in MODELS[model](recording, nodes)), most, seed)
+    cuts = Cuts(recording)
+    found = choose((state for model in models for state in MODELS[model](cuts, nodes)), most, seed)
     states = [state for group in found.equal for state in {each.model: each for each in reversed(group)}.values()]
-    words, operations = found.in_words, len(recording.operations)
-    if operations > LONG or found.there_are >= most_of(recording) // 2:
+    words = found.in_words
+    if cuts.drawn or not (_OF_POWER.keys().isdisjoint(models) or power_loss.examines_all(cuts)):
+        operations = len(recording.operations)
         words += f". There may be more: the run made {operations} operations, and not every moment was examined"
     return Choice(tuple(states), found.there_are, words)

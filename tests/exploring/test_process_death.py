@@ -193,6 +193,18 @@ def test_a_job_that_writes_without_a_break(blobs: Blobs, monkeypatch: pytest.Mon
         assert "There may be more: the run made 1598 operations" in choice.in_words
 
 
+def test_a_long_run(blobs: Blobs) -> None:
+    """Of a thousand operations by one rank, every moment of a death of processes is examined, and nothing is said about more
+    states. Losses of power are not examined at every moment, and the sentence says so."""
+    disk = Disk(blobs)
+    for number in range(301):
+        disk.rank(0).save("beat", b"%d" % number)
+    recording = disk.recording()
+    assert len(recording.operations) > 1000
+    assert "There may be more" not in chosen(recording, ["process-death"], {}, 10, 0).in_words
+    assert "There may be more" in chosen(recording, ["power-loss-nfs-close-to-open"], {}, 10, 0).in_words
+
+
 def _into_one_folder(blobs: Blobs, maker: int, owner: bool = False, saves: int = 1) -> Recording:
     """Saves by ranks 1 to 4 into a folder, which the rank that comes first makes. With `owner`, it writes its name."""
     disk = Disk(blobs)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import kubeflow_trainer_api.models as kubeflow
 import pytest
 import yaml
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.running.launchers.pod import in_order
-from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange
+from torchaos.harness.running.launchers.pod_change import PodChange
+from torchaos.harness.running.launchers.pod_manifest import Manifest
 
 CHANGE = PodChange(
     ("torchaos.run", "run-1"), ["python3", "exec"], {"A": "1"}, PurePosixPath("/home/me/runs"), 900, "trainer"
@@ -43,6 +46,20 @@ spec:
       replicas: 3
       restartPolicy: OnFailure
       template: {metadata: {}, spec: {containers: [{name: trainer, image: train}]}}
+"""
+
+TRAIN_JOB = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: llm}
+spec:
+  runtimeRef: {name: torch-distributed}
+  trainer:
+    image: train
+    command: [python]
+    args: [train.py]
+    numNodes: 2
+    env: [{name: A, value: "0"}, {name: B, value: b}]
 """
 
 
@@ -112,9 +129,54 @@ def test_a_shorter_limit_of_the_user(tmp_path: Path) -> None:
     assert job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 60
 
 
+def test_a_train_job(tmp_path: Path) -> None:
+    """The pods of a TrainJob are in a runtime of the cluster. The command and the environment go to its trainer, and
+    the label and the folder for the run into a patch of the runtime. A patch of the user's stays. Kubeflow's own models
+    of these objects know each field of the result."""
+    text = TRAIN_JOB + "  runtimePatches: [{manager: a.b/c}]"
+    (job,) = _changed(tmp_path, text, replace(CHANGE, container="node"))
+    spec = job["spec"]
+    assert spec["trainer"] == {
+        "image": "train", "command": ["python3", "exec"], "numNodes": 2,
+        "env": [{"name": "B", "value": "b"}, {"name": "A", "value": "1"}],
+    }  # fmt: skip
+    assert spec["activeDeadlineSeconds"] == 900
+    theirs, ours = spec["runtimePatches"]
+    assert theirs == {"manager": "a.b/c"}
+    (replicated,) = ours["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert (ours["manager"], replicated["name"]) == ("torchaos/run", "node")
+    assert replicated["template"]["spec"]["template"] == {
+        "metadata": {"labels": {"torchaos.run": "run-1"}},
+        "spec": {
+            "containers": [
+                {"name": "node", "volumeMounts": [{"name": "torchaos-run", "mountPath": "/home/me/runs"}]}
+            ],
+            "volumes": [{"name": "torchaos-run", "emptyDir": {}}],
+        },
+    }  # fmt: skip
+    assert Manifest.read(tmp_path / "job.yaml").kinds == "trainjob.trainer.kubeflow.org"
+    known = kubeflow.TrainerV1alpha1TrainJob.from_dict(job)
+    assert known is not None
+    assert known.to_dict() == job
+
+
+def test_a_volume_of_a_train_job(tmp_path: Path) -> None:
+    """No volume is added if a patch of the TrainJob mounts one in the trainer's container that holds the folder. Only
+    the label is in our patch then."""
+    pod = "{spec: {containers: [{name: node, volumeMounts: [{name: home, mountPath: /home/me}]}]}}"
+    place = f"{{template: {{spec: {{replicatedJobs: [{{name: node, template: {{spec: {{template: {pod}}}}}}}]}}}}}}"
+    text = f"{TRAIN_JOB}  runtimePatches: [{{manager: a.b/c, trainingRuntimeSpec: {place}}}]"
+    (job,) = _changed(tmp_path, text, replace(CHANGE, container=""))
+    _theirs, ours = job["spec"]["runtimePatches"]
+    (replicated,) = ours["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert replicated["template"]["spec"]["template"]["spec"] == {}
+    assert "torchaos-run" not in yaml.safe_dump(job)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        (TRAIN_JOB, "a TrainJob runs its command in the container node"),
         ("kind: [", r"job.yaml:\d+:\d+: it is no YAML"),
         ("a: b", "has no apiVersion or no kind"),
         ("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}", "there is no pod in it"),

@@ -57,6 +57,9 @@ def main(cluster: Path, words: list[str]) -> int:
         at = words.index("--")
         name = next(word for word in rest if not word.startswith("-"))
         return _enter(cluster / name, words[at + 1 :])
+    elif verb == "logs" and "--follow" not in options:
+        log_file = cluster / next(word for word in rest if not word.startswith("-")) / "log"
+        print(*log_file.read_text().splitlines()[-int(options["--tail"]) :], sep="\n")
     elif verb == "logs":
         pod = cluster / next(word for word in rest if not word.startswith("-"))
         with (pod / "log").open() as log:

@@ -184,3 +184,16 @@ def test_new_pods_do_not_read_the_addresses_of_the_pods_before(tmp_path: Path) -
         await_place(run.root, 1, 0.0)
     assert receive(run.root, io.BytesIO(packed(run.root, 1, ["10.0.0.4", "10.0.0.5"], submission=1)))
     assert await_place(run.root, 1, 0.0) == (1, ["10.0.0.4", "10.0.0.5"])
+
+
+def test_a_container_that_is_started_again(tmp_path: Path) -> None:
+    """An operator may start a container again that has ended with an error. The second start does not run the job once
+    more, and does not wait for a run that nobody hands over."""
+    run = RunDir(tmp_path / "run")
+    run.create()
+    run.plan.write_text("{}")
+    run.agent_plan.write_text("{}")
+    assert receive(run.root, io.BytesIO(packed(run.root, 0, ["10.0.0.2"])))
+    assert await_place(run.root, 0, 0.0) == (0, ["10.0.0.2"])
+    with pytest.raises(UsageError, match="this container was started again"):
+        await_place(run.root, 0, 60.0)

@@ -77,6 +77,20 @@ def test_the_network_of_pods_of_others_is_left_alone(pods: Any) -> None:
     assert "only of pods that it has made; write job.pods.manifest" in said
 
 
+def test_a_pod_that_ends_before_it_gets_the_run(pods: Any) -> None:
+    """The interpreter of an image has no torchaos, so the pods end at once. The error has their last words, and the
+    pods are deleted."""
+    program = pods.folder / "bin" / "python-of-the-image"
+    program.write_text("#!/bin/sh\necho No module named torchaos\nexit 1\n")
+    program.chmod(0o755)
+    pods.more = {"pods": {"manifest": "job.yaml", "python": str(program)}}
+    run = pods.run({"inject": "process.kill", "target": {"rank": 1}, "when": STEP})
+    said = " ".join(run.communicate(timeout=200)[0].split())
+    assert run.returncode == 5, said
+    assert "its last words: No module named torchaos" in said
+    assert not list((pods.folder / "cluster").glob("*/pod.json"))
+
+
 def test_a_pod_that_ends_under_the_run(pods: Any) -> None:
     """A pod that is killed as a whole is no rollback that failed, because nothing of it is left. The run says that the
     node was lost, and judges nothing."""

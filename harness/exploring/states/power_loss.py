@@ -44,13 +44,10 @@ class _Found:
     moments: list[tuple[float, float]]
 
 
-def states(
-    recording: Recording, persistence: Persistence = Persistence.STRICT, symmetry: bool = True, seed: int = 0
-) -> Iterator[State]:
-    """The states that a loss of power can leave, with this promise of the file system. `symmetry` and `seed`: as in
-    process_death. Moments that need another order of the ranks than the recorded one are examined only without a
-    loss, if they have more than `UNSEEN` classes."""
-    return of_cuts(Cuts(recording, symmetry, seed), persistence)
+def states(recording: Recording, persistence: Persistence = Persistence.STRICT) -> Iterator[State]:
+    """The states that a loss of power can leave, with this promise of the file system. Moments that need another order
+    of the ranks than the recorded one are examined only without a loss, if they have more than `UNSEEN` classes."""
+    return of_cuts(Cuts(recording), persistence)
 
 
 def of_cuts(cuts: Cuts, persistence: Persistence) -> Iterator[State]:
@@ -70,6 +67,11 @@ def of_cuts(cuts: Cuts, persistence: Persistence) -> Iterator[State]:
             max(steps, default=None), each.tree, each.effects[-1].operation if each.effects else None,
             len(each.effects), recording.blobs, recording.kept_as_made, joined(each.moments), each.lost,
         )  # fmt: skip
+
+
+def examines_all(cuts: Cuts) -> bool:
+    """Whether losses are examined at every moment of `cuts`, except between two writes to one file."""
+    return _every(cuts) == 1 and len(cuts.classes) <= UNSEEN
 
 
 def left(
@@ -95,7 +97,7 @@ def _moments(cuts: Cuts) -> Iterator[tuple[Sequence[Effect], list[tuple[float, f
     """Yields the effects before each moment, (begin, end) of its times, and whether to examine losses. Between two
     writes to one file, losses are not examined."""
     operations, since = cuts.recording.operations, cuts.recording.began_s
-    every = 1 + TREES * len(operations) // most_of(cuts.recording)  # more than 1 if there are too many moments
+    every = _every(cuts)
     for done in range(len(operations) + 1):
         following = operations[done] if done < len(operations) else None
         until = cuts.recording.ended_s if following is None else max(since, following.ended_s)
@@ -109,6 +111,11 @@ def _moments(cuts: Cuts) -> Iterator[tuple[Sequence[Effect], list[tuple[float, f
             cut, _halves = cuts.cut(moment.stands)
             effects = [effect for effect in cuts.world.effects if cuts.world.has(cut, effect.operation)]
             yield effects, [], len(cuts.classes) <= UNSEEN
+
+
+def _every(cuts: Cuts) -> int:
+    """Losses are examined after each `_every` operations: more than 1 if there are too many moments."""
+    return 1 + TREES * len(cuts.recording.operations) // most_of(cuts.recording)
 
 
 def _changes(effects: Sequence[Effect]) -> dict[int, list[Effect]]:

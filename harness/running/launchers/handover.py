@@ -68,13 +68,18 @@ def base_file(root: Path, submission: int) -> Path:
 
 def await_place(root: Path, submission: int, wait_s: float) -> tuple[int, list[str]]:
     """Waits for the number of this node in a submission, and the names of all nodes, from the controller. Raises
-    UsageError after `wait_s` seconds."""
+    UsageError after `wait_s` seconds, and if the node has had them before: an operator may start a container again,
+    which must not start the job again."""
     place, end = _place(RunDir(root), submission), time.monotonic() + wait_s
+    taken = place.with_suffix(".taken")
     while not place.exists():
+        if taken.exists():
+            raise UsageError(f"{root}: this container was started again; the job's part on this node is over")
         if time.monotonic() > end:
             raise UsageError(f"{root}: the controller did not hand over the run within {wait_s:g} s")
         time.sleep(0.1)
-    said = json.loads(place.read_text())
+    os.replace(place, taken)
+    said = json.loads(taken.read_text())
     return int(said["node"]), list(said["hosts"])
 
 

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -18,7 +19,8 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.handover import packed
 from torchaos.harness.running.launchers.pod import Pod, in_order
-from torchaos.harness.running.launchers.pod_manifest import HOST_NETWORK, Manifest, PodChange, shares_network
+from torchaos.harness.running.launchers.pod_change import PodChange
+from torchaos.harness.running.launchers.pod_manifest import HOST_NETWORK, Manifest, shares_network
 from torchaos.harness.running.launchers.running_pods import find_pods, handles, join
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.kubernetes import LABEL, OVER, KubernetesObjects, label_of
@@ -156,9 +158,9 @@ def _await_pods(kubectl: Kubectl, label: tuple[str, str], count: int) -> list[di
     while True:
         listed = json.loads(kubectl.ask("get", "pods", f"--selector={'='.join(label)}", "--output=json"))["items"]
         states = [_state(pod) for pod in listed]
-        over = next((state for pod, state in zip(listed, states, strict=True) if pod["status"]["phase"] in OVER), None)
+        over = next((pod for pod in listed if pod["status"]["phase"] in OVER), None)
         if over:
-            raise ChaosError(f"{over}, before the others were up")
+            raise ChaosError(f"{_state(over)}, before the others were up{_last_words(kubectl, over)}")
         if len(listed) >= count and all(pod["status"]["phase"] == "Running" for pod in listed):
             return list(listed)
         if time.monotonic() > end:
@@ -169,16 +171,22 @@ def _await_pods(kubectl: Kubectl, label: tuple[str, str], count: int) -> list[di
 
 
 def _state(pod: Mapping[str, Any]) -> str:
-    """The state of a pod, and the reason for which it waits, as a clause."""
+    """The state of a pod, and the reason for which it waits or has ended, as a clause."""
     status = pod["status"]
-    waits = [
-        container["state"]["waiting"]
-        for container in status.get("containerStatuses") or []
-        if "waiting" in container["state"]
-    ]
+    states = [container["state"] for container in status.get("containerStatuses") or []]
+    waits = [state[word] for word in ("waiting", "terminated") for state in states if word in state]
     waits += [condition for condition in status.get("conditions") or [] if condition.get("status") == "False"]
     why = next((f" ({wait.get('reason')}: {wait.get('message', '')})" for wait in waits if wait.get("reason")), "")
     return f"pod {pod['metadata']['name']} is {status['phase']}{why}"
+
+
+def _last_words(kubectl: Kubectl, pod: Mapping[str, Any]) -> str:
+    """The end of what the pod's containers have printed, as an addition to a sentence. Empty if they printed nothing, or
+    if the cluster does not say."""
+    with suppress(OSError):
+        said = kubectl.ask("logs", pod["metadata"]["name"], "--all-containers", "--tail=3").split()
+        return f"; its last words: {' '.join(said)[-300:]}" if said else ""
+    return ""
 
 
 def _hand_over(pod: Pod, run_dir: Path, addresses: Sequence[str], spec: JobSpec) -> bool:
@@ -186,4 +194,10 @@ def _hand_over(pod: Pod, run_dir: Path, addresses: Sequence[str], spec: JobSpec)
     folder."""
     argv = pod.argv([sys.executable, "-m", "torchaos.harness", "node", "--receive", str(run_dir)])
     given = packed(run_dir, pod.index, addresses, spec.submission, int(spec.env[ENV_ATTEMPT_BASE]))
-    return "shared" in Kubectl.said(argv, given, 60.0)
+    try:
+        return "shared" in Kubectl.said(argv, given, 60.0)
+    except OSError as error:
+        if not pod.gone():
+            raise
+        words = _last_words(pod.kubectl, {"metadata": {"name": pod.name}})
+        raise OSError(f"pod {pod.name} has ended before it got the run{words or f' ({error})'}") from error

@@ -5,33 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.running.launchers import train_job
+from torchaos.harness.running.launchers.pod_change import PodChange
+from torchaos.harness.running.launchers.pod_templates import pods_in, with_policy
 
-_VOLUME = "torchaos-run"
 HOST_NETWORK = (
     "hostNetwork: the pods share the network of their machines, so a network fault would hit everything there; leave "
     "hostNetwork out"
 )
 _ALWAYS = ("DaemonSet", "Deployment", "ReplicaSet", "ReplicationController", "StatefulSet")  # restartPolicy: Always
-
-
-@dataclass(frozen=True)
-class PodChange:
-    """The changes to each pod of a manifest. `container`: the name of the container that runs the job; empty: the
-    first. `folder`: the parent of the run directory; an empty volume is mounted there, unless a volume of the container
-    contains it. `limit_s`: the pod is ended after this many seconds."""
-
-    label: tuple[str, str]
-    command: Sequence[str]
-    env: Mapping[str, str]
-    folder: PurePosixPath
-    limit_s: int
-    container: str = ""
 
 
 @dataclass
@@ -62,11 +50,8 @@ class Manifest:
                 )
                 raise UsageError(f"{file}: {problem}; write a Job, an object of an operator, or pods")
         manifest = cls(file, objects)
-        if not manifest.pods:
-            raise UsageError(
-                f"{file}: there is no pod in it, which is an object whose spec has containers; the pods of a TrainJob "
-                "are elsewhere, in its runtime: name a manifest with the pods themselves"
-            )
+        if not manifest.pods and not any(map(train_job.is_train_job, objects)):
+            raise UsageError(f"{file}: there is no pod in it, which is an object whose spec has containers")
         return manifest
 
     @property
@@ -82,13 +67,14 @@ class Manifest:
     def changed(self, change: PodChange) -> str:
         """The manifest with the change, as a YAML text. Raises UsageError if a pod has no container of that name."""
         objects = copy.deepcopy(self.objects)
-        key, value = change.label
         for object_ in objects:
-            _below(_below(object_, "metadata"), "labels")[key] = value
+            change.mark(object_)
+            if train_job.is_train_job(object_):
+                train_job.adapt(object_, change, self.file)
         for pod in _pods(objects):
-            _below(_below(pod, "metadata"), "labels")[key] = value
+            change.mark(pod)
             self._change(pod["spec"], change)
-        for owner in _with_policy(objects):
+        for owner in with_policy(objects):
             owner["restartPolicy"] = "Never"
         return yaml.safe_dump_all(objects, sort_keys=False)
 
@@ -117,16 +103,10 @@ class Manifest:
 
     def _change(self, spec: dict[str, Any], change: PodChange) -> None:
         container = self._container(spec, change.container)
-        container["command"] = list(change.command)
-        container.pop("args", None)
-        kept = [variable for variable in container.get("env") or [] if variable.get("name") not in change.env]
-        container["env"] = [*kept, *({"name": name, "value": value} for name, value in change.env.items())]
+        change.run_in(container)
         spec["restartPolicy"] = "Never"  # torchrun restarts the ranks; a second agent would begin another run
-        spec["activeDeadlineSeconds"] = min(change.limit_s, spec.get("activeDeadlineSeconds", change.limit_s))
-        mounts = container.get("volumeMounts") or []
-        if not any(change.folder.is_relative_to(str(mount.get("mountPath"))) for mount in mounts):
-            container["volumeMounts"] = [*mounts, {"name": _VOLUME, "mountPath": str(change.folder)}]
-            spec["volumes"] = [*(spec.get("volumes") or []), {"name": _VOLUME, "emptyDir": {}}]
+        change.limit(spec)
+        change.mount_in(container, spec)
 
 
 def shares_network(pod: Mapping[str, Any]) -> bool:
@@ -134,31 +114,8 @@ def shares_network(pod: Mapping[str, Any]) -> bool:
     return bool(pod["spec"].get("hostNetwork"))
 
 
-def _pods(tree: Any) -> Iterator[dict[str, Any]]:
-    if _is_pod(tree):
-        yield tree
-        return
-    for child in _children(tree):
-        yield from _pods(child)
-
-
-def _is_pod(tree: Any) -> bool:
-    spec = tree.get("spec") if isinstance(tree, dict) else None
-    containers = spec.get("containers") if isinstance(spec, dict) else None
-    return isinstance(containers, list) and bool(containers) and all(isinstance(each, dict) for each in containers)
-
-
-def _children(tree: Any) -> Iterable[Any]:
-    return tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
-
-
-def _with_policy(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yields every mapping with a restartPolicy beside a template of pods, as a PyTorchJob has. Kubeflow's operator
-    writes it over the policy in the template."""
-    if isinstance(tree, dict) and "restartPolicy" in tree and _is_pod(tree.get("template")):
-        yield tree
-    for child in () if _is_pod(tree) else _children(tree):
-        yield from _with_policy(child)
+def _pods(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return pods_in([one for one in objects if not train_job.is_train_job(one)])
 
 
 def _parts(found: Any) -> list[dict[str, Any]]:
@@ -171,10 +128,3 @@ def _parts(found: Any) -> list[dict[str, Any]]:
 def _group(found: Mapping[str, Any]) -> str:
     """The group of an API version: `batch` for `batch/v1`, empty for `v1`."""
     return str(found["apiVersion"]).rpartition("/")[0]
-
-
-def _below(found: dict[str, Any], key: str) -> dict[str, Any]:
-    if not isinstance(found.get(key), dict):
-        found[key] = {}
-    below: dict[str, Any] = found[key]
-    return below

@@ -1,0 +1,53 @@
+"""The changes to the pods of a manifest, so that they run the job under the agent of torchaos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+_VOLUME = "torchaos-run"
+
+
+@dataclass(frozen=True)
+class PodChange:
+    """`container`: the name of the container that runs the job; empty: the first. `folder`: the parent of the run
+    directory; an empty volume is mounted there, unless a volume of the container contains it. `limit_s`: the pod is
+    ended after this many seconds."""
+
+    label: tuple[str, str]
+    command: Sequence[str]
+    env: Mapping[str, str]
+    folder: PurePosixPath
+    limit_s: int
+    container: str = ""
+
+    def mark(self, object_: dict[str, Any]) -> None:
+        key, value = self.label
+        below(below(object_, "metadata"), "labels")[key] = value
+
+    def run_in(self, container: dict[str, Any]) -> None:
+        """Makes the job the command of a container, or of the trainer of a TrainJob."""
+        container["command"] = list(self.command)
+        container.pop("args", None)
+        kept = [variable for variable in container.get("env") or [] if variable.get("name") not in self.env]
+        container["env"] = [*kept, *({"name": name, "value": value} for name, value in self.env.items())]
+
+    def limit(self, spec: dict[str, Any]) -> None:
+        spec["activeDeadlineSeconds"] = min(self.limit_s, spec.get("activeDeadlineSeconds", self.limit_s))
+
+    def mount_in(self, container: dict[str, Any], pod: dict[str, Any]) -> None:
+        """Mounts the volume. `pod`: the spec of the container's pod."""
+        mounts = container.get("volumeMounts") or []
+        if not any(self.folder.is_relative_to(str(mount.get("mountPath"))) for mount in mounts):
+            container["volumeMounts"] = [*mounts, {"name": _VOLUME, "mountPath": str(self.folder)}]
+            pod["volumes"] = [*(pod.get("volumes") or []), {"name": _VOLUME, "emptyDir": {}}]
+
+
+def below(found: dict[str, Any], key: str) -> dict[str, Any]:
+    """The mapping below this key, which is made if it is missing."""
+    if not isinstance(found.get(key), dict):
+        found[key] = {}
+    there: dict[str, Any] = found[key]
+    return there

@@ -115,6 +115,8 @@ def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
     for harm, kind in ((Harm.WRONG_RESULT, Class.WRONG), (Harm.LOST_WORK, Class.LOST_WORK)):
         if case := next((case for case in _failed(result) if _harm(case.name) is harm and not case.follows), None):
             return Seen(kind, case.reason, case.name, case.measured.get("needless"))
+    if not past and any(attempt > _died_in(run) for attempt in run.history.unplaced):
+        return Seen(Class.UNCLEAR, f"it is not known which steps it made: {result.reason}")
     if not past and run.exit_code == 0:
         return Seen(Class.WONT_START, "the job ended with exit code 0, and made no step beyond the death")
     if not past:

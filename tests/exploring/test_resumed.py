@@ -98,6 +98,17 @@ def test_silently_wrong(tmp_path: Path) -> None:
     assert (found.kind, found.assertion) == (Class.WRONG, "sample_accounting")
 
 
+def test_it_trained_and_nobody_knows_which_steps(tmp_path: Path) -> None:
+    """A job went on to its end, and no load, counter, sample or loss shows from which step. It did start, so the
+    outcome is not known."""
+    unseen = Trainer(
+        kills=[(13, 0)], loads_seen=False, counters_seen=False, samples_seen=False, broken=frozenset({"rng"})
+    )
+    found = _class_of(resumed(tmp_path, 12, unseen, [ENDED]))
+    assert found.kind is Class.UNCLEAR, found.reason
+    assert "it is not known which steps it made" in found.reason
+
+
 def test_nothing_was_left_to_train(tmp_path: Path) -> None:
     """A job that died after its last step, and then ends at once with exit code 0, is right."""
     run = recorded()

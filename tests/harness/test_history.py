@@ -106,6 +106,22 @@ def test_nobody_knows_the_base() -> None:
     assert run.history.last_step == 17
 
 
+@pytest.mark.parametrize(("blind", "base"), [(False, 0), (True, None)])
+def test_the_attempt_before_made_no_step(blind: bool, base: int | None) -> None:
+    """An attempt died before its first step. The next loads nothing, and no counter, sample or loss shows a step: it
+    begins at step 0, as the first would have. If an agent failed in the attempt before, its steps are not known."""
+    seen = {"loads_seen": False, "counters_seen": False, "samples_seen": False}
+    events = list(Trainer(kills=[(1, 0)], broken=frozenset({"rng"}), **seen).record().events)
+    assert not [event for event in events if event.kind is Kind.STEP and event.attempt == 0]
+    if blind:
+        failed = {"error": "a bug"}
+        at_s = events[0].mono_s
+        events.append(Event(Kind.AGENT_FAILED, "rank0", 10**6, 0, at_s, attempt=0, rank=0, data=failed))
+    attempt = History.of(events).attempt(1)
+    assert attempt is not None
+    assert attempt.base == base
+
+
 def test_ranks_that_loaded_different_checkpoints_are_a_conflict() -> None:
     """One rank that went back further than the others is evidence, and the base is that of the most or the lowest."""
     run = Trainer(kills=[(18, 1)]).record()

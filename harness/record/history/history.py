@@ -57,7 +57,7 @@ class History:
             placing = Placing(
                 found, {each.number: seen.of_attempt(each.number) for each in found}, _by_attempt(saves), loads,
                 _lines(ordered), [twin.by_step().executions] if twin else [], uneven,
-                _ahead(ordered),
+                _ahead(ordered), _blind(ordered),
             )  # fmt: skip
             placed = tuple(placing.place(attempt) for attempt in found)
             return cls(placed, placing.all_placed(seen), tuple(placing.saved), tuple(loads), "agent", uneven)
@@ -220,7 +220,7 @@ def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Wit
 def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions) -> tuple[int, ...]:
     """How many steps each rank made, in an attempt that ended successfully, if these numbers differ. Otherwise
     empty."""
-    blind = {event.attempt for event in ordered if event.kind is Kind.AGENT_FAILED}
+    blind = _blind(ordered)
     for attempt in found:
         if attempt.number in blind or set(attempt.exit_codes.values()) != {0}:
             continue
@@ -231,6 +231,11 @@ def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions
         if len(set(made.tolist())) > 1:
             return tuple(made.tolist())
     return ()
+
+
+def _blind(ordered: Sequence[Event]) -> set[int]:
+    """The attempts in which the agent of a rank failed, so that steps may not have been seen."""
+    return {event.attempt for event in ordered if event.kind is Kind.AGENT_FAILED and event.attempt is not None}
 
 
 def _with_first_steps(whole: Merged) -> list[Event]:

@@ -42,6 +42,7 @@ class Placing:
     twin: Sequence[Executions]  # the final history of the twin
     uneven: Collection[int] = ()  # the numbers of steps that the ranks of one attempt made, if they differ
     ahead: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # by attempt and rank: see Scene
+    blind: Collection[int] = ()  # the numbers of attempts in which an agent failed, so that steps were not seen
     placed: list[Executions] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
     foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
@@ -52,7 +53,7 @@ class Placing:
         own = self.seen[attempt.number]
         loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
         segments = [self._segment(attempt, [], 0, loads.get(0, []))]
-        if attempt is self.found[0] and segments[0].base is not None:
+        if len(own) and self._is_first(attempt) and segments[0].base is not None:
             told = [load.path for load in whole_loads(loads.get(0, []))]
             self.foreign = dict.fromkeys(told, segments[0].base) if segments[0].base == 0 else {}
         steps, done, placed_before = BySteps(own), 0, len(self.placed)
@@ -87,7 +88,7 @@ class Placing:
         since_s = max(ends, default=attempt.started_s) if place else attempt.started_s
         later = own.at(own.local_step > place) if place else own
         scene = Scene(
-            first=attempt is self.found[0] and not place,
+            first=not place and self._is_first(attempt),
             own=later,
             after=place,
             loads=loads,
@@ -112,6 +113,11 @@ class Placing:
             attempt.number, place, since_s, base, tuple(witnesses), conflicts, used.path if used else None,
             bool(place) and not loads,
         )  # fmt: skip
+
+    def _is_first(self, attempt: Attempt) -> bool:
+        """Whether no attempt before it made a step or a save, as far as agents could see."""
+        before = [earlier.number for earlier in self.found if earlier.number < attempt.number]
+        return not any(len(self.seen[number]) or self.saves.get(number) or number in self.blind for number in before)
 
     def _put(self, own: Executions, after: int, up_to: int, segment: Segment) -> None:
         part = own.at((after < own.local_step) & (own.local_step <= up_to))

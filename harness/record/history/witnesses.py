@@ -8,7 +8,7 @@ A job that comes back may start counting at any number, so its own count alone i
 4. the samples, then the losses, of its first steps, compared with those of earlier steps (of this run, or of the twin);
    and only then a checkpoint of which it loaded some files and failed to load others, or a file of another run that the
    first attempt loaded too
-5. for the first attempt, if nothing that it loaded is of this run: its start
+5. for the first attempt that made steps, if nothing that it loaded is of this run: its start
 6. the job's log lines
 
 believing.py decides if they disagree. If a checkpoint is loaded between two steps, the same witnesses are asked about
@@ -54,7 +54,7 @@ class Scene:
     """The facts about an attempt, or about a point in it, from which its base is determined. Local steps are counted
     from that point."""
 
-    first: bool  # there was no attempt before it
+    first: bool  # no attempt before it made a step or a save
     own: Executions
     loads: Sequence[Load]  # before its first step
     lines: Sequence[tuple[float, int]]  # (mono_s, step) of the job's log in this attempt
@@ -98,7 +98,7 @@ def hear(scene: Scene) -> list[Witness]:
     if scene.first and not record and not of_this_run(of_files, [*running, *log]):
         of_files, start = (
             [],
-            [Witness(names.START, 0, "it is the first attempt, and loaded nothing known to be of this run")],
+            [Witness(names.START, 0, "it is the first attempt with a step, and loaded nothing known to be of this run")],
         )
     in_part = [load for load in scene.loads if load not in whole]
     return [

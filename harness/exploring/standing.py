@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torchaos.harness.exploring.outcomes import Class, Outcome
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.exploring.stats import stats_of
 from torchaos.harness.exploring.trials import Trials, checkpoints_in
+from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 
@@ -44,6 +46,7 @@ class Standing:
         self._trials, self._home = trials, home
         self._known: list[Resumed] = []
         self._bytes = 0
+        self._inventories: dict[Hashable, str] = {}  # of the checkpoints that are there after a resume
         shutil.rmtree(home, ignore_errors=True)
 
     def learn(self, state: State, looks: Looks, found: Outcome, ended: bool) -> None:
@@ -84,7 +87,8 @@ class Standing:
         for gone in sorted(one.gone, reverse=True):
             _remove(root / gone)
         files = one.folder / "files"
-        for path in sorted(files.rglob("*")) if files.is_dir() else ():
+        own_files = sorted(files.rglob("*")) if files.is_dir() else []
+        for path in own_files:
             to = root / path.relative_to(files)
             if path.is_dir() and not path.is_symlink():
                 to.mkdir(parents=True, exist_ok=True)
@@ -94,9 +98,27 @@ class Standing:
         for name, _left_out in _parts(trials.now):
             for path in _files(one.folder / name):
                 _put(path, trials.now.root / name / path.name)
-        trials.take_inventory()
+        self._take_inventory(state, one, {path.relative_to(files).as_posix() for path in own_files})
         found, record = trials.judge(state, False, 0.0, warm=not one.cold)
         return replace(found, like=one.state.name), record
+
+    def _take_inventory(self, state: State, one: Resumed, put: Collection[str]) -> None:
+        """Reads the checkpoints that are in the folder now. If the same resume has left the same files on another
+        state, they were read before. `put`: the paths of the files and folders of the resume."""
+        trials, tree = self._trials, state.tree
+        root, inventory = checkpoints_in(trials.plan, trials.now), trials.now.artifacts / "inventory.json"
+        kept = {
+            path: tree.files[path].digest if path in tree.files else tree.links.get(path, "")
+            for path in trials.staged if path not in put and os.path.lexists(root / path)
+        }  # fmt: skip
+        manifests = {path.name for path in _files(trials.now.agent_plan.parent / MANIFESTS)}
+        key = one.folder, frozenset(kept.items()), frozenset(manifests)
+        if key in self._inventories:
+            write_atomically(inventory, self._inventories[key], private=True)
+            return
+        trials.take_inventory()
+        if inventory.exists():
+            self._inventories[key] = inventory.read_text()
 
 
 def _parts(run: RunDir) -> list[tuple[str, str]]:

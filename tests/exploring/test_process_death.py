@@ -194,8 +194,8 @@ def test_a_job_that_writes_without_a_break(blobs: Blobs, monkeypatch: pytest.Mon
 
 
 def test_a_long_run(blobs: Blobs) -> None:
-    """Of a thousand operations by one rank, every moment of a death of processes is examined, and nothing is said about more
-    states. Losses of power are not examined at every moment, and the sentence says so."""
+    """Of a thousand operations by one rank, every moment of a death of processes is examined, and nothing is said about
+    more states. Losses of power are not examined at every moment, and the sentence says so."""
     disk = Disk(blobs)
     for number in range(301):
         disk.rank(0).save("beat", b"%d" % number)

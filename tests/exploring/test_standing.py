@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ class OnDisk(Trials):
         plan = recorded().plan
         self.now, self.recorded, self.died = RunDir(folder / "now"), recorded(), died or {}
         self.plan = replace(plan, job=replace(plan.job, checkpoints="{run}/saved"))
+        self.taken = 0  # inventories
         self._manifests: Mapping[Path, tuple[float, float | None]] = {}
         self.recording: Any = type("Recording", (), {"lines": {}})
         self.record = self.recorded
@@ -43,7 +45,9 @@ class OnDisk(Trials):
     def died_at(self, state: State) -> int:
         return self.died.get(state.name, 7)
 
-    def take_inventory(self) -> None: ...
+    def take_inventory(self) -> None:
+        self.taken += 1
+        (self.now.artifacts / "inventory.json").write_text(json.dumps(self.files))
 
     def judge(self, state: State, hung: bool, seconds: float, warm: bool = False) -> tuple[Outcome, Record]:
         return replace(outcome_of(state), warm=warm, from_step=5), self.record
@@ -103,6 +107,21 @@ def test_what_a_resume_left_is_put_on_another_state(taken: tuple[Standing, OnDis
     assert (root / "extra").stat().st_mtime <= staged_s[1]
     assert {path.name for path in trials.now.events.iterdir()} == {past.FILE, "rank0.jsonl"}
     assert trials.staged_s[0] == staged_s[0]
+
+
+def test_checkpoints_that_were_read_before(taken: tuple[Standing, OnDisk], tmp_path: Path) -> None:
+    """States that differ only in files that the resume has written anew or removed are equal after it, so their
+    checkpoints are read once. A file that the resume did not touch makes a difference."""
+    standing, trials = taken
+    cases = [
+        ("a", 1, {"last_pt": "torn here"}), ("b", 1, {"last_pt": "and here", "rng": "other"}),
+        ("c", 2, {"last_pt": "torn", "more": "m"}), ("d", 3, {"last_pt": "torn", "more": "M"}),
+        ("e", 3, {"last_pt": "", "more": "m"}),
+    ]  # fmt: skip
+    for name, read, files in cases:
+        assert standing.of(_state(tmp_path, name, **files))
+        assert trials.taken == read, name
+        assert json.loads((trials.now.artifacts / "inventory.json").read_text()) == trials.files
 
 
 def test_a_state_that_the_job_can_tell_apart_is_resumed(taken: tuple[Standing, OnDisk], tmp_path: Path) -> None:

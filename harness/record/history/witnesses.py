@@ -98,7 +98,11 @@ def hear(scene: Scene) -> list[Witness]:
     if scene.first and not record and not of_this_run(of_files, [*running, *log]):
         of_files, start = (
             [],
-            [Witness(names.START, 0, "it is the first attempt with a step, and loaded nothing known to be of this run")],
+            [
+                Witness(
+                    names.START, 0, "it is the first attempt with steps, and loaded nothing that is known to be its own"
+                )
+            ],
         )
     in_part = [load for load in scene.loads if load not in whole]
     return [

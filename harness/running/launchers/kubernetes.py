@@ -181,8 +181,8 @@ def _state(pod: Mapping[str, Any]) -> str:
 
 
 def _last_words(kubectl: Kubectl, pod: Mapping[str, Any]) -> str:
-    """The end of what the pod's containers have printed, as an addition to a sentence. Empty if they printed nothing, or
-    if the cluster does not say."""
+    """The end of what the pod's containers have printed, as an addition to a sentence. Empty if they printed nothing,
+    or if the cluster does not say."""
     with suppress(OSError):
         said = kubectl.ask("logs", pod["metadata"]["name"], "--all-containers", "--tail=3").split()
         return f"; its last words: {' '.join(said)[-300:]}" if said else ""

@@ -145,6 +145,8 @@ def by_torchaos(name: str, trainer: Trainer, out: Path, minutes: float) -> dict[
             subprocess.run(argv, stdout=log, stderr=log, env=env, check=False)
         seconds += time.monotonic() - began_s
         calls.write_text(json.dumps(seconds))
+        if not (out / "explored.json").exists():
+            sys.exit(f"{name}: the exploration did not begin: {(out / 'torchaos.log').read_text().strip()}")
         found = json.loads((out / "explored.json").read_text())
         if found["unfinished"]:
             sys.exit(f"{name}: {found['tried']} of {found['states']} states after {seconds:.0f} s: call it again")

@@ -42,7 +42,8 @@ ALL = {
     "fsdp2-8": Trainer("{jobs}/gpt_fsdp2.py --steps 8 --checkpoint-every 5 --checkpoint-dir {run}/out", ranks=8),
     # The store serves the folder {run}/out. Each resume begins without the rank's own disk.
     "s3": Trainer(
-        "{jobs}/gpt_s3.py --steps 9 --checkpoint-every 4 --checkpoint-dir {run}/disk", "s3fs",
+        "{jobs}/gpt_s3.py --steps 9 --checkpoint-every 4 --checkpoint-dir {run}/disk",
+        "s3fs",
         before=f"{sys.executable} {{jobs}}/with_s3.py {STORE} {{run}}/out ",
         env={"AWS_ENDPOINT_URL": f"http://{STORE}"},
     ),

@@ -237,13 +237,17 @@ def judged(
 
 def _had_none(run: Record, recorded: Record, empty: bool) -> bool:
     """Whether the job loaded nothing after its death and began with the first step, and no save could have become a
-    checkpoint before the death. False if there were files, and not all saves of the recorded run were seen."""
+    checkpoint before the death. False if the job had made a step, there were files, and not all saves of the recorded
+    run were seen."""
     seen = recorded.history.saves and all(one.saved_s is not None for one in checkpoints_of(recorded) or ())
     died_s = past.death_s(run)
+    had_trained = bool(run.history.highest_step(before_s=died_s))
     loaded = any(load.mono_s > died_s for load in run.history.loads)
-    back = resumes(run)
-    return bool((seen or empty) and back) and not loaded and all(
-        one.attempt.base == 0 and one.best is None and one.newer is None for one in back
+    again = [each for each in run.history.attempts if each.started_s > died_s and each.first_step is not None]
+    return (
+        bool(again and (seen or empty or not had_trained)) and not loaded
+        and all(attempt.base == 0 for attempt in again)
+        and all(one.best is None and one.newer is None for one in resumes(run))
     )  # fmt: skip
 
 

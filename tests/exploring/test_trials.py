@@ -111,14 +111,14 @@ def test_a_torn_file_that_was_superseded_after_the_cut(
 
 @pytest.mark.parametrize(("saves_seen", "empty", "died_after", "kind"), [
     (True, False, 3, Class.RIGHT), (False, False, 3, Class.UNCLEAR), (False, True, 3, Class.RIGHT),
-    (True, True, 12, Class.LOST_WORK),
+    (True, True, 12, Class.LOST_WORK), (False, False, 0, Class.RIGHT),
 ])  # fmt: skip
 def test_nothing_is_lost_before_the_first_checkpoint(
     tmp_path: Path, saves_seen: bool, empty: bool, died_after: int, kind: Class
 ) -> None:  # fmt: skip
     """The job died after step 3, began again from scratch, and was ended before its first save was judged: without a
-    checkpoint nothing could be restored or lost, if the saves of the recorded run were seen, or if there was no file.
-    After step 12, 10 steps were lost."""
+    checkpoint nothing could be restored or lost, if the saves of the recorded run were seen, if there was no file, or
+    if no step had been made. After step 12, 10 steps were lost."""
     run = resumed(tmp_path / "events", died_after, Trainer(kills=[(3, 0)]), [ENOUGH], until=4 if died_after < 5 else 14)
     before = recorded() if saves_seen else _without_saves(recorded())
     asserts = (*run.plan.asserts, Named("state_restored", {}))

@@ -82,7 +82,7 @@ def unfinished(
 ) -> frozenset[tuple[str, int, Kind]]:
     """The ends of saves with which the job was not finished when it died, although the file had been written: the rank
     then renamed the file, or did something else to the folder before its next step. Such a checkpoint was not complete
-    for the job, which only the recorded run shows."""
+    for the job, which only the recorded run shows. An operation that ends when the job dies was not done."""
     newest = recorded.history.attempts[-1].number if recorded.history.attempts else None
     ends = [event for event in recorded.of_kind(Kind.SAVE_END) if event.mono_s < died_s and event.attempt == newest]
     renames = list(recorded.of_kind(Kind.RENAMED))
@@ -94,7 +94,7 @@ def unfinished(
         path, rank = str(end.data["path"]), end.rank or 0
         moved_s = (rename.mono_s for rename in renames if rename.mono_s >= end.mono_s and _is_of(path, rename))
         next_step_s = min((at_s for at_s in steps[rank] if at_s > end.mono_s), default=math.inf)
-        more_s = (operation.begun_s for operation in lines.get(rank, ()) if died_s <= operation.begun_s)
+        more_s = (operation.begun_s for operation in lines.get(rank, ()) if died_s <= operation.ended_s)
         if next(moved_s, -1.0) >= died_s or (next_step_s >= died_s and next(more_s, math.inf) < next_step_s):
             found.add((end.source, end.seq, end.kind))
     return frozenset(found)

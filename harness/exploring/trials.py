@@ -121,7 +121,7 @@ class Trials:
         last = state.last_operation.number if state.last_operation else -1
         upto = state.done or {rank: sum(operation.number <= last for operation in line) for rank, line in lines.items()}
         done = {rank: lines[rank][: upto.get(rank, 0)] for rank in lines}
-        ends = [operations[-1].ended_s for operations in done.values() if operations]
+        ends = [math.nextafter(operations[-1].ended_s, math.inf) for operations in done.values() if operations]
         died_s = min(max(ends, default=self.recording.began_s), self._ended_s)
         early = {rank: lines[rank][len(done[rank])].begun_s for rank in lines if len(done[rank]) < len(lines[rank])}
         return died_s, {rank: at_s for rank, at_s in early.items() if rank is not None and at_s < died_s}

@@ -237,7 +237,8 @@ def test_a_save_with_which_the_job_had_not_finished_was_no_checkpoint(tmp_path: 
     saved_s = max(save.ended_s or 0.0 for save in run.history.saves if save.global_step == 10)
     marker = Operation(0, operations.Kind.CREATE, "marker", 0, begun_s=saved_s + 0.004, ended_s=saved_s + 0.005)
     later = Operation(1, operations.Kind.CREATE, "next", 0, begun_s=saved_s + 100.0, ended_s=saved_s + 101.0)
-    assert len(past.unfinished(run, saved_s + 0.004, {0: (marker, later)})) == 1  # of rank 0
+    for died_s in (saved_s + 0.004, marker.ended_s):  # before the marker's operation has ended, it is not done
+        assert len(past.unfinished(run, died_s, {0: (marker, later)})) == 1  # of rank 0
     assert not past.unfinished(run, saved_s + 0.006, {0: (marker, later)})
 
 

@@ -105,7 +105,7 @@ def failed_at_once(run: Record) -> bool:
 
 
 def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
-    past = _came_back(result) or _was_done(run, due)
+    past = _came_back(run, result) or _was_done(run, due)
     failed_first = _first_start(run)
     if failed_first:
         again = any(event.data["submission"] > 0 for event in run.of_kind(Kind.JOB_STARTED))
@@ -127,11 +127,13 @@ def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
         return Seen(Class.UNCLEAR, result.reason)
     if unclear and not _was_done(run, due):
         return Seen(Class.UNCLEAR, f"{unclear[0].name}: {unclear[0].reason}")
-    return Seen(Class.RIGHT, "" if _came_back(result) else "there was nothing left to train")
+    return Seen(Class.RIGHT, "" if _came_back(run, result) else "there was nothing left to train")
 
 
-def _came_back(result: Result) -> bool:
-    """Whether the job got past the step at which it had died."""
+def _came_back(run: Record, result: Result) -> bool:
+    """Whether the job got past the step at which it had died. If it had died before a rank was up, any step will do."""
+    if next(run.of_fault(DEATH, Kind.APPLYING), None) is None:
+        return run.history.last_step is not None
     own = [recovery for recovery in result.recoveries if recovery.fault == DEATH]
     return bool(own) and own[-1].parts.get("caught_up") is not None
 

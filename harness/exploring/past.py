@@ -43,6 +43,13 @@ def with_death(plan: Plan) -> Plan:
     return replace(plan, faults=(*earlier, death), steady_state=(), stop=(), until=())
 
 
+def less_missed_death(run: Record) -> Record:
+    """The run without the death in its plan if the job died before a rank was up: no rank was hit."""
+    if next(run.of_fault(DEATH, Kind.APPLYING), None) is not None:
+        return run
+    return replace(run, plan=replace(run.plan, faults=tuple(fault for fault in run.plan.faults if fault.id != DEATH)))
+
+
 def write(
     events: Path, recorded: Record, died_s: float, by_rank: Mapping[int, float], now_s: float,
     lines: Mapping[int | None, Sequence[Operation]] | None = None, damage: Sequence[Mapping[str, Any]] = (),

@@ -161,6 +161,7 @@ class Trials:
     def judge(self, state: State, hung: bool, seconds: float, warm: bool = False) -> tuple[Outcome, Record]:
         """The outcome of the resume that is in the folder. Raises ChaosError if it can't be read."""
         run, twins = cut_together(Record.load(self.now), self.twins, self.plan.job.world_size)
+        run = past.less_missed_death(run)
         if not any(_checkpoints(record) for record in (run, *twins)):  # the death came before the first checkpoint
             run = replace(run, plan=_less_inventory(run.plan))
         result = judged(run, twins, self.recorded, str(self.now.root), empty=not state.tree.files)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from packing import pack
-from resumes import ENDED, ENOUGH, FAILED, LATER_S, Trainer, after_step, next_attempt, recorded, resumed
+from resumes import ENDED, ENOUGH, FAILED, LATER_S, Trainer, after_step, recorded, resumed
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.exploring import operations, past
@@ -96,19 +96,6 @@ def test_silently_wrong(tmp_path: Path) -> None:
     wrong = Trainer(kills=[(13, 0)], broken=frozenset({"sampler"}))
     found = _class_of(resumed(tmp_path, 12, wrong, [ENOUGH]))
     assert (found.kind, found.assertion) == (Class.WRONG, "sample_accounting")
-
-
-def test_the_job_died_before_a_rank_was_up(tmp_path: Path) -> None:
-    """A death while the launcher was starting hits no rank. The job then starts as usual, which is right."""
-    run = recorded()
-    first_s = min(process.up_s for attempt in run.history.attempts for process in attempt.ranks.values())
-    past.write(tmp_path, run, first_s - 0.001, {}, LATER_S)
-    start = Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60})
-    own = next_attempt(Trainer(kills=[(3, 0)]).record(), LATER_S, 30, 1)
-    end = Event(Kind.JOB_EXITED, "harness", 1, 0, own[-1].mono_s + 1, data=ENDED[1])
-    events = sorted((*read_events(tmp_path), start, *own, end), key=lambda event: event.mono_s)
-    found = _class_of(past.less_missed_death(Record(past.with_death(run.plan), tuple(events), {})))
-    assert (found.kind, found.from_step) == (Class.RIGHT, 0), found.reason
 
 
 def test_it_trained_and_nobody_knows_which_steps(tmp_path: Path) -> None:

@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 from explorations import choice, saves
-from resumes import ENOUGH, Trainer, recorded, resumed
+from resumes import ENDED, ENOUGH, LATER_S, Trainer, next_attempt, recorded, resumed
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.exploring import past
 from torchaos.harness.exploring.cut import cut_of, cut_together
 from torchaos.harness.exploring.operations import Recording
 from torchaos.harness.exploring.outcomes import Class, seen_in
 from torchaos.harness.exploring.trials import Trials, asked_of, checkpoints_in, judged, saves_of
 from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
@@ -128,6 +130,21 @@ def test_nothing_is_lost_before_the_first_checkpoint(
     result = judged(ours, twins, before, "", empty)
     seen = seen_in(ours, result, 30, False)
     assert seen.kind is kind, seen.reason
+
+
+def test_the_job_died_before_a_rank_was_up(tmp_path: Path) -> None:
+    """A death while the launcher was starting hits no rank. The job then starts as usual, which is right."""
+    run = recorded()
+    first_s = min(process.up_s for attempt in run.history.attempts for process in attempt.ranks.values())
+    past.write(tmp_path, run, first_s - 0.001, {}, LATER_S)
+    start = Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60})
+    own = next_attempt(Trainer(kills=[(3, 0)]).record(), LATER_S, 30, 1)
+    end = Event(Kind.JOB_EXITED, "harness", 1, 0, own[-1].mono_s + 1, data=ENDED[1])
+    events = sorted((*read_events(tmp_path), start, *own, end), key=lambda event: event.mono_s)
+    again = past.less_missed_death(Record(past.with_death(run.plan), tuple(events), {}))
+    ours, twins = cut_together(again, [recorded()], 2)
+    found = seen_in(ours, judged(ours, twins, run, ""), 30, False)
+    assert (found.kind, found.from_step) == (Class.RIGHT, 0), found.reason
 
 
 def _without_saves(run: Record) -> Record:

@@ -133,7 +133,8 @@ def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
 def _came_back(run: Record, result: Result) -> bool:
     """Whether the job got past the step at which it had died. If it had died before a rank was up, any step will do."""
     if next(run.of_fault(DEATH, Kind.APPLYING), None) is None:
-        return run.history.last_step is not None
+        starts = [event.mono_s for event in run.of_kind(Kind.JOB_STARTED) if event.data["submission"] >= 0]
+        return bool(starts) and bool((run.history.executions.mono_s > min(starts)).any())
     own = [recovery for recovery in result.recoveries if recovery.fault == DEATH]
     return bool(own) and own[-1].parts.get("caught_up") is not None
 

@@ -133,7 +133,8 @@ def test_nothing_is_lost_before_the_first_checkpoint(
 
 
 def test_the_job_died_before_a_rank_was_up(tmp_path: Path) -> None:
-    """A death while the launcher was starting hits no rank. The job then starts as usual, which is right."""
+    """A death while the launcher was starting hits no rank. The job then starts as usual, which is right. If it does
+    not train then, it hangs."""
     run = recorded()
     first_s = min(process.up_s for attempt in run.history.attempts for process in attempt.ranks.values())
     past.write(tmp_path, run, first_s - 0.001, {}, LATER_S)
@@ -145,6 +146,8 @@ def test_the_job_died_before_a_rank_was_up(tmp_path: Path) -> None:
     ours, twins = cut_together(again, [recorded()], 2)
     found = seen_in(ours, judged(ours, twins, run, ""), 30, False)
     assert (found.kind, found.from_step) == (Class.RIGHT, 0), found.reason
+    idle = replace(again, events=tuple(one for one in again.events if one is not end and one.kind is not Kind.STEP))
+    assert seen_in(idle, judged(idle, twins, run, ""), 30, True).kind is Class.HANGS
 
 
 def _without_saves(run: Record) -> Record:

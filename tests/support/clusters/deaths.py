@@ -49,7 +49,9 @@ class Death:
         return f"{self.where}: {'+'.join(name for _, _, who in self.at for name in who)}" if self.at else self.where
 
 
-KILLS_ALL = ("step", "allocation", "node")  # agents and reapers die too, at once or after Slurm's KillWait
+# Agents and reapers die too, at once or after Slurm's KillWait. A controller that has died may not know a job any more,
+# and ends it.
+KILLS_ALL = ("step", "allocation", "node", "slurmctld")
 FROM_OUTSIDE = tuple(
     Death(who, (), kind)
     for who in ("pipe", "srun", "step", "allocation", "slurmctld", "node")

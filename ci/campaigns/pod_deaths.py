@@ -1,6 +1,6 @@
 """Kills the parts of runs on a real Kubernetes cluster, and counts what is left: it must be nothing.
 
-    python ci/campaigns/pod_deaths.py --table FILE [--count N] [--jobs N] [--minutes M]
+    python ci/campaigns/pod_deaths.py --table FILE [--count N] [--jobs N] [--minutes M] [--only WHO]
 
 The cluster has two nodes, which are namespaces of this machine; the job is a stand-in for torchrun in two pods, whose
 processes usually have equal pids. These die, when the journal has an event for the first time: torchaos, its reaper,
@@ -203,7 +203,9 @@ def main() -> int:
             file.write(json.dumps(rows[number]) + "\n")
             print(json.dumps(rows[number]), flush=True)
 
-    chosen = [(number, death) for number, death in enumerate(deaths(options.count)) if number not in rows]
+    wanted = options.only or STRIKES
+    every = [(number, death) for number, death in enumerate(deaths(options.count)) if death.who in wanted]
+    chosen = [(number, death) for number, death in every if number not in rows]
     if chosen:
         with cluster() as kubernetes:
             with ThreadPoolExecutor(options.jobs) as pool:
@@ -212,7 +214,7 @@ def main() -> int:
             for each in [each for each in chosen if each[1].who in _OF_ALL]:
                 await_ready(kubernetes)
                 work(*each)
-    return show(list(rows.values()), options.count)
+    return show(list(rows.values()), len(every))
 
 
 def show(rows: Sequence[Mapping[str, Any]], count: int) -> int:
@@ -239,6 +241,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=120, help="runs")
     parser.add_argument("--jobs", type=int, default=3, help="how many runs at a time")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so long")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=STRIKES, metavar="WHO", help="leave out the others"
+    )
     parser.add_argument("--table", type=Path, required=True, help="what came of each run, a JSON object a line")
     return parser.parse_args()
 

@@ -69,7 +69,8 @@ def cut_together(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Reco
         began_s = min(event.wall_s for event in resumed)
         old = {path for path, changed_s in times.items() if changed_s < began_s}
         gone = changed | old & _superseded(checkpoints_of(run) or (), changed)
-        run = _with(run, run.events, [entry for path, entry in entries.items() if path not in gone])
+        kept = [entry for path, entry in entries.items() if path not in gone]
+        run = _with(run, run.events, kept, [entries[path] for path in changed])
     ours = {checkpoint.path: checkpoint.step for checkpoint in checkpoints_of(run) or ()}
     unjudged = [save for save in run.history.saves if save.attempt == cut.attempt and not _is_there(save, run, ours)]
     # The save of the last step may not have begun.
@@ -110,11 +111,14 @@ def _twin_until(
     )
 
 
-def _with(record: Record, events: Sequence[Event], checkpoints: Sequence[Any] | None = None) -> Record:
-    """A copy of the record with other events and checkpoints, without the cached values of the old record."""
+def _with(
+    record: Record, events: Sequence[Event], checkpoints: Sequence[Any] | None = None, later: Sequence[Any] = ()
+) -> Record:  # fmt: skip
+    """A copy of the record with other events and checkpoints, without the cached values of the old record. `later`:
+    checkpoints that are not judged."""
     artifacts = dict(record.artifacts)
     if checkpoints is not None:
-        artifacts["inventory"] = {**artifacts["inventory"], "checkpoints": list(checkpoints)}
+        artifacts["inventory"] = {**artifacts["inventory"], "checkpoints": list(checkpoints), "later": list(later)}
     return replace(record, events=tuple(events), artifacts=artifacts)
 
 

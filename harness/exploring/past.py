@@ -17,7 +17,9 @@ from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Target
 from torchaos.harness.exploring.operations import Operation
+from torchaos.harness.judging.checkpoints.points import are_alternatives
 from torchaos.harness.machine.disk import owner_only
+from torchaos.harness.record.history import Save
 from torchaos.harness.record.plan import After, Plan, PlannedFault
 from torchaos.harness.record.record import Record
 
@@ -89,7 +91,8 @@ def unfinished(
 ) -> frozenset[tuple[str, int, Kind]]:
     """The ends of saves with which the job was not finished when it died, although the file had been written: the rank
     then renamed the file, or did something else to the folder before its next step. Such a checkpoint was not complete
-    for the job, which only the recorded run shows. An operation that ends when the job dies was not done."""
+    for the job, which only the recorded run shows. An operation that ends when the job dies was not done. A save of
+    another checkpoint from which the job could resume just as well is nothing that was missing."""
     newest = recorded.history.attempts[-1].number if recorded.history.attempts else None
     ends = [event for event in recorded.of_kind(Kind.SAVE_END) if event.mono_s < died_s and event.attempt == newest]
     renames = list(recorded.of_kind(Kind.RENAMED))
@@ -101,10 +104,22 @@ def unfinished(
         path, rank = str(end.data["path"]), end.rank or 0
         moved_s = (rename.mono_s for rename in renames if rename.mono_s >= end.mono_s and _is_of(path, rename))
         next_step_s = min((at_s for at_s in steps[rank] if at_s > end.mono_s), default=math.inf)
-        more_s = (operation.begun_s for operation in lines.get(rank, ()) if died_s <= operation.ended_s)
+        others = [save for save in recorded.history.saves if save.begun_s >= end.mono_s and rank in save.ranks]
+        more_s = (
+            operation.begun_s for operation in lines.get(rank, ())
+            if died_s <= operation.ended_s and not _is_of_another(recorded, path, others, operation)
+        )  # fmt: skip
         if next(moved_s, -1.0) >= died_s or (next_step_s >= died_s and next(more_s, math.inf) < next_step_s):
             found.add((end.source, end.seq, end.kind))
     return frozenset(found)
+
+
+def _is_of_another(recorded: Record, path: str, others: Sequence[Save], operation: Operation) -> bool:
+    """Whether the operation is part of a save to which the checkpoint at `path` is an alternative."""
+    return any(
+        save.begun_s <= operation.begun_s <= (save.ended_s or math.inf) and are_alternatives(recorded, path, save.path)
+        for save in others
+    )
 
 
 def _is_of(path: str, renamed: Event) -> bool:

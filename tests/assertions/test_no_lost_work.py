@@ -130,6 +130,24 @@ def test_a_load_proves_that_a_save_was_complete(trainer: Any) -> None:
     assert found.outcome is Outcome.INCONCLUSIVE, found.reason
 
 
+def test_a_load_of_the_file_that_was_to_be_replaced(trainer: Any) -> None:
+    """A job saves under one name, by a rename that the agent does not see. It died in the save of step 12, and the next
+    attempt loaded the file of step 10, which still had that name. That load does not prove the save of step 12."""
+    run = trainer(kills=[(13, 0)]).record()
+    begun = [event for event in run.events if event.kind is Kind.SAVE_BEGIN and event.step == 10]
+    done_s = max(event.mono_s for event in run.events if event.kind is Kind.STEP and event.step == 12)
+    begun = [replace(event, step=12, seq=event.seq + 10_000, mono_s=done_s + 1e-6) for event in begun]
+    events = sorted((*run.events, *begun), key=lambda event: event.mono_s)
+    one_name = (
+        replace(event, data={**event.data, "path": "/job/checkpoints/last.pt"}) if "path" in event.data else event
+        for event in events
+    )
+    run = replace(run, events=tuple(one_name))
+    assert run.history.attempts[1].base == 10
+    finding = NoLostWork().judge(run, [])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+
+
 def test_a_save_in_the_background_is_sure_only_when_the_next_began(trainer: Any) -> None:
     """What a thread writes may not be renamed yet when training goes on: that is inconclusive."""
     run = _from(trainer(kills=[(18, 1)], save_s=0.0).record(), 10)

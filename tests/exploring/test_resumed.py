@@ -242,6 +242,33 @@ def test_a_save_with_which_the_job_had_not_finished_was_no_checkpoint(tmp_path: 
     assert not past.unfinished(run, saved_s + 0.006, {0: (marker, later)})
 
 
+@pytest.mark.parametrize(("held", "over"), [(("weight", "moment"), True), (("weight",), False)])
+def test_a_save_of_another_checkpoint_is_nothing_that_was_missing(held: tuple[str, ...], over: bool) -> None:
+    """After `step-10`, a rank saves `last`, and dies in it. If `last` holds what `step-10` holds, the job can resume
+    from either, so the save of `step-10` was over. If it holds less, `step-10` may need it."""
+    run = recorded()
+    end = max((one for one in run.events if one.kind is Kind.SAVE_END and one.step == 10), key=lambda one: one.mono_s)
+    name = str(end.data["path"]).rpartition("/")[2]
+    more = [
+        replace(end, kind=kind, seq=10_000 + number, mono_s=end.mono_s + at_s,
+                data={**end.data, "path": "/job/checkpoints/last"})
+        for number, (kind, at_s) in enumerate([(Kind.SAVE_BEGIN, 0.001), (Kind.SAVE_END, 0.004)])
+    ]  # fmt: skip
+    whole = {"format": "torch", "step": 10, "complete": True, "loadable": True, "problem": None, "values": {}}
+    checkpoints = [
+        {"path": path, **whole, "tensors": dict.fromkeys(names, "d")}
+        for path, names in ((name, ("weight", "moment")), ("last", held))
+    ]
+    inventory = {"root": "/job/checkpoints", "checkpoints": checkpoints}
+    events = tuple(sorted((*run.events, *more), key=lambda event: event.mono_s))
+    run = replace(run, events=events, artifacts={"inventory": inventory})
+    write = Operation(
+        0, operations.Kind.CREATE, "last", end.rank, begun_s=end.mono_s + 0.002, ended_s=end.mono_s + 0.003
+    )
+    found = past.unfinished(run, end.mono_s + 0.003, {end.rank: (write,)})
+    assert ((end.source, end.seq, end.kind) not in found) is over
+
+
 def test_a_file_that_was_to_be_renamed_was_no_checkpoint(tmp_path: Path) -> None:
     """A save under another name that is renamed only after the death had not become a checkpoint, also if training had
     gone on meanwhile; one that was renamed before had."""

@@ -76,12 +76,24 @@ def _loaded(history: History) -> Iterable[str]:
     return (load.path for load in history.loads if load.mono_s <= (first.get(load.attempt) or float("inf")))
 
 
+def are_alternatives(run: Record, path: str, other: str) -> bool:
+    """Whether two files are of different families whose checkpoints hold the same entries, so that a job can resume
+    from either."""
+    held, families = _held(run, root_of(run)), {_family(path), _family(other)}
+    names = [held.get(name, set()) for name in families]
+    return len(families) == 2 and bool(names[0]) and names[0] == names[1]
+
+
 def _held(run: Record, root: str) -> dict[str, set[str]]:
-    """The names of all entries of each family, without the names of their files."""
+    """The names of all entries of each family, without the names of their files. `later` in an inventory: checkpoints
+    that are not judged, because they were changed after the part of the run that is."""
     found: dict[str, set[str]] = {}
-    for checkpoint in checkpoints_of(run) or []:
-        names = {name.rpartition(":")[2] for name in (*checkpoint.tensors, *checkpoint.values)}
-        found.setdefault(_family(posixpath.join(root, checkpoint.path)), set()).update(names)
+    inventory = run.artifacts.get("inventory") or {}
+    entries = [(each.path, each.tensors, each.values) for each in checkpoints_of(run) or []]
+    entries += [(each["path"], each["tensors"], each["values"]) for each in inventory.get("later", ())]
+    for path, tensors, values in entries:
+        names = {name.rpartition(":")[2] for name in (*tensors, *values)}
+        found.setdefault(_family(posixpath.join(root, path)), set()).update(names)
     return found
 
 

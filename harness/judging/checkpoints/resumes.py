@@ -137,7 +137,11 @@ def _of_kind(run: Record, saves: Sequence[Save], points: Points) -> list[SavedCh
 
 def _was_loaded(save: Save, history: History) -> bool:
     """Whether the next attempt loaded it, before anything was saved there again. Such a load proves that the save was
-    complete, even if a rank was killed before it could report the end of its part."""
+    complete, even if a rank was killed before it could report the end of its part. If that attempt began at another
+    step, it loaded an older file of this name, which the save had not replaced yet."""
+    back = history.attempt(save.attempt + 1)
+    if back is not None and back.base not in (None, save.global_step):
+        return False
     loads = [load for load in history.loads if load.ok and load.path == save.path and load.attempt == save.attempt + 1]
     first_s = min((load.mono_s for load in loads), default=0.0)
     again = any(other.path == save.path and save.begun_s < other.begun_s < first_s for other in history.saves)

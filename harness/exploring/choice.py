@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring.operations import Recording
@@ -16,20 +16,25 @@ from torchaos.harness.exploring.states.state import State
 from torchaos.harness.record.plan import Plan, PlannedJob
 
 Nodes = Mapping[int, int]  # the node of each rank
+Moments = Callable[[], Cuts]  # finds all moments of a recording, once
 
 
-def _node_death(cuts: Cuts, nodes: Nodes, local: bool = False) -> Iterator[State]:
-    return node_death.states(cuts.recording, nodes, local=local)
+def _process_death(_recording: Recording, _nodes: Nodes, cuts: Moments) -> Iterator[State]:
+    return process_death.of_cuts(cuts())
 
 
-def _power_loss(cuts: Cuts, _nodes: Nodes, persistence: Persistence) -> Iterator[State]:
-    return power_loss.of_cuts(cuts, persistence)
+def _node_death(recording: Recording, nodes: Nodes, _cuts: Moments, local: bool = False) -> Iterator[State]:
+    return node_death.states(recording, nodes, local=local)
+
+
+def _power_loss(_recording: Recording, _nodes: Nodes, cuts: Moments, persistence: Persistence) -> Iterator[State]:
+    return power_loss.of_cuts(cuts(), persistence)
 
 
 _OF_POWER = {f"power-loss-{promise.value}": partial(_power_loss, persistence=promise) for promise in Persistence}
 # By the name on the command line.
-MODELS: Mapping[str, Callable[[Cuts, Nodes], Iterator[State]]] = {
-    "process-death": lambda cuts, _nodes: process_death.of_cuts(cuts),
+MODELS: Mapping[str, Callable[[Recording, Nodes, Moments], Iterator[State]]] = {
+    "process-death": _process_death,
     "node-death": _node_death,
     "node-death-local": partial(_node_death, local=True),
     **_OF_POWER,
@@ -54,9 +59,9 @@ def nodes_of(job: PlannedJob) -> Nodes:
 
 def state_named(recording: Recording, nodes: Nodes, name: str) -> State:
     """The state of this name, of any model. Raises UsageError if there is none."""
-    cuts = Cuts(recording)
+    cuts = cache(partial(Cuts, recording))
     for model in MODELS:
-        if found := next((state for state in MODELS[model](cuts, nodes) if state.name == name), None):
+        if found := next((state for state in MODELS[model](recording, nodes, cuts) if state.name == name), None):
             return found
     raise UsageError(f"{name}: the recorded run has no state of this name; report.html lists those that were tried")
 
@@ -73,11 +78,13 @@ class Choice:
 
 def chosen(recording: Recording, models: Sequence[str], nodes: Nodes, most: int | None, seed: int) -> Choice:
     """At most `most` states with different contents of the folder. The seed reproduces the choice."""
-    cuts = Cuts(recording)
-    found = choose((state for model in models for state in MODELS[model](cuts, nodes)), most, seed)
+    cuts = cache(partial(Cuts, recording))
+    found = choose((state for model in models for state in MODELS[model](recording, nodes, cuts)), most, seed)
     states = [state for group in found.equal for state in {each.model: each for each in reversed(group)}.values()]
-    words = found.in_words
-    if cuts.drawn or not (_OF_POWER.keys().isdisjoint(models) or power_loss.examines_all(cuts)):
+    words, of_power = found.in_words, not _OF_POWER.keys().isdisjoint(models)
+    if not set(models) <= set(_OF_NODES) and (cuts().drawn or (of_power and not power_loss.examines_all(cuts()))):
         operations = len(recording.operations)
         words += f". There may be more: the run made {operations} operations, and not every moment was examined"
+    elif of_power:
+        words += ". If a loss of power can lose many changes at once, not every combination of them is examined"
     return Choice(tuple(states), found.there_are, words)

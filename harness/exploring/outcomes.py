@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Mapping
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Harm
 from torchaos.harness.exploring import past
 from torchaos.harness.exploring.past import DEATH
@@ -105,21 +105,23 @@ def failed_at_once(run: Record) -> bool:
 
 
 def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
-    past = _came_back(run, result) or _was_done(run, due)
+    got_past = _came_back(run, result) or _was_done(run, due)
     failed_first = _first_start(run)
     if failed_first:
         again = any(event.data["submission"] > 0 for event in run.of_kind(Kind.JOB_STARTED))
-        return Seen(Class.WONT_START, failed_first, mended=past if again else None)
-    if hung and not past:
+        return Seen(Class.WONT_START, failed_first, mended=got_past if again else None)
+    if hung and (not got_past or _hit(run) is None):
         return Seen(Class.HANGS, run.stopped.data["reason"] if run.stopped else "nothing happened for too long")
     for harm, kind in ((Harm.WRONG_RESULT, Class.WRONG), (Harm.LOST_WORK, Class.LOST_WORK)):
         if case := next((case for case in _failed(result) if _harm(case.name) is harm and not case.follows), None):
             return Seen(kind, case.reason, case.name, case.measured.get("needless"))
-    if not past and any(attempt > _died_in(run) for attempt in run.history.unplaced):
+    if not got_past and any(attempt > _died_in(run) for attempt in run.history.unplaced):
         return Seen(Class.UNCLEAR, f"it is not known which steps it made: {result.reason}")
-    if not past and run.exit_code == 0:
+    if not got_past and (blind := _blind_hook(run)):
+        return Seen(Class.UNCLEAR, f"its steps may not have been seen, because the agent's hook {blind} failed")
+    if not got_past and run.exit_code == 0:
         return Seen(Class.WONT_START, "the job ended with exit code 0, and made no step beyond the death")
-    if not past:
+    if not got_past:
         why = run.stopped.data["reason"] if run.stopped else "it made no step beyond the death"
         return Seen(Class.UNCLEAR, why)
     unclear = [case for case in result.cases if case.verdict in (Verdict.INCONCLUSIVE, Verdict.ERROR)]
@@ -127,14 +129,18 @@ def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
         return Seen(Class.UNCLEAR, result.reason)
     if unclear and not _was_done(run, due):
         return Seen(Class.UNCLEAR, f"{unclear[0].name}: {unclear[0].reason}")
+    if result.verdict is Verdict.FAILED and not _was_done(run, due):
+        return Seen(Class.UNCLEAR, result.reason)
     return Seen(Class.RIGHT, "" if _came_back(run, result) else "there was nothing left to train")
 
 
 def _came_back(run: Record, result: Result) -> bool:
-    """Whether the job got past the step at which it had died. If it had died before a rank was up, any step will do."""
-    if next(run.of_fault(DEATH, Kind.APPLYING), None) is None:
-        starts = [event.mono_s for event in run.of_kind(Kind.JOB_STARTED) if event.data["submission"] >= 0]
-        return bool(starts) and bool((run.history.executions.mono_s > min(starts)).any())
+    """Whether the job got past the step at which it had died. If it had made no step at all, any step will do."""
+    if _hit(run) is None:
+        started_s = past.death_s(run)
+        reached = run.history.highest_step(before_s=started_s) or 0
+        own = run.history.executions.at(run.history.executions.mono_s > started_s)
+        return len(own) > 0 and (not reached or int(own.global_step.max()) > reached)
     own = [recovery for recovery in result.recoveries if recovery.fault == DEATH]
     return bool(own) and own[-1].parts.get("caught_up") is not None
 
@@ -163,8 +169,22 @@ def _ends(run: Record) -> list[int | None]:
 
 
 def _died_in(run: Record) -> int:
-    hit = next(run.of_fault(DEATH, Kind.APPLYING), None)
-    return hit.attempt or 0 if hit else 0
+    """The number of the last attempt before the death."""
+    if hit := _hit(run):
+        return hit.attempt or 0
+    before = (one.number for one in run.history.attempts if one.started_s < past.death_s(run))
+    return max(before, default=0)
+
+
+def _hit(run: Record) -> Event | None:
+    """The first kill of a rank by the death. None if the job died before a rank was up."""
+    return next(run.of_fault(DEATH, Kind.APPLYING), None)
+
+
+def _blind_hook(run: Record) -> str:
+    """A hook of the agent that failed after the death, so that steps may not have been seen; empty if there is none."""
+    failed = (event for event in run.of_kind(Kind.AGENT_FAILED) if (event.attempt or 0) > _died_in(run))
+    return next((str(event.data["hook"]) for event in failed if event.data["hook"] in ("steps", "imported")), "")
 
 
 def _failed(result: Result) -> Sequence[Case]:

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torchaos.harness import registry
@@ -61,7 +62,7 @@ def write(
     the operations of each rank; `damage`: data of the events of a fault that hit the files after the death. All times
     are shifted so that the death comes just before `now_s`, because the time between the recorded run and the resume
     is not the job's."""
-    begun = unfinished(recorded, died_s, lines or {})
+    begun = unfinished(recorded, died_s, lines or {}, by_rank)
     moved_s = now_s - _BEFORE_S - died_s
     count = Counter[str]()
     with open(events / FILE, "wb", opener=owner_only) as file:
@@ -82,19 +83,23 @@ def highest_step(recorded: Record, died_s: float) -> int:
 
 
 def death_s(run: Record) -> float:
-    """When all ranks died, in a resume; 0 in a run without a death."""
-    return next((event.mono_s for event in run.of_fault(DEATH, Kind.APPLYING)), 0.0)
+    """When all ranks died, in a resume. If the job had died before a rank was up: when it was started again. 0 in a run
+    that was never started."""
+    hit = next((event.mono_s for event in run.of_fault(DEATH, Kind.APPLYING)), None)
+    starts = (event.mono_s for event in run.of_kind(Kind.JOB_STARTED) if event.data["submission"] >= 0)
+    return min(starts, default=0.0) if hit is None else hit
 
 
 def unfinished(
-    recorded: Record, died_s: float, lines: Mapping[int | None, Sequence[Operation]]
-) -> frozenset[tuple[str, int, Kind]]:
+    recorded: Record, died_s: float, lines: Mapping[int | None, Sequence[Operation]],
+    by_rank: Mapping[int, float] = MappingProxyType({}),
+) -> frozenset[tuple[str, int, Kind]]:  # fmt: skip
     """The ends of saves with which the job was not finished when it died, although the file had been written: the rank
     then renamed the file, or did something else to the folder before its next step. Such a checkpoint was not complete
     for the job, which only the recorded run shows. An operation that ends when the job dies was not done. A save of
     another checkpoint from which the job could resume just as well is nothing that was missing."""
     newest = recorded.history.attempts[-1].number if recorded.history.attempts else None
-    ends = [event for event in recorded.of_kind(Kind.SAVE_END) if event.mono_s < died_s and event.attempt == newest]
+    ends = [event for event in recorded.of_kind(Kind.SAVE_END) if event.attempt == newest]
     renames = list(recorded.of_kind(Kind.RENAMED))
     steps: dict[int, list[float]] = defaultdict(list)
     for step in recorded.history.executions:
@@ -102,14 +107,18 @@ def unfinished(
     found = set()
     for end in ends:
         path, rank = str(end.data["path"]), end.rank or 0
-        moved_s = (rename.mono_s for rename in renames if rename.mono_s >= end.mono_s and _is_of(path, rename))
+        rank_died_s = by_rank.get(rank, died_s)
+        if end.mono_s >= rank_died_s:
+            continue
+        move = next((rename for rename in renames if rename.mono_s >= end.mono_s and _is_of(path, rename)), None)
         next_step_s = min((at_s for at_s in steps[rank] if at_s > end.mono_s), default=math.inf)
         others = [save for save in recorded.history.saves if save.begun_s >= end.mono_s and rank in save.ranks]
         more_s = (
             operation.begun_s for operation in lines.get(rank, ())
-            if died_s <= operation.ended_s and not _is_of_another(recorded, path, others, operation)
+            if rank_died_s <= operation.ended_s and not _is_of_another(recorded, path, others, operation)
         )  # fmt: skip
-        if next(moved_s, -1.0) >= died_s or (next_step_s >= died_s and next(more_s, math.inf) < next_step_s):
+        to_move = move is not None and move.mono_s >= by_rank.get(move.rank or 0, died_s)
+        if to_move or (next_step_s >= rank_died_s and next(more_s, math.inf) < next_step_s):
             found.add((end.source, end.seq, end.kind))
     return frozenset(found)
 

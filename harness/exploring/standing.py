@@ -5,6 +5,7 @@ scratch is right before the first checkpoint, and lost work after it."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Collection, Hashable
@@ -117,8 +118,9 @@ class Standing:
             write_atomically(inventory, self._inventories[key], private=True)
             return
         trials.take_inventory()
-        if inventory.exists():
-            self._inventories[key] = inventory.read_text()
+        text = inventory.read_text() if inventory.exists() else ""
+        if text and not json.loads(text)["problem"]:  # it was read to its end
+            self._inventories[key] = text
 
 
 def _parts(run: RunDir) -> list[tuple[str, str]]:

@@ -140,7 +140,7 @@ class Trials:
         moved = (self.now.events, self.recorded, died_s, by_rank, self.staged_s[0], self.recording.lines)
         past.write(*moved, state.damage)
         past.with_death(replace(self.plan, faults=self.recorded.plan.faults)).write(self.now.plan)
-        self._link_manifests(died_s)
+        self._link_manifests(died_s, by_rank)
         root = checkpoints_in(self.plan, self.now)
         state.write_to(root)
         self.staged = stats_of(root)
@@ -204,18 +204,20 @@ class Trials:
         told = json.dumps({**found, "checkpoints": json.loads(named)}, indent=1)
         write_atomically(self.now.artifacts / "inventory.json", told, private=True)
 
-    def _link_manifests(self, died_s: float) -> None:
-        """Links the manifests of the saves that had ended when the job died. A save that was still to be renamed is
+    def _link_manifests(self, died_s: float, by_rank: Mapping[int, float]) -> None:
+        """Links the manifests of the saves that had ended when their rank died. A save that was still to be renamed is
         left out: its manifest is not that of the file that has the final name."""
         first = self.recorded.events[0]
         died_wall_s = first.wall_s - first.mono_s + died_s
         folder = self.now.agent_plan.parent / MANIFESTS
         folder.mkdir(mode=0o700)
-        begun = past.unfinished(self.recorded, died_s, self.recording.lines)
-        ends = self.recorded.of_kind(Kind.SAVE_END)
-        unfinished = {end.mono_s for end in ends if (end.source, end.seq, end.kind) in begun}
+        begun = past.unfinished(self.recorded, died_s, self.recording.lines, by_rank)
+        ended = {
+            end.mono_s for end in self.recorded.of_kind(Kind.SAVE_END)
+            if end.mono_s < by_rank.get(end.rank or 0, died_s) and (end.source, end.seq, end.kind) not in begun
+        }  # fmt: skip
         for path, (written_s, saved_s) in self._manifests.items():
-            if (written_s < died_wall_s) if saved_s is None else (saved_s < died_s and saved_s not in unfinished):
+            if written_s < died_wall_s if saved_s is None else saved_s in ended:
                 os.link(path, folder / path.name)
 
 
@@ -244,7 +246,8 @@ def _had_none(run: Record, recorded: Record, empty: bool) -> bool:
     died_s = past.death_s(run)
     had_trained = bool(run.history.highest_step(before_s=died_s))
     loaded = any(load.mono_s > died_s for load in run.history.loads)
-    again = [each for each in run.history.attempts if each.started_s > died_s and each.first_step is not None]
+    trained = set(run.history.executions.attempt.tolist())
+    again = [each for each in run.history.attempts if each.started_s >= died_s and each.number in trained]
     return (
         bool(again and (seen or empty or not had_trained)) and not loaded
         and all(attempt.base == 0 for attempt in again)

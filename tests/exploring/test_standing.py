@@ -47,7 +47,7 @@ class OnDisk(Trials):
 
     def take_inventory(self) -> None:
         self.taken += 1
-        (self.now.artifacts / "inventory.json").write_text(json.dumps(self.files))
+        (self.now.artifacts / "inventory.json").write_text(json.dumps({"problem": None, **self.files}))
 
     def judge(self, state: State, hung: bool, seconds: float, warm: bool = False) -> tuple[Outcome, Record]:
         return replace(outcome_of(state), warm=warm, from_step=5), self.record
@@ -121,7 +121,7 @@ def test_checkpoints_that_were_read_before(taken: tuple[Standing, OnDisk], tmp_p
     for name, read, files in cases:
         assert standing.of(_state(tmp_path, name, **files))
         assert trials.taken == read, name
-        assert json.loads((trials.now.artifacts / "inventory.json").read_text()) == trials.files
+        assert json.loads((trials.now.artifacts / "inventory.json").read_text()) == {"problem": None, **trials.files}
 
 
 def test_a_state_that_the_job_can_tell_apart_is_resumed(taken: tuple[Standing, OnDisk], tmp_path: Path) -> None:

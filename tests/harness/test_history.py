@@ -114,7 +114,7 @@ def test_the_attempt_before_made_no_step(blind: bool, base: int | None) -> None:
     events = list(Trainer(kills=[(1, 0)], broken=frozenset({"rng"}), **seen).record().events)
     assert not [event for event in events if event.kind is Kind.STEP and event.attempt == 0]
     if blind:
-        failed = {"error": "a bug"}
+        failed = {"hook": "steps", "error": "a bug"}
         at_s = events[0].mono_s
         events.append(Event(Kind.AGENT_FAILED, "rank0", 10**6, 0, at_s, attempt=0, rank=0, data=failed))
     attempt = History.of(events).attempt(1)

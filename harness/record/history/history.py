@@ -30,6 +30,8 @@ from torchaos.harness.record.steps import Execution, Executions, StepTable
 from torchaos.harness.record.steps.executions import UNPLACED
 
 Array = npt.NDArray[Any]
+_REPORTING = ("steps", "checkpoints", "imported")  # hooks of the agent
+_STARTED_S = 60.0  # seconds after which an agent has started, if there is one
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class History:
             placing = Placing(
                 found, {each.number: seen.of_attempt(each.number) for each in found}, _by_attempt(saves), loads,
                 _lines(ordered), [twin.by_step().executions] if twin else [], uneven,
-                _ahead(ordered), _blind(ordered),
+                _ahead(ordered), _blind(ordered, found),
             )  # fmt: skip
             placed = tuple(placing.place(attempt) for attempt in found)
             return cls(placed, placing.all_placed(seen), tuple(placing.saved), tuple(loads), "agent", uneven)
@@ -220,7 +222,7 @@ def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Wit
 def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions) -> tuple[int, ...]:
     """How many steps each rank made, in an attempt that ended successfully, if these numbers differ. Otherwise
     empty."""
-    blind = _blind(ordered)
+    blind = {event.attempt for event in ordered if event.kind is Kind.AGENT_FAILED}
     for attempt in found:
         if attempt.number in blind or set(attempt.exit_codes.values()) != {0}:
             continue
@@ -233,9 +235,19 @@ def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions
     return ()
 
 
-def _blind(ordered: Sequence[Event]) -> set[int]:
-    """The attempts in which the agent of a rank failed, so that steps may not have been seen."""
-    return {event.attempt for event in ordered if event.kind is Kind.AGENT_FAILED and event.attempt is not None}
+def _blind(ordered: Sequence[Event], found: Sequence[Attempt]) -> set[int]:
+    """The attempts whose steps or saves may not have been seen: a hook that reports them failed in a rank, or a rank
+    lived for a minute and more without an agent."""
+    failed = {
+        event.attempt for event in ordered
+        if event.kind is Kind.AGENT_FAILED and event.attempt is not None and event.data["hook"] in _REPORTING
+    }  # fmt: skip
+    started = {(event.attempt, event.rank) for event in ordered if event.kind is Kind.AGENT_STARTED}
+    alone = {
+        attempt.number for attempt in found for rank, process in attempt.ranks.items()
+        if (attempt.number, rank) not in started and (process.exited_s or 0.0) > process.up_s + _STARTED_S
+    }  # fmt: skip
+    return failed | alone
 
 
 def _with_first_steps(whole: Merged) -> list[Event]:

@@ -42,7 +42,7 @@ class Placing:
     twin: Sequence[Executions]  # the final history of the twin
     uneven: Collection[int] = ()  # the numbers of steps that the ranks of one attempt made, if they differ
     ahead: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # by attempt and rank: see Scene
-    blind: Collection[int] = ()  # the numbers of attempts in which an agent failed, so that steps were not seen
+    blind: Collection[int] = ()  # the numbers of attempts whose steps or saves may not have been seen
     placed: list[Executions] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
     foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
@@ -53,7 +53,8 @@ class Placing:
         own = self.seen[attempt.number]
         loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
         segments = [self._segment(attempt, [], 0, loads.get(0, []))]
-        if len(own) and self._is_first(attempt) and segments[0].base is not None:
+        is_first = attempt is self.found[0] or (len(own) > 0 and self._is_first(attempt))
+        if is_first and segments[0].base is not None:
             told = [load.path for load in whole_loads(loads.get(0, []))]
             self.foreign = dict.fromkeys(told, segments[0].base) if segments[0].base == 0 else {}
         steps, done, placed_before = BySteps(own), 0, len(self.placed)
@@ -87,8 +88,10 @@ class Placing:
         ends = [load.mono_s for load in loads] or own.at(own.local_step == place).mono_s.tolist()
         since_s = max(ends, default=attempt.started_s) if place else attempt.started_s
         later = own.at(own.local_step > place) if place else own
+        first = not place and self._is_first(attempt)
         scene = Scene(
-            first=not place and self._is_first(attempt),
+            first=first,
+            alone=attempt is self.found[0],
             own=later,
             after=place,
             loads=loads,
@@ -96,7 +99,7 @@ class Placing:
             saves=[*self.saved, *self._placed_saves(attempt.number, before)],
             known=[*self.twin, *(part.placed for part in self.placed)],
             log_offset=self.log_offset,
-            foreign=self.foreign,
+            foreign={} if first else self.foreign,
             ahead=self.ahead.get(attempt.number, {}),
         )
         witnesses = hear(scene)
@@ -115,9 +118,12 @@ class Placing:
         )  # fmt: skip
 
     def _is_first(self, attempt: Attempt) -> bool:
-        """Whether no attempt before it made a step or a save, as far as agents could see."""
-        before = [earlier.number for earlier in self.found if earlier.number < attempt.number]
-        return not any(len(self.seen[number]) or self.saves.get(number) or number in self.blind for number in before)
+        """Whether no attempt before it made a step or a save, as far as agents and the log could see."""
+        before = [earlier for earlier in self.found if earlier.number < attempt.number]
+        return not any(
+            len(self.seen[earlier.number]) or self.saves.get(earlier.number) or earlier.number in self.blind
+            or self._lines_of(earlier) for earlier in before
+        )  # fmt: skip
 
     def _put(self, own: Executions, after: int, up_to: int, segment: Segment) -> None:
         part = own.at((after < own.local_step) & (own.local_step <= up_to))

@@ -55,6 +55,7 @@ class Scene:
     from that point."""
 
     first: bool  # no attempt before it made a step or a save
+    alone: bool  # there was no attempt before it
     own: Executions
     loads: Sequence[Load]  # before its first step
     lines: Sequence[tuple[float, int]]  # (mono_s, step) of the job's log in this attempt
@@ -95,7 +96,8 @@ def hear(scene: Scene) -> list[Witness]:
     ]
     log = _of_log(scene)
     start: list[Witness] = []
-    if scene.first and not record and not of_this_run(of_files, [*running, *log]):
+    begins = scene.first and (scene.alone or all(0 in witness.fits for witness in log))
+    if begins and not record and not of_this_run(of_files, [*running, *log]):
         of_files, start = (
             [],
             [

@@ -133,7 +133,7 @@ def _kubectl(spec: JobSpec) -> Kubectl:
 
 
 def _container(spec: JobSpec) -> str:
-    return str(spec.pods.get("container", ""))
+    return str(spec.pods.get("container") or _manifest(spec).default_container)
 
 
 def _rights_of(plan: Plan) -> list[tuple[str, str]]:

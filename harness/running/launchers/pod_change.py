@@ -14,7 +14,8 @@ _VOLUME = "torchaos-run"
 class PodChange:
     """`container`: the name of the container that runs the job; empty: the first. `folder`: the parent of the run
     directory; an empty volume is mounted there, unless a volume of the container contains it. `limit_s`: the pod is
-    ended after this many seconds."""
+    ended after this many seconds. Values of a wrong type in a manifest are left as they are: the API server refuses
+    them."""
 
     label: tuple[str, str]
     command: Sequence[str]
@@ -31,16 +32,20 @@ class PodChange:
         """Makes the job the command of a container, or of the trainer of a TrainJob."""
         container["command"] = list(self.command)
         container.pop("args", None)
-        kept = [variable for variable in container.get("env") or [] if variable.get("name") not in self.env]
+        kept = [
+            one for one in container.get("env") or [] if not isinstance(one, dict) or one.get("name") not in self.env
+        ]
         container["env"] = [*kept, *({"name": name, "value": value} for name, value in self.env.items())]
 
     def limit(self, spec: dict[str, Any]) -> None:
-        spec["activeDeadlineSeconds"] = min(self.limit_s, spec.get("activeDeadlineSeconds", self.limit_s))
+        given = spec.get("activeDeadlineSeconds")
+        spec["activeDeadlineSeconds"] = min(self.limit_s, given) if isinstance(given, int) else given or self.limit_s
 
     def mount_in(self, container: dict[str, Any], pod: dict[str, Any]) -> None:
         """Mounts the volume. `pod`: the spec of the container's pod."""
         mounts = container.get("volumeMounts") or []
-        if not any(self.folder.is_relative_to(str(mount.get("mountPath"))) for mount in mounts):
+        paths = (str(mount.get("mountPath")) for mount in mounts if isinstance(mount, dict))
+        if not any(map(self.folder.is_relative_to, paths)):
             container["volumeMounts"] = [*mounts, {"name": _VOLUME, "mountPath": str(self.folder)}]
             pod["volumes"] = [*(pod.get("volumes") or []), {"name": _VOLUME, "emptyDir": {}}]
 

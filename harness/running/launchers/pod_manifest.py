@@ -20,6 +20,7 @@ HOST_NETWORK = (
     "hostNetwork out"
 )
 _ALWAYS = ("DaemonSet", "Deployment", "ReplicaSet", "ReplicationController", "StatefulSet")  # restartPolicy: Always
+_RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")  # of Kubeflow
 
 
 @dataclass
@@ -49,6 +50,8 @@ class Manifest:
                     f"Kubernetes itself starts the containers of a {object_['kind']} again, and takes no other policy"
                 )
                 raise UsageError(f"{file}: {problem}; write a Job, an object of an operator, or pods")
+            if object_["kind"] in _RUNTIMES:
+                raise UsageError(f"{file}: leave the {object_['kind']} out: its pods are not those of this job alone")
         manifest = cls(file, objects)
         if not manifest.pods and not any(map(train_job.is_train_job, objects)):
             raise UsageError(f"{file}: there is no pod in it, which is an object whose spec has containers")
@@ -63,6 +66,11 @@ class Manifest:
     def kinds(self) -> str:
         names = (f"{object_['kind'].lower()}.{_group(object_)}".rstrip(".") for object_ in self.objects)
         return ",".join(dict.fromkeys(names))
+
+    @property
+    def default_container(self) -> str:
+        """The container that runs the job if the scenario names none. Empty: the first of each pod."""
+        return train_job.NODE if any(map(train_job.is_train_job, self.objects)) else ""
 
     def changed(self, change: PodChange) -> str:
         """The manifest with the change, as a YAML text. Raises UsageError if a pod has no container of that name."""

@@ -12,7 +12,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.running.launchers.pod_change import PodChange, below
 from torchaos.harness.running.launchers.pod_templates import pods_in
 
-_NODE = "node"  # the replicated job, and the container in it, for which the trainer's command is (pkg/constants)
+NODE = "node"  # the replicated job, and the container in it, for which the trainer's command is (pkg/constants)
 _MANAGER = "torchaos/run"  # whose patch it is; the webhook wants a name with a slash
 _PLACE = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
 
@@ -23,21 +23,21 @@ def is_train_job(object_: Mapping[str, Any]) -> bool:
 
 def adapt(job: dict[str, Any], change: PodChange, file: Path) -> None:
     """Changes a TrainJob. Raises UsageError if the job is to run in another container than that of the trainer."""
-    if change.container not in ("", _NODE):
+    if change.container not in ("", NODE):
         raise UsageError(
-            f"{file}: a TrainJob runs its command in the container {_NODE}; write it as job.pods.container, not "
+            f"{file}: a TrainJob runs its command in the container {NODE}; write it as job.pods.container, not "
             f"{change.container}"
         )
     spec = below(job, "spec")
     change.run_in(below(spec, "trainer"))
     change.limit(spec)
-    container: dict[str, Any] = {"name": _NODE, "volumeMounts": list(_mounts(spec))}
+    container: dict[str, Any] = {"name": NODE, "volumeMounts": list(_mounts(spec))}
     pod: dict[str, Any] = {}
     change.mark(pod)
     change.mount_in(container, below(pod, "spec"))
     if pod["spec"]:
         pod["spec"]["containers"] = [{**container, "volumeMounts": container["volumeMounts"][-1:]}]
-    patch: Any = [{"name": _NODE, "template": {"spec": {"template": pod}}}]
+    patch: Any = [{"name": NODE, "template": {"spec": {"template": pod}}}]
     for key in reversed(_PLACE):
         patch = {key: patch}
     spec["runtimePatches"] = [*(spec.get("runtimePatches") or []), {"manager": _MANAGER, **patch}]
@@ -47,5 +47,5 @@ def _mounts(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The mounts of the trainer's container in the patches of the TrainJob itself."""
     for pod in pods_in(spec.get("runtimePatches")):
         for container in pod["spec"]["containers"]:
-            if container.get("name") == _NODE:
+            if container.get("name") == NODE:
                 yield from container.get("volumeMounts") or []

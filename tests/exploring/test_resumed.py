@@ -269,6 +269,16 @@ def test_a_save_of_another_checkpoint_is_nothing_that_was_missing(held: tuple[st
     assert ((end.source, end.seq, end.kind) not in found) is over
 
 
+def test_a_rank_that_died_earlier_had_not_finished_its_save() -> None:
+    """Rank 1 had written its file, was to rename it, and died. The job died later, when that time was over."""
+    run = recorded()
+    end = next(one for one in run.events if one.kind is Kind.SAVE_END and one.rank == 1)
+    rename = Operation(0, operations.Kind.RENAME, "part", 1, begun_s=end.mono_s + 0.001, ended_s=end.mono_s + 0.002)
+    lines = {1: (rename,)}
+    assert not past.unfinished(run, end.mono_s + 0.05, lines)
+    assert past.unfinished(run, end.mono_s + 0.05, lines, {1: rename.begun_s}) == {(end.source, end.seq, end.kind)}
+
+
 def test_a_file_that_was_to_be_renamed_was_no_checkpoint(tmp_path: Path) -> None:
     """A save under another name that is renamed only after the death had not become a checkpoint, also if training had
     gone on meanwhile; one that was renamed before had."""

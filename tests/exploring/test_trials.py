@@ -150,6 +150,33 @@ def test_the_job_died_before_a_rank_was_up(tmp_path: Path) -> None:
     assert seen_in(idle, judged(idle, twins, run, ""), 30, True).kind is Class.HANGS
 
 
+@pytest.mark.parametrize(("until", "seen", "ended", "kind"), [
+    (14, False, ENOUGH, Class.UNCLEAR),  # from scratch, and nothing shows whether a checkpoint was lost
+    (14, True, ENOUGH, Class.LOST_WORK), (11, True, ENDED, Class.WONT_START),  # it had reached step 12
+    (11, True, (Kind.STOPPED, {"reason": "nothing happened", "interrupted": False}), Class.HANGS),
+    (30, True, ENDED, Class.RIGHT),
+])  # fmt: skip
+def test_the_job_died_again_before_a_rank_was_up(
+    tmp_path: Path, until: int, seen: bool, ended: tuple[Kind, dict[str, object]], kind: Class
+) -> None:  # fmt: skip
+    """The second death hits no rank. What the job had reached before the first one is not forgotten."""
+    first = resumed(tmp_path / "first", 12, Trainer(kills=[(12, 0)]), [ENDED], until=30)
+    first = first if seen else _without_saves(first)
+    up_s = min(process.up_s for process in first.history.attempts[-1].ranks.values())
+    later_s, folder = 4 * LATER_S, tmp_path / "second"
+    folder.mkdir()
+    past.write(folder, first, up_s - 0.5, {}, later_s)
+    start = Event(Kind.JOB_STARTED, "harness", 0, 0, later_s, data={"submission": 0, "pid": 60})
+    own = next_attempt(Trainer(kills=[(3 if until == 14 else 12, 0)]).record(), later_s, until, 2)
+    own = own if seen else list(_without_saves(replace(first, events=tuple(own))).events)
+    end = Event(ended[0], "harness", 1, 0, own[-1].mono_s + 1, data=ended[1])
+    events = sorted((*read_events(folder), start, *own, end), key=lambda event: event.mono_s)
+    again = past.less_missed_death(Record(past.with_death(first.plan), tuple(events), {}))
+    ours, twins = cut_together(again, [recorded()], 2)
+    found = seen_in(ours, judged(ours, twins, first, ""), 30, ended[0] is Kind.STOPPED and ended is not ENOUGH)
+    assert found.kind is kind, found.reason
+
+
 def _without_saves(run: Record) -> Record:
     kept = (event for event in run.events if event.kind not in (Kind.SAVE_BEGIN, Kind.SAVE_END))
     return replace(run, events=tuple(kept))

@@ -122,6 +122,47 @@ def test_the_attempt_before_made_no_step(blind: bool, base: int | None) -> None:
     assert attempt.base == base
 
 
+def test_the_log_shows_that_the_attempt_before_made_steps() -> None:
+    """The events of the first attempt are lost, but its log shows its steps, and the log of the next attempt begins
+    with step 16: that attempt does not begin at step 0."""
+    seen = {"loads_seen": False, "counters_seen": False, "samples_seen": False}
+    run = Trainer(kills=[(18, 1)], broken=frozenset({"rng"}), **seen).record()
+    lost = (Kind.STEP, Kind.LOSS, Kind.SAVE_BEGIN, Kind.SAVE_END)
+    events = [event for event in run.events if event.attempt or event.kind not in lost]
+    for number, event in enumerate(one for one in run.events if one.kind is Kind.STEP and one.rank == 0):
+        step = (event.step or 0) + 15 * bool(event.attempt)
+        line = {"step": step, "adapter": "regex", "loss": 1.0, "lr": 0.1}
+        events.append(Event(Kind.LOG_STEP, "log", number, 0.0, event.mono_s + 0.001, data=line))
+    attempt = History.of(events).attempt(1)
+    assert attempt is not None
+    assert (attempt.base, attempt.witnesses[0].name) == (15, "the job's log")
+
+
+def test_a_file_of_another_run_after_an_attempt_without_a_step() -> None:
+    """Two attempts load the same weights of another run. The first begins a save and dies before its first step. The
+    second begins at step 0 too."""
+    seen = {"loads_seen": False, "counters_seen": False, "samples_seen": False}
+    run = Trainer(kills=[(1, 0)], broken=frozenset({"rng"}), losses_seen=False, **seen).record()
+    events = list(run.events)
+    for attempt in (0, 1):
+        joined = max((one for one in run.events if one.kind is Kind.GROUP_JOINED and one.attempt == attempt),
+                     key=lambda one: one.mono_s)  # fmt: skip
+        own = [(Kind.LOAD_BEGIN, {}), (Kind.LOAD_END, {"ok": True, "numbers": {}})]
+        for rank in (0, 1):
+            for number, (kind, data) in enumerate(own):
+                told = {"path": "/job/pre/weights.pt", "format": "torch", **data}
+                at_s = joined.mono_s + 0.001 * (1 + number)
+                source = f"rank{rank}-a{attempt}"
+                events.append(Event(kind, source, 10**6 + number, 0.0, at_s, rank, attempt, 0, data=told))
+        if attempt == 0:
+            told = {"path": "/job/checkpoints/init.pt", "format": "torch"}
+            at_s = joined.mono_s + 0.004
+            events.append(Event(Kind.SAVE_BEGIN, "rank0-a0", 10**6 + 9, 0.0, at_s, 0, 0, 0, data=told))
+    found = History.of(events).attempt(1)
+    assert found is not None
+    assert found.base == 0
+
+
 def test_ranks_that_loaded_different_checkpoints_are_a_conflict() -> None:
     """One rank that went back further than the others is evidence, and the base is that of the most or the lowest."""
     run = Trainer(kills=[(18, 1)]).record()

@@ -154,7 +154,8 @@ def test_a_train_job(tmp_path: Path) -> None:
             "volumes": [{"name": "torchaos-run", "emptyDir": {}}],
         },
     }  # fmt: skip
-    assert Manifest.read(tmp_path / "job.yaml").kinds == "trainjob.trainer.kubeflow.org"
+    manifest = Manifest.read(tmp_path / "job.yaml")
+    assert (manifest.kinds, manifest.default_container) == ("trainjob.trainer.kubeflow.org", "node")
     known = kubeflow.TrainerV1alpha1TrainJob.from_dict(job)
     assert known is not None
     assert known.to_dict() == job
@@ -177,6 +178,7 @@ def test_a_volume_of_a_train_job(tmp_path: Path) -> None:
     ("text", "why"),
     [
         (TRAIN_JOB, "a TrainJob runs its command in the container node"),
+        (TRAIN_JOB.replace("TrainJob", "TrainingRuntime") + "---" + JOB, "leave the TrainingRuntime out"),
         ("kind: [", r"job.yaml:\d+:\d+: it is no YAML"),
         ("a: b", "has no apiVersion or no kind"),
         ("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}", "there is no pod in it"),

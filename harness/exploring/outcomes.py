@@ -139,8 +139,8 @@ def _came_back(run: Record, result: Result) -> bool:
     if _hit(run) is None:
         started_s = past.death_s(run)
         reached = run.history.highest_step(before_s=started_s) or 0
-        own = run.history.executions.at(run.history.executions.mono_s > started_s)
-        return len(own) > 0 and (not reached or int(own.global_step.max()) > reached)
+        again = run.history.executions.at(run.history.executions.mono_s > started_s)
+        return len(again) > 0 and (not reached or int(again.global_step.max()) > reached)
     own = [recovery for recovery in result.recoveries if recovery.fault == DEATH]
     return bool(own) and own[-1].parts.get("caught_up") is not None
 

@@ -57,9 +57,13 @@ target.make(sys.argv[1], target.Hooks()).fit(target.Lit(), target.loader(), ckpt
 class Trainer:
     job: str  # the same trainer as one command, which starts or resumes
     env: Mapping[str, str]
+    renames: bool = False  # each file gets its final name by a rename, so it is complete
 
 
-ALL = {"hf_trainer": Trainer(HF, {}), "lightning_trainer": Trainer(LIGHTNING, {"TMPDIR": f"{{run}}/out/{TEMPORARY}"})}
+ALL = {
+    "hf_trainer": Trainer(HF, {}),
+    "lightning_trainer": Trainer(LIGHTNING, {"TMPDIR": f"{{run}}/out/{TEMPORARY}"}, renames=True),
+}
 Files = dict[str, str]  # complete, torn or empty, by path
 
 
@@ -176,9 +180,11 @@ def trees(home: Path) -> dict[str, dict[str, int]]:
     return {**found, "whole": whole}
 
 
-def in_words(left: Mapping[str, int], whole: Mapping[str, int]) -> Files:
+def in_words(left: Mapping[str, int], whole: Mapping[str, int], renames: bool) -> Files:
     """How much of each file is there. Files of later saves, which ckpt-chaos does not make, don't count. The length of
     some files depends on the folder's name: of these, the longest in the same folder is whole."""
+    if renames:
+        return {path: "complete" for path in left if not path.startswith(TEMPORARY)}
     own = {
         path: max(left[each] for each in left if each.endswith(WITH_PATHS))
         for path in left
@@ -193,14 +199,16 @@ def in_words(left: Mapping[str, int], whole: Mapping[str, int]) -> Files:
 
 
 def compare(name: str, points: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    there = [(one, in_words(one["left"], states["whole"])) for one in states["states"]]
+    renames = ALL[name].renames
+    there = [(one, in_words(one["left"], states["whole"], renames)) for one in states["states"]]
     agree = Counter[str]()
     for point in points["points"]:
-        wanted = in_words(point["left"], points["whole"])
+        wanted = in_words(point["left"], points["whole"], renames)
         same = [one for one, files in there if files == wanted]
         kinds = Counter(one["kind"] for one in same)
         means = {MEANS.get(kind, kind) for kind in kinds}
-        says = "no such state" if not same else "the same" if means == {point["verdict"]} else "differs"
+        says = "among them" if point["verdict"] in means else "differs" if same else "no such state"
+        says = "the same" if means == {point["verdict"]} else says
         agree[says] += 1
         ours = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "-"
         print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -274,7 +275,7 @@ def test_a_rank_that_died_earlier_had_not_finished_its_save() -> None:
     run = recorded()
     end = next(one for one in run.events if one.kind is Kind.SAVE_END and one.rank == 1)
     rename = Operation(0, operations.Kind.RENAME, "part", 1, begun_s=end.mono_s + 0.001, ended_s=end.mono_s + 0.002)
-    lines = {1: (rename,)}
+    lines: dict[int | None, Sequence[Operation]] = {1: (rename,)}
     assert not past.unfinished(run, end.mono_s + 0.05, lines)
     assert past.unfinished(run, end.mono_s + 0.05, lines, {1: rename.begun_s}) == {(end.source, end.seq, end.kind)}
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -46,17 +47,17 @@ class Framework:
     trainer: str  # a file in tests/trainers
     package: str  # its newest release is used
     ranks: int = 2
+    has_epochs: bool = True  # a loader comes to its end in each epoch, so the phase new_epoch is seen
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A column. `to_end`: a checkpoint is saved at the end of each epoch (16 steps) and at no other time. `deaths`: how
-    many faults of the scenario kill a rank."""
+    """A column. `to_end`: a checkpoint is saved at the end of each epoch (16 steps) and at no other time, and the rank
+    is killed when the next epoch begins. `deaths`: how many faults of the scenario kill a rank."""
 
     title: str
     scenario: str
     to_end: bool = False
-    sets: tuple[str, ...] = ()
     deaths: int = 1
 
 
@@ -79,15 +80,15 @@ FRAMEWORKS = {
         Framework("transformers", "hf_trainer.py", "transformers"),
         Framework("lightning", "lightning_trainer.py", "lightning"),
         Framework("accelerate", "accelerate_trainer.py", "accelerate"),
-        Framework("deepspeed", "deepspeed_trainer.py", "deepspeed"),
-        Framework("torchtitan", "titan_trainer.py", "torchtitan"),
+        Framework("deepspeed", "deepspeed_trainer.py", "deepspeed", has_epochs=False),
+        Framework("torchtitan", "titan_trainer.py", "torchtitan", has_epochs=False),
         Framework("ignite", "ignite_trainer.py", "pytorch-ignite"),
-        Framework("mmengine", "mmengine_trainer.py", "mmengine", ranks=1),
+        Framework("mmengine", "mmengine_trainer.py", "mmengine", ranks=1, has_epochs=False),
     )
 }
 CELLS = {
     "mid-epoch": Cell("killed in the middle of an epoch", "resume/later-epoch"),
-    "epoch-end": Cell("killed after the save at an epoch's end", "resume/epoch-end", True, (NEW_EPOCH,)),
+    "epoch-end": Cell("killed after the save at an epoch's end", "resume/epoch-end", to_end=True),
     "second": Cell("killed again after the resume", "resume/second-resume", deaths=2),
     "first-batch": Cell("killed again before the first batch", "resume/before-first-batch", deaths=2),
     "save": Cell("killed during a save", "process/kill-during-save"),
@@ -112,14 +113,21 @@ def command(framework: Framework, cell: Cell) -> list[str]:
             *every]  # fmt: skip
 
 
+def changes(framework: Framework, cell: Cell) -> list[str]:
+    """What this framework's trainer changes in the cell's scenario, for --set. A trainer whose one loader goes through
+    all epochs is killed in step 23, as the scenario says; its newest checkpoint is that of an epoch's end too."""
+    sets = [NEW_EPOCH] if cell.to_end and framework.has_epochs else []
+    if framework.ranks == 1:
+        sets += [f"faults.{place}.target.rank=0" for place in range(cell.deaths)]
+    return sets
+
+
 def run(framework: Framework, name: str, home: Path) -> Told:
     """Runs one cell. Raises ChaosError or OSError if the run could not be made."""
     cell = CELLS[name]
     version, path = release(framework.package)
     env = {**ENV, **({"PYTHONPATH": path} if path else {})}
-    sets = [*cell.sets, *(f"job.env.{key}={json.dumps(value)}" for key, value in env.items())]
-    if framework.ranks == 1:
-        sets += [f"faults.{place}.target.rank=0" for place in range(cell.deaths)]
+    sets = [*changes(framework, cell), *(f"job.env.{key}={json.dumps(value)}" for key, value in env.items())]
     out = home / f"{framework.name}-{name}"
     words = [word for one in sets for word in ("--set", one)]
     subprocess.run(
@@ -129,7 +137,8 @@ def run(framework: Framework, name: str, home: Path) -> Told:
     )  # fmt: skip
     result = results_in(home / "result.json")[0]
     failed = [case.name for case in result.cases if case.verdict.value == "failed"]
-    return Told(framework.name, name, f"{framework.package} {version}", result.verdict.value, result.reason, failed)
+    reason = re.sub(rf"{re.escape(str(out.resolve()))}/\S+?/job/", "{run}/", result.reason)
+    return Told(framework.name, name, f"{framework.package} {version}", result.verdict.value, reason, failed)
 
 
 def in_words(told: Told) -> str:

@@ -150,14 +150,14 @@ for step in (1, 2):
 
 
 EPOCHS = """
-import os, torch
+import itertools, os, torch
 from torch.utils.data import DataLoader, TensorDataset
 data = TensorDataset(torch.ones(24, 4))
 model = torch.nn.Linear(4, 1)
 opt = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = DataLoader(data, batch_size=8, **eval(os.environ.get("MORE", "{}")))
 for epoch in range(3):
-    for (x,) in loader:
+    for (x,) in itertools.islice(loader, int(os.environ.get("COUNTED", 100))):
         model(x).sum().backward()
         opt.step()
     for (x,) in DataLoader(data, batch_size=8):
@@ -181,6 +181,16 @@ def test_when_a_further_epoch_begins(
     assert ran.code == -9, ran.output
     assert ran.output.splitlines()[-1] == f"validated {nth - 1}"
     assert len(ran.of("step")) == 3 * nth
+
+
+@pytest.mark.parametrize("more", ["{}", "{'num_workers': 1, 'persistent_workers': True}"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_when_a_further_epoch_begins_in_a_loop_that_counts(
+    rank: Any, source: str, phase: Any, monkeypatch: pytest.MonkeyPatch, more: str, nth: int
+) -> None:
+    """The same with a loop such as Lightning's, which counts the batches and never asks for more than there are."""
+    monkeypatch.setenv("COUNTED", "3")
+    test_when_a_further_epoch_begins(rank, source, phase, monkeypatch, more, nth)
 
 
 def test_raise_reaches_the_job(rank: Any, source: str, phase: Any) -> None:

@@ -10,12 +10,12 @@ from torchaos.harness.registry import ready
 from torchaos.harness.scenario import load
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("name", CELLS)
-def test_a_column_is_a_ready_scenario(name: str) -> None:
-    """With its changes, also for a framework on one rank, it loads."""
+def test_a_column_is_a_ready_scenario(name: str, framework: str) -> None:
+    """With the changes for each framework, it loads."""
     cell = CELLS[name]
-    sets = [*cell.sets, *(f"faults.{place}.target.rank=0" for place in range(cell.deaths))]
-    assert load(ready.found(cell.scenario), sets).faults
+    assert load(ready.found(cell.scenario), recoveries.changes(FRAMEWORKS[framework], cell)).faults
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=lambda framework: framework.name)

@@ -10,6 +10,7 @@ from resumes import recorded
 from saves import Disk, table
 
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.exploring import choice
 from torchaos.harness.exploring.blobs import Blobs
 from torchaos.harness.exploring.choice import MODELS, models_of, nodes_of
 from torchaos.harness.exploring.states import node_death, process_death
@@ -69,6 +70,13 @@ def test_a_model_must_fit_the_job() -> None:
     assert set(MODELS) - set(models_of(["all"], two)) == {"node-death-local"}
     assert set(models_of(["all", "node-death-local"], two)) == set(MODELS)
     assert nodes_of(two.job) == {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+def test_other_moments_are_not_searched(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The death of a node alone needs no other order of the ranks, so these are not searched, and nothing is said about
+    moments that were left out."""
+    monkeypatch.setattr(choice, "Cuts", lambda _recording: pytest.fail("other orders are searched"))
+    assert "There may be more" not in choice.chosen(table(blobs, 2), ["node-death"], NODES, None, 0).in_words
 
 
 def test_a_node_with_a_disk_of_its_own_takes_its_files_along(blobs: Blobs) -> None:

@@ -124,6 +124,23 @@ def test_checkpoints_that_were_read_before(taken: tuple[Standing, OnDisk], tmp_p
         assert json.loads((trials.now.artifacts / "inventory.json").read_text()) == {"problem": None, **trials.files}
 
 
+def test_checkpoints_that_were_not_read_to_the_end(
+    taken: tuple[Standing, OnDisk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of checkpoints with a problem, such as no time to read them all, is no answer for another state."""
+    standing, trials = taken
+    reads = []
+
+    def read() -> None:
+        reads.append(1)
+        (trials.now.artifacts / "inventory.json").write_text(json.dumps({"problem": "not read within 300 s"}))
+
+    monkeypatch.setattr(trials, "take_inventory", read)
+    for name in ("a", "b"):
+        assert standing.of(_state(tmp_path, name, last_pt=f"torn in {name}"))
+    assert len(reads) == 2
+
+
 def test_a_state_that_the_job_can_tell_apart_is_resumed(taken: tuple[Standing, OnDisk], tmp_path: Path) -> None:
     """Another answer to a question, or a later death than the one that the resume was long enough for."""
     standing, _trials = taken

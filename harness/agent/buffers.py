@@ -4,22 +4,27 @@ Many trainers save to a BytesIO, and a file backend then writes these bytes. Aft
 of files that are opened for writing are remembered. Such a file is that checkpoint if it has the size of the buffer and
 ends with the same bytes: a file of torch.save ends with an id that is made from its contents, and with the names, sizes
 and CRCs of its parts. A file is looked at before the next backward, optimizer step, rename or save to a buffer, and at
-the end of the process. If the process dies earlier, the save is not seen."""
+the end of the process. If the process dies earlier, the save is not seen.
+
+If the job puts the bytes into an object store, its objects are looked at instead (places.py)."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any, Callable
 
 from .agent import Agent
+from .places import objects_since
 from .reads import writes
 
 _MOST = 4  # buffers that wait for their file
 _FILES = 64  # files that were opened since
 _END = 1 << 16  # bytes at the end that are compared
 _LOOKS = 32  # a thread may write the file some steps later
+_TICK_S = 0.01  # the longest tick (CONFIG_HZ=100) of the clock from which Linux takes the times of files
 
 
 @dataclass
@@ -28,6 +33,7 @@ class _Buffer:
     end: bytes
     step: int  # iterations completed when it was saved
     blocked_s: float  # for how many seconds training waited for torch.save
+    wall_s: float  # when it was saved, in seconds since the epoch
     looks: int = 0
 
 
@@ -49,7 +55,9 @@ class Buffers:
             return
         self._look()
         with contents() as view:
-            self._waiting.append(_Buffer(view.nbytes, bytes(view[-_END:]), self._agent.steps_over, blocked_s))
+            self._waiting.append(
+                _Buffer(view.nbytes, bytes(view[-_END:]), self._agent.steps_over, blocked_s, time.time())
+            )
         del self._waiting[:-_MOST]
         self._opened.clear()
         self._agent.look_for_saves = self.look
@@ -66,11 +74,13 @@ class Buffers:
             self._opened[os.path.abspath(os.fsdecode(path))] = None
 
     def _look(self) -> None:
-        """Compares the files that were opened with the buffers."""
-        for path in list(self._opened):
+        """Compares the files that were opened, and the new objects of a store, with the buffers."""
+        since_s = min((buffer.wall_s for buffer in self._waiting), default=0.0) - _TICK_S
+        new = objects_since(since_s) if self._waiting else ()
+        for path in [*self._opened, *new]:
             buffer = next((buffer for buffer in self._waiting if _is_in(buffer, path)), None)
             if buffer is not None:
-                del self._opened[path]
+                self._opened.pop(path, None)
                 self._waiting.remove(buffer)
                 self._found(path, buffer.step, buffer.blocked_s)
         for buffer in self._waiting:

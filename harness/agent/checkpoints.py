@@ -14,6 +14,7 @@ from .children import Children
 from .digesting import Digesting
 from .kept import ParameterSums
 from .numbers import step_numbers
+from .places import absolute
 from .renames import Renames
 from .wire import Kind, Phase
 
@@ -221,4 +222,4 @@ def _path_of(target: Any) -> str | None:
     if not isinstance(target, (str, bytes, os.PathLike)):
         return None
     path = os.fsdecode(os.fspath(target))
-    return (path if "://" in path else os.path.abspath(path)) if path else None
+    return absolute(path) if path else None

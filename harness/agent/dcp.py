@@ -16,6 +16,7 @@ from typing import Any, Callable
 
 from .agent import Agent
 from .checkpoints import Transfers
+from .places import absolute
 
 
 class DistributedCheckpointHook:
@@ -84,8 +85,7 @@ def _where(signature: inspect.Signature, args: Any, kwargs: Any, storage: str) -
     if place is None:
         at = given.get(storage)
         place = getattr(at, "checkpoint_id", None) or getattr(at, "path", None) or type(at).__name__
-    place = os.fspath(place) if isinstance(place, os.PathLike) else str(place)
-    return place if "://" in place else os.path.abspath(place)
+    return absolute(os.fspath(place) if isinstance(place, os.PathLike) else str(place))
 
 
 def _when_done(future: Any, end: Callable[[bool], None]) -> None:

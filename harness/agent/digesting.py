@@ -17,6 +17,7 @@ from typing import Any, Callable
 from .agent import Agent
 from .hashing import Tensors
 from .ledger import HOOK, Ledger
+from .places import absolute
 from .spans import spans_of_safetensors, spans_of_zip
 from .writers import Records, Stream, Tee, WithoutDescriptor
 
@@ -162,7 +163,7 @@ class Digesting:
 
     def _stream_closed(self, path: Any, tee: Tee, about: os.stat_result | None) -> None:
         path = os.fspath(path) if isinstance(path, os.PathLike) else str(path)
-        path = path if "://" in path else os.path.abspath(path)
+        path = absolute(path)
         self._whole(path, os.path.dirname(path), tee, None, about)
 
     # -- all of them ---------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # attempts that earlier submissions 
 ENV_NODE = "TORCHAOS_NODE"  # index of the node, if the launcher has several
 ENV_REPLICA = "TORCHAOS_REPLICA"  # index of the replica, if the job is several torchruns side by side
 ENV_ROUND = "TORCHAOS_ROUND"  # round of the rendezvous that started a rank; set by agent/rounds.py
+ENV_STORE = "TORCHAOS_STORE"  # the folder whose files are the objects of the job's S3 store
 ENV_ARMED = "TORCHAOS_ARMED"  # pid of the armed rank process; its children inherit it and stay unarmed
 
 

@@ -37,6 +37,7 @@ from torchaos.harness.exploring.explored import Explored, result_of
 from torchaos.harness.exploring.outcomes import Outcome
 from torchaos.harness.exploring.recorded import check
 from torchaos.harness.exploring.second import FOLDER, RecordedResume
+from torchaos.harness.exploring.store.stored import in_folder
 from torchaos.harness.machine.disk import owner_only, write_atomically
 from torchaos.harness.record.result import ExitCode, Result
 from torchaos.harness.record.rundir import RunDir
@@ -83,6 +84,7 @@ def explore(
     faults are left out. COMMAND: as for `torchaos run`."""
     console = Console()
     one = next(plans_of(file, overrides, seed, ask_of, None, out, (), other_job(job_file, given, None)))
+    one = replace(one, plan=in_folder(one.plan))
     faults = faults_of(one.plan) if damage else ()
     limits = Limits(models_of(models, one.plan), states, minutes, beyond, one.plan.seed, not cold, faults)
     name = f"{one.plan.scenario}-s{one.plan.seed}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"

@@ -44,6 +44,20 @@ class Blobs:
             self._places[digest] = (at, len(data))
         return digest
 
+    def add_file(self, path: Path) -> tuple[str, int]:
+        """Stores a whole file as one piece. Returns its digest and its size in bytes. Raises OSError."""
+        with open(path, "rb", buffering=0) as file:
+            digest = xxhash.xxh3_128()
+            while part := file.read(_STEP):
+                digest.update(part)
+            name, size = digest.hexdigest(), file.tell()
+            if name not in self._places:
+                at, self._end = self._end, self._end + size
+                _copy(file.fileno(), 0, self._pack, at, size)
+                os.write(self._index, f"{name} {at} {size}\n".encode())
+                self._places[name] = (at, size)
+        return name, size
+
     def size(self) -> int:
         """The number of stored bytes."""
         return self._end

@@ -13,6 +13,7 @@ from torchaos.harness.exploring.states.choose import choose
 from torchaos.harness.exploring.states.cuts import Cuts
 from torchaos.harness.exploring.states.persistence import Persistence
 from torchaos.harness.exploring.states.state import State
+from torchaos.harness.exploring.store.stored import is_stored
 from torchaos.harness.record.plan import Plan, PlannedJob
 
 Nodes = Mapping[int, int]  # the node of each rank
@@ -47,6 +48,10 @@ def models_of(wanted: Sequence[str], plan: Plan) -> tuple[str, ...]:
     fit."""
     if plan.job.nodes == 1 and (of_nodes := [model for model in wanted if model in _OF_NODES]):
         raise UsageError(f"{plan.scenario}: the job has one node, so {of_nodes[0]} is process-death")
+    if is_stored(plan):
+        if other := [model for model in wanted if model not in ("process-death", "all")]:
+            raise UsageError(f"{plan.scenario}: a store keeps what it has acknowledged, so {other[0]} is process-death")
+        return ("process-death",)
     if "all" not in wanted:
         return tuple(wanted)
     none = _OF_NODES if plan.job.nodes == 1 else _OF_NODES[1:]  # it is not known where checkpoints are

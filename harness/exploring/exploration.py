@@ -29,12 +29,14 @@ from torchaos.harness.exploring.choice import chosen, nodes_of
 from torchaos.harness.exploring.cold import Cold
 from torchaos.harness.exploring.damaged import with_damage
 from torchaos.harness.exploring.explored import Explored
+from torchaos.harness.exploring.operations import Recording
 from torchaos.harness.exploring.outcomes import Class, Outcome, failed_at_once
 from torchaos.harness.exploring.recorded import Recorded
 from torchaos.harness.exploring.reproduce import NAME as SCRIPT
 from torchaos.harness.exploring.reproduce import STATE, script_of
 from torchaos.harness.exploring.spared import LIKE, Spared
 from torchaos.harness.exploring.states.state import State
+from torchaos.harness.exploring.store.stored import served
 from torchaos.harness.exploring.story import files_of
 from torchaos.harness.exploring.suspected import SHOWN, each_kind_first, failure, is_suspected, may_pay, shown
 from torchaos.harness.exploring.trials import Trials, checkpoints_in
@@ -104,14 +106,19 @@ class Exploration:
         recording = self._recorded()
         if recording is None or self._stopped:
             return None
+        with served(self.plan, self._recorded.now, self.home / "store.log") as live:
+            return self._explore(live, recording)
+
+    def _explore(self, plan: Plan, recording: Recording) -> Explored:
+        """`plan`: that of each resume."""
         twins = [Record.load(twin) for twin in self._recorded.twins]
-        trials = Trials(self.plan, self._recorded.now, self._recorded.run, twins, recording)
+        trials = Trials(plan, self._recorded.now, self._recorded.run, twins, recording)
         if why := trials.doubt():
             raise UsageError(f"{self.plan.scenario}: no resume can be judged, as a run without any death is not: {why}")
         limits = self.limits
         choice = chosen(recording, limits.models, nodes_of(self.plan.job), limits.states, limits.seed)
         if limits.damage:
-            choice = with_damage(choice, limits.damage, checkpoints_in(self.plan, self._recorded.now))
+            choice = with_damage(choice, limits.damage, checkpoints_in(plan, self._recorded.now))
         self._tell(choice.in_words)
         self._cold = Cold(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
         self._spared = Spared(trials, self.home, choice.states)

@@ -33,6 +33,7 @@ class Kind(str, Enum):
     FDATASYNC = "fdatasync"
     FSYNC_FOLDER = "fsync_folder"
     CLOSE = "close"  # closes a file that was open for writing
+    PUT = "put"  # of an object store: `path` becomes a new file of `size` bytes, or is replaced by it, at once
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Operation:
     to: str | None = None
     file: int | None = None  # the number of the file, whatever its names are; a new file has a new number
     offset: int = 0  # bytes, of a write
-    size: int = 0  # bytes, of a write; the new size of a truncate
-    blob: str | None = None  # the digest of the bytes that were written
+    size: int = 0  # bytes, of a write or put; the new size of a truncate
+    blob: str | None = None  # the digest of the bytes that were written or put
     step: int | None = None  # the step of the attempt that the rank was in, counted from 1; None: unknown
     phase: str | None = None  # the phase of that step
     covers: int | None = None  # of a sync or close: it covers the operations before this number; None: before itself
@@ -60,6 +61,7 @@ class Operation:
     def __str__(self) -> str:
         who = "somebody" if self.rank is None else f"rank {self.rank}"
         rest = {Kind.RENAME: f" to {self.to}", Kind.LINK: f" as {self.to}", Kind.SYMLINK: f" to {self.to}"}
+        rest |= {Kind.PUT: f" ({self.size} bytes)"}
         rest |= {Kind.WRITE: f" ({self.size} bytes at {self.offset})", Kind.TRUNCATE: f" to {self.size} bytes"}
         return f"{who}: {self.kind.value} {self.path or '.'}{rest.get(self.kind, '')}"
 

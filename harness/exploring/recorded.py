@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.exploring.blobs import Blobs
 from torchaos.harness.exploring.operations import Recording
-from torchaos.harness.exploring.recorder import HOOKS, Recorder
+from torchaos.harness.exploring.recorder import HOOKS, Recorder, events_of, read
+from torchaos.harness.exploring.store.stored import is_stored, served
 from torchaos.harness.exploring.trials import asked_of, checkpoints_in
 from torchaos.harness.judging.ending.unstarted import died_by_itself
 from torchaos.harness.judging.twins.agreement import wants_more
@@ -56,12 +60,9 @@ class Recorded(Stoppable):
             shutil.rmtree(self._home / "recording", ignore_errors=True)
             plan = self._staged()
             plan = replace(plan, hooks=tuple(sorted({*plan.hooks, *HOOKS})))
-            with Recorder(checkpoints_in(self._plan, self.now), self._home / "recording") as recorder:
-                self._execute(plan, self.now)
-            self.left += recorder.left
-            if self._stopped:
+            recording = self._record(plan, self._home / "recording")
+            if recording is None:
                 return None
-            recording = recorder.recording  # of a killed recorder too the job can die
             self._check(Record.load(self.now))
             recording.write(self._home / "recording")
             self.now.root.rename(self.run.root)
@@ -73,6 +74,19 @@ class Recorded(Stoppable):
         self._tell("The job is run once, and what it does to its checkpoint folder is recorded")
         self.now.create()
         return fault_free(self._plan)
+
+    def _record(self, plan: Plan, home: Path) -> Recording | None:
+        """Runs the job and records its operations in `home`. None if it was stopped."""
+        root = checkpoints_in(self._plan, self.now)
+        if is_stored(plan):
+            with closing(Blobs(home / "blobs")) as blobs:
+                base, began_s = blobs.take(root), time.monotonic()
+            self._execute(plan, self.now, home)
+            return None if self._stopped else read(home, base, events_of(home), began_s, time.monotonic())
+        with Recorder(root, home) as recorder:
+            self._execute(plan, self.now)
+        self.left += recorder.left
+        return None if self._stopped else recorder.recording  # a recorder that dies may end the job too
 
     def _check(self, run: Record) -> None:
         if finished_well(run):
@@ -98,7 +112,8 @@ class Recorded(Stoppable):
                     raise ChaosError(f"{self._plan.scenario}: {twins.died or twins.refused or 'no twin could be made'}")
                 return
 
-    def _execute(self, plan: Plan, folder: RunDir) -> None:
+    def _execute(self, plan: Plan, folder: RunDir, notes: Path | None = None) -> None:
         if not folder.plan.exists():
             plan.write(folder.plan)
-        self._carry_out(Run(plan, folder))
+        with served(plan, folder, folder.logs / "store.log", notes) as live:
+            self._carry_out(Run(live, folder))

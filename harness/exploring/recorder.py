@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,9 +17,11 @@ from torchaos.harness.agent.wire import Event
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.exploring.blobs import Blobs
 from torchaos.harness.exploring.cover import Cover
+from torchaos.harness.exploring.notes import Notes
 from torchaos.harness.exploring.operations import Kind, Operation, Recording
 from torchaos.harness.exploring.order import order
 from torchaos.harness.exploring.steps import with_steps
+from torchaos.harness.exploring.tree import Tree
 from torchaos.harness.record.events.journal import read_events
 
 # The agent's hooks that show when ranks wait for each other. Without them, only the recorded order of operations is
@@ -33,7 +36,7 @@ class Recorder(Cover):
     `folder` had before are copied, and kept as `recording.base`."""
 
     server = f"{__package__}.serving"
-    notes = ("operations", "collectives", "plans")
+    notes = Notes.NAMES
 
     def __enter__(self) -> Recorder:
         super().__enter__()
@@ -43,22 +46,14 @@ class Recorder(Cover):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ended_s = time.monotonic()
         super().__exit__(kind, error, at)
-        self._events = _events(self.home / "plans")  # now, because the caller may move the run
+        self._events = events_of(self.home)  # now, because the caller may move the run
 
     @property
     def recording(self) -> Recording:
         """The recording, after the `with` block. Raises ChaosError if it is not complete, and OSError."""
         if self.failed:
             raise ChaosError(f"{self._folder}: the recording is not whole: {self.failed}")
-        operations = tuple(Operation(**{**raw, "kind": Kind(raw["kind"])}) for raw in _lines(self.home / "operations"))
-        stamps = [
-            Stamp(**{**raw, "ranks": raw["ranks"] and tuple(raw["ranks"])}) for raw in _lines(self.home / "collectives")
-        ]
-        before, unsure = order(operations, stamps)
-        return Recording(
-            with_steps(operations, self._events), before, self._base, Blobs(self.home / "blobs"), self._began_s,
-            self._ended_s, unsure,
-        )  # fmt: skip
+        return read(self.home, self._base, self._events, self._began_s, self._ended_s)
 
     def _prepare(self) -> None:
         blobs = Blobs(self.home / "blobs")
@@ -66,17 +61,26 @@ class Recorder(Cover):
         blobs.close()
 
 
+def read(home: Path, base: Tree, events: Sequence[Event], began_s: float, ended_s: float) -> Recording:
+    """The recording whose notes are in `home`. `events`: those of the ranks. Raises OSError."""
+    operations = tuple(Operation(**{**raw, "kind": Kind(raw["kind"])}) for raw in _lines(home / "operations"))
+    stamps = [Stamp(**{**raw, "ranks": raw["ranks"] and tuple(raw["ranks"])}) for raw in _lines(home / "collectives")]
+    before, unsure = order(operations, stamps)
+    blobs = Blobs(home / "blobs")
+    return Recording(with_steps(operations, events), before, base, blobs, began_s, ended_s, unsure)
+
+
+def events_of(home: Path) -> list[Event]:
+    """The events of the ranks whose agent plans are noted in `home`."""
+    try:
+        plans = [AgentPlan.read(line) for line in (home / "plans").read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+    return [event for plan in plans for event in read_events(Path(plan.events))]
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in path.read_text().splitlines()]
     except FileNotFoundError:
         return []
-
-
-def _events(plans: Path) -> list[Event]:
-    """The events of the runs with these agent plans."""
-    try:
-        agents = [AgentPlan.read(line) for line in plans.read_text().splitlines()]
-    except FileNotFoundError:
-        return []
-    return [event for agent in agents for event in read_events(Path(agent.events))]

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from torchaos.harness.exploring.outcomes import Outcome
+from torchaos.harness.exploring.store.stored import store_in_shell
 from torchaos.harness.record.plan import PlannedJob
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask_env, mask_words
@@ -21,7 +22,8 @@ def script_of(job: PlannedJob, now: RunDir, checkpoints: Path, outcome: Outcome)
         """The text with `$run` in place of `{run}`."""
         return '"$run"'.join(shlex.quote(part) if part else "" for part in text.split("{run}")) or "''"
 
-    env = [f"export {name}={filled(value)}" for name, value in mask_env(job.env).items()]
+    stored, variables = store_in_shell(job.env)
+    env = [f"export {name}={filled(value)}" for name, value in mask_env(variables).items()]
     lines = [
         "#!/bin/sh",
         f"# The job dies at step {outcome.died_at_step} ({outcome.model}), and is started again on what is left:",
@@ -34,8 +36,9 @@ def script_of(job: PlannedJob, now: RunDir, checkpoints: Path, outcome: Outcome)
         f'checkpoints="$run"/{shlex.quote(str(checkpoints.relative_to(now.job)))}',
         'mkdir -p "$checkpoints"',
         f'cp -a "$here/{STATE}/." "$checkpoints/"',
+        *stored,
         *env,
         f"cd {filled(job.cwd)}",
-        f"exec {' '.join(map(filled, mask_words(job.command)))}",
+        f"{'' if stored else 'exec '}{' '.join(map(filled, mask_words(job.command)))}",
     ]
     return "\n".join(lines) + "\n"

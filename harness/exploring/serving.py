@@ -2,14 +2,13 @@
 
     python -m torchaos.harness.exploring.serving FOLDER SOURCE SWITCH HOME
 
-HOME gets `operations` (a line for each operation, when it ends), `collectives` and `blobs/`. The server is the server
-of the storage faults, without a fault. It sees every write of every library and language. It sees writes to a mapped
-file (mmap) only when the kernel writes them back, which is later than the job made them."""
+HOME gets the recording (notes.py); an operation is noted when it ends. The server is the server of the storage faults,
+without a fault. It sees every write of every library and language. It sees writes to a mapped file (mmap) only when the
+kernel writes them back, which is later than the job made them."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import threading
@@ -20,10 +19,9 @@ from typing import Any
 
 import mfusepy
 
-from torchaos.harness.exploring.blobs import Blobs
+from torchaos.harness.exploring.notes import Notes
 from torchaos.harness.exploring.operations import Kind
 from torchaos.harness.exploring.permit import is_given
-from torchaos.harness.exploring.writers import Writers
 from torchaos.harness.mechanics.storage.rules import Rules
 from torchaos.harness.mechanics.storage.server import Served, Spoiler, serve
 from torchaos.harness.undo.mount import Mount
@@ -37,11 +35,9 @@ class Recording(Served):
 
     def __init__(self, folder: str, spoil: Spoiler, mount: Mount, home: Path) -> None:
         super().__init__(folder, spoil, mount)
-        self._blobs, self._writers = Blobs(home / "blobs"), Writers(home / "collectives", home / "plans")
-        self._lines = os.open(home / "operations", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._notes = Notes(home)
         self._lock = threading.Lock()
-        self._number, self._files = itertools.count(), itertools.count(1)
-        self._next = 0
+        self._files = itertools.count(1)
         self._by_inode: dict[int, int] = {}
         self._by_handle: dict[int, tuple[int, int]] = {}  # by handle for writing: file, thread that opened it
 
@@ -73,7 +69,7 @@ class Recording(Served):
         with self._lock:
             began = time.monotonic()
             done = super().write(path, data, offset, fh)
-            blob = self._blobs.add(data[:done])
+            blob = self._notes.blobs.add(data[:done])
             self._note(Kind.WRITE, path, began, fh, offset=offset, size=done, blob=blob)
             return done
 
@@ -86,14 +82,14 @@ class Recording(Served):
             return done
 
     def fsync(self, path: str, datasync: int, fh: int) -> int:
-        covers, began = self._next, time.monotonic()
+        covers, began = self._notes.next, time.monotonic()
         done = super().fsync(path, datasync, fh)
         with self._lock:
             self._note(Kind.FDATASYNC if datasync else Kind.FSYNC, path, began, fh, covers=covers)
         return done
 
     def fsyncdir(self, path: str, datasync: int, fh: int) -> int:
-        covers, began = self._next, time.monotonic()
+        covers, began = self._notes.next, time.monotonic()
         done = super().fsyncdir(path, datasync, fh)
         with self._lock:
             self._note(Kind.FSYNC_FOLDER, path, began, covers=covers)
@@ -159,19 +155,12 @@ class Recording(Served):
         """Must be called with the lock."""
         tid = mfusepy.fuse_get_context()[2]
         known, opener = self._by_handle.get(handle or 0, (file, tid))
-        writer = self._writers.of(tid or opener)  # no thread is named when the kernel writes a mapped file back
-        number = self._next
-        self._next += 1
-        fields = {
-            "number": number, "kind": kind.value, "path": _name_of(path), "rank": writer.rank, "pid": writer.pid,
-            "tid": tid, "file": known, "begun_s": began, "ended_s": time.monotonic(), **more,
-        }  # fmt: skip
-        line = {name: value for name, value in fields.items() if value is not None}
-        os.write(self._lines, json.dumps(line).encode() + b"\n")
+        by = tid or opener  # no thread is named when the kernel writes a mapped file back
+        self._notes.add(kind, _name_of(path), began, time.monotonic(), tid, by, file=known, **more)
 
     def destroy(self, path: str) -> None:
         """Ends the recording. FUSE calls it when the folder is unmounted."""
-        self._writers.close()
+        self._notes.close()
 
 
 def _name(path: str) -> str:

@@ -14,14 +14,16 @@ _NEAR = 40  # operations before and after the death, whose files are named
 
 def files_of(state: State, recording: Recording) -> tuple[tuple[str, str], ...]:
     """Each file that was about to change when the job died, and its state after the death in words. Paths are relative
-    to the checkpoint folder. Files of a folder that is not there are left out: the folder is said to be missing."""
+    to the checkpoint folder. Files of a folder that is not there are left out: the folder is said to be missing. An
+    object store has no folders."""
     last = state.last_operation.number if state.last_operation else -1
     numbers = {operation.number: place for place, operation in enumerate(recording.operations)}
     at = numbers.get(last, -1)
     episode = _episode(recording.operations, at)
     sizes = _wanted_sizes(episode, last)
     paths = (path for operation in episode for path in (operation.path, operation.to) if path)
-    named = (path for path in paths if path.rpartition("/")[0] in state.tree.names)
+    put = {operation.path for operation in episode if operation.kind is Kind.PUT}
+    named = (path for path in paths if path in put or path.rpartition("/")[0] in state.tree.names)
     told = {path: _in_words(path, state, sizes) for path in named}
     return tuple(sorted(told.items()))
 

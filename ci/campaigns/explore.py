@@ -14,25 +14,22 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 TRAINERS = Path(__file__).parents[2] / "tests" / "trainers"
-STORE = "127.0.0.1:9321"  # an object store, which rclone serves
 ASSERTS = ["checkpoint_integrity", "loss_continuity", "sample_accounting", "state_restored", "no_lost_work"]
 
 
 @dataclass(frozen=True)
 class Trainer:
-    command: str  # after torchrun's own options; the checkpoint folder is {run}/out
+    command: str  # after torchrun's own options
     needs: str = "torch"  # a module
     ranks: int = 2
-    before: str = ""  # a program that starts torchrun
-    env: Mapping[str, str] = field(default_factory=dict)
+    checkpoints: str = "{run}/out"
 
 
 ALL = {
@@ -40,12 +37,11 @@ ALL = {
     "reference": Trainer("{jobs}/gpt_ddp.py --steps 9 --checkpoint-every 4 --checkpoint-dir {run}/out"),
     "fsdp2": Trainer("{jobs}/gpt_fsdp2.py --steps 8 --checkpoint-every 3 --checkpoint-dir {run}/out"),
     "fsdp2-8": Trainer("{jobs}/gpt_fsdp2.py --steps 8 --checkpoint-every 5 --checkpoint-dir {run}/out", ranks=8),
-    # The store serves the folder {run}/out. Each resume begins without the rank's own disk.
+    # Each resume begins without the rank's own disk.
     "s3": Trainer(
         "{jobs}/gpt_s3.py --steps 9 --checkpoint-every 4 --checkpoint-dir {run}/disk",
         "s3fs",
-        before=f"{sys.executable} {{jobs}}/with_s3.py {STORE} {{run}}/out ",
-        env={"AWS_ENDPOINT_URL": f"http://{STORE}"},
+        checkpoints="s3://checkpoints",
     ),
     "lightning": Trainer(f"{TRAINERS}/lightning_trainer.py --steps 10 --save-every 3 --dir {{run}}/out", "lightning"),
     "accelerate": Trainer(f"{TRAINERS}/accelerate_trainer.py --steps 8 --save-every 3 --dir {{run}}/out", "accelerate"),
@@ -88,10 +84,10 @@ def scenario_of(name: str, trainer: Trainer) -> dict[str, Any]:
     return {
         "scenario": name, "seed": 7,
         "job": {
-            "command": f"{trainer.before}torchrun --nproc-per-node {trainer.ranks} {trainer.command}",
+            "command": f"torchrun --nproc-per-node {trainer.ranks} {trainer.command}",
             "world_size": trainer.ranks,
-            "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", **trainer.env},
-            "checkpoints": {"path": "{run}/out"}, "timeout": "10m",
+            "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"},
+            "checkpoints": {"path": trainer.checkpoints}, "timeout": "10m",
         },
         "assert": ASSERTS,
     }  # fmt: skip

@@ -93,6 +93,59 @@ to_file("/c.pt", {"step": 3})
     assert kinds == ["step", "checkpoint.save_end", "step", "checkpoint.save_end", "step", "checkpoint.save_end"]
 
 
+def test_save_into_a_store(rank: Any) -> None:
+    """The objects of the job's store are files of another process. An object that gets the bytes of a torch.save to a
+    buffer is told as a save, each time that it is replaced; an older object with the same bytes is not, nor is one with
+    other bytes."""
+    objects = rank.folder / "objects"
+    (objects / "saved" / "run").mkdir(parents=True)
+    ran = rank.run(
+        PREPARE
+        + BUFFER
+        + """
+import subprocess, time
+def put(key, data):
+    subprocess.run(["tee", folder + "/objects/saved/run/" + key], input=data, stdout=subprocess.DEVNULL, check=True)
+def bytes_of(contents):
+    buffer = io.BytesIO()
+    torch.save(contents, buffer)
+    return buffer.getvalue()
+same = {"step": 1}
+put("old.pt", bytes_of(same))
+step()
+time.sleep(0.1)
+put("last.pt", bytes_of(same))
+step()
+put("last.pt", bytes_of({"step": 3}))
+put("other.pt", bytes(len(bytes_of({"step": 4}))))
+step()
+""",
+        env={"TORCHAOS_STORE": str(objects)},
+    )
+    assert ran.code == 0, ran.output
+    assert not ran.failures
+    ends = ran.of("checkpoint.save_end")
+    names = [event.data["path"].removeprefix(f"{objects}/saved/run/") for event in ends]
+    assert list(zip(names, [event.step for event in ends], strict=True)) == [
+        ("old.pt", 1),
+        ("last.pt", 2),
+        ("last.pt", 3),
+    ]
+
+
+def test_the_url_of_an_object(agent_module: Callable[[str], Any], monkeypatch: Any, tmp_path: Any) -> None:
+    """With a store, an S3 URL is reported as the file of the object; any other URL, and an S3 URL without a store, stay
+    as they are."""
+    absolute = agent_module("places").absolute
+    urls = ["s3://saved/run/step-1", "gs://saved/run/step-1"]
+    monkeypatch.delenv("TORCHAOS_STORE", raising=False)
+    assert list(map(absolute, urls)) == urls
+    monkeypatch.setenv("TORCHAOS_STORE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    told = [str(tmp_path / "saved" / "run" / "step-1"), urls[1], str(tmp_path / "step-1")]
+    assert list(map(absolute, [*urls, "step-1"])) == told
+
+
 def test_file_with_other_bytes_than_the_buffer_is_no_save(rank: Any) -> None:
     """A file is no save if it is cut off, if it has the same size and other contents, or if its bytes are not those of
     a buffer; a save to a buffer that is never written is none either."""

@@ -47,14 +47,19 @@ PLAIN = Path(__file__).parents[1] / "trainers" / "plain_ddp.py"
 
 
 def _explore(
-    folder: Path, script: str, *options: str, words: str = REFERENCE, asserts: list[str] = ASSERTS
+    folder: Path,
+    script: str,
+    *options: str,
+    words: str = REFERENCE,
+    asserts: list[str] = ASSERTS,
+    checkpoints: str = "{run}/checkpoints",
 ) -> tuple[int, dict[str, Any], str]:
     scenario = {
         "scenario": "explored", "seed": 7,
         "job": {
             "command": f"torchrun --nproc-per-node 2 {script} {words}",
             "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-            "checkpoints": {"path": "{run}/checkpoints"}, "timeout": "10m",
+            "checkpoints": {"path": checkpoints}, "timeout": "10m",
         },
         "assert": asserts,
     }  # fmt: skip
@@ -121,3 +126,20 @@ def test_a_second_death(tmp_path: Path) -> None:
     assert Path(found["result"]["run_dir"]) == Path(first, "again", after)
     assert (code, found["classes"]) == (0, {"resumed rightly": found["states"]}), said
     assert {one["from_step"] for one in found["outcomes"]} >= {3, 6}
+
+
+@pytest.mark.parametrize("name_first", [False, True])
+def test_checkpoints_in_an_object_store(tmp_path: Path, name_first: bool) -> None:
+    """A job that keeps its checkpoints in S3 gets a store, and each state is one of whole objects. If the newest
+    checkpoint is named after all parts are there, all states are right. If it is named before, the job does not start
+    from the states between, whatever the order of the ranks."""
+    trainer = Path(__file__).parents[1] / "trainers" / "s3_ddp.py"
+    words = "--store s3://saved/run --steps 8 --save-every 3" + " --name-first" * name_first
+    code, found, said = _explore(tmp_path, str(trainer), words=words, checkpoints="s3://saved/run")
+    assert code == int(name_first), said
+    operations = {one["last_operation"].split(": ", 1)[-1].partition(" (")[0] for one in found["outcomes"]}
+    assert operations <= {"", *(f"put step-{step}/rank-{rank}.pt" for step in (3, 6) for rank in (0, 1)), "put newest"}
+    # Without a name: 9 states. The name comes first in 2 saves, and then 3 states lack a part of either rank, or both.
+    expected = {"resumed rightly": 5, "won't start": 6} if name_first else {"resumed rightly": 9}
+    assert found["classes"] == expected, said
+    assert "by forking ranks" in said

@@ -243,10 +243,3 @@ def test_states_are_put_below_the_runs_own_folder_only(tmp_path: Path) -> None:
     for path in ("/job/checkpoints", "{run}", None):
         with pytest.raises(UsageError):
             checkpoints_in(replace(plan, job=replace(plan.job, checkpoints=path)), now)
-
-
-def test_an_object_store_is_refused(tmp_path: Path) -> None:
-    """The recorder sees a folder, and no requests to a store: the message says so, and what to do."""
-    plan = recorded().plan
-    with pytest.raises(UsageError, match=r"s3://saved/run.*; let the job save to a folder"):
-        checkpoints_in(replace(plan, job=replace(plan.job, checkpoints="s3://saved/run")), RunDir(tmp_path))

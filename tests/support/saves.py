@@ -89,6 +89,10 @@ class Hand:
         self.disk.paths.discard(path)
         self._do(Kind.UNLINK, path)
 
+    def put(self, path: str, data: bytes) -> None:
+        """Puts an object into a store."""
+        self.disk.do(Kind.PUT, path, self.by, size=len(data), blob=self.disk.blobs.add(data))
+
     def mkdir(self, path: str) -> None:
         self._do(Kind.MKDIR, path)
 

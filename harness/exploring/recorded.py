@@ -82,7 +82,13 @@ class Recorded(Stoppable):
             with closing(Blobs(home / "blobs")) as blobs:
                 base, began_s = blobs.take(root), time.monotonic()
             self._execute(plan, self.now, home)
-            return None if self._stopped else read(home, base, events_of(home), began_s, time.monotonic())
+            found = read(home, base, events_of(home), began_s, time.monotonic())
+            if not found.operations and not self._stopped:
+                raise UsageError(
+                    f"{plan.scenario}: the job has put no object below its job.checkpoints.path; it must take the "
+                    "address of its store from AWS_ENDPOINT_URL"
+                )
+            return None if self._stopped else found
         with Recorder(root, home) as recorder:
             self._execute(plan, self.now)
         self.left += recorder.left

@@ -25,6 +25,7 @@ from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.exploring.blobs import Blobs
 from torchaos.harness.exploring.choice import models_of
 from torchaos.harness.exploring.operations import Kind, Operation, Recording
+from torchaos.harness.exploring.recorded import Recorded
 from torchaos.harness.exploring.recorder import read
 from torchaos.harness.exploring.reproduce import script_of
 from torchaos.harness.exploring.states import process_death
@@ -193,6 +194,24 @@ def test_without_rclone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(stored, "_SERVER", "torchaos.nothing")
     with pytest.raises(ChaosError, match=r"no store can be started: .*No module named torchaos.nothing"):
         store_in(tmp_path).__enter__()
+
+
+def test_a_job_that_does_not_use_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that keeps its own address of a store puts nothing into ours. Then nothing can be explored, and the error
+    says what the job must do. A job that puts an object is recorded."""
+    job = Recorded(stored_plan(), tmp_path, lambda text: None)
+    job.now.create()
+    monkeypatch.setattr(job, "_carry_out", lambda run: None)
+    with pytest.raises(UsageError, match=r"put no object below its job.checkpoints.path; .* AWS_ENDPOINT_URL"):
+        job._record(stored_plan(), tmp_path / "recording")
+
+    def put(run: Any) -> None:
+        client(run.plan.job.env).put_object(Bucket="saved", Key="run/a", Body=b"a")
+
+    monkeypatch.setattr(job, "_carry_out", put)
+    recording = job._record(stored_plan(), tmp_path / "recording-2")
+    assert recording
+    assert [operation.path for operation in recording.operations] == ["a"]
 
 
 def test_a_plan_with_a_store(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
     if failed_first:
         again = any(event.data["submission"] > 0 for event in run.of_kind(Kind.JOB_STARTED))
         return Seen(Class.WONT_START, failed_first, mended=got_past if again else None)
-    if hung and (not got_past or _hit(run) is None):
+    if hung:
         return Seen(Class.HANGS, run.stopped.data["reason"] if run.stopped else "nothing happened for too long")
     for harm, kind in ((Harm.WRONG_RESULT, Class.WRONG), (Harm.LOST_WORK, Class.LOST_WORK)):
         if case := next((case for case in _failed(result) if _harm(case.name) is harm and not case.follows), None):

@@ -152,6 +152,15 @@ def test_it_hangs(tmp_path: Path) -> None:
     assert (found.kind, found.reason) == (Class.HANGS, text["reason"])
 
 
+def test_it_hangs_beyond_the_death(tmp_path: Path) -> None:
+    """A resume that got past the death, and then hangs before it has shown enough, hangs. It is not silently wrong,
+    although it never does the later steps of its twin."""
+    stop = {"reason": "nothing was seen of its ranks for 60 s", "interrupted": False}
+    run = resumed(tmp_path / "events", 12, Trainer(kills=[(13, 0)]), [(Kind.STOPPED, stop)], until=14)
+    found = _class_of(run, hung=True)
+    assert (found.kind, found.reason, found.from_step) == (Class.HANGS, stop["reason"], 10)
+
+
 def test_a_job_that_ends_well_without_a_new_step_has_not_come_back(tmp_path: Path) -> None:
     """Exit code 0 is no resume: 18 steps were still to be made."""
     run = recorded()

@@ -161,17 +161,29 @@ def test_a_train_job(tmp_path: Path) -> None:
     assert known.to_dict() == job
 
 
-def test_a_volume_of_a_train_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["node", "initializer"])
+def test_a_volume_of_a_train_job(tmp_path: Path, name: str) -> None:
     """No volume is added if a patch of the TrainJob mounts one in the trainer's container that holds the folder. Only
-    the label is in our patch then."""
+    the label is in our patch then. A volume of another job of the runtime is not the trainer's."""
     pod = "{spec: {containers: [{name: node, volumeMounts: [{name: home, mountPath: /home/me}]}]}}"
-    place = f"{{template: {{spec: {{replicatedJobs: [{{name: node, template: {{spec: {{template: {pod}}}}}}}]}}}}}}"
+    place = f"{{template: {{spec: {{replicatedJobs: [{{name: {name}, template: {{spec: {{template: {pod}}}}}}}]}}}}}}"
     text = f"{TRAIN_JOB}  runtimePatches: [{{manager: a.b/c, trainingRuntimeSpec: {place}}}]"
     (job,) = _changed(tmp_path, text, replace(CHANGE, container=""))
     _theirs, ours = job["spec"]["runtimePatches"]
     (replicated,) = ours["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    assert replicated["template"]["spec"]["template"]["spec"] == {}
-    assert "torchaos-run" not in yaml.safe_dump(job)
+    adds = replicated["template"]["spec"]["template"]["spec"]
+    assert (adds == {}) is (name == "node")
+    assert ("torchaos-run" in yaml.safe_dump(job)) is (name != "node")
+
+
+def test_pods_that_share_an_anchor(tmp_path: Path) -> None:
+    """Two pods whose containers are the same YAML anchor, but not their volumes: each gets the volume of its mount."""
+    text = PYTORCH_JOB.replace("containers: [", "containers: &ours [", 1)
+    head, _, tail = text.rpartition("containers: [{name: trainer, image: train}]")
+    (job,) = _changed(tmp_path, f"{head}containers: *ours{tail}")
+    specs = [each["template"]["spec"] for each in job["spec"]["pytorchReplicaSpecs"].values()]
+    assert [spec["volumes"] for spec in specs] == [[{"name": "torchaos-run", "emptyDir": {}}]] * 2
+    assert [len(spec["containers"][0]["volumeMounts"]) for spec in specs] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +193,7 @@ def test_a_volume_of_a_train_job(tmp_path: Path) -> None:
         (TRAIN_JOB.replace("TrainJob", "TrainingRuntime") + "---" + JOB, "leave the TrainingRuntime out"),
         ("kind: [", r"job.yaml:\d+:\d+: it is no YAML"),
         ("a: b", "has no apiVersion or no kind"),
+        ("a: &a [*a]", "a YAML anchor contains itself"),
         ("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}", "there is no pod in it"),
         (JOB.replace("name: trainer", "name: other"), "no container trainer among sidecar, other"),
     ],

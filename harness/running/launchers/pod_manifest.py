@@ -13,7 +13,7 @@ import yaml
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.running.launchers import train_job
 from torchaos.harness.running.launchers.pod_change import PodChange
-from torchaos.harness.running.launchers.pod_templates import pods_in, with_policy
+from torchaos.harness.running.launchers.pod_templates import apart, pods_in, with_policy
 
 HOST_NETWORK = (
     "hostNetwork: the pods share the network of their machines, so a network fault would hit everything there; leave "
@@ -34,9 +34,11 @@ class Manifest:
     def read(cls, file: Path) -> Manifest:
         """The manifest in a file. Raises UsageError if the file can't be read, or has no pod."""
         try:
-            found = [document for document in yaml.safe_load_all(file.read_text()) if document is not None]
+            found = [apart(document) for document in yaml.safe_load_all(file.read_text()) if document is not None]
         except OSError as error:
             raise UsageError(f"{file}: {error.strerror}; correct job.pods.manifest") from error
+        except RecursionError as error:
+            raise UsageError(f"{file}: a YAML anchor contains itself, or the file is nested too deeply") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)

@@ -45,7 +45,11 @@ def adapt(job: dict[str, Any], change: PodChange, file: Path) -> None:
 
 def _mounts(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The mounts of the trainer's container in the patches of the TrainJob itself."""
-    for pod in pods_in(spec.get("runtimePatches")):
+    replicated: Any = spec.get("runtimePatches") or []
+    for key in _PLACE:
+        replicated = [each.get(key) for each in replicated if isinstance(each, dict)]
+    flat = [each for jobs in replicated if isinstance(jobs, list) for each in jobs if isinstance(each, dict)]
+    for pod in pods_in([each for each in flat if each.get("name") == NODE]):
         for container in pod["spec"]["containers"]:
             if container.get("name") == NODE:
                 yield from container.get("volumeMounts") or []

@@ -254,7 +254,7 @@ def test_what_the_user_may_not_do(kubernetes: Kubernetes) -> None:
     )
     said = run.end()
     assert run.process.returncode == 3, said
-    assert "this user may not create pod, delete pod, list pod" in said
+    assert "this user may not create pods, delete pods, list pods" in said
     assert "create pods/exec" in said
     assert kubernetes.objects("pods", "--all-namespaces") == []
 

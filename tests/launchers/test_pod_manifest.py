@@ -10,7 +10,8 @@ import kubeflow_trainer_api.models as kubeflow
 import pytest
 import yaml
 
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.running.launchers.kubernetes import Kubernetes
 from torchaos.harness.running.launchers.pod import in_order
 from torchaos.harness.running.launchers.pod_change import PodChange
 from torchaos.harness.running.launchers.pod_manifest import Manifest
@@ -123,6 +124,28 @@ def test_a_volume_that_has_the_runs(tmp_path: Path) -> None:
     assert "volumes" not in spec
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (JOB, 1), (JOB.replace("completions: 2", "completions: 4\n  parallelism: 2"), 2),
+        (JOB.replace("completions: 2", "completions: 2\n  parallelism: 4"), 2), (PYTORCH_JOB, None),
+        (f"apiVersion: v1\nkind: Pod\n{POD}---\napiVersion: v1\nkind: Pod\n{POD}".replace("\n    ", "\n"), 2),
+    ],
+)  # fmt: skip
+def test_how_many_pods(tmp_path: Path, text: str, count: int | None) -> None:
+    """Pods and Jobs say how many pods run at the same time. Of the object of an operator it is not known."""
+    (tmp_path / "job.yaml").write_text(text)
+    assert Manifest.read(tmp_path / "job.yaml").count == count
+
+
+def test_the_working_directory(tmp_path: Path) -> None:
+    """The directory of the scenario is that of the container. Without one, that of the image or the manifest stays."""
+    (job,) = _changed(tmp_path, JOB, replace(CHANGE, cwd="/work/llm"))
+    assert job["spec"]["template"]["spec"]["containers"][1]["workingDir"] == "/work/llm"
+    (job,) = _changed(tmp_path, JOB)
+    assert "workingDir" not in job["spec"]["template"]["spec"]["containers"][1]
+
+
 def test_a_shorter_limit_of_the_user(tmp_path: Path) -> None:
     """The pod's own time limit is kept if it is shorter."""
     (job,) = _changed(tmp_path, JOB.replace("restartPolicy:", "activeDeadlineSeconds: 60\n      restartPolicy:"))
@@ -218,3 +241,16 @@ def test_the_order_of_the_pods() -> None:
     ]  # fmt: skip
     names = [one["metadata"]["name"] for one in in_order(pods)]
     assert names == ["llm-9", "llm-10", "set-a-0-9", "set-a-0-10", "set-a-1-0"]
+
+
+def test_a_run_that_ends_while_it_waits_for_pods() -> None:
+    """The run is stopped before the pods are there: the launcher waits no longer, and says what it waited for."""
+
+    class Cluster:
+        def ask(self, *words: str) -> str:
+            return '{"items": []}'
+
+    launcher: Any = Kubernetes()
+    launcher.give_up()
+    with pytest.raises(ChaosError, match="the run ended while it waited for 2 pods: there is none"):
+        launcher._await_pods(Cluster(), ("torchaos.run", "run-1"), 2)

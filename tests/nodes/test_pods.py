@@ -46,6 +46,28 @@ def test_rights_that_are_missing(pods: Any) -> None:
     assert not list((pods.folder / "cluster").glob("*/pod.json"))
 
 
+def test_more_nodes_than_pods(pods: Any) -> None:
+    """The manifest makes two pods, and the job has three nodes: nothing would ever come. It is refused at once."""
+    pods.more = {"nodes": 3}
+    run = pods.run({"inject": "process.kill", "target": {"rank": 1}, "when": STEP})
+    said = run.communicate(timeout=200)[0]
+    assert run.returncode == 3, said
+    assert "job.yaml: it makes 2 pods for 3 nodes; correct job.nodes" in " ".join(said.split())
+    assert not list((pods.folder / "cluster").glob("*/pod.json"))
+
+
+def test_rights_of_a_fault_are_asked_before_the_twin(pods: Any) -> None:
+    """A fault needs a right that the user lacks: the twin, which may take hours, is not made first."""
+    (pods.folder / "cluster").mkdir()
+    (pods.folder / "cluster" / "forbidden").write_text("create pods/eviction\n")
+    run = pods.run({"inject": "pod.evict", "target": {"node": 1}, "when": {"time": "1s"}}, twin={"runs": 1})
+    said = run.communicate(timeout=200)[0]
+    assert run.returncode == 3, said
+    assert "this user may not create pods/eviction" in said
+    assert "its fault-free twin" not in said
+    assert not list((pods.folder / "cluster").glob("*/pod.json"))
+
+
 PARTITION = {"inject": "network.partition", "target": {"node": 1}, "when": {"time": "1s"}, "for": "1s"}
 
 

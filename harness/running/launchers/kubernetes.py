@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +57,12 @@ class Kubernetes(FarLauncher):
         "node.reboot": "the command of a pod is started only once; write node.freeze or node.kill",
     }
 
+    def __init__(self) -> None:
+        self._given_up = threading.Event()
+
+    def give_up(self) -> None:
+        self._given_up.set()
+
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
         """The objects. Raises UsageError if a right is missing, because undoing needs some of the rights too, and
         ChaosError if the cluster does not answer."""
@@ -67,7 +74,13 @@ class Kubernetes(FarLauncher):
             return handles(spec, self._found)
         if self._changes_network:
             _manifest(spec).check_network(_container(spec))
-        made = [(verb, kind) for kind in _manifest(spec).kinds.split(",") for verb in ("create", "delete", "list")]
+        manifest = _manifest(spec)
+        if manifest.count not in (None, spec.nodes):
+            raise UsageError(
+                f"{manifest.file}: it makes {manifest.count} pods for {spec.nodes} nodes; correct job.nodes"
+            )
+        resources = ["pods" if kind == "pod" else kind for kind in manifest.kinds.split(",")]
+        made = [(verb, resource) for resource in resources for verb in ("create", "delete", "list")]
         _check_rights(kubectl, [*made, ("delete", "pods"), *_ATTACH, *_rights_of(plan)])
         return (_objects(spec), JobProcesses(spec.env[ENV_RUN_ID]))
 
@@ -87,12 +100,13 @@ class Kubernetes(FarLauncher):
         )  # fmt: skip
         label = (LABEL, label_of(spec.env[ENV_RUN_ID]))
         change = PodChange(
-            label, wrapper, env, PurePosixPath(run_dir.parent), round(spec.timeout_s + _SPARE_S), _container(spec)
+            label, wrapper, env, PurePosixPath(run_dir.parent), round(spec.timeout_s + _SPARE_S), _container(spec),
+            str(spec.pods.get("cwd", "")),
         )  # fmt: skip
         try:
             _objects(spec).remove()  # those of an earlier submission have the same names
             kubectl.ask("create", "--filename=-", given=manifest.changed(change).encode(), timeout_s=60.0)
-            found = in_order(_await_pods(kubectl, label, spec.nodes))
+            found = in_order(self._await_pods(kubectl, label, spec.nodes))
             if self._changes_network and any(map(shares_network, found)):
                 raise ChaosError(f"the cluster has changed the pods: {HOST_NETWORK}")
             python = str(spec.pods["python"])
@@ -103,6 +117,27 @@ class Kubernetes(FarLauncher):
         except OSError as error:
             raise ChaosError(str(error)) from error
         return pods
+
+    def _await_pods(self, kubectl: Kubectl, label: tuple[str, str], count: int) -> list[dict[str, Any]]:
+        """The running pods. Raises ChaosError if a pod ends, if there are fewer than `count` in time, or if the run
+        ends."""
+        end = time.monotonic() + _READY_S
+        while True:
+            listed = json.loads(kubectl.ask("get", "pods", f"--selector={'='.join(label)}", "--output=json"))["items"]
+            states = [_state(pod) for pod in listed]
+            over = next((pod for pod in listed if pod["status"]["phase"] in OVER), None)
+            if over:
+                raise ChaosError(f"{_state(over)}, before the others were up{_last_words(kubectl, over)}")
+            if len(listed) >= count and all(pod["status"]["phase"] == "Running" for pod in listed):
+                return list(listed)
+            if time.monotonic() > end:
+                raise ChaosError(
+                    f"{count} pods are not running after {_READY_S:g} s: {'; '.join(states) or 'there is none'}"
+                )
+            if self._given_up.wait(_LOOK_S):
+                raise ChaosError(
+                    f"the run ended while it waited for {count} pods: {'; '.join(states) or 'there is none'}"
+                )
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
         """Commands that end when the containers end. The pods run the job already."""
@@ -149,25 +184,10 @@ def _check_rights(kubectl: Kubectl, wanted: Sequence[tuple[str, str]]) -> None:
     except OSError as error:
         raise ChaosError(str(error)) from error
     if missing:
-        raise UsageError(f"this user may not {', '.join(missing)}; docs/kubernetes.md has a Role with these rights")
-
-
-def _await_pods(kubectl: Kubectl, label: tuple[str, str], count: int) -> list[dict[str, Any]]:
-    """The running pods. Raises ChaosError if a pod ends, or if there are fewer than `count` in time."""
-    end = time.monotonic() + _READY_S
-    while True:
-        listed = json.loads(kubectl.ask("get", "pods", f"--selector={'='.join(label)}", "--output=json"))["items"]
-        states = [_state(pod) for pod in listed]
-        over = next((pod for pod in listed if pod["status"]["phase"] in OVER), None)
-        if over:
-            raise ChaosError(f"{_state(over)}, before the others were up{_last_words(kubectl, over)}")
-        if len(listed) >= count and all(pod["status"]["phase"] == "Running" for pod in listed):
-            return list(listed)
-        if time.monotonic() > end:
-            raise ChaosError(
-                f"{count} pods are not running after {_READY_S:g} s: {'; '.join(states) or 'there is none'}"
-            )
-        time.sleep(_LOOK_S)
+        where = f" in the namespace {kubectl.namespace}" if kubectl.namespace else ""
+        raise UsageError(
+            f"this user may not {', '.join(missing)}{where}; the documentation has a Role, in 'On Kubernetes', 'Rights'"
+        )
 
 
 def _state(pod: Mapping[str, Any]) -> str:

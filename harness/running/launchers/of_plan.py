@@ -46,24 +46,7 @@ def job_for(
         }  # fmt: skip
         launcher = Fronted(launcher, job.endpoints, proxied, folder.root / "proxy")
 
-    def spec_for(submission: int) -> JobSpec:
-        argv = tuple(_filled(part, folder) for part in job.command)
-        extra = {name: _filled(value, folder) for name, value in job.env.items()}
-        if "nvtx" in plan.needs:
-            extra |= nvtx_environment(folder.pages.parent / "nvtx")
-        if "nccl_net" in plan.needs:
-            extra |= nccl_net_environment(folder.pages.parent / "nccl_net")
-        env, own_env = (
-            job_env(base, run_id=run_id, agent_plan=folder.agent_plan, extra=extra)
-            for base in (os.environ, dict[str, str]())
-        )
-        checkpoints = Path(_filled(job.cwd, folder)) / _filled(job.checkpoints, folder) if job.checkpoints else None
-        return JobSpec(
-            argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission, job.nodes,
-            own_env, checkpoints, job.container, job.replicas, job.world_size // job.replicas,
-            job.busy_nodes, job.hosts, job.timeout_s, job.pods, job.slurm,
-        )  # fmt: skip
-
+    spec_for = partial(_spec, plan, folder, run_id)
     if launcher.on_nodes:
         return FarJob(
             spec_for, cast(FarLauncher, launcher), journal, folder.root, faults=plan.faults,
@@ -75,6 +58,34 @@ def job_for(
         spec_for, launcher, journal, resubmit_times=job.resubmit_times,
         resubmit_delay_s=job.resubmit_delay_s, log_adapter=adapter, watchdogs=watchdogs, metrics=_metrics(job, folder),
         guard=guard,
+    )  # fmt: skip
+
+
+def check_cluster(plan: Plan, folder: RunDir) -> None:
+    """Asks whether the cluster can run the job, and the user has the rights that its faults need, before anything is
+    made. `folder` has the plan. Raises UsageError if not, and ChaosError if the cluster does not answer."""
+    launcher = registry.find("launchers", plan.launcher)
+    if launcher.on_nodes and plan.job.attach_pid is None:
+        launcher().resources(_spec(plan, folder, folder.root.name, 0))
+
+
+def _spec(plan: Plan, folder: RunDir, run_id: str, submission: int) -> JobSpec:
+    job = plan.job
+    argv = tuple(_filled(part, folder) for part in job.command)
+    extra = {name: _filled(value, folder) for name, value in job.env.items()}
+    if "nvtx" in plan.needs:
+        extra |= nvtx_environment(folder.pages.parent / "nvtx")
+    if "nccl_net" in plan.needs:
+        extra |= nccl_net_environment(folder.pages.parent / "nccl_net")
+    env, own_env = (
+        job_env(base, run_id=run_id, agent_plan=folder.agent_plan, extra=extra)
+        for base in (os.environ, dict[str, str]())
+    )
+    checkpoints = Path(_filled(job.cwd, folder)) / _filled(job.checkpoints, folder) if job.checkpoints else None
+    return JobSpec(
+        argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission, job.nodes,
+        own_env, checkpoints, job.container, job.replicas, job.world_size // job.replicas,
+        job.busy_nodes, job.hosts, job.timeout_s, job.pods, job.slurm,
     )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ _VOLUME = "torchaos-run"
 class PodChange:
     """`container`: the name of the container that runs the job; empty: the first. `folder`: the parent of the run
     directory; an empty volume is mounted there, unless a volume of the container contains it. `limit_s`: the pod is
-    ended after this many seconds. Values of a wrong type in a manifest are left as they are: the API server refuses
-    them."""
+    ended after this many seconds. `cwd`: the working directory of the job; empty: that of the image or manifest. Values
+    of a wrong type in a manifest are left as they are: the API server refuses them."""
 
     label: tuple[str, str]
     command: Sequence[str]
@@ -23,6 +23,7 @@ class PodChange:
     folder: PurePosixPath
     limit_s: int
     container: str = ""
+    cwd: str = ""
 
     def mark(self, object_: dict[str, Any]) -> None:
         key, value = self.label
@@ -32,6 +33,8 @@ class PodChange:
         """Makes the job the command of a container, or of the trainer of a TrainJob."""
         container["command"] = list(self.command)
         container.pop("args", None)
+        if self.cwd:
+            container["workingDir"] = self.cwd
         kept = [
             one for one in container.get("env") or [] if not isinstance(one, dict) or one.get("name") not in self.env
         ]

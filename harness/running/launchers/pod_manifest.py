@@ -65,6 +65,13 @@ class Manifest:
         return list(_pods(self.objects))
 
     @property
+    def count(self) -> int | None:
+        """How many pods run at the same time. None if that is not known, as for the object of an operator."""
+        counts = [_count(object_) for object_ in self.objects if any(pods_in(object_))]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) and counts else None
+
+    @property
     def kinds(self) -> str:
         names = (f"{object_['kind'].lower()}.{_group(object_)}".rstrip(".") for object_ in self.objects)
         return ",".join(dict.fromkeys(names))
@@ -122,6 +129,18 @@ class Manifest:
 def shares_network(pod: Mapping[str, Any]) -> bool:
     """Whether the pod has the network of its machine."""
     return bool(pod["spec"].get("hostNetwork"))
+
+
+def _count(object_: Mapping[str, Any]) -> int | None:
+    """The number of pods that an object of the manifest makes, of which all run at the same time; None: not known."""
+    if object_["kind"] == "Pod":
+        return 1
+    if object_["kind"] != "Job" or _group(object_) != "batch":
+        return None
+    at_once, in_all = (object_["spec"].get(key) for key in ("parallelism", "completions"))
+    at_once = 1 if at_once is None else at_once
+    in_all = at_once if in_all is None else in_all
+    return min(at_once, in_all) if isinstance(at_once, int) and isinstance(in_all, int) else None
 
 
 def _pods(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

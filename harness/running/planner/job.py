@@ -87,7 +87,7 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
         container=_container(job, here, values),
         busy_nodes=_busy_nodes(most_nodes(command, env), nodes, world, per_node),
         hosts=tuple(job.hosts),
-        pods=_pods(job, here),
+        pods=_pods(job, here, cwd),
         slurm=job.slurm.model_dump() if job.slurm else {},
     )
 
@@ -169,8 +169,9 @@ def _size(job: Job, runs_already: bool) -> int | None:
     return size or None
 
 
-def _pods(job: Job, here: Path) -> dict[str, Any]:
-    """The settings, and the digest of the manifest: a twin is of the same manifest."""
+def _pods(job: Job, here: Path, cwd: Path) -> dict[str, Any]:
+    """The settings, the digest of the manifest (a twin is of the same manifest), and the directory in the pods, if the
+    scenario names one."""
     if job.pods is None:
         return {}
     if job.pods.attach:
@@ -178,7 +179,8 @@ def _pods(job: Job, here: Path) -> dict[str, Any]:
     file = (here / job.pods.manifest).absolute()
     Manifest.read(file)
     digest = xxhash.xxh3_128_hexdigest(file.read_bytes())
-    return {**job.pods.model_dump(), "manifest": str(file), "digest": digest}
+    directory = {"cwd": str(cwd)} if "cwd" in job.model_fields_set else {}
+    return {**job.pods.model_dump(), "manifest": str(file), "digest": digest, **directory}
 
 
 def _container(job: Job, here: Path, values: Mapping[str, str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.guards import check_disk
 from torchaos.harness.running.engine.run import Run, Watcher
 from torchaos.harness.running.engine.stoppable import Stoppable
+from torchaos.harness.running.launchers.of_plan import check_cluster
 from torchaos.harness.running.twins.twin import Twins, last_step_in, made_of, too_late
 from torchaos.harness.undo.recovery import LeftBehind
 
@@ -54,6 +55,7 @@ class ScenarioRun(Stoppable):
         self.plan.write(self.folder.plan)
         with open(self.folder.scenario, "wb", opener=owner_only) as file:
             file.write(self._text)
+        check_cluster(self.plan, self.folder)  # before the twin, which may take hours
         twins = Twins(self.plan, self._execute, None, lambda: bool(self._stopped), self._note)
         wanted = int(self.plan.twin.get("runs", 0))
         has_twin = wanted > 0 and not self._stopped and twins.give(0, self.folder)

@@ -35,11 +35,11 @@ class Narrator:
             Kind.NOTE: lambda e: Line(f"note: {e.data['text']}"),
             Kind.STOPPED: lambda e: Line(f"the run is ended early: {e.data['reason']}", "bold yellow"),
             Kind.JOB_STARTED: self._job_started,
-            Kind.JOB_EXITED: lambda e: Line(f"the job ended with {exit_in_words(e.data['exit_code'])}"),
+            Kind.JOB_EXITED: lambda e: Line(_end_in_words(e.data["exit_code"])),
             Kind.RANK_UP: self._rank_up,
             Kind.RANK_EXITED: self._rank_exited,
             Kind.ELASTIC_FAILURE: self._elastic_failure,
-            Kind.ELASTIC_RESTART: lambda e: Line(f"torchelastic restarts; {e.data['attempts_left']} restarts are left"),
+            Kind.ELASTIC_RESTART: lambda e: Line(_restart_in_words(e.data["attempts_left"])),
             Kind.LOG_CAUSE: lambda e: self._once(("cause", e.data["cause"]), Line(f"recognised: {e.data['cause']}")),
             Kind.AGENT_FAILED: self._agent_failed,
             Kind.STEP: self._first_step,
@@ -163,6 +163,16 @@ def _where(event: Event) -> str:
 
 def _name(event: Event) -> str:
     return posixpath.basename(str(event.data["path"]).rstrip("/")) or "a checkpoint"
+
+
+def _end_in_words(code: object) -> str:
+    if code is None:  # for example, of a job to which torchaos is attached
+        return "the job ended, or is no longer followed; its exit code is not known"
+    return f"the job ended with {exit_in_words(code)}"
+
+
+def _restart_in_words(left: object) -> str:
+    return "torchelastic restarts" + ("" if left is None else f"; {left} restarts are left")
 
 
 def exit_in_words(code: object) -> str:

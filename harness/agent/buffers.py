@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from .agent import Agent
-from .places import objects_since
+from .places import objects
 from .reads import writes
 
 _MOST = 4  # buffers that wait for their file
@@ -44,6 +44,7 @@ class Buffers:
         self._agent, self._found = agent, found
         self._waiting: list[_Buffer] = []
         self._opened: dict[str, None] = {}
+        self._known: set[tuple[str, int, int]] = set()  # objects that were told: path, time and inode
         self._installed = False
         careful = agent.careful("checkpoints")
         self.saved, self.look, self._noted = careful(self._saved), careful(self._look), careful(self._note)
@@ -75,18 +76,32 @@ class Buffers:
 
     def _look(self) -> None:
         """Compares the files that were opened, and the new objects of a store, with the buffers."""
-        since_s = min((buffer.wall_s for buffer in self._waiting), default=0.0) - _TICK_S
-        new = objects_since(since_s) if self._waiting else ()
-        for path in [*self._opened, *new]:
+        for path in list(self._opened):
             buffer = next((buffer for buffer in self._waiting if _is_in(buffer, path)), None)
             if buffer is not None:
-                self._opened.pop(path, None)
+                del self._opened[path]
                 self._waiting.remove(buffer)
                 self._found(path, buffer.step, buffer.blocked_s)
+        if self._waiting:
+            self._look_at_objects()
         for buffer in self._waiting:
             buffer.looks += 1
         self._waiting = [buffer for buffer in self._waiting if buffer.looks < _LOOKS]
         self._agent.look_for_saves = self.look if self._waiting else None
+
+    def _look_at_objects(self) -> None:
+        """All objects with the bytes of a buffer count: another rank may have put the same bytes under its own name."""
+        found: list[_Buffer] = []
+        for path, about in objects():
+            version = path, about.st_mtime_ns, about.st_ino
+            new = [
+                one for one in self._waiting if one.wall_s - _TICK_S <= about.st_mtime and version not in self._known
+            ]
+            if own := [buffer for buffer in new if _is_in(buffer, path)][-1:]:
+                self._known.add(version)
+                self._found(path, own[0].step, own[0].blocked_s)
+                found += own
+        self._waiting = [buffer for buffer in self._waiting if buffer not in found]
 
 
 def _is_in(buffer: _Buffer, path: str) -> bool:

@@ -218,7 +218,7 @@ class CheckpointHook:
 def _path_of(target: Any) -> str | None:
     """The absolute path of a path or of an open file. None for a buffer in memory."""
     if not isinstance(target, (str, bytes, os.PathLike)):
-        target = getattr(target, "name", None)
+        target = getattr(target, "name", None) or getattr(target, "full_name", None)  # the latter: of fsspec
     if not isinstance(target, (str, bytes, os.PathLike)):
         return None
     path = os.fsdecode(os.fspath(target))

@@ -10,23 +10,24 @@ from typing import Iterator
 from .wire import ENV_STORE
 
 _S3 = "s3://"
+_UNFINISHED = ".rclone_temp_"  # names of rclone's files for objects that are not complete yet
 
 
 def absolute(place: str) -> str:
     """The path to report for a path or a URL."""
     store = os.environ.get(ENV_STORE)
     if store and place.startswith(_S3):
-        return os.path.join(store, place[len(_S3) :])
+        return os.path.normpath(os.path.join(store, place[len(_S3) :]))
     return place if "://" in place else os.path.abspath(place)
 
 
-def objects_since(wall_s: float) -> Iterator[str]:
-    """The paths of the store's objects that are not older (seconds since the epoch). None without a store."""
+def objects() -> Iterator[tuple[str, os.stat_result]]:
+    """The files of the store's objects. None without a store."""
     folders = [os.environ[ENV_STORE]] if ENV_STORE in os.environ else []
     while folders:
         with suppress(OSError), os.scandir(folders.pop()) as entries:  # an object may be replaced meanwhile
             for entry in entries:
                 if entry.is_dir():
                     folders.append(entry.path)
-                elif entry.stat().st_mtime >= wall_s:
-                    yield entry.path
+                elif not entry.name.startswith(_UNFINISHED):
+                    yield entry.path, entry.stat()

@@ -36,7 +36,7 @@ from torchaos.harness.exploring.reproduce import NAME as SCRIPT
 from torchaos.harness.exploring.reproduce import STATE, script_of
 from torchaos.harness.exploring.spared import LIKE, Spared
 from torchaos.harness.exploring.states.state import State
-from torchaos.harness.exploring.store.stored import served
+from torchaos.harness.exploring.store.stored import Served
 from torchaos.harness.exploring.story import files_of
 from torchaos.harness.exploring.suspected import SHOWN, each_kind_first, failure, is_suspected, may_pay, shown
 from torchaos.harness.exploring.trials import Trials, checkpoints_in
@@ -106,8 +106,8 @@ class Exploration:
         recording = self._recorded()
         if recording is None or self._stopped:
             return None
-        with served(self.plan, self._recorded.now, self.home / "store.log") as live:
-            return self._explore(live, recording)
+        with Served(self.plan, self._recorded.now, self.home / "store.log") as self._served:
+            return self._explore(self._served.plan, recording)
 
     def _explore(self, plan: Plan, recording: Recording) -> Explored:
         """`plan`: that of each resume."""
@@ -200,6 +200,7 @@ class Exploration:
     def _note(self, outcome: Outcome, number: int, of: int, done: dict[tuple[str, str], Outcome]) -> None:
         """Notes an outcome, unless the exploration was stopped meanwhile."""
         if not self._stopped:
+            self._served.check()
             done[_key(outcome)] = outcome
             _append(self.home, outcome)
             self._told(outcome, number, of)

@@ -26,7 +26,7 @@ class Kind(str, Enum):
     RENAME = "rename"  # to `to`; a file or empty folder with that name is removed
     LINK = "link"  # `to` is a second name of `path`
     SYMLINK = "symlink"  # `path` is a new link to `to`
-    UNLINK = "unlink"
+    UNLINK = "unlink"  # removes a file, or an object if it is there
     MKDIR = "mkdir"
     RMDIR = "rmdir"
     FSYNC = "fsync"
@@ -77,6 +77,7 @@ class Recording:
     began_s: float = 0.0  # CLOCK_MONOTONIC, seconds: begin of the job if known, otherwise of the recorder
     ended_s: float = 0.0
     unsure: tuple[str, ...] = ()  # sentences about what the recorder could not see
+    stored: bool = False  # the files are the objects of a store, which has no folders
 
     @cached_property
     def lines(self) -> dict[int | None, tuple[Operation, ...]]:
@@ -99,7 +100,7 @@ class Recording:
         about = {
             "version": _VERSION, "before": sorted(self.before), "base": _tree_to_json(self.base),
             "blobs": str(self.blobs.folder), "began_s": self.began_s, "ended_s": self.ended_s,
-            "unsure": list(self.unsure),
+            "unsure": list(self.unsure), "stored": self.stored,
         }  # fmt: skip
         (folder / "recording.json").write_text(json.dumps(about))
 
@@ -114,7 +115,7 @@ class Recording:
             return cls(
                 tuple(_operation(line) for line in lines), frozenset((a, b) for a, b in about["before"]),
                 _tree_of_json(about["base"]), Blobs(folder / about["blobs"]),
-                about["began_s"], about["ended_s"], tuple(about["unsure"]),
+                about["began_s"], about["ended_s"], tuple(about["unsure"]), bool(about.get("stored")),
             )  # fmt: skip
         except (KeyError, TypeError) as error:
             raise ValueError(f"{folder}: not a recording: {error}") from error

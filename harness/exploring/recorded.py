@@ -13,7 +13,7 @@ from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.exploring.blobs import Blobs
 from torchaos.harness.exploring.operations import Recording
 from torchaos.harness.exploring.recorder import HOOKS, Recorder, events_of, read
-from torchaos.harness.exploring.store.stored import is_stored, served
+from torchaos.harness.exploring.store.stored import Served, is_stored
 from torchaos.harness.exploring.trials import asked_of, checkpoints_in
 from torchaos.harness.judging.ending.unstarted import died_by_itself
 from torchaos.harness.judging.twins.agreement import wants_more
@@ -82,13 +82,16 @@ class Recorded(Stoppable):
             with closing(Blobs(home / "blobs")) as blobs:
                 base, began_s = blobs.take(root), time.monotonic()
             self._execute(plan, self.now, home)
-            found = read(home, base, events_of(home), began_s, time.monotonic())
-            if not found.operations and not self._stopped:
+            if self._stopped:
+                return None
+            found = read(home, base, events_of(home), began_s, time.monotonic(), stored=True)
+            if not found.operations:
+                self._check(Record.load(self.now))
                 raise UsageError(
                     f"{plan.scenario}: the job has put no object below its job.checkpoints.path; it must take the "
                     "address of its store from AWS_ENDPOINT_URL"
                 )
-            return None if self._stopped else found
+            return found
         with Recorder(root, home) as recorder:
             self._execute(plan, self.now)
         self.left += recorder.left
@@ -121,5 +124,5 @@ class Recorded(Stoppable):
     def _execute(self, plan: Plan, folder: RunDir, notes: Path | None = None) -> None:
         if not folder.plan.exists():
             plan.write(folder.plan)
-        with served(plan, folder, folder.logs / "store.log", notes) as live:
-            self._carry_out(Run(live, folder))
+        with Served(plan, folder, folder.logs / "store.log", notes) as served:
+            self._carry_out(Run(served.plan, folder))

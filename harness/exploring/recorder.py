@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -61,13 +62,26 @@ class Recorder(Cover):
         blobs.close()
 
 
-def read(home: Path, base: Tree, events: Sequence[Event], began_s: float, ended_s: float) -> Recording:
-    """The recording whose notes are in `home`. `events`: those of the ranks. Raises OSError."""
+def read(
+    home: Path, base: Tree, events: Sequence[Event], began_s: float, ended_s: float, stored: bool = False
+) -> Recording:  # fmt: skip
+    """The recording whose notes are in `home`. `events`: those of the ranks. `stored`: the files are the objects of a
+    store. Raises OSError."""
     operations = tuple(Operation(**{**raw, "kind": Kind(raw["kind"])}) for raw in _lines(home / "operations"))
     stamps = [Stamp(**{**raw, "ranks": raw["ranks"] and tuple(raw["ranks"])}) for raw in _lines(home / "collectives")]
     before, unsure = order(operations, stamps)
+    doubts = (*unsure, *map(str, _lines(home / Notes.DOUBTS)), *(_shared(operations) if stored else ()))
     blobs = Blobs(home / "blobs")
-    return Recording(with_steps(operations, events), before, base, blobs, began_s, ended_s, unsure)
+    return Recording(with_steps(operations, events), before, base, blobs, began_s, ended_s, doubts, stored)
+
+
+def _shared(operations: Sequence[Operation]) -> Iterator[str]:
+    """A sentence for each object that several ranks changed: which of them is the last one is chance."""
+    ranks = defaultdict[str, set[int | None]](set)
+    for operation in operations:
+        ranks[operation.path].add(operation.rank)
+    for path in sorted(path for path in ranks if len(ranks[path]) > 1):
+        yield f"several processes changed the object {path}: the order of these requests is tried only as it was seen"
 
 
 def events_of(home: Path) -> list[Event]:
@@ -79,7 +93,7 @@ def events_of(home: Path) -> list[Event]:
     return [event for plan in plans for event in read_events(Path(plan.events))]
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> list[Any]:
     try:
         return [json.loads(line) for line in path.read_text().splitlines()]
     except FileNotFoundError:

@@ -21,7 +21,7 @@ from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.checkpoints import inventory
 from torchaos.harness.contracts import Harm, Need, UsageError
-from torchaos.harness.exploring import past
+from torchaos.harness.exploring import operations, past
 from torchaos.harness.exploring.cut import cut_together
 from torchaos.harness.exploring.operations import Recording
 from torchaos.harness.exploring.outcomes import Outcome, seen_in
@@ -112,14 +112,18 @@ class Trials:
         state's last operation, because then it is clearest which checkpoints were complete."""
         if state.moments:
             return min(state.moments[-1][1], self._ended_s), {}
-        lines = self.recording.lines
-        last = state.last_operation.number if state.last_operation else -1
-        upto = state.done or {rank: sum(operation.number <= last for operation in line) for rank, line in lines.items()}
-        done = {rank: lines[rank][: upto.get(rank, 0)] for rank in lines}
+        lines, done = self.recording.lines, self._done(state)
         ends = [math.nextafter(operations[-1].ended_s, math.inf) for operations in done.values() if operations]
         died_s = min(max(ends, default=self.recording.began_s), self._ended_s)
         early = {rank: lines[rank][len(done[rank])].begun_s for rank in lines if len(done[rank]) < len(lines[rank])}
         return died_s, {rank: at_s for rank, at_s in early.items() if rank is not None and at_s < died_s}
+
+    def _done(self, state: State) -> dict[int | None, tuple[operations.Operation, ...]]:
+        """The operations that each rank had done before the death."""
+        lines = self.recording.lines
+        last = state.last_operation.number if state.last_operation else -1
+        upto = state.done or {rank: sum(operation.number <= last for operation in line) for rank, line in lines.items()}
+        return {rank: lines[rank][: upto.get(rank, 0)] for rank in lines}
 
     def died_at(self, state: State) -> int:
         """The highest global step before the death."""
@@ -138,6 +142,7 @@ class Trials:
         self._link_manifests(died_s, by_rank)
         root = checkpoints_in(self.plan, self.now)
         state.write_to(root)
+        self._date_objects(state, root)
         self.staged = stats_of(root)
         self.close()
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -198,6 +203,21 @@ class Trials:
         named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.now.job), "{run}")
         told = json.dumps({**found, "checkpoints": json.loads(named)}, indent=1)
         write_atomically(self.now.artifacts / "inventory.json", told, private=True)
+
+    def _date_objects(self, state: State, root: Path) -> None:
+        """Gives the objects of a store the times at which they were put, as long ago as in the recorded run. A job may
+        take the newest object."""
+        if not self.recording.stored:
+            return
+        puts: dict[tuple[str, str | None], float] = {}
+        for done in self._done(state).values():
+            for put in (operation for operation in done if operation.kind is operations.Kind.PUT):
+                key = put.path, put.blob if put.size else None
+                puts[key] = max(puts.get(key, 0.0), put.ended_s)
+        for path, content in state.tree.files.items():
+            put_s = puts.get((path, content.extents[0].blob if content.extents else None), self.recording.began_s)
+            at_s = self.staged_s[1] - (self.recording.ended_s - put_s)
+            os.utime(root / path, (at_s, at_s))
 
     def _link_manifests(self, died_s: float, by_rank: Mapping[int, float]) -> None:
         """Links the manifests of the saves that had ended when their rank died. A save that was still to be renamed is

@@ -111,7 +111,10 @@ def bytes_of(contents):
     torch.save(contents, buffer)
     return buffer.getvalue()
 same = {"step": 1}
-put("old.pt", bytes_of(same))
+first = bytes_of(same)
+put(".rclone_temp_put_1", first)  # an object that is not complete yet
+step()
+put("old.pt", first)
 step()
 time.sleep(0.1)
 put("last.pt", bytes_of(same))
@@ -128,8 +131,8 @@ step()
     names = [event.data["path"].removeprefix(f"{objects}/saved/run/") for event in ends]
     assert list(zip(names, [event.step for event in ends], strict=True)) == [
         ("old.pt", 1),
-        ("last.pt", 2),
         ("last.pt", 3),
+        ("last.pt", 4),
     ]
 
 

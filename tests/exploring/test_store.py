@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,24 +17,27 @@ from typing import Any
 import boto3
 import psutil
 import pytest
+from botocore.exceptions import BotoCoreError, ClientError
 from explorations import outcome_of, saves
 from resumes import recorded
 from saves import Disk
 from waiting import wait_until
 
 from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.exploring import recorder
 from torchaos.harness.exploring.blobs import Blobs
 from torchaos.harness.exploring.choice import models_of
+from torchaos.harness.exploring.notes import Notes
 from torchaos.harness.exploring.operations import Kind, Operation, Recording
 from torchaos.harness.exploring.recorded import Recorded
 from torchaos.harness.exploring.recorder import read
 from torchaos.harness.exploring.reproduce import script_of
 from torchaos.harness.exploring.states import process_death
 from torchaos.harness.exploring.store import rclone, stored
-from torchaos.harness.exploring.store.stored import in_folder, is_stored, served
+from torchaos.harness.exploring.store.stored import Served, in_folder, is_stored
 from torchaos.harness.exploring.story import files_of
 from torchaos.harness.exploring.tree import Tree
-from torchaos.harness.exploring.trials import checkpoints_in
+from torchaos.harness.exploring.trials import Trials, checkpoints_in
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 
@@ -68,8 +72,8 @@ def stored_plan(place: str = "s3://saved/run") -> Plan:
 def store_in(folder: Path, notes: Path | None = None) -> Iterator[dict[str, str]]:
     """The environment of a job with a store."""
     run = RunDir(folder / "run").create()
-    with served(stored_plan(), run, folder / "store.log", notes) as plan:
-        yield {name: value.replace("{run}", str(run.job)) for name, value in plan.job.env.items()}
+    with Served(stored_plan(), run, folder / "store.log", notes) as served:
+        yield {name: value.replace("{run}", str(run.job)) for name, value in served.plan.job.env.items()}
 
 
 def client(env: dict[str, str]) -> Any:
@@ -79,7 +83,7 @@ def client(env: dict[str, str]) -> Any:
 
 
 def recording_of(notes: Path) -> Recording:
-    return read(notes, Tree(), [], 0.0, 1e9)
+    return read(notes, Tree(), [], 0.0, 1e9, stored=True)
 
 
 def contents(recording: Recording, tree: Tree) -> dict[str, bytes]:
@@ -103,8 +107,8 @@ def test_an_object_is_there_at_once(tmp_path: Path) -> None:
     one, two = {"newest": b"1"}, {"newest": b"2"}
     found = list(process_death.states(recording, symmetry=False))
     expected = [{}, a, b, a | b, a | b | one, a | b | two, b | two, two]
-    shown = [contents(recording, state.tree) for state in found]
-    assert sorted(map(repr, shown)) == sorted(map(repr, (dict(sorted(each.items())) for each in expected))), shown
+    shown = [sorted(contents(recording, state.tree).items()) for state in found]
+    assert sorted(shown) == sorted(sorted(each.items()) for each in expected)
     assert {state.tree.folders for state in found} == {frozenset(), frozenset({"step-1"})}
     named = next(state for state in found if state.last_operation and state.last_operation.kind is Kind.PUT
                  and state.operations == 3)  # fmt: skip
@@ -132,7 +136,9 @@ def test_requests_are_recorded(tmp_path: Path) -> None:
         store = client(env)
         store.put_object(Bucket="saved", Key="other/log", Body=b"x")
         store.copy_object(Bucket="saved", Key="run/copy", CopySource="saved/run/step 1/rank-0.pt")
-        keys = [{"Key": "run/copy"}, {"Key": "run/large-0"}, {"Key": "run/was-never-there"}]
+        store.copy_object(Bucket="saved", Key="run/old/copy", CopySource="saved/run/step 1/rank-0.pt")
+        # Some clients also remove the folders of the objects, which are none.
+        keys = [{"Key": f"run/{name}"} for name in ("large-0", "old/copy", "old", "was-never-there")]
         assert "Errors" not in store.delete_objects(Bucket="saved", Delete={"Objects": keys})
         store.delete_object(Bucket="saved", Key="run/large-1")
         with pytest.raises(store.exceptions.NoSuchKey):
@@ -142,15 +148,95 @@ def test_requests_are_recorded(tmp_path: Path) -> None:
     assert told[:4] == [
         (rank, "put", name) for rank in (0, 1) for name in (f"step 1/rank-{rank}.pt", f"large-{rank}")
     ]  # fmt: skip
-    assert told[4] == (None, "put", "copy")
-    removed = {path for _rank, kind, path in told[5:] if kind == "unlink"}
-    assert removed - {"was-never-there"} == {"copy", "large-0", "large-1"}, told
+    assert told[4:6] == [(None, "put", "copy"), (None, "put", "old/copy")]
+    assert told[6:] == [(None, "unlink", path) for path in ("large-0", "old/copy", "large-1")]
+    assert not [doubt for doubt in recording.unsure if "was put" in doubt]
     large: Operation = recording.operations[1]
     assert large.size == PART + 7
     last = list(process_death.states(recording))[-1]
-    assert set(last.tree.files) == {"step 1/rank-0.pt", "step 1/rank-1.pt"}
+    assert set(last.tree.files) == {"copy", "step 1/rank-0.pt", "step 1/rank-1.pt"}
     before = next(state for state in process_death.states(recording) if state.operations == 4)
     assert contents(recording, before.tree)["large-1"] == b"\1" * PART + b"\2" * 7
+
+
+def test_ranks_that_change_the_same_object(tmp_path: Path) -> None:
+    """Two ranks put the same object, and later remove it: the order of their requests is tried as it was seen, and the
+    recording says so. No rank has done something later while its own earlier request is undone."""
+    notes = Notes(tmp_path)
+    for rank in (0, 1):
+        notes.add(Kind.PUT, "last.pt", rank, rank + 0.5, 0, os.getpid(), size=1, blob=notes.blobs.add(b"01"[rank:][:1]))
+    notes.close()
+    recording = recording_of(tmp_path)
+    same = replace(recording.operations[1], rank=1)
+    assert read(tmp_path, Tree(), [], 0.0, 9.0, stored=True).unsure == ()  # of one process
+    disk = Disk(Blobs(tmp_path / "blobs"))
+    disk.rank(0).put("last.pt", b"0")
+    disk.rank(1).put("last.pt", b"1")
+    disk.rank(0).unlink("last.pt")
+    disk.rank(1).unlink("last.pt")
+    for rank in (0, 1):
+        disk.rank(rank).put(f"done-{rank}", b"")
+    found = [contents(disk.recording(), state.tree) for state in process_death.states(disk.recording())]
+    assert {"last.pt": b"0"} in found
+    assert {"last.pt": b"1"} in found
+    assert all("last.pt" not in each for each in found if "done-1" in each)
+    assert same.rank == 1
+    assert list(recorder._shared((recording.operations[0], same))) == [
+        "several processes changed the object last.pt: the order of these requests is tried only as it was seen"
+    ]
+
+
+def test_what_the_store_does_not_know(tmp_path: Path) -> None:
+    """A request that only a store of a cloud can carry out is refused, and never changes an object's bytes: tags, a
+    condition with a tag of contents, a form. A condition that the object is new holds. Compressed bytes stay as they
+    are. Metadata are a doubt, because states do not have them."""
+    with store_in(tmp_path, tmp_path / "notes") as env:
+        store = client(env)
+        place = {"Bucket": "saved", "Key": "run/a"}
+        store.put_object(**place, Body=b"a", IfNoneMatch="*")
+        refused = [
+            lambda: store.put_object(**place, Body=b"b", IfNoneMatch="*"),
+            lambda: store.put_object(**place, Body=b"b", IfMatch='"1"'),
+            lambda: store.put_object_tagging(**place, Tagging={"TagSet": [{"Key": "k", "Value": "v"}]}),
+            lambda: store.get_object_tagging(**place),
+        ]
+        codes = []
+        for ask in refused:
+            with pytest.raises(ClientError) as error:
+                ask()
+            codes.append(error.value.response["Error"]["Code"])
+        assert codes == ["PreconditionFailed", "NotImplemented", "NotImplemented", "NotImplemented"]
+        assert store.get_object(**place)["Body"].read() == b"a"
+        squeezed = gzip.compress(b"z" * 1000)
+        store.put_object(Bucket="saved", Key="run/b", Body=squeezed, ContentEncoding="gzip", Metadata={"step": "3"})
+        assert store.get_object(Bucket="saved", Key="run/b")["Body"].read() == squeezed
+        store.put_object(Bucket="saved", Key="run/folder/", Body=b"")  # some clients mark folders
+        store.put_object(Bucket="saved", Key="run/folder/c", Body=b"c")
+        store.delete_object(Bucket="saved", Key="run/folder")
+        assert store.get_object(Bucket="saved", Key="run/folder/c")["Body"].read() == b"c"
+    recording = recording_of(tmp_path / "notes")
+    assert [(each.kind, each.path) for each in recording.operations] == [
+        (Kind.PUT, "a"), (Kind.PUT, "b"), (Kind.PUT, "folder/c")
+    ]  # fmt: skip
+    assert len(recording.unsure) == 1
+    assert "metadata of their own" in recording.unsure[0]
+
+
+def test_objects_have_their_times(tmp_path: Path) -> None:
+    """A job may take the newest object: the objects of a state are as old as they were in the recorded run."""
+    disk = Disk(Blobs(tmp_path / "blobs"))
+    for name in ("step-9", "step-10", "empty"):
+        disk.rank(0).put(name, name.encode() if name != "empty" else b"")
+    disk.rank(0).put("step-9", b"again")
+    recording = disk.recording()
+    trials = Trials.__new__(Trials)
+    trials.recording, trials.staged_s = recording, (0.0, 1000.0)
+    for done, order in ((3, ["step-9", "step-10", "empty"]), (4, ["step-10", "empty", "step-9"])):
+        state = next(state for state in process_death.states(recording) if state.operations == done)
+        root = tmp_path / str(done)
+        state.write_to(root)
+        trials._date_objects(state, root)
+        assert sorted(os.listdir(root), key=lambda name: (root / name).stat().st_mtime) == order
 
 
 def test_a_folder_that_is_made_again_is_another_store(tmp_path: Path) -> None:
@@ -185,6 +271,26 @@ def test_a_store_that_died_is_said(tmp_path: Path) -> None:
         job()
 
 
+def test_rclone_alone_dies(tmp_path: Path) -> None:
+    """rclone is killed between two states. A resume would fail, whatever its state: the store ends too, and the check
+    after the resume says so."""
+    run = RunDir(tmp_path / "run").create()
+    with pytest.raises(ChaosError, match=r"the store .* died, with exit code 1: rclone died with exit code -9"):
+        with_dead_rclone(Served(stored_plan(), run, tmp_path / "store.log"))
+
+
+def with_dead_rclone(served: Served) -> None:
+    with served:
+        (server,) = [each for each in psutil.Process().children() if stored._SERVER in each.cmdline()]
+        (program,) = server.children()
+        program.kill()
+        with suppress(ClientError, BotoCoreError):
+            client(dict(served.plan.job.env)).list_objects_v2(Bucket="saved")
+        wait_until(server.status, psutil.STATUS_ZOMBIE.__eq__, 60)
+        served.check()
+        raise AssertionError("nobody has seen it")
+
+
 def test_without_rclone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the program rclone, the store says what to install. The last words of a store that does not start are the
     error."""
@@ -202,6 +308,9 @@ def test_a_job_that_does_not_use_the_store(tmp_path: Path, monkeypatch: pytest.M
     job = Recorded(stored_plan(), tmp_path, lambda text: None)
     job.now.create()
     monkeypatch.setattr(job, "_carry_out", lambda run: None)
+    with pytest.raises(ChaosError, match="the recorded run had 0 attempts"):  # it failed, whatever it has put
+        job._record(stored_plan(), tmp_path / "recording")
+    monkeypatch.setattr(job, "_check", lambda run: None)
     with pytest.raises(UsageError, match=r"put no object below its job.checkpoints.path; .* AWS_ENDPOINT_URL"):
         job._record(stored_plan(), tmp_path / "recording")
 

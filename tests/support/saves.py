@@ -44,7 +44,9 @@ class Disk:
 
     def recording(self) -> Recording:
         end = float(len(self.operations) + 1)
-        return Recording(tuple(self.operations), frozenset(self.before), self.base, self.blobs, 0.0, end)
+        stored = any(operation.kind is Kind.PUT for operation in self.operations)
+        before = frozenset(self.before)
+        return Recording(tuple(self.operations), before, self.base, self.blobs, 0.0, end, stored=stored)
 
 
 @dataclass

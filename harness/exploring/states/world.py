@@ -43,6 +43,7 @@ class World:
     """The effects of a recording in order, and the tree that any of these effects make together."""
 
     def __init__(self, recording: Recording) -> None:
+        self._stored = recording.stored
         self._numbers = count(ROOT + 1)
         self._kinds: dict[int, str] = {ROOT: "folder"}  # by node: file, folder, or the target of a symbolic link
         self._entries: dict[tuple[int, str], int] = {}  # while the effects are found
@@ -53,7 +54,6 @@ class World:
         self._changed: dict[tuple[int, str], Operation] = {}  # the operation that changed an entry last
         self._made: dict[int, Operation] = {}
         self._written: dict[int, dict[int | None, list[tuple[Operation, int, int]]]] = {}
-        self._stored = any(operation.kind is Kind.PUT for operation in recording.operations)
         self.effects = tuple(self._effect(operation) for operation in recording.operations)
         self.index = {
             line[i].number: i for line in recording.lines.values() for i in range(len(line))
@@ -133,8 +133,8 @@ class World:
             for folder, name, node in effect.entries:
                 if node is not None:
                     entries[folder, name] = node
-                elif entries.get((folder, name)) == effect.node:
-                    del entries[folder, name]
+                elif self._stored or entries.get((folder, name)) == effect.node:
+                    entries.pop((folder, name), None)
         inside: dict[int, list[tuple[str, int]]] = {}
         for (folder, name), node in entries.items():
             inside.setdefault(folder, []).append((name, node))
@@ -150,12 +150,12 @@ class World:
                     files[path] = content(node)
                 else:
                     links[path] = kind.removeprefix("link:")
-        if self._stored:  # a store has no empty folders
-            folders = {path for path in folders if any(file.startswith(f"{path}/") for file in files)}
+        if self._stored:
+            folders = {str(folder) for path in files for folder in PurePosixPath(path).parents[:-1]}
         return Tree(files, frozenset(folders), links)
 
     def _start(self, base: Tree) -> None:
-        for path in sorted(base.folders):
+        for path in () if self._stored else sorted(base.folders):
             self._enter(path, self._new("folder"))
         for path, content in base.files.items():
             node = self._new("file")
@@ -173,7 +173,10 @@ class World:
         self._entries[self._place(path)] = node
 
     def _place(self, path: str) -> tuple[int, str]:
-        """The folder and the name of a path. If the recorder has missed the folder, the root."""
+        """The folder and the name of a path. If the recorder has missed the folder, the root. In a store, the name is
+        the whole key."""
+        if self._stored:
+            return ROOT, path
         *above, name = path.split("/")
         folder = ROOT
         for part_ in above:
@@ -184,24 +187,13 @@ class World:
         parts = path.split("/") if path else []
         return [self._place("/".join(parts[: end + 1])) for end in range(len(parts))]
 
-    def _folders(self, path: str) -> list[tuple[int, str, int]]:
-        """The entries of the folders above a path. Missing folders are made."""
-        found = []
-        for folder in reversed(PurePosixPath(path).parents[:-1]):
-            place = self._place(str(folder))
-            if place not in self._entries:
-                self._entries[place] = self._new("folder")
-            found.append((*place, self._entries[place]))
-        return found
-
     def _effect(self, operation: Operation) -> Effect:
         kind, path = operation.kind, operation.path
         place = self._place(path) if path else None
         there = ROOT if place is None else self._entries.get(place)
         by_handle = self._files.get(operation.file) if operation.file is not None else None
         along = (*self._along(path), *self._along(operation.to or ""))
-        # An object store has no folders, so names don't matter there.
-        seen = [] if self._stored else [self._changed[at] for at in along if at in self._changed]
+        seen = [self._changed[at] for at in along if at in self._changed]
         if kind in (Kind.WRITE, Kind.TRUNCATE, Kind.CLOSE, *SYNCS) and by_handle is not None:
             there, seen = by_handle, []  # the operation names an open file, so names don't matter
         entries: tuple[tuple[int, str, int | None], ...] = ()
@@ -218,7 +210,9 @@ class World:
             there = self._new("file")
             extents = (Extent(0, operation.size, operation.blob),) if operation.size else ()
             self._first[there] = Content(operation.size, extents)
-            entries = (*self._folders(path), (*self._place(path), there))
+            entries = ((ROOT, path, there),)
+        elif kind is Kind.UNLINK and self._stored:
+            entries = ((ROOT, path, None),)  # also if the object is not there: in another order it may be
         elif kind in (Kind.UNLINK, Kind.RMDIR) and there is not None and place is not None:
             seen += self._inside(there)
             entries = ((*place, None),)

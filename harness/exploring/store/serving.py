@@ -120,7 +120,7 @@ async def serve(folder: Path, keys: str, home: Path | None) -> None:
     async with Rclone(folder) as store:
         notes = Notes(home) if home else None
         async with ClientSession(
-            connector=UnixConnector(str(store.socket), limit=0, force_close=True), timeout=ClientTimeout(),
+            connector=UnixConnector(store.socket, limit=0, force_close=True), timeout=ClientTimeout(),
             auto_decompress=False,
         ) as session:  # fmt: skip
             application = web.Application(client_max_size=0)  # 0: no limit

@@ -89,7 +89,10 @@ class Recording:
 
     @cached_property
     def kept_as_made(self) -> frozenset[str]:
-        """The paths of files that, as far as was seen, did not change after they were first closed."""
+        """The paths of files that, as far as was seen, did not change after they were first closed. None of a store:
+        the objects of each state have their own times."""
+        if self.stored:
+            return frozenset()
         paths = {path for operation in self.operations for path in (operation.path, operation.to) if path}
         return frozenset(paths - {operation.path for operation in self.operations if operation.kind is Kind.OPEN})
 

@@ -21,12 +21,13 @@ from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.checkpoints import inventory
 from torchaos.harness.contracts import Harm, Need, UsageError
-from torchaos.harness.exploring import operations, past
+from torchaos.harness.exploring import past
 from torchaos.harness.exploring.cut import cut_together
-from torchaos.harness.exploring.operations import Recording
+from torchaos.harness.exploring.operations import Operation, Recording
 from torchaos.harness.exploring.outcomes import Outcome, seen_in
 from torchaos.harness.exploring.states.state import State
 from torchaos.harness.exploring.stats import Stats, stats_of
+from torchaos.harness.exploring.store.times import date_objects
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
 from torchaos.harness.judging.checkpoints.resumes import resumes
 from torchaos.harness.judging.ending.teardown import final_step
@@ -118,7 +119,7 @@ class Trials:
         early = {rank: lines[rank][len(done[rank])].begun_s for rank in lines if len(done[rank]) < len(lines[rank])}
         return died_s, {rank: at_s for rank, at_s in early.items() if rank is not None and at_s < died_s}
 
-    def _done(self, state: State) -> dict[int | None, tuple[operations.Operation, ...]]:
+    def _done(self, state: State) -> dict[int | None, tuple[Operation, ...]]:
         """The operations that each rank had done before the death."""
         lines = self.recording.lines
         last = state.last_operation.number if state.last_operation else -1
@@ -142,7 +143,9 @@ class Trials:
         self._link_manifests(died_s, by_rank)
         root = checkpoints_in(self.plan, self.now)
         state.write_to(root)
-        self._date_objects(state, root)
+        if self.recording.stored:
+            done = (operation for own in self._done(state).values() for operation in own)
+            date_objects(root, state.tree, done, self.recording.began_s, self.staged_s[1])
         self.staged = stats_of(root)
         self.close()
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -203,21 +206,6 @@ class Trials:
         named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.now.job), "{run}")
         told = json.dumps({**found, "checkpoints": json.loads(named)}, indent=1)
         write_atomically(self.now.artifacts / "inventory.json", told, private=True)
-
-    def _date_objects(self, state: State, root: Path) -> None:
-        """Gives the objects of a store the times at which they were put, as long ago as in the recorded run. A job may
-        take the newest object."""
-        if not self.recording.stored:
-            return
-        puts: dict[tuple[str, str | None], float] = {}
-        for done in self._done(state).values():
-            for put in (operation for operation in done if operation.kind is operations.Kind.PUT):
-                key = put.path, put.blob if put.size else None
-                puts[key] = max(puts.get(key, 0.0), put.ended_s)
-        for path, content in state.tree.files.items():
-            put_s = puts.get((path, content.extents[0].blob if content.extents else None), self.recording.began_s)
-            at_s = self.staged_s[1] - (self.recording.ended_s - put_s)
-            os.utime(root / path, (at_s, at_s))
 
     def _link_manifests(self, died_s: float, by_rank: Mapping[int, float]) -> None:
         """Links the manifests of the saves that had ended when their rank died. A save that was still to be renamed is

@@ -35,9 +35,10 @@ from torchaos.harness.exploring.reproduce import script_of
 from torchaos.harness.exploring.states import process_death
 from torchaos.harness.exploring.store import rclone, stored
 from torchaos.harness.exploring.store.stored import Served, in_folder, is_stored
+from torchaos.harness.exploring.store.times import date_objects
 from torchaos.harness.exploring.story import files_of
 from torchaos.harness.exploring.tree import Tree
-from torchaos.harness.exploring.trials import Trials, checkpoints_in
+from torchaos.harness.exploring.trials import checkpoints_in
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 
@@ -229,14 +230,13 @@ def test_objects_have_their_times(tmp_path: Path) -> None:
         disk.rank(0).put(name, name.encode() if name != "empty" else b"")
     disk.rank(0).put("step-9", b"again")
     recording = disk.recording()
-    trials = Trials.__new__(Trials)
-    trials.recording, trials.staged_s = recording, (0.0, 1000.0)
     for done, order in ((3, ["step-9", "step-10", "empty"]), (4, ["step-10", "empty", "step-9"])):
         state = next(state for state in process_death.states(recording) if state.operations == done)
         root = tmp_path / str(done)
         state.write_to(root)
-        trials._date_objects(state, root)
+        date_objects(root, state.tree, recording.operations[:done], recording.began_s, 1000.0)
         assert sorted(os.listdir(root), key=lambda name: (root / name).stat().st_mtime) == order
+        assert (root / order[-1]).stat().st_mtime == 1000.0
 
 
 def test_a_folder_that_is_made_again_is_another_store(tmp_path: Path) -> None:

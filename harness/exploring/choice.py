@@ -80,6 +80,11 @@ class Choice:
     there_are: int  # the number of states with different files
     in_words: str
 
+    @property
+    def in_all(self) -> int:
+        """The number of states: equal files count once for each model."""
+        return max(self.there_are, len(self.states))
+
 
 def chosen(recording: Recording, models: Sequence[str], nodes: Nodes, most: int | None, seed: int) -> Choice:
     """At most `most` states with different contents of the folder. The seed reproduces the choice."""

@@ -29,7 +29,7 @@ def to_json(found: Explored, result: Result) -> dict[str, Any]:
         for one in found.outcomes
     ]
     return {
-        "schema": 1, "result": result.to_json(), "states": found.choice.there_are, "tried": len(outcomes),
+        "schema": 1, "result": result.to_json(), "states": found.choice.in_all, "tried": len(outcomes),
         "classes": dict(counts), "fatal_share": found.fatal_share, "fatal_s": round(found.fatal_s, 4),
         "tried_s": round(found.tried_s, 4), "outcomes": outcomes, "started": found.warm,
         "unfinished": found.unfinished, "notes": list(found.notes), "unsure": list(found.recording.unsure),

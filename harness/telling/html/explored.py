@@ -31,7 +31,7 @@ def text(found: Explored, result: Result, home: Path) -> str:
     """The HTML of the page of an exploration. `home`: the directory of the exploration; links are relative to it."""
     share = found.fatal_share
     return render("explored.html", {}, {
-        "result": result.to_json(), "found": found.warm, "there_are": found.choice.there_are,
+        "result": result.to_json(), "found": found.warm, "there_are": found.choice.in_all,
         "classes": [_class(found, kind) for kind in Class], "tried": len(found.outcomes),
         "fatal": "" if share is None else f"{share:.1%}", "fatal_s": seconds_in_words(found.fatal_s),
         "tried_s": seconds_in_words(found.tried_s), "time": _time(found), "line": _line(found),

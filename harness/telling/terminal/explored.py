@@ -31,7 +31,7 @@ def show(found: Explored, result: Result, console: Console) -> None:
     pen.gap()
     pen.row([(pen.mark(result.verdict), 1)], pen.text(f"{result.verdict.value}: {result.reason}", "bold"))
     pen.gap()
-    pen.heading("Outcomes", f"{len(found.outcomes)} of {found.choice.there_are} states; started {found.warm}")
+    pen.heading("Outcomes", f"{len(found.outcomes)} of {found.choice.in_all} states; started {found.warm}")
     for kind in Class:
         own = found.of(kind)
         words = told(own) if own and kind is not Class.RIGHT else ""

@@ -348,7 +348,7 @@ def test_a_plan_with_a_store(tmp_path: Path) -> None:
     ("place", "nodes", "why"),
     [
         ("gs://saved/run", 1, "only s3://BUCKET/KEYS"), ("s3:///run", 1, "only s3://BUCKET/KEYS"),
-        ("s3://saved/run", 2, "a job of several nodes can't reach it"),
+        ("s3://saved/run", 2, "by a job on this machine alone"),
     ],
 )  # fmt: skip
 def test_a_store_that_cannot_be_given(place: str, nodes: int, why: str) -> None:
@@ -357,6 +357,8 @@ def test_a_store_that_cannot_be_given(place: str, nodes: int, why: str) -> None:
     job = replace(plan.job, checkpoints=place, nodes=nodes)
     with pytest.raises(UsageError, match=why):
         in_folder(replace(plan, job=job))
+    with pytest.raises(UsageError, match=r"s3://BUCKET/KEYS|with launcher: local"):
+        in_folder(replace(plan, job=replace(job, nodes=1), launcher="docker"))
 
 
 def test_the_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,8 +38,8 @@ def in_folder(plan: Plan) -> Plan:
     url, refused = urlsplit(place), ""
     if url.scheme != "s3" or not url.netloc:
         refused = "only s3://BUCKET/KEYS is known of all object stores"
-    elif job.nodes > 1:
-        refused = "the store of an exploration is on this machine, and a job of several nodes can't reach it"
+    elif job.nodes > 1 or plan.launcher != "local":
+        refused = "the store of an exploration can be reached by a job on this machine alone, with launcher: local"
     elif find_spec("aiohttp") is None:
         refused = "aiohttp is missing: pip install 'torchaos[object-store]'"
     if refused:

@@ -84,6 +84,7 @@ def _forbidden(cluster: Path) -> list[str]:
 
 def _make(cluster: Path, made: dict[str, Any]) -> None:
     spec, template = made["spec"], made["spec"]["template"]
+    (cluster / "asked.json").write_text(json.dumps(template["spec"]))
     for index in range(spec["completions"]):
         pod = cluster / f"{made['metadata']['name']}-{index}"
         pod.mkdir()

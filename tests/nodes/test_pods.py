@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -44,6 +45,18 @@ def test_rights_that_are_missing(pods: Any) -> None:
     assert "this user may not delete job.batch, list job.batch, create pods/exec" in said
     assert "repair" not in said
     assert not list((pods.folder / "cluster").glob("*/pod.json"))
+
+
+def test_a_directory_that_only_pods_have(pods: Any) -> None:
+    """`job.cwd` is a directory of the image, which this machine does not have: the container is asked to run the job
+    there, and the commands on this machine run elsewhere. The stand-in runs its containers where it is."""
+    pods.more = {"cwd": "/workspace-of-the-image"}
+    run = pods.run({"inject": "process.kill", "target": {"rank": 1}, "when": STEP})
+    said = run.communicate(timeout=200)[0]
+    asked = json.loads((pods.folder / "cluster" / "asked.json").read_text())
+    assert asked["containers"][0]["workingDir"] == "/workspace-of-the-image"
+    assert run.returncode in (0, 2), said
+    assert pods.events(Kind.STEP)
 
 
 def test_more_nodes_than_pods(pods: Any) -> None:

@@ -129,8 +129,9 @@ class FarJob(SubmittedJob):
         commands = self._launcher.commands(spec, self._nodes, wrapper)
         self._logs = [self._log_for(node) for node in self._nodes] if self._attached else []
         readers = [log.line for log in self._logs] or [_ignore] * len(commands)
+        cwd = spec.cwd if spec.cwd.is_dir() else self._run_dir  # that of pods may not be here
         self._commands = [
-            Command(argv, spec.cwd, spec.env, spec.log.with_name(f"launch-{self._submission}.{number}.log"), reader)
+            Command(argv, cwd, spec.env, spec.log.with_name(f"launch-{self._submission}.{number}.log"), reader)
             for number, (argv, reader) in enumerate(zip(commands, readers, strict=True))
         ]
         on = Handler(self._up, self._journal.take, self._lost, self._lapsed)

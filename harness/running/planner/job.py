@@ -47,7 +47,7 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
     if not command:
         raise UsageError("job.command is empty; write the torchrun command line")
     if attach is None:
-        if not cwd.is_dir():
+        if job.pods is None and not cwd.is_dir():
             raise UsageError(f"job.cwd: {cwd} is no folder")
         if _is_of_this_machine(job):
             command[0] = resolve_program(command[0], cwd)

@@ -14,8 +14,8 @@ _NEAR = 40  # operations before and after the death, whose files are named
 
 def files_of(state: State, recording: Recording) -> tuple[tuple[str, str], ...]:
     """Each file that was about to change when the job died, and its state after the death in words. Paths are relative
-    to the checkpoint folder. Files of a folder that is not there are left out: the folder is said to be missing. An
-    object store has no folders."""
+    to the checkpoint folder. Files of a folder that is not there are left out: the folder is said to be missing.
+    Missing objects of a store are named, because a store has no folders."""
     last = state.last_operation.number if state.last_operation else -1
     numbers = {operation.number: place for place, operation in enumerate(recording.operations)}
     at = numbers.get(last, -1)

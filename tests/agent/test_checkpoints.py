@@ -103,7 +103,7 @@ def test_save_into_a_store(rank: Any) -> None:
         PREPARE
         + BUFFER
         + """
-import subprocess, time
+import subprocess
 def put(key, data):
     subprocess.run(["tee", folder + "/objects/saved/run/" + key], input=data, stdout=subprocess.DEVNULL, check=True)
 def bytes_of(contents):
@@ -116,7 +116,7 @@ put(".rclone_temp_put_1", first)  # an object that is not complete yet
 step()
 put("old.pt", first)
 step()
-time.sleep(0.1)
+os.utime(folder + "/objects/saved/run/old.pt", (1, 1))  # older than the next buffer
 put("last.pt", bytes_of(same))
 step()
 put("last.pt", bytes_of({"step": 3}))

@@ -181,7 +181,6 @@ def test_ranks_that_change_the_same_object(tmp_path: Path) -> None:
     assert {"last.pt": b"0"} in found
     assert {"last.pt": b"1"} in found
     assert all("last.pt" not in each for each in found if "done-1" in each)
-    assert same.rank == 1
     assert list(recorder._shared((recording.operations[0], same))) == [
         "several processes changed the object last.pt: the order of these requests is tried only as it was seen"
     ]

@@ -140,8 +140,8 @@ def test_how_many_pods(tmp_path: Path, text: str, count: int | None) -> None:
 
 def test_the_working_directory(tmp_path: Path) -> None:
     """The directory of the scenario is that of the container. Without one, that of the image or the manifest stays."""
-    (job,) = _changed(tmp_path, JOB, replace(CHANGE, cwd="/work/llm"))
-    assert job["spec"]["template"]["spec"]["containers"][1]["workingDir"] == "/work/llm"
+    (job,) = _changed(tmp_path, JOB, replace(CHANGE, cwd="/workspace"))
+    assert job["spec"]["template"]["spec"]["containers"][1]["workingDir"] == "/workspace"
     (job,) = _changed(tmp_path, JOB)
     assert "workingDir" not in job["spec"]["template"]["spec"]["containers"][1]
 

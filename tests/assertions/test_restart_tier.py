@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.assertions.restart_tier import RestartTier
+from torchaos.assertions.restart_tier import TIERS, RestartTier, Tier
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome, Target
 from torchaos.harness.record.plan import After, PlannedFault
@@ -51,7 +51,8 @@ def test_another_node(trainer: Any) -> None:
     hit = next(e for e in run.events if e.kind is Kind.APPLYING)
     again = {"submission": 0, "node": 1, "pid": 77}
     back = Event(Kind.NODE_STARTED, "harness", 9_999, 0.0, hit.mono_s + 0.01, data=again)
-    started = replace(run, events=(*run.events, back))
+    same = _on_nodes(run, {(0, 0): 0, (0, 1): 1, (1, 0): 0, (1, 1): 1})
+    started = replace(same, events=(*same.events, back))
     assert RestartTier().judge(started, []).measured["kill"] == "node_replaced"
 
 
@@ -125,3 +126,68 @@ def test_each_landing_of_one_fault(trainer: Any) -> None:
         assert finding.measured == {"tier": "resubmitted", "kill": "resubmitted"}
         passed = RestartTier().judge(mixed, [])
         assert (passed.outcome, passed.reason.count("kill in attempt")) == (Outcome.PASSED, 2)
+
+
+def _without(run: Any, without: set[tuple[int, int]]) -> Any:
+    """The record without the starts of these ranks, by (attempt, rank)."""
+    kept = (e for e in run.events if e.kind is not Kind.RANK_UP or (e.attempt, e.rank) not in without)
+    return replace(run, events=tuple(kept))
+
+
+@pytest.mark.parametrize(
+    ("worlds", "nodes", "tier"),
+    [
+        ({0: 2, 1: 1}, {(0, 0): 0, (0, 1): 1, (1, 0): 0}, "shrunk"),
+        ({0: 2, 1: 1}, {(0, 0): 0, (0, 1): 1, (1, 0): 2}, "shrunk"),  # the one that is left is a standby
+        ({0: 3, 1: 2}, {(0, 0): 0, (0, 1): 1, (0, 2): 2, (1, 0): 0, (1, 1): 3}, "shrunk"),  # one of two is replaced
+        ({0: 2, 1: 1}, {(0, 0): 0, (0, 1): 0, (1, 0): 0}, "shrunk"),  # a rank less on the only node
+        ({0: 2, 1: 2}, {(0, 0): 0, (0, 1): 1, (1, 0): 0, (1, 1): 0}, "shrunk"),  # both ranks on one node
+        ({0: 2, 1: 3}, {(0, 0): 0, (0, 1): 1, (1, 0): 0, (1, 1): 1, (1, 2): 2}, "grown"),
+        ({0: 2, 1: 2}, {(0, 0): 0, (0, 1): 0, (1, 0): 0, (1, 1): 1}, "grown"),
+        ({0: 2, 1: 2}, {(0, 0): 0, (0, 1): 1, (1, 0): 1, (1, 1): 0}, "in_place"),  # numbered again
+        ({0: 2, 1: 2}, {(0, 0): 0, (0, 1): 1, (1, 0): 0, (1, 1): 5}, "node_replaced"),
+    ],
+)
+def test_fewer_and_more_are_no_replacement(
+    trainer: Any, worlds: dict[int, int], nodes: dict[tuple[int, int], int], tier: Tier
+) -> None:
+    """A job that lost a rank or a node for good has replaced none, even if another of its nodes was replaced."""
+    run = _on_nodes(trainer(kills=KILL, world=worlds[0], worlds=worlds, global_batch=True).record(), nodes)
+    for bound in TIERS:
+        finding = RestartTier(least=bound, most=bound).judge(run, [])
+        assert finding.measured["tier"] == tier
+        assert (finding.outcome is Outcome.PASSED) == (bound == tier), finding.reason
+
+
+def test_a_standby_that_was_not_needed(trainer: Any) -> None:
+    """Standby nodes start when the job has begun; ranks that come back on the same nodes replaced none."""
+    run = trainer(kills=KILL).record()
+    up = next(e for e in run.events if e.kind is Kind.STEP)
+    spare = Event(Kind.NODE_STARTED, "harness", 9_999, 0.0, up.mono_s, data={"submission": 0, "node": 2, "pid": 77})
+    finding = RestartTier(most="in_place").judge(replace(run, events=(*run.events, spare)), [])
+    assert (finding.outcome, finding.measured["tier"]) == (Outcome.PASSED, "in_place"), finding.reason
+
+
+def test_an_attempt_without_a_step_is_no_tier(trainer: Any) -> None:
+    """The job met without its second node, made no step, and met again with it: it never trained with fewer ranks."""
+    run = trainer(kills=[(18, 1), (16, 0)], worlds={1: 1}, global_batch=True).record()
+    idle = replace(run, events=tuple(e for e in run.events if not (e.attempt == 1 and e.kind is Kind.STEP)))
+    landed = [e for e in idle.events if not (e.kind is Kind.APPLYING and e.attempt == 1)]
+    assert RestartTier().judge(run, []).measured["tier"] == "grown"
+    assert RestartTier().judge(replace(idle, events=tuple(landed)), []).measured["tier"] == "in_place"
+
+
+def test_nodes_that_were_not_seen(trainer: Any) -> None:
+    """Where the node of a rank is not known, only what is sure whatever the node decides: no false passed."""
+    one = trainer(kills=KILL).record()
+    assert RestartTier(most="in_place").judge(_without(one, {(1, 1)}), []).outcome is Outcome.PASSED  # it has one node
+    run = replace(one, plan=replace(one.plan, job=replace(one.plan.job, nodes=2)))
+    blind = _without(run, {(1, 1)})
+    for bounds, outcome in (
+        ({"most": "in_place"}, Outcome.INCONCLUSIVE), ({"least": "node_replaced"}, Outcome.INCONCLUSIVE),
+        ({"least": "in_place", "most": "node_replaced"}, Outcome.PASSED), ({"most": "none"}, Outcome.FAILED),
+        ({"least": "shrunk"}, Outcome.FAILED),
+    ):  # fmt: skip
+        finding = RestartTier(**bounds).judge(blind, [])
+        assert finding.outcome is outcome, (bounds, finding.reason)
+    assert "the nodes of some ranks were not seen" in RestartTier(most="in_place").judge(blind, []).reason

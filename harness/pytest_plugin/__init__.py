@@ -68,7 +68,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Raises pytest.UsageError for an option that can't be used: pytest prints only its message."""
     config.addinivalue_line("markers", _MARKER)
+    live = config.getoption("--torchaos-live")
+    if live is not None and live < 1:
+        raise pytest.UsageError(f"--torchaos-live {live}: at least one scenario must be allowed to run")
+    if config.getoption("--torchaos-seeds") or config.getoption("--torchaos-each"):
+        from torchaos.harness.pytest_plugin.variations import of_options
+
+        of_options(config)
+    _matching(config)
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -115,10 +124,13 @@ def _matching(config: pytest.Config) -> frozenset[Path]:
     if _MATCHING not in config.stash:
         globs = [*config.getoption("--torchaos-scenarios"), *config.getini("torchaos_scenarios")]
         try:
-            config.stash[_MATCHING] = frozenset(path for glob in globs for path in config.rootpath.glob(glob))
+            found = {glob: list(config.rootpath.glob(glob)) for glob in globs}
         except (NotImplementedError, ValueError) as error:
             problem = f"{', '.join(globs)}: a pattern of scenarios is relative to {config.rootpath}: {error}"
             raise pytest.UsageError(problem) from None
+        if none := [glob for glob, paths in found.items() if not paths]:
+            raise pytest.UsageError(f"{', '.join(none)}: no scenario matches this pattern in {config.rootpath}")
+        config.stash[_MATCHING] = frozenset(path for paths in found.values() for path in paths)
     return config.stash[_MATCHING]
 
 
@@ -131,6 +143,33 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         found = of_marker(marker.kwargs)
         if len(found) > 1:
             metafunc.parametrize(name, found, indirect=True, ids=[one.name for one in found])
+
+
+RAN = pytest.StashKey[bool]()  # in a test: its fixture was asked for the run
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    names = getattr(item, "fixturenames", ())
+    if "request" not in names:  # a fixture or a test that has it may ask for the run later
+        _check_runs(item, asks=not {"torchaos_run", "run"}.isdisjoint(names))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    _check_runs(item, asks=item.stash.get(RAN, False))
+
+
+def _check_runs(item: pytest.Item, asks: bool) -> None:
+    """A marked test that never asks for its run would pass although nothing was run. Raises Broken for it."""
+    if asks or not isinstance(item, pytest.Function) or item.get_closest_marker("torchaos") is None:
+        return
+    from torchaos.harness.pytest_plugin.outcome import Broken
+
+    raise Broken(
+        f"{item.nodeid}: its marker torchaos runs nothing, because the test does not use the fixture torchaos_run; "
+        'give it an argument `torchaos_run` (or `run`), or @pytest.mark.usefixtures("torchaos_run"), or take the '
+        "marker away"
+    )
 
 
 @pytest.fixture

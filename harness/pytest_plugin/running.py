@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness.machine.parent_death import end_with
-from torchaos.harness.pytest_plugin import ENDINGS
+from torchaos.harness.pytest_plugin import ENDINGS, RAN
 from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run
 from torchaos.harness.pytest_plugin.telling import failure_text
 from torchaos.harness.pytest_plugin.variations import Variation, of_marker
@@ -109,11 +109,19 @@ _GIVEN = pytest.StashKey[dict[str, str]]()
 
 def run_of_test(request: pytest.FixtureRequest) -> Run:
     """The run for the `run` fixture. If the run failed or is inconclusive, so is the test, unless the marker has
-    judge=False."""
+    judge=False. Raises Broken if the marker can't be used."""
+    request.node.stash[RAN] = True
     marker = request.node.get_closest_marker("torchaos")
-    if marker is None or len(marker.args) != 1:
-        raise pytest.UsageError(f'{request.node.nodeid}: `run` needs @pytest.mark.torchaos("FILE.yaml") on the test')
-    variation = getattr(request, "param", None) or of_marker(marker.kwargs)[0]
+    own = [one for one in request.node.own_markers if one.name == "torchaos"]
+    if marker is None or len(marker.args) != 1 or len(own) > 1:
+        raise Broken(f'{request.node.nodeid}: `run` needs one @pytest.mark.torchaos("FILE.yaml") on the test')
+    given = getattr(request, "param", None)
+    variations = [given] if given else of_marker(marker.kwargs)
+    if len(variations) > 1:
+        raise Broken(f"{request.node.nodeid}: its marker asks for {len(variations)} runs, and a test that gets its run "
+                     "by getfixturevalue, or its marker by pytest.param, can have only one; give the test an argument "
+                     "`run`, and the marker to the whole test")  # fmt: skip
+    (variation,) = variations
     models = marker.kwargs.get("explore", ())
     found = runs_of(request.config).get(_scenario(marker.args[0], request), variation, models)
     request.node.user_properties += [("torchaos.verdict", found.verdict), *_properties(found)]
@@ -130,7 +138,8 @@ def _scenario(name: str, request: pytest.FixtureRequest) -> Path:
     places = [Path(request.node.path).parent / name, request.config.rootpath / name]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise pytest.UsageError(f"{request.node.nodeid}: there is no {places[0]}, and no {places[1]}")
+        where = " and no ".join(dict.fromkeys(map(str, places)))
+        raise Broken(f"{request.node.nodeid}: there is no {where}; correct the path of the scenario in the marker")
     return found.resolve()
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from torchaos.harness.pytest_plugin.outcome import Broken
+
 _KEYS = {"rank": "faults.0.target.rank", "phase": "faults.0.when.phase", "step": "faults.0.when.step"}
 _OPTIONS = {"seeds": "seed", "ranks": "rank", "phases": "phase", "steps": "step"}  # the marker's arguments
 
@@ -34,14 +36,19 @@ def of_options(config: pytest.Config) -> list[Variation]:
 
 
 def of_marker(given: Mapping[str, Any]) -> list[Variation]:
-    """The variations from a marker. Raises pytest.UsageError if the marker has an unknown argument."""
+    """The variations from a marker, at least one. Raises Broken if the marker can't be read."""
     unknown = given.keys() - {*_OPTIONS, "each", "set", "judge", "explore"}
     if unknown:
-        raise pytest.UsageError(f"the marker torchaos has no {min(unknown)}; it has seeds, ranks, phases, steps, each, "
-                                "set, judge and explore")  # fmt: skip
+        raise Broken(f"the marker torchaos has no {min(unknown)}; it has seeds, ranks, phases, steps, each, set, judge "
+                     "and explore")  # fmt: skip
     axes = [(key, list(given[option])) for option, key in _OPTIONS.items() if given.get(option)]
     axes += [(key, list(values)) for key, values in given.get("each", {}).items()]
-    return _crossed(axes, given.get("set", ()))
+    if empty := [key for key, values in axes if not values]:
+        raise Broken(f"the marker torchaos has no value for {empty[0]}, so nothing would be run; give at least one")
+    try:
+        return _crossed(axes, given.get("set", ()))
+    except pytest.UsageError as error:
+        raise Broken(f"the marker torchaos: {error}") from None
 
 
 def _crossed(axes: Sequence[tuple[str, Sequence[Any]]], always: Iterable[str]) -> list[Variation]:

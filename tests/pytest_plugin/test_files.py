@@ -36,6 +36,9 @@ def test_only_what_was_asked_for_is_collected(project: Project) -> None:
         matched = project.pytest("--collect-only", "-q", "--torchaos-scenarios", glob)
         assert matched.text.splitlines()[: len(wanted) + 1] == [*wanted, ""], "not the copy in a run directory"
     assert "a pattern of scenarios is relative" in project.pytest("--torchaos-scenarios", "/chaos/*.yaml").text
+    typo = project.pytest("--torchaos-scenarios", "kaos/*.yaml")
+    assert typo.code == 4, "else nothing would be run, and nobody told"
+    assert typo.text.strip() == f"ERROR: kaos/*.yaml: no scenario matches this pattern in {project.folder}"
     assert not matched.calls()
 
 
@@ -187,8 +190,13 @@ def test_scenarios_are_multiplied(project: Project) -> None:
     assert words[0] == "--seed 1 --set twin.runs=1 --set faults.0.target.rank=0 --set job.timeout=1m"
     listed = project.pytest("good.yaml", "--torchaos-each=phase=forward,backward", "--collect-only", "-q")
     assert "good.yaml::good[phase=backward]::rollback" in listed.text
-    assert "write KEY=VALUE" in project.pytest("good.yaml", "--torchaos-each=rank").text
-    assert "is not a seed" in project.pytest("good.yaml", "--torchaos-seeds=one").text
+    for option, says in (
+        ("--torchaos-each=rank", "--torchaos-each rank: write KEY=VALUE,VALUE, such as rank=0,1"),
+        ("--torchaos-seeds=one", "'one' is not a seed: a seed is a whole number"),
+        ("--torchaos-live=-1", "--torchaos-live -1: at least one scenario must be allowed to run"),
+    ):
+        refused = project.pytest("good.yaml", option)
+        assert (refused.code, refused.text.strip()) == (4, f"ERROR: {says}")
 
 
 def test_it_stays_out_of_projects_that_do_without_it(project: Project) -> None:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from xml.etree import ElementTree
 
@@ -97,18 +98,115 @@ def test_a_scenario_is_explored(project: Project) -> None:
 
 
 def test_a_marker_that_can_t_be_read_is_told(project: Project) -> None:
-    """A file that is not there, an argument that there is none of, a test without a marker: one sentence each."""
+    """A file that is not there, an argument that there is none of, no value, no marker, two markers: one sentence each,
+    without a line of the plugin's code."""
     project.scenario("good")
     project.file("test_job.py", (
         "import pytest\n"
         "@pytest.mark.torchaos('none.yaml')\ndef test_a(run): pass\n"
         "def test_b(run): pass\n"
+        "@pytest.mark.torchaos('good.yaml')\n@pytest.mark.torchaos('good.yaml')\ndef test_c(run): pass\n"
+        "@pytest.mark.torchaos('good.yaml', seeds=[1, 2])\ndef test_d(request): request.getfixturevalue('run')\n"
     ))  # fmt: skip
-    text = project.pytest("-q").text
-    assert "none.yaml" in text
-    assert "`run` needs @pytest.mark.torchaos" in text
-    project.file("test_job.py", "import pytest\n@pytest.mark.torchaos('good.yaml', sed=1)\ndef test_a(run): pass\n")
-    assert "the marker torchaos has no sed" in project.pytest("-q").text
+    done = project.pytest("-q")
+    assert done.counts() == {"error": 3, "failed": 1}, done
+    assert f"there is no {project.folder / 'none.yaml'}; correct the path" in done.text
+    assert "test_job.py::test_c: `run` needs one @pytest.mark.torchaos" in done.text
+    assert "its marker asks for 2 runs" in done.text
+    for given, says in (("sed=1", "has no sed"), ("seeds=['one']", "is not a seed"), ("each={'rank': []}", "no value")):
+        code = f"import pytest\n@pytest.mark.torchaos('good.yaml', {given})\ndef test_a(run): pass\n"
+        project.file("test_job.py", code)
+        refused = project.pytest("-q")
+        assert refused.counts() == {"error": 1}
+        assert says in refused.text
+        done = replace(done, text=done.text + refused.text)
+    for inside in ("pytest_plugin", "pluggy", "def ", "Traceback"):
+        assert inside not in done.text
+
+
+MARKED = """
+import pytest, unittest
+mark = pytest.mark.torchaos("good.yaml")
+
+@mark
+def test_alone(): pass
+
+@mark
+class TestClass:
+    def test_in_a_class(self): pass
+
+@mark
+@pytest.mark.parametrize("n", [1, 2])
+def test_parametrized(n): pass
+
+@pytest.mark.parametrize("n", [pytest.param(1, marks=mark)])
+def test_marked_parameter(n): pass
+
+@mark
+class TestUnit(unittest.TestCase):
+    def test_of_unittest(self): pass
+
+@mark
+def test_request(request): pass
+
+@pytest.fixture
+def run(): return "the project's own"
+
+@mark
+def test_own_run(run): pass
+"""
+
+ASKED = """
+import pytest, unittest
+mark = pytest.mark.torchaos("good.yaml")
+
+@mark
+@pytest.mark.usefixtures("run")
+def test_used(): pass
+
+@pytest.fixture
+def mine(torchaos_run): return torchaos_run
+
+@mark
+def test_through_a_fixture(mine): assert mine.verdict == "passed"
+
+@mark
+@pytest.mark.usefixtures("mine")
+class TestUsed(unittest.TestCase):
+    def test_of_unittest(self): pass
+
+@mark
+def test_later(request): assert request.getfixturevalue("run").verdict == "passed"
+
+@mark
+@pytest.mark.skip(reason="not today")
+def test_skipped(): pass
+
+def test_without_a_marker(): pass
+"""
+
+
+def test_a_marked_test_that_runs_nothing_never_passes(project: Project) -> None:
+    """A marker on a test that never asks for its run is an error: on a function, a class, a parameter, a TestCase, or
+    where the project's own fixture hides ours. Where a test may still ask while it runs, it fails at its end."""
+    project.scenario("good")
+    project.file("test_job.py", MARKED)
+    done = project.pytest("-q")
+    assert done.counts() == {"error": 5, "failed": 3}, done
+    assert "its marker torchaos runs nothing, because the test does not use the fixture" in done.text
+    assert "pytest_plugin" not in done.text
+    assert not done.calls()
+    project.file("test_job.py", "import pytest\npytestmark = pytest.mark.torchaos('good.yaml')\ndef test_a(): pass\n")
+    assert project.pytest("-q").counts() == {"error": 1}, "also marked by its module"
+
+
+def test_a_test_may_ask_for_its_run_by_another_way(project: Project) -> None:
+    """By usefixtures, through a fixture of its own, or by getfixturevalue; a test that is skipped asks for nothing."""
+    project.scenario("good")
+    project.file("test_job.py", ASKED)
+    done = project.pytest("-q")
+    assert done.counts() == {"passed": 5, "skipped": 1}, done
+    assert len(done.calls()) == 1
 
 
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")

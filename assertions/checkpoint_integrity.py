@@ -17,7 +17,7 @@ from torchaos.harness.judging.checkpoints.contents import (
     root_of,
     unread_of,
 )
-from torchaos.harness.judging.checkpoints.damage import Damage, Did, counts, meetings
+from torchaos.harness.judging.checkpoints.damage import Damage, Did, counts, damages, meetings
 from torchaos.harness.judging.checkpoints.held import Held
 from torchaos.harness.judging.checkpoints.pairing import pairs
 from torchaos.harness.judging.checkpoints.schedule import saves_vary
@@ -79,7 +79,7 @@ class CheckpointIntegrity(Assertion):
         held = Held(run)
         broken = _broken(ours) or _claimed(run, ours) or _too_old(run, ours) or held.finding
         if broken:
-            return broken
+            return replace(broken, at_s=_changed_s(run, ours, str(broken.measured.get("checkpoint"))))
         torn = [checkpoint for checkpoint in ours if not checkpoint.good]
         listed = [checkpoints_of(twin) for twin in twins]
         theirs = [found for found in listed if found]
@@ -102,33 +102,49 @@ def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -
     for one in back:
         harmful = one.did is Did.LOADED and one.damage.contents
         if harmful and not _was_mended(one.damage, one.attempt, twins, ours):
-            return failed(
+            found = failed(
                 f"the job resumed from damaged data: attempt {one.attempt.number} loaded {_of_step(one.damage)}, in "
                 f"which {one.damage.words}, and did not notice",
                 None if one.damage.step is None else First(What.LOADED, one.damage.step),
                 step=one.damage.step, fault=one.damage.fault,
             )  # fmt: skip
+            return replace(found, at_s=one.damage.at_s)
     for one in back:
         if one.lost and one.best:
-            return failed(
+            found = failed(
                 f"attempt {one.attempt.number} went back to step {one.attempt.base}, although the checkpoint of step "
                 f"{one.best[1]} ({posixpath.basename(one.best[0])}) was whole: {one.lost} steps were lost "
                 "needlessly",
                 lost=one.lost, fault=one.damage.fault,
             )  # fmt: skip
+            return replace(found, at_s=one.damage.at_s)
     ended = [meeting for meeting in met if meeting.did is Did.ENDED]
     if ended and not any(meeting.attempt.number > ended[0].attempt.number for meeting in back):
         one, vain = ended[-1], len({each.attempt.number for each in ended})
         other = f"; {posixpath.basename(one.best[0])} (step {one.best[1]}) was whole" if one.best else ""
-        return failed(
+        found = failed(
             f"the job did not resume: in {_of_step(one.damage)} {one.damage.words}, and {vain} "
             f"{'attempt' if vain == 1 else 'attempts'} ended without a step{other}",
             fault=one.damage.fault,
         )  # fmt: skip
+        return replace(found, at_s=one.damage.at_s)
     unknown = next((meeting for meeting in back if meeting.did is Did.UNKNOWN), None)
     if unknown:
         return inconclusive(f"nothing shows from which checkpoint attempt {unknown.attempt.number} resumed")
     return None
+
+
+def _changed_s(run: Record, ours: Sequence[Checkpoint], path: str) -> float | None:
+    """The last time at which a save or a fault changed a checkpoint. None if it is not known."""
+    own = next((one for one in ours if one.path == path and one.saved_s is not None), None)
+    if own is None:
+        return None
+    saves = [save for save in run.history.saves if save.begun_s == own.saved_s]
+    lives = [one.ended_s for one in run.history.attempts if one.number == own.attempt]
+    ends = [*(save.ended_s for save in saves), *(lives if any(save.ended_s is None for save in saves) else ())]
+    hurt = [damage.at_s for damage in damages(run) if posixpath.normpath(damage.checkpoint).endswith("/" + path)]
+    last: float = max([own.saved_s or 0.0, *(end for end in ends if end is not None), *hurt])
+    return last
 
 
 def _was_mended(damage: Damage, attempt: Attempt, twins: Sequence[Record], ours: Sequence[Checkpoint]) -> bool:

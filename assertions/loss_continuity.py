@@ -79,7 +79,8 @@ class LossContinuity(Assertion):
                 again = {one.global_step or 0: {one.rank: one} for one in news.at(of_rank)}
                 cause = likeliest_cause(run, history, {**again, **ours}, {**every, **theirs}, first)
                 words = f"{in_words(first, 'the first time')} {cause.words}"
-                return replace(failed(words, first_of(first), **measured_of(first)), cause=cause.short)
+                finding = failed(words, first_of(first), **measured_of(first))
+                return replace(finding, cause=cause.short, at_s=new.mono_s)
         steps = np.unique(news.global_step[seen]).tolist()
         return passed(
             f"all {len(steps)} steps that were done again ({steps[0]} to {steps[-1]}) gave the same losses as the "

@@ -150,7 +150,8 @@ def _redone(history: History, allowed: Tolerance) -> Finding:
         step = new.global_step or 0
         first = next(_differences({step: {new.rank: new}}, {step: {old.rank: old}}, allowed, 1.0), None)
         if first:
-            return failed(_words(first, "the first time"), First(What.RATE, step), step=step, rank=new.rank)
+            words = _words(first, "the first time")
+            return replace(failed(words, First(What.RATE, step), step=step, rank=new.rank), at_s=new.mono_s)
     return passed(
         f"{seen.sum()} steps that were done again had the same learning rates as the first time; without a twin, steps "
         "that were done only once were compared with nothing"

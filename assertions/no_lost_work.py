@@ -56,7 +56,7 @@ class NoLostWork(Assertion):
         return min((_beside(parts, *one) for one in back), key=lambda one: one.outcome is Outcome.PASSED)
 
     def _worst(self, run: Record, found: Sequence[Resume]) -> Finding:
-        said = [self._of(run, resume) for resume in found]
+        said = [replace(self._of(run, resume), at_s=_first_s(run, resume)) for resume in found]
         by_outcome = sorted(said, key=lambda one: ("failed", "inconclusive", "passed").index(one.outcome.value))
         return by_outcome[0]
 
@@ -104,6 +104,11 @@ class NoLostWork(Assertion):
             f"{resume.reached} steps had been done",
             base=base, newest=resume.best.step,
         )  # fmt: skip
+
+
+def _first_s(run: Record, resume: Resume) -> float | None:
+    """When the first step after the resume was done."""
+    return run.history.of_segment(resume.attempt.number, resume.attempt.after).first_s()
 
 
 def _of_several(begun: str, attempt: int, other: Apart) -> Finding:

@@ -193,15 +193,16 @@ def _alone(run: Record, history: History) -> Finding:
             odd |= {step for step in not_surely_same(once, twice) if not are_same(once[step], twice[step])}
         if odd:
             step = min(odd)
+            at_s = max(one.mono_s for one in own[step].values())
             if summed:
                 what = f"step {step}, done again by attempt {attempt}, consumed other samples than the first time"
-                return failed(what, First(What.SAMPLES, step), step=step)
+                return replace(failed(what, First(What.SAMPLES, step), step=step), at_s=at_s)
             ours = {step: own[step]}
             earlier = StepTable(
                 every.joined([step_table.executions for step_table in first]).last_of("global_step", "rank")
             )
             told = story(history, ours, earlier, step, reader(ours, earlier), other="the first execution")
-            return failed(told, First(What.SAMPLES, step), step=step)
+            return replace(failed(told, First(What.SAMPLES, step), step=step), at_s=at_s)
         first.append(own.without(redone))
     if summed:
         return inconclusive(

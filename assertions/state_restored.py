@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchaos.harness.judging.checkpoints.carried import Carried, resumes_carried
 from torchaos.harness.judging.ending.unrestarted import not_restarted
@@ -42,7 +42,8 @@ class StateRestored(Assertion):
             return inconclusive("no attempt resumed from a step that this run had done, so nothing was restored")
         lost = next((one for one in found if one.lost), None)
         if lost:
-            return _lost(lost)
+            first_s = history.executions.of_attempt(lost.attempt.number).first_s()
+            return replace(_lost(lost), at_s=first_s)
         blind = next((one for one in found if one.parameters is None or one.moments is None), None)
         if blind:
             return inconclusive(

@@ -27,7 +27,7 @@ from torchaos.harness.gameday.draw import cut, draw
 from torchaos.harness.gameday.grammar import GameDay
 from torchaos.harness.gameday.loader import load
 from torchaos.harness.gameday.presets import mix_of, presets
-from torchaos.harness.gameday.score import RoundScore, Score, total
+from torchaos.harness.gameday.score import RoundScore, Score, settled, total
 from torchaos.harness.gameday.verdict import cases_of, not_finished, result_of, verdict_of
 from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.result import Case, ExitCode
@@ -116,6 +116,7 @@ def _run(
         run = DayRun(day, plan, folder, keep, _tell)
         interrupted.ends(run)
         rounds, cut_short = run()
+    rounds = settled(rounds)
     score = total(rounds)
     cases = cases_of(score, day.score, rounds, cut_short, report.faults_of(plan.rounds))
     started, commit = _first(folder)

@@ -75,6 +75,7 @@ class Finding:
     bound: Mapping[str, Any] = field(default_factory=dict)
     first: First | None = None
     cause: str = ""  # the most likely cause in a few words, which the reason also contains
+    at_s: float | None = None  # when it went wrong, CLOCK_MONOTONIC; None: when the step of `first` was done
 
 
 def passed(reason: str, **measured: Any) -> Finding:

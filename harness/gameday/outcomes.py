@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from math import inf
 
 from torchaos.harness import registry
 from torchaos.harness.contracts import Harm
 from torchaos.harness.gameday.clock import steps_of, usual_s
+from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.judging.verdict.verdict import SPLIT_BRAIN
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, Verdict
@@ -26,6 +28,7 @@ class Outcome(str, Enum):
     STUCK = "stuck"  # it never made more steps than before the fault
     OTHERWISE = "failed otherwise"  # it continued, and an assertion about another behaviour failed
     UNPROVED = "unproved"  # the fault did not land, or nothing shows that it was felt
+    UNJUDGED = "not judged"  # the job came back, and nothing shows whether its results are right
 
 
 # The worst first. A slow recovery is no outcome of its own: its times show it.
@@ -46,20 +49,38 @@ class FaultOutcome:
 
 
 def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
-    """One outcome for each fault of the plan. A failed assertion belongs to the last fault that needed a recovery,
-    because the job had recovered from all faults before it."""
+    """One outcome for each fault of the plan, in the order of the plan. A failed assertion belongs to the last fault
+    that landed before the moment at which the job went wrong; if that moment is not known, to the last fault that was
+    felt. A failure from before all faults belongs to none. After a fault that damaged the results of the job, nothing
+    can be said about the results of later faults."""
     recoveries: dict[str, Recovery] = {}
     for recovery in result.recoveries:  # the worst outcome of a fault that landed several times
         recoveries[recovery.fault] = max(recoveries.get(recovery.fault, recovery), recovery, key=_badness)
-    found = [_of(fault, recoveries.get(fault.id)) for fault in result.faults]
+    found = {fault.id: _of(fault, recoveries.get(fault.id)) for fault in result.faults}
+    landed = [landing for landing in landings(run) if landing.fault in found]
     for case, harm in _wrong(result):
-        at = next((n for n in reversed(range(len(found))) if found[n].outcome is not Outcome.UNPROVED), None)
-        if at is not None and found[at].outcome is Outcome.RECOVERED:
-            found[at] = _with(found[at], _OF_HARM[harm], f"{case.name}: {case.reason}")
-    slower = _slower(run)
-    if slower and found and found[-1].outcome is Outcome.RECOVERED:
-        found[-1] = _with(found[-1], Outcome.DEGRADED, slower)
-    return found
+        fault = found.get(_blamed(case, found, landed, run) or "")
+        if fault and fault.outcome is Outcome.RECOVERED:
+            found[fault.id] = replace(fault, outcome=_OF_HARM[harm], reason=f"{case.name}: {case.reason}")
+    began = {landing.fault: landing.at_s for landing in reversed(landed)}
+    damaged = [fault for fault in found.values() if fault.outcome is Outcome.DAMAGED]
+    first = min(damaged, key=lambda one: began.get(one.id, inf), default=None)
+    for fault in found.values():
+        if first and fault.outcome is Outcome.RECOVERED and began[fault.id] > began.get(first.id, inf):
+            reason = f"it came after {first.id}, which had damaged the results of the job"
+            found[fault.id] = replace(fault, outcome=Outcome.UNJUDGED, reason=reason)
+    slow, why = _slower(run, landed)
+    if slow in found and found[slow].outcome is Outcome.RECOVERED:
+        found[slow] = replace(found[slow], outcome=Outcome.DEGRADED, reason=why)
+    return list(found.values())
+
+
+def _blamed(case: Case, found: Mapping[str, FaultOutcome], landed: Sequence[Landing], run: Record) -> str | None:
+    """The fault to which a failed case belongs; None if it belongs to none."""
+    if case.at_s is None:
+        return next((one.id for one in reversed([*found.values()]) if one.outcome is not Outcome.UNPROVED), None)
+    before = [landing for landing in landed if round(landing.at_s - run.events[0].mono_s, 6) <= case.at_s]
+    return before[-1].fault if before else None
 
 
 def _badness(recovery: Recovery) -> tuple[bool, float, float]:
@@ -78,8 +99,11 @@ def _of(fault: FaultResult, recovery: Recovery | None) -> FaultOutcome:
 
 
 def _wrong(result: Result) -> list[tuple[Case, Harm]]:
-    """The failed cases about the job's behaviour, the worst first."""
+    """The failed cases about the job's behaviour, the worst first. A case that follows from another case went wrong
+    when that case did."""
     failed = [case for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.FAILED]
+    roots = {case.name: case.at_s for case in failed}
+    failed = [replace(case, at_s=roots.get(case.follows or "", case.at_s)) for case in failed]
     found = [(case, harm) for case in failed if (harm := _harm(case.name)) in _OF_HARM]
     return sorted(found, key=lambda one: list(_OF_HARM).index(one[1]))
 
@@ -91,25 +115,29 @@ def _harm(name: str) -> Harm:
     return Harm(declared) if declared in list(Harm) else Harm.OTHER
 
 
-def _with(fault_outcome: FaultOutcome, outcome: Outcome, reason: str) -> FaultOutcome:
-    return FaultOutcome(
-        fault_outcome.id, fault_outcome.inject, outcome, reason, fault_outcome.parts, fault_outcome.lost_steps
-    )
-
-
-def _slower(run: Record) -> str:
-    """A clause if the job was clearly slower, or smaller, after the last recovery than before the first fault; else
-    empty."""
+def _slower(run: Record, landed: Sequence[Landing]) -> tuple[str, str]:
+    """The fault after which the job was smaller, or clearly slower, until the end, and a clause about it. Both are
+    empty if there is none."""
     attempts = [attempt for attempt in run.history.attempts if attempt.first_step is not None]
-    if attempts and attempts[-1].world_size < attempts[0].world_size:
-        return f"the job went on with {attempts[-1].world_size} of {attempts[0].world_size} ranks"
-    hits = [event.mono_s for event in run.beside_steps if event.kind.value == "fault.applying"]
+    if not landed or not attempts:
+        return "", ""
     steps = steps_of(run.history)
-    before = [step for step in steps if hits and step.at_s < min(hits)]
-    after = [step for step in steps if step.attempt == steps[-1].attempt and hits and step.at_s > max(hits)][
-        -2 * _FEW :
-    ]
-    if len(before) <= _FEW or len(after) <= _FEW:
-        return ""
-    was, now = usual_s(before), usual_s(after)
-    return f"a step takes {now:.3f} s, and took {was:.3f} s before" if now > max(_SLOWER * was, was + _SLOWER_S) else ""
+    if attempts[-1].world_size < attempts[0].world_size:
+        whole = max(place for place, one in enumerate(attempts) if one.world_size > attempts[-1].world_size)
+        began_s = min(step.at_s for step in steps if step.attempt == attempts[whole + 1].number)
+        cause = [landing for landing in landed if landing.at_s < began_s] or landed[:1]
+        return cause[-1].fault, f"the job went on with {attempts[-1].world_size} of {attempts[0].world_size} ranks"
+    before = [step for step in steps if step.at_s < landed[0].at_s]
+    if len(before) <= _FEW:
+        return "", ""
+    was, slow = usual_s(before), ("", "")
+    for landing, end_s in reversed([*zip(landed, [*(one.at_s for one in landed[1:]), inf], strict=True)]):
+        after = [step for step in steps if landing.at_s < step.at_s < end_s]
+        after = [step for step in after if step.attempt == after[-1].attempt][-2 * _FEW :]
+        if len(after) <= _FEW and end_s < inf:
+            continue  # too few to tell: an earlier fault may be the cause
+        now = usual_s(after) if len(after) > _FEW else 0.0
+        if now <= max(_SLOWER * was, was + _SLOWER_S):
+            break
+        slow = landing.fault, f"a step takes {now:.3f} s, and took {was:.3f} s before"
+    return slow

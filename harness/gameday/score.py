@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
 from torchaos.harness.gameday.clock import Clock, clock_of
-from torchaos.harness.gameday.outcomes import FaultOutcome, outcomes_of
+from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome, outcomes_of
 from torchaos.harness.judging.checkpoints.standstill import standstill
 from torchaos.harness.judging.recovery.recovery import PARTS
 from torchaos.harness.record.record import Record
@@ -142,6 +142,20 @@ def total(rounds: Sequence[RoundScore]) -> Score:
         problems=tuple(f"round {scored.number}: {text}" for scored in rounds for text in scored.failed),
         unjudged=tuple(f"round {each.number}: {each.reason}" for each in rounds if _proves_nothing(each, rounds)),
     )  # fmt: skip
+
+
+def settled(rounds: Sequence[RoundScore]) -> list[RoundScore]:
+    """The rounds, in which no fault of a round that is no evidence counts as recovered."""
+    return [_without_recoveries(one) if _proves_nothing(one, rounds) else one for one in rounds]
+
+
+def _without_recoveries(scored: RoundScore) -> RoundScore:
+    why = f"its round is no evidence: {scored.reason}"
+    faults = [
+        replace(fault, outcome=Outcome.UNJUDGED, reason=why) if fault.outcome is Outcome.RECOVERED else fault
+        for fault in scored.faults
+    ]
+    return replace(scored, faults=tuple(faults))
 
 
 def _proves_nothing(scored: RoundScore, rounds: Sequence[RoundScore]) -> bool:

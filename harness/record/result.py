@@ -65,6 +65,7 @@ class Case:
     seconds: tuple[str, ...] = ()  # the keys of `measured` and `bound` that are durations
     follows: str | None = None  # the failed case that this failure follows from
     cause: str = ""  # the most likely cause in a few words, also part of the reason
+    at_s: float | None = None  # when it went wrong, in seconds since the run began; None: not known
 
     @property
     def full_reason(self) -> str:

@@ -54,6 +54,8 @@ class Trainer:
     parts: bool = False  # every rank holds a part of the parameters
     state_seen: bool = False  # the parameters' check sums and the gradient's norm
     sketched: bool = False  # and the parameters' sketches
+    breaks: Sequence[int] = ()  # the attempts whose resume is `broken`; empty: all
+    rewinds: Sequence[int] = ()  # attempts that begin from scratch
     off: float = 0.0  # by which part of itself the weight is off after a resume
     rotates: bool = False  # the ranks' parts of a batch, and all that depends on them, with each attempt
     epoch: int = 1 << 30  # batches of all ranks in an epoch
@@ -114,7 +116,7 @@ class Trainer:
 
     def _resume(self, attempt: int, world: int) -> tuple[int, State]:
         state = State(1.0, [random.Random(f"{self.seed}/{rank}") for rank in range(max(8, self.world))])
-        base = max(self._saved, default=0)
+        base = 0 if attempt in self.rewinds else max(self._saved, default=0)
         if not base:
             return 0, state
         path = f"/job/checkpoints/step-{base}"
@@ -128,10 +130,11 @@ class Trainer:
         }  # fmt: skip
         restored = copy.deepcopy(self._saved[base])
         restored.weight *= 1 + self.off
-        for name in self.broken - {"rng1"}:
+        broken = frozenset() if self.breaks and attempt not in self.breaks else self.broken
+        for name in broken - {"rng1"}:
             for part in kept[name]:
                 setattr(restored, part, getattr(state, part))
-        if "rng1" in self.broken:
+        if "rng1" in broken:
             restored.rngs[1] = state.rngs[1]
         return base, restored
 

@@ -14,13 +14,14 @@ from typing import Any
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, ChaosError, Finding, Need, Outcome, UsageError, inconclusive
+from torchaos.harness.contracts import Assertion, ChaosError, Finding, Need, Outcome, UsageError, What, inconclusive
 from torchaos.harness.judging.ending.unstarted import died_by_itself, last_error
 from torchaos.harness.judging.gaps.missing import missing_in_words
 from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.recovery.recovery import recovery_from
 from torchaos.harness.judging.recovery.settings import advice
 from torchaos.harness.judging.replicas import judged
+from torchaos.harness.judging.twins.agreement import history_of
 from torchaos.harness.judging.verdict.faults import fault_result, faults_case
 from torchaos.harness.judging.verdict.follows import linked
 from torchaos.harness.judging.verdict.gates import never_reached, never_started, ranks_repeat
@@ -58,7 +59,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     mixed = next(filter(None, map(ranks_repeat, (run, *twins))), None)
     blind = never_started(run) or mixed
     findings = [inconclusive(blind) if blind else _finding(assertion, run, twins) for assertion in assertions]
-    cases = [_case(named, finding) for named, finding in zip(run.plan.asserts, findings, strict=True)]
+    cases = [_case(named, finding, run, twins) for named, finding in zip(run.plan.asserts, findings, strict=True)]
     late = {fault.id for replica in parts for fault in replica.plan.faults if never_reached(replica, fault)}
     landed = [faults_case(faults, late)] if faults else []
     cases = [*landed, *linked(cases, findings, landed)]
@@ -128,12 +129,23 @@ def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
     return finding
 
 
-def _case(named: Named, finding: Finding) -> Case:
+def _case(named: Named, finding: Finding, run: Record, twins: Sequence[Record]) -> Case:
     outcome, seconds = Verdict(finding.outcome.value), registry.seconds_of(registry.find("assertions", named.name))
+    wrong_s = _wrong_s(finding, run, twins)
     return Case(
         named.name, "assertion", outcome, finding.reason, finding.measured, finding.bound, tuple(sorted(seconds)),
-        cause=finding.cause,
+        cause=finding.cause, at_s=None if wrong_s is None else round(wrong_s - run.events[0].mono_s, 6),
     )  # fmt: skip
+
+
+def _wrong_s(finding: Finding, run: Record, twins: Sequence[Record]) -> float | None:
+    """When a failure went wrong, CLOCK_MONOTONIC. None if it is not known."""
+    if finding.outcome is not Outcome.FAILED or finding.at_s is not None:
+        return finding.at_s
+    if finding.first is None or finding.first.what in (What.ENDING, What.ABSENT) or run.plan.job.replicas > 1:
+        return None
+    done = history_of(run, twins).by_step().get(finding.first.step, {})
+    return max((one.mono_s for one in done.values()), default=None)
 
 
 def _rollback_case(run: Record) -> Case:

@@ -21,9 +21,11 @@ from torchaos.harness.gameday.score import (
     best_interval_s,
     expected_ettr,
     score_round,
+    settled,
     total,
 )
 from torchaos.harness.gameday.verdict import cases_of, verdict_of
+from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.verdict.verdict import verdict_of as judged
 from torchaos.harness.record.plan import After, Named, PlannedFault
 from torchaos.harness.record.record import Record
@@ -115,6 +117,92 @@ def test_damage_is_put_down_to_the_fault(trainer: Any) -> None:
     assert one.failed
 
 
+def with_kills(run: Record, *asserts: str) -> Record:
+    """The run, in which the kill of each attempt is a fault of its own: f000, f001 and so on."""
+    hits = [e for e in run.events if e.kind is Kind.APPLYING]
+    names = {id(hit): f"f{number:03d}" for number, hit in enumerate(hits)}
+    events = [replace(e, data={**e.data, "fault": names[id(e)]}) if id(e) in names else e for e in run.events]
+    faults = [
+        PlannedFault(names[id(e)], "process.kill", "node", Target((e.rank or 0,)), After(1.0), {}, "", "") for e in hits
+    ]
+    plan = replace(run.plan, faults=tuple(faults), asserts=tuple(Named(name, {}) for name in asserts))
+    return replace(run, plan=plan, events=tuple(events))
+
+
+@pytest.mark.parametrize(
+    ("broken", "assertion"),
+    [
+        ("sampler", "sample_accounting"), ("schedule", "lr_continuity"), ("rng", "loss_continuity"),
+        ("momentum", "state_restored"),
+    ],
+)  # fmt: skip
+def test_damage_is_put_down_to_the_last_fault_before_it(trainer: Any, broken: str, assertion: str) -> None:
+    """Killed in step 18, resumed from 15 without a part of its state: steps 16 and 17 differ. The second kill, in step
+    27, came later and is not blamed; as the job was damaged by then, nothing is said about its own results."""
+    run = trainer(kills=[(18, 1), (27, 0)], broken=frozenset({broken}), state_seen=True).record()
+    first, second = scored(with_kills(run, assertion)).faults
+    assert (first.id, first.outcome) == ("f000", Outcome.DAMAGED)
+    assert first.reason.startswith(f"{assertion}: ")
+    assert (second.id, second.outcome) == ("f001", Outcome.UNJUDGED)
+    assert "f000" in second.reason
+
+
+def test_lost_work_is_put_down_to_the_fault_of_that_resume(trainer: Any) -> None:
+    """The first resume began from scratch, the second from the newest checkpoint."""
+    made = trainer(kills=[(18, 1), (27, 0)], every=5, rewinds=(1,))
+    first, second = scored(with_kills(made.record(), "no_lost_work")).faults
+    assert (first.outcome, second.outcome) == (Outcome.LOST_WORK, Outcome.RECOVERED)
+
+
+def test_later_damage_is_put_down_to_the_later_fault(trainer: Any) -> None:
+    """Only the second resume lost the sampler's position."""
+    run = trainer(kills=[(18, 1), (27, 0)], broken=frozenset({"sampler"}), breaks=(2,)).record()
+    first, second = scored(with_kills(run, "sample_accounting")).faults
+    assert (first.outcome, second.outcome) == (Outcome.RECOVERED, Outcome.DAMAGED)
+
+
+def done(run: Record, step: int) -> float:
+    """When a step that counts was done, in seconds since the run began."""
+    return max(one.mono_s for one in run.history.by_step()[step].values()) - run.events[0].mono_s
+
+
+def test_damage_before_every_fault_is_put_down_to_none(trainer: Any) -> None:
+    """The round has failed, and no fault came before the step."""
+    run = with_kills(trainer(kills=[(18, 1), (27, 0)]).record())
+    early = Case("loss_continuity", "assertion", Verdict.FAILED, "it differs first in step 3", at_s=done(run, 3))
+    found = outcomes_of(run, replace(judged(run, [], "/run"), cases=(early,)))
+    assert [one.outcome for one in found] == [Outcome.RECOVERED, Outcome.RECOVERED]
+
+
+def test_a_consequence_is_put_down_to_the_fault_of_its_cause(trainer: Any) -> None:
+    """The loss of step 28 differs because the samples of step 16 did."""
+    run = with_kills(trainer(kills=[(18, 1), (27, 0)]).record())
+    cause = Case("sample_accounting", "assertion", Verdict.FAILED, "so it is", at_s=done(run, 16))
+    later = Case(
+        "loss_continuity", "assertion", Verdict.FAILED, "and so", follows="sample_accounting", at_s=done(run, 28)
+    )
+    for cases in ((cause, later), (later, cause)):
+        first, second = outcomes_of(run, replace(judged(run, [], "/run"), cases=cases))
+        assert (first.outcome, second.outcome) == (Outcome.DAMAGED, Outcome.UNJUDGED)
+
+
+def test_a_job_that_shrank_is_put_down_to_the_fault_that_shrank_it(trainer: Any) -> None:
+    """One rank of two since the first kill; the second kill changed nothing more."""
+    run = trainer(kills=[(18, 1), (27, 0)], worlds={1: 1, 2: 1}, global_batch=True).record()
+    first, second = scored(with_kills(run)).faults
+    assert (first.outcome, second.outcome) == (Outcome.DEGRADED, Outcome.RECOVERED)
+
+
+def test_no_fault_of_a_round_without_evidence_has_recovered(trainer: Any) -> None:
+    """Nothing is known about the results of its job. A fault that got stuck is stuck all the same."""
+    doubtful = rounds(Outcome.RECOVERED, Outcome.STUCK, verdict="inconclusive", reason="the journal is damaged")
+    (told,) = settled(doubtful)
+    assert [one.outcome for one in told.faults] == [Outcome.UNJUDGED, Outcome.STUCK]
+    assert told.faults[0].reason == "its round is no evidence: the journal is damaged"
+    whole = rounds(Outcome.RECOVERED)
+    assert settled(whole) == whole
+
+
 @pytest.mark.parametrize(
     ("names", "outcome"),
     [
@@ -168,7 +256,7 @@ def test_a_few_milliseconds_are_no_degradation(
     monkeypatch.setattr(outcomes, "usual_s", lambda steps: next(usual))
     monkeypatch.setattr(outcomes, "_FEW", 3)
     run = with_kill(trainer(kills=[(18, 1)]).record())
-    assert (outcomes._slower(run) != "") is slow
+    assert (outcomes._slower(run, landings(run)) != ("", "")) is slow
 
 
 def test_the_headline_counts_what_was_begun(trainer: Any) -> None:
@@ -190,8 +278,11 @@ def rounds(*outcomes: Outcome, **more: Any) -> list[RoundScore]:
     parts = {"first_step": 2.0, "caught_up": 4.0}
     faults = tuple(FaultOutcome(f"f{n}", "process.kill", one, "", parts, 3) for n, one in enumerate(outcomes))
     clock = Clock(productive_s=80.0, lost_s=5.0, checkpoint_s=5.0, down_s=10.0)
-    given = {"clock": clock, "faults": faults, "saves_s": (0.5,) * 10, "intervals_s": (10.0,) * 9, **more}
-    return [RoundScore(0, "passed", "", 0, "/run", 2, **given)]
+    given = {
+        "verdict": "passed", "reason": "", "clock": clock, "faults": faults, "saves_s": (0.5,) * 10,
+        "intervals_s": (10.0,) * 9, **more,
+    }  # fmt: skip
+    return [RoundScore(0, exit_code=0, run_dir="/run", world_size=2, **given)]
 
 
 def verdict(

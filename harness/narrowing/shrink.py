@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from torchaos.harness.narrowing.ddmin import ddmin
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import Result, Verdict
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.scenario.loader import override
+from torchaos.harness.scenario.other_job import settled_scenario
 from torchaos.harness.scenario.yaml_source import read
 
 Tell = Callable[[str], None]
@@ -52,11 +56,13 @@ class Shrink:
                 f"{folder.root}: that run is {result.verdict.value}, not failed: there is nothing to shrink"
             )
         try:
-            scenario = read(folder.scenario).data
             plan = Plan.read(folder.plan)
+            scenario = _scenario_of(folder, plan, result)
             ids = [name_of(fault) for fault in scenario["faults"]]
         except (UsageError, OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{folder.root}: it can't be shrunk, a file is missing or damaged: {error}") from error
+        if plan.job.attached:
+            raise UsageError(f"{folder.root}: its job ran already ({plan.job.attached}), so it can't be started again")
         if not ids:
             raise UsageError(f"{folder.root}: it has no faults: there is nothing to shrink")
         wrong = frozenset(case.name for case in result.cases if case.verdict is Verdict.FAILED)
@@ -92,6 +98,18 @@ class Shrink:
         lines = [f"the seed is {self.seed}; failed before and now: {', '.join(sorted(self.wrong))}; tried:"]
         lines += [f"  {tried.failed} of {tried.tries} failed: {', '.join(tried.faults)}" for tried in self.tried]
         return "".join(f"# {line}\n" for line in ("The scenario that is left when no fault can be removed;", *lines))
+
+
+def _scenario_of(folder: RunDir, plan: Plan, result: Result) -> dict[str, Any]:
+    """The scenario as it was run once: with the values of --set, and in any folder with the job's own files."""
+    source = read(folder.scenario)
+    words = shlex.split(result.reproduce)
+    for word, value in pairwise(words):
+        if word == "--set":
+            override(source, value)
+    scenario = settled_scenario(source.data, plan.job.cwd)
+    scenario.pop("repeat", None)
+    return scenario
 
 
 def name_of(fault: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ def load_as(
     source = read(path)
     _check_kind(model, source)
     source = with_job(source, job) if job else source
-    overridden = [_override(source, text) for text in overrides]
+    overridden = [override(source, text) for text in overrides]
     problems: list[Problem] = []
 
     def tell(keys: Keys, text: str, key: bool = False) -> None:
@@ -64,7 +64,7 @@ def _check_kind(model: type[BaseModel], source: Source) -> None:
         raise ScenarioError(source.path, [Problem(source.place((kind,), True), f"this is {_OTHER_KINDS[kind]}")])
 
 
-def _override(source: Source, text: str) -> Keys:
+def override(source: Source, text: str) -> Keys:
     """Puts `key.sub=value` into the data, which is checked later. Raises UsageError if the data has no place for it."""
     dotted, equals, raw = text.partition("=")
     keys: Keys = tuple(int(part) if re.fullmatch("[0-9]{1,6}", part) else part for part in dotted.split("."))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 from torchaos.harness.registry import ready
+from torchaos.harness.scenario.placeholders import fill_some
 from torchaos.harness.scenario.yaml_source import Keys, Place, Problem, ScenarioError, Source, dumped, raw, read
 
 COMMAND_LINE = Path("the command line")
@@ -58,8 +60,50 @@ def text_of(file: Path, job: Source | None) -> bytes:
     if job is None:
         return raw(file)
     data = with_job(read(file), job).data
-    cwd = (job.path.parent / str(data["job"].get("cwd", "."))).absolute()
-    return dumped({**data, "job": {**data["job"], "cwd": str(cwd)}}).encode()
+    rest = {key: _filled(value, file.parent.absolute()) for key, value in data.items() if key != "job"}
+    return dumped({**rest, "job": settled(data["job"], job.path.parent)}).encode()
+
+
+def settled(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The job with no path that is relative to its file, so that it can be written to a file elsewhere. `folder`: that
+    of its file."""
+    folder = folder.absolute()
+    found: dict[str, Any] = _filled(dict(job), folder)
+    if "cwd" in found or "pods" not in found:  # without it, pods have the folder of their image
+        found["cwd"] = _in(folder, str(found.get("cwd", ".")))
+    if (pods := found.get("pods") or {}).get("manifest"):
+        pods["manifest"] = _in(folder, pods["manifest"])
+    if mounts := (found.get("container") or {}).get("mounts"):
+        found["container"]["mounts"] = [_in(folder, mount) for mount in mounts]
+    return found
+
+
+def settled_scenario(data: Mapping[str, Any], planned_cwd: str) -> dict[str, Any]:
+    """A scenario of a run directory, with no path that is relative to its file, which was in another folder.
+    `planned_cwd`: the job's working directory in the plan, which shows that folder. Raises ValueError if the scenario
+    needs the folder, and it can't be known."""
+    cwd, folder = str(data["job"].get("cwd", ".")), Path(planned_cwd)
+    cwd = "." if cwd == "{here}" else cwd.removeprefix("{here}/")
+    is_known = not cwd.startswith(("/", "{"))
+    for _ in PurePath(cwd).parts if is_known else ():
+        folder = folder.parent
+    found = {key: _filled(value, folder) for key, value in data.items()} | {"job": settled(data["job"], folder)}
+    if not is_known and found != data:
+        raise ValueError("it names files relative to its own folder, which is not known; run the file again")
+    return found
+
+
+def _filled(value: Any, folder: Path) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, folder) for item in value]
+    return fill_some(value, {"here": str(folder)}) if isinstance(value, str) else value
+
+
+def _in(folder: Path, path: str) -> str:
+    """The path, absolute unless it begins with a placeholder."""
+    return path if path.startswith(("/", "{")) else str(folder / path)
 
 
 def _merged(

@@ -109,6 +109,22 @@ def test_the_run_directory_keeps_the_scenario_with_the_job(project: Path) -> Non
         assert parse(file, text_of(file, job).decode()).data == kept
 
 
+def test_the_kept_job_names_no_file_relative_to_its_own(project: Path) -> None:
+    """Its folder is not that of the run: {here}, the manifest of pods and mounts are written out; the folder in the
+    pods is not made up."""
+    job = {
+        "command": "torchrun {here}/train.py", "env": {"A": "{{here}}{here}/a", "B": "{run}"},
+        "pods": {"manifest": "pods.yaml"}, "container": {"image": "host", "mounts": ["data:/data"]},
+    }  # fmt: skip
+    (project / "pods-job.yaml").write_text(yaml.safe_dump({"job": job}))
+    kept = yaml.safe_load(text_of(ready.folder() / "process/kill-rank.yaml", job_in(project / "pods-job.yaml")))["job"]
+    assert kept == {
+        "command": f"torchrun {project}/train.py", "env": {"A": f"{{{{here}}}}{project}/a", "B": "{run}"},
+        "pods": {"manifest": f"{project}/pods.yaml"},
+        "container": {"image": "host", "mounts": [f"{project}/data:/data"]},
+    }  # fmt: skip
+
+
 def test_a_secret_of_the_command_line_is_masked_in_the_kept_scenario(project: Path) -> None:
     """As in a scenario file: the page of a run shows the text."""
     text = text_of(ready.folder() / "process/kill-rank.yaml", job_of([*MINE, "--api-token", "s3cr3t-word"])).decode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,12 @@ from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.narrowing.child import Child, Ran
 from torchaos.harness.narrowing.ddmin import ddmin
 from torchaos.harness.narrowing.shrink import Shrink, with_faults
+from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.planner import make_plan
+from torchaos.harness.running.planner.job import check_script
+from torchaos.harness.scenario import load
 
 
 @given(st.integers(1, 24).flatmap(lambda size: st.tuples(st.just(size), st.sets(st.integers(0, size - 1), min_size=1))))
@@ -158,3 +162,68 @@ def test_a_round_gets_a_folder_of_its_own_for_each_try(tmp_path: Path) -> None:
     task = Shrink(scenario, 3, (), frozenset({"recovery_time"}), tmp_path / "t", 1, 1, print, Looking({"a"}))
     assert task() is not None
     assert not any(shared in job["command"] for job in seen)
+
+
+@pytest.fixture
+def failed(tmp_path: Path) -> tuple[RunDir, Callable[..., dict[str, Any]]]:
+    """A run directory elsewhere than the scenario; and what shrinking takes from it for a job and a working
+    directory."""
+    folder = RunDir(tmp_path / "runs" / "a")
+    folder.root.mkdir(parents=True)
+
+    def taken(job: dict[str, Any], options: str = "") -> dict[str, Any]:
+        home = tmp_path / "mine"
+        (home / "sub").mkdir(parents=True, exist_ok=True)
+        scenario = {**SCENARIO, "job": {"command": "torchrun --nproc-per-node 2 train.py", "world_size": 2, **job}}
+        file = home / "scenario.yaml"
+        file.write_text(yaml.safe_dump(scenario))
+        for script in (home, home / "sub", tmp_path):
+            (script / "train.py").touch()
+        folder.scenario.write_bytes(file.read_bytes())
+        make_plan(load(file), file, 3).write(folder.plan)
+        result = Result("x", "", 3, Verdict.FAILED, 1, "", "", "", 0.0, reproduce=f"torchaos run s.yaml {options}")
+        return Shrink.of(folder, result, tmp_path / "tries", 1, 1, print).scenario
+
+    return folder, taken
+
+
+@pytest.mark.parametrize("cwd", [None, ".", "sub", "..", "{here}", "{here}/sub", "sub/../sub"])
+def test_a_try_finds_the_files_of_the_job(
+    failed: tuple[RunDir, Callable[..., dict[str, Any]]], tmp_path: Path, cwd: str | None
+) -> None:
+    """A scenario names its files relative to itself, and each try has a folder of its own: whatever the working
+    directory is, the try starts the same script."""
+    there = {} if cwd is None else {"cwd": cwd}
+    found = failed[1]({**there, "env": {"DATA": "{here}/data"}})
+    at = tmp_path / "try.yaml"
+    at.write_text(yaml.safe_dump(found))
+    check_script(load(at).job, at)
+    assert Path(found["job"]["cwd"]).resolve() == (tmp_path / "mine" / (cwd or ".").replace("{here}", ".")).resolve()
+    assert found["job"]["env"]["DATA"] == str(tmp_path / "mine" / "data")
+
+
+def test_a_folder_that_can_t_be_known_is_told(
+    failed: tuple[RunDir, Callable[..., dict[str, Any]]], tmp_path: Path
+) -> None:
+    """With an absolute working directory nothing shows where the scenario was: that matters only if it says {here}."""
+    assert failed[1]({"cwd": str(tmp_path)})["job"]["cwd"] == str(tmp_path)
+    with pytest.raises(UsageError, match="names files relative to its own folder, which is not known"):
+        failed[1]({"cwd": str(tmp_path), "env": {"DATA": "{here}/data"}})
+
+
+def test_a_try_is_of_what_was_run(failed: tuple[RunDir, Callable[..., dict[str, Any]]]) -> None:
+    """With the values of --set, which the file lacks, and once, also if the scenario is to be repeated."""
+    found = failed[1]({}, "--set faults.0.when.time=9s --set repeat.times=3 --seed 3")
+    assert found["faults"][0]["when"] == {"time": "9s"}
+    assert "repeat" not in found
+
+
+def test_a_job_that_ran_already_is_not_shrunk(failed: tuple[RunDir, Callable[..., dict[str, Any]]]) -> None:
+    """Nobody can start it again."""
+    folder, taken = failed
+    taken({})
+    plan = Plan.read(folder.plan)
+    replace(plan, job=replace(plan.job, attach_pid=4711)).write(folder.plan)
+    result = Result("x", "", 3, Verdict.FAILED, 1, "", "", "", 0.0)
+    with pytest.raises(UsageError, match="its job ran already"):
+        Shrink.of(folder, result, folder.root, 1, 1, print)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.judging.checkpoints.standstill import standstill
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
+from torchaos.harness.judging.recovery.interruptions import interruptions, invalid_s
 from torchaos.harness.judging.recovery.recovery import never_in_words, recoveries, why_moot
 from torchaos.harness.record.result import Recovery
 from torchaos.plugin import (
@@ -43,8 +43,9 @@ class RecoveryTime(Assertion):
     `felt`: the fault took effect; `detect`: it was noticed; `torn_down`: the last rank of the old attempt was gone;
     `rendezvous`: the ranks had found each other again; `workers_up`: all ranks were up; `restored`: the checkpoint was
     loaded; `first_step`: the first step was done; `catch_up`: the job had got further than before the fault.
-    `lost_steps`: the largest number of steps that may be done again. `invalid_time`: interruptions × recovery, plus all
-    the time in which training stood still to write checkpoints (Baidu's invalid training time)."""
+    `lost_steps`: the largest number of steps that may be done again. `invalid_time`: the time in which the job was
+    recovering, plus all other time in which training stood still to write checkpoints (Baidu's invalid training time).
+    Recoveries that overlap are one interruption, and their time counts once."""
 
     name = "recovery_time"
     harm = Harm.SLOW
@@ -73,10 +74,12 @@ class RecoveryTime(Assertion):
             return inconclusive("no fault landed, so there was nothing to recover from")
         if not run.history.executions:
             return inconclusive(f"no step was seen, so nothing shows when the job went on: {why_unseen(run, 'steps')}")
-        invalid = invalid_time(run, found)
+        interrupted = interruptions(run, found)
+        whole = all(recovery.parts["caught_up"] is not None for recovery in found)
+        invalid = invalid_s(run, interrupted) if whole else None
         worst = {name: _worst([recovery.parts[part] for recovery in found]) for name, (part, _) in _PARTS.items()}
         lost = _worst([recovery.lost_steps for recovery in found])
-        measured = {**worst, "lost_steps": lost, "invalid_time": invalid, "interruptions": len(found)}
+        measured = {**worst, "lost_steps": lost, "invalid_time": invalid, "interruptions": len(interrupted)}
         problem = self._problem(run, twins, found, invalid)
         if problem:
             return replace(problem, measured=measured)
@@ -119,14 +122,6 @@ class RecoveryTime(Assertion):
         lost = "an unknown number of steps" if measured["lost_steps"] is None else _steps(int(measured["lost_steps"]))
         slowest = "" if len(found) == 1 else f" at the slowest of {len(found)} recoveries"
         return f"caught up {measured['catch_up'] or 0.0:.2f} s after the fault{slowest}, with {lost} done again"
-
-
-def invalid_time(run: Record, found: Sequence[Recovery]) -> float | None:
-    """Interruptions × recovery + total checkpoint write time, in seconds; None if a recovery never ended."""
-    recovered = [recovery.parts["caught_up"] for recovery in found]
-    if None in recovered:
-        return None
-    return sum(took or 0.0 for took in recovered) + sum(standstill(run.history).blocked.values())
 
 
 def _never(run: Record, twins: Sequence[Record], recovery: Recovery) -> Finding:

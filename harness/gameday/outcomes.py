@@ -46,6 +46,7 @@ class FaultOutcome:
     reason: str
     parts: Mapping[str, float | None]  # times of the recovery, in seconds since the fault
     lost_steps: int | None = None
+    at_s: float | None = None  # as in Recovery
 
 
 def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
@@ -95,7 +96,7 @@ def _of(fault: FaultResult, recovery: Recovery | None) -> FaultOutcome:
         outcome, reason = Outcome.UNPROVED, fault.reason
     elif fault.verdict is Verdict.FAILED or parts.get("caught_up") is None:
         outcome, reason = Outcome.STUCK, fault.reason
-    return FaultOutcome(fault.id, fault.inject, outcome, reason, parts, lost)
+    return FaultOutcome(fault.id, fault.inject, outcome, reason, parts, lost, recovery.at_s if recovery else None)
 
 
 def _wrong(result: Result) -> list[tuple[Case, Harm]]:

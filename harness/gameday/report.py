@@ -58,7 +58,7 @@ def score_rows(score: Score) -> list[tuple[str, str]]:
         ("down: between the attempts", f"{seconds_in_words(clock.down_s)} ({clock.down_s / wall:.1%})"),
         ("stalled", f"{seconds_in_words(clock.stalled_s)} ({clock.stalled_s / wall:.1%})"),
         ("stood still for checkpoints", f"{seconds_in_words(clock.checkpoint_s)} ({clock.checkpoint_s / wall:.1%})"),
-        ("invalid training time (interruptions × recovery + checkpoints)", seconds_in_words(score.invalid_s)),
+        ("invalid training time (recovering or saving)", seconds_in_words(score.invalid_s)),
         ("lost GPU hours", f"{score.gpu_hours_lost:.3g}"),
         ("mean time between interruptions", seconds_in_words(score.mtbf_s)),
         ("checkpoint interval in use", seconds_in_words(score.interval_s)),

@@ -13,6 +13,7 @@ from typing import Any
 from torchaos.harness.gameday.clock import Clock, clock_of
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome, outcomes_of
 from torchaos.harness.judging.checkpoints.standstill import standstill
+from torchaos.harness.judging.recovery.interruptions import interruptions, invalid_s
 from torchaos.harness.judging.recovery.recovery import PARTS
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Result, Verdict
@@ -38,6 +39,8 @@ class RoundScore:
     untold: tuple[str, ...] = ()  # inconclusive cases, by name
     restarted: bool = True  # whether the job started again after a fault
     decided_by: str = ""  # from the result of the round
+    restarts_s: tuple[float, ...] = ()  # of each interruption with a restart: seconds until its first step
+    invalid_s: float = 0.0  # seconds in which training was interrupted, or stood still for a checkpoint
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -50,6 +53,7 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
         if case.kind == "assertion" and case.verdict is Verdict.FAILED
     )
     saves = _saves(run)
+    interrupted = interruptions(run, result.recoveries)
     world = next(
         (attempt.world_size for attempt in run.history.attempts if attempt.world_size), run.plan.job.world_size
     )
@@ -60,6 +64,7 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
         tuple(case.name for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.PASSED),
         tuple(case.name for case in result.cases if case.verdict is Verdict.INCONCLUSIVE),
         len(run.history.attempts) > 1, result.decided_by,
+        tuple(at for one in interrupted if (at := one.restarted_after_s) is not None), invalid_s(run, interrupted),
     )  # fmt: skip
 
 
@@ -102,11 +107,11 @@ class Score:
     lost_unknown: int  # recoveries whose number of repeated steps is not known
     checkpoint_s: Spread | None  # seconds that training stood still for a checkpoint
     gpu_hours_lost: float
-    mtbf_s: float | None  # mean seconds between two faults from which the job had to recover
+    mtbf_s: float | None  # mean seconds between two interruptions with a restart
     interval_s: float | None  # median seconds of training between two checkpoints
     best_interval_s: float | None
     expected_ettr: float | None
-    invalid_s: float | None
+    invalid_s: float
     problems: tuple[str, ...] = ()
     unjudged: tuple[str, ...] = field(default=())  # rounds whose verdict is no evidence
 
@@ -114,13 +119,14 @@ class Score:
 def total(rounds: Sequence[RoundScore]) -> Score:
     faults = [fault for scored in rounds for fault in scored.faults]
     clock = sum((scored.clock for scored in rounds), Clock())
-    interruptions = [fault for fault in faults if fault.lost_steps is not None and fault.parts.get("first_step")]
+    restarts_s = [at for scored in rounds for at in scored.restarts_s]
+    lost = [one.lost_steps for one in faults if one.lost_steps is not None and one.parts.get("first_step")]
     parts = {part: Spread.of([at for one in faults if (at := one.parts.get(part)) is not None]) for part in PARTS}
     saves = Spread.of([blocked for scored in rounds for blocked in scored.saves_s])
     intervals = [interval for scored in rounds for interval in scored.intervals_s]
-    mtbf = clock.wall_s / len(interruptions) if interruptions else None
+    mtbf = clock.wall_s / len(restarts_s) if restarts_s else None
     interval, write = median(intervals) if intervals else None, saves.mean if saves else None
-    back = Spread.of([fault.parts["first_step"] or 0.0 for fault in interruptions])
+    back = Spread.of(restarts_s)
     kinds: dict[str, Counter[str]] = {}
     for fault in faults:
         kinds.setdefault(fault.inject, Counter())[fault.outcome.value] += 1
@@ -131,14 +137,14 @@ def total(rounds: Sequence[RoundScore]) -> Score:
         kinds={inject: dict(found) for inject, found in kinds.items()},
         parts=parts,
         lost_unknown=sum(one.lost_steps is None and one.parts.get("first_step") is not None for one in faults),
-        lost_steps=Spread.of([fault.lost_steps for fault in interruptions if fault.lost_steps is not None]),
+        lost_steps=Spread.of(lost),
         checkpoint_s=saves,
         gpu_hours_lost=sum((each.clock.wall_s - each.clock.productive_s) * each.world_size for each in rounds) / 3600,
         mtbf_s=mtbf,
         interval_s=interval,
         best_interval_s=best_interval_s(write, mtbf),
         expected_ettr=expected_ettr(mtbf, back.mean if back else None, interval, write),
-        invalid_s=sum(at for one in faults if (at := one.parts.get("caught_up")) is not None) + clock.checkpoint_s,
+        invalid_s=sum(scored.invalid_s for scored in rounds),
         problems=tuple(f"round {scored.number}: {text}" for scored in rounds for text in scored.failed),
         unjudged=tuple(f"round {each.number}: {each.reason}" for each in rounds if _proves_nothing(each, rounds)),
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from enum import Enum, IntEnum
-from typing import Any, Literal, Mapping, Sequence
+from typing import Any, Iterable, Literal, Mapping, Sequence
 
 from torchaos.harness.contracts import UsageError
 
@@ -107,6 +107,17 @@ class Recovery:
     lost_steps: int | None
     advice: tuple[str, ...] = ()  # which waits were long, and which settings shorten them; no verdict depends on it
     lasted_s: float | None = None  # how long the fault itself was on; None if it does not last, or stayed on
+    at_s: float | None = None  # when the fault was applied, CLOCK_MONOTONIC; None: older results lack it
+
+
+def each_restart(recoveries: Iterable[Recovery]) -> list[Recovery]:
+    """One recovery for each restart: of several that ended with the same first step, the one with most lost steps."""
+    found: dict[object, Recovery] = {}
+    for number, one in enumerate(recoveries):
+        first = one.parts.get("first_step")
+        restart = number if one.at_s is None or first is None else f"at {one.at_s + first:.3f} s"
+        found[restart] = max(found.get(restart, one), one, key=lambda each: each.lost_steps or 0)
+    return list(found.values())
 
 
 @dataclass(frozen=True)

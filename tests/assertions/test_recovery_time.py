@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torchaos.assertions.recovery_time import RecoveryTime
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome
 from torchaos.harness.judging.recovery.recovery import PARTS, recoveries
+from torchaos.harness.judging.verdict.verdict import records_of
+from torchaos.harness.record.rundir import RunDir
 
 KILL = [(18, 1)]
 
@@ -85,6 +88,53 @@ def test_lost_steps_and_invalid_time_have_bounds(trainer: Any) -> None:
     assert RecoveryTime(lost_steps=7, invalid_time=60.0).judge(run, []).outcome is Outcome.PASSED
 
 
+def _again_at(run: Any, since_s: float, fault: str = "other") -> Any:
+    """The record with one more hit of attempt 0, so many seconds after the first."""
+    hit = next(event for event in run.events if event.kind is Kind.APPLYING)
+    more = replace(hit, seq=9_000, mono_s=hit.mono_s + since_s, data={**hit.data, "fault": fault})
+    return replace(run, events=tuple(sorted((*run.events, more), key=lambda event: event.mono_s)))
+
+
+def test_recoveries_that_overlap_count_once(trainer: Any) -> None:
+    """A fault that comes before the job has recovered from another interrupts nothing more; one that comes later
+    does."""
+    run = trainer(kills=KILL).record()
+    alone, both = (RecoveryTime().judge(one, []).measured for one in (run, _again_at(run, 1e-4)))
+    assert (alone["interruptions"], both["interruptions"]) == (1, 1)
+    assert both["invalid_time"] == pytest.approx(alone["invalid_time"])
+    assert (
+        RecoveryTime(invalid_time=alone["invalid_time"] + 0.01).judge(_again_at(run, 1e-4), []).outcome
+        is Outcome.PASSED
+    )
+    twice = trainer(kills=[(8, 1), (18, 1)]).record()
+    measured, found = RecoveryTime().judge(twice, []).measured, recoveries(twice)
+    took_s = sum(one.parts["caught_up"] or 0.0 for one in found)
+    assert measured["interruptions"] == 2
+    assert took_s < measured["invalid_time"] < took_s + 7 * 0.06
+
+
+def test_a_save_within_a_recovery_counts_once(trainer: Any) -> None:
+    """The job saves before it has got further than before the fault: that time is part of the recovery already."""
+    run = trainer(kills=KILL).record()
+    again_s = max(e.mono_s for e in run.events if e.kind is Kind.STEP and e.attempt == 1 and e.step == 1)
+    early = [e for e in run.events if e.kind in (Kind.SAVE_BEGIN, Kind.SAVE_END) and e.attempt == 0 and e.step == 5]
+    more = [
+        replace(e, seq=9_000 + place, source=f"rank{e.rank}-a1", attempt=1, step=1, mono_s=again_s + 1e-4 * place)
+        for place, e in enumerate(early)
+    ]
+    saving = replace(run, events=tuple(sorted((*run.events, *more), key=lambda event: event.mono_s)))
+    assert len(saving.history.saves) > len(run.history.saves)
+    invalid = [RecoveryTime().judge(one, []).measured["invalid_time"] for one in (run, saving)]
+    assert invalid[1] == pytest.approx(invalid[0])
+
+
+def test_two_kills_within_one_recovery() -> None:
+    """A recorded run: the second kill hit the attempt that came back from the first."""
+    run, _ = records_of(RunDir(Path(__file__).parents[1] / "data" / "runs" / "kill-twice"))
+    measured = RecoveryTime().judge(run, []).measured
+    assert (measured["interruptions"], round(measured["invalid_time"], 2)) == (1, 8.19)
+
+
 def test_ranks_that_save_side_by_side_cost_once(trainer: Any) -> None:
     """Two ranks with a file of their own each: what is invalid is what one rank waited, not both together."""
     run = trainer(kills=KILL, every=10).record()
@@ -144,14 +194,14 @@ def test_a_later_death_is_not_how_a_freeze_was_felt(trainer: Any) -> None:
 
 
 def test_a_second_fault_during_the_recovery_is_counted_from_itself(trainer: Any) -> None:
-    """Two kills, the second before the job had caught up: two recoveries that end together."""
+    """Two kills, the second before the job had caught up: two recoveries that end together, and one interruption."""
     run = trainer(kills=[(18, 1), (17, 0)]).record()
     first, second = recoveries(run)
     hits = [e.mono_s for e in run.events if e.kind is Kind.APPLYING]
     assert first.parts["caught_up"] is not None
     assert second.parts["caught_up"] is not None
     assert first.parts["caught_up"] + hits[0] == pytest.approx(second.parts["caught_up"] + hits[1])
-    assert RecoveryTime().judge(run, []).measured["interruptions"] == 2
+    assert RecoveryTime().judge(run, []).measured["interruptions"] == 1
 
 
 def test_a_killed_agent_recovers_by_resubmission_only(trainer: Any) -> None:

@@ -183,11 +183,12 @@ def test_nodes_that_were_not_seen(trainer: Any) -> None:
     assert RestartTier(most="in_place").judge(_without(one, {(1, 1)}), []).outcome is Outcome.PASSED  # it has one node
     run = replace(one, plan=replace(one.plan, job=replace(one.plan.job, nodes=2)))
     blind = _without(run, {(1, 1)})
-    for bounds, outcome in (
+    cases: tuple[tuple[dict[str, Any], Outcome], ...] = (
         ({"most": "in_place"}, Outcome.INCONCLUSIVE), ({"least": "node_replaced"}, Outcome.INCONCLUSIVE),
         ({"least": "in_place", "most": "node_replaced"}, Outcome.PASSED), ({"most": "none"}, Outcome.FAILED),
         ({"least": "shrunk"}, Outcome.FAILED),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for bounds, outcome in cases:
         finding = RestartTier(**bounds).judge(blind, [])
         assert finding.outcome is outcome, (bounds, finding.reason)
     assert "the nodes of some ranks were not seen" in RestartTier(most="in_place").judge(blind, []).reason

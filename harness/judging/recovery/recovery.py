@@ -217,7 +217,7 @@ def _end_after(attempt: Attempt | None, at_s: float) -> float | None:
 def _recovery(landing: Landing, seen: dict[str, float | None], lost: int | None) -> Recovery:
     parts = {part: seen.get(part) for part in PARTS}
     since = {part: None if at is None else round(at - landing.at_s, 6) for part, at in parts.items()}
-    return Recovery(landing.fault, since, lost)
+    return Recovery(landing.fault, since, lost, at_s=landing.at_s)
 
 
 def _earliest(*times: float | None) -> float | None:

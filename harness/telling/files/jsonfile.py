@@ -9,7 +9,7 @@
 - `faults`: `id`, `inject`, `target`, `planned`, `applied` (null: never landed), `evidence` (null: not felt),
   `rollback`, `verdict`, `reason`
 - `recoveries`: `fault`; `parts`: seconds since the fault was applied (null: not seen); `lost_steps` (null: not known);
-  `advice`: which waits were long, and which setting shortens them
+  `advice`: which waits were long, and which setting shortens them; `at_s`: when the fault was applied (CLOCK_MONOTONIC)
 - `cases`: `name`, `kind` (assertion, faults, rollback), `verdict`, `reason`, `measured` and `bound` by name,
   `seconds` (the names of those figures that are durations)
 - `steps`: the highest global step that counts (null: none was seen); `attempts`; `twin`; `versions`; `notes`

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from torchaos.harness.machine.disk import write_atomically
-from torchaos.harness.record.result import Verdict
+from torchaos.harness.record.result import Verdict, each_restart
 from torchaos.harness.telling.terminal.text import printable
 from torchaos.harness.telling.trends.nights import Night
 from torchaos.harness.telling.trends.store import Kept
@@ -94,12 +94,10 @@ def _bounds(newest: Mapping[str, Kept]) -> Iterator[Sample]:
 
 def _lost(newest: Mapping[str, Kept]) -> Iterator[Sample]:
     for scenario, one in newest.items():
-        lost: Counter[str] = Counter()
-        for recovery in one.result.recoveries:
-            if recovery.lost_steps is not None:
-                lost[recovery.fault] += recovery.lost_steps
-        for fault, steps in lost.items():
-            yield {"scenario": scenario, "fault": fault}, float(steps)
+        known = [recovery for recovery in one.result.recoveries if recovery.lost_steps is not None]
+        for fault in dict.fromkeys(recovery.fault for recovery in known):
+            own = each_restart(recovery for recovery in known if recovery.fault == fault)
+            yield {"scenario": scenario, "fault": fault}, float(sum(recovery.lost_steps or 0 for recovery in own))
 
 
 def _epoch(started: str) -> float:

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.record.result import Recovery, each_restart
 from torchaos.harness.telling.trends import database
 from torchaos.harness.telling.trends.compare import FLOOR_S, TOLERANCE, Change, Row, judged
 
@@ -35,7 +36,7 @@ class Night:
     ettr: float | None  # the share of the time in which training went on
     idle: tuple[float, ...]  # for each round, the share of the time in which training did not go on
     caught_up_s: tuple[float, ...]  # for each recovery
-    lost_steps: tuple[float, ...]
+    lost_steps: tuple[float, ...]  # for each restart
     outcomes: Mapping[str, int]  # number of faults by outcome
     raw: Mapping[str, Any] = field(repr=False)
 
@@ -57,13 +58,21 @@ class Night:
         about = {key: str(raw[key]) for key in ("name", "started", "commit", "verdict")}
         shares = [_share(game_round["clock"]) for game_round in raw["rounds"]]
         faults = [fault for game_round in raw["rounds"] for fault in game_round["faults"]]
+        lost = [
+            one.lost_steps for game_round in raw["rounds"]
+            for one in each_restart(map(_recovery, game_round["faults"])) if one.lost_steps is not None
+        ]  # fmt: skip
         return cls(
             folder, **about, seed=int(raw["seed"]), why="; ".join(raw["why"]), ettr=_share(raw["score"]["clock"]),
             idle=tuple(1 - share for share in shares if share is not None),
             caught_up_s=tuple(float(at) for fault in faults if (at := fault["parts"].get("caught_up")) is not None),
-            lost_steps=tuple(float(fault["lost_steps"]) for fault in faults if fault["lost_steps"] is not None),
+            lost_steps=tuple(map(float, lost)),
             outcomes=Counter(fault["outcome"] for fault in faults), raw=raw,
         )  # fmt: skip
+
+
+def _recovery(fault: Mapping[str, Any]) -> Recovery:
+    return Recovery(str(fault["id"]), fault["parts"], fault["lost_steps"], at_s=fault.get("at_s"))
 
 
 def _share(clock: Mapping[str, float]) -> float | None:

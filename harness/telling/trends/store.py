@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.finished import commit_in, result_in, results_in
-from torchaos.harness.record.result import Result
+from torchaos.harness.record.result import Result, each_restart
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling.trends import database
 
@@ -34,7 +34,11 @@ class Kept:
     def lost_steps(self) -> int | None:
         """The lost steps of all recoveries together. None if a number is not known."""
         lost = [recovery.lost_steps for recovery in self.result.recoveries]
-        return None if None in lost or not lost else sum(one for one in lost if one is not None)
+        return (
+            None
+            if None in lost or not lost
+            else sum(one.lost_steps or 0 for one in each_restart(self.result.recoveries))
+        )
 
     def part_s(self, part: str) -> float | None:
         """The longest time in seconds from a fault until this part of the recovery was over. None if it was not

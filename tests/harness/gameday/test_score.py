@@ -29,7 +29,7 @@ from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.verdict.verdict import verdict_of as judged
 from torchaos.harness.record.plan import After, Named, PlannedFault
 from torchaos.harness.record.record import Record
-from torchaos.harness.record.result import Case, ExitCode, Verdict
+from torchaos.harness.record.result import Case, ExitCode, Verdict, each_restart
 from torchaos.harness.record.stored import read_as
 
 
@@ -106,6 +106,30 @@ def test_what_came_of_a_kill(trainer: Any) -> None:
     (fault,) = scored(with_kill(trainer(kills=[(18, 1)]).record())).faults
     assert (fault.outcome, fault.lost_steps) == (Outcome.RECOVERED, 2)
     assert fault.parts["caught_up"]
+
+
+def test_faults_within_one_recovery_interrupted_once(trainer: Any) -> None:
+    """A second hit that the same restart ended is no second interruption, and its time is not lost twice."""
+    run = with_kill(trainer(kills=[(18, 1)]).record())
+    hit = next(e for e in run.events if e.kind is Kind.APPLYING)
+    more = replace(hit, seq=9_000, mono_s=hit.mono_s + 1e-4, data={**hit.data, "fault": "other"})
+    twice = replace(run, events=tuple(sorted((*run.events, more), key=lambda e: e.mono_s)))
+    one, both = scored(run), scored(twice)
+    assert (len(one.restarts_s), len(both.restarts_s)) == (1, 1)
+    assert both.invalid_s == pytest.approx(one.invalid_s)
+    recoveries = judged(twice, [], "/run").recoveries
+    assert (len(recoveries), len(each_restart(recoveries))) == (2, 1)
+    assert total([both]).mtbf_s == both.clock.wall_s
+
+
+def test_a_job_that_stays_down_is_invalid_to_the_end(trainer: Any) -> None:
+    """The time of a recovery that never ended is not left out."""
+    run = with_kill(trainer(kills=[(18, 1)]).record())
+    dead = [e for e in run.events if e.attempt in (0, None) and e.kind is not Kind.JOB_EXITED]
+    last_s = max(e.mono_s for e in dead)
+    data = {"reason": "no_progress", "interrupted": False, "enough": False}
+    stopped = Event(Kind.STOPPED, "harness", 9999, 0.0, last_s + 60.0, data=data)
+    assert total([scored(replace(run, events=(*dead, stopped)))]).invalid_s > 60.0
 
 
 def test_damage_is_put_down_to_the_fault(trainer: Any) -> None:
@@ -280,7 +304,7 @@ def rounds(*outcomes: Outcome, **more: Any) -> list[RoundScore]:
     clock = Clock(productive_s=80.0, lost_s=5.0, checkpoint_s=5.0, down_s=10.0)
     given = {
         "verdict": "passed", "reason": "", "clock": clock, "faults": faults, "saves_s": (0.5,) * 10,
-        "intervals_s": (10.0,) * 9, **more,
+        "intervals_s": (10.0,) * 9, "restarts_s": (2.0,) * len(outcomes), **more,
     }  # fmt: skip
     return [RoundScore(0, exit_code=0, run_dir="/run", world_size=2, **given)]
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -143,11 +142,12 @@ class Exploration:
         )  # fmt: skip
 
     def _try_all(self, trials: Trials, states: Sequence[State], done: dict[tuple[str, str], Outcome]) -> str:
-        """Why not all states were tried; empty if all were. A failure of forked ranks counts only if a cold start fails
-        too. Cold starts take much longer, so they come last, but for failures that may stand for many states; the very
-        last are those of failures that a cold start of another state has shown. Failures that still wait for a cold
-        start are no outcomes."""
+        """Why not all states were tried, or not all failures confirmed; empty if all were. A failure of forked ranks is
+        confirmed if a cold start fails too. Cold starts take much longer, so they come last, but for the first failure
+        of each class, and for failures that may stand for many states; the very last are those of failures that a cold
+        start of another state has shown."""
         by_key = {_key(state): (number, state) for number, state in enumerate(states, 1)}
+        asked: set[Class] = {one.kind for one in done.values() if not is_suspected(one)}  # got their cold start
         try:
             for key, (number, state) in by_key.items():
                 if key in done:
@@ -156,11 +156,14 @@ class Exploration:
                     return why
                 found = self._spared.of(state, done, self._fork if self._warm else None) or self._forked(state)
                 found = found and shown(found, done.values())
-                if not self._stopped and (found is None or (is_suspected(found) and may_pay(found, done.values()))):
+                doubted = found is not None and is_suspected(found)
+                at_once = found is None or (doubted and (found.kind not in asked or may_pay(found, done.values())))
+                asked |= {found.kind} if found and doubted else set()
+                if not self._stopped and at_once:
                     found = self._by_launcher(trials, state, found, done.values())
                 if found:
                     self._note(found, number, len(states), done)
-            for suspected in each_kind_first([done[key] for key in by_key if is_suspected(done[key])]):
+            for suspected in each_kind_first([done[key] for key in by_key if is_suspected(done[key])], asked):
                 if why := self._over:
                     return why
                 number, state = by_key[_key(suspected)]
@@ -178,11 +181,6 @@ class Exploration:
                 self._note(again, number, len(states), done)
             return self._stopped
         finally:
-            waiting = [key for key, outcome in done.items() if is_suspected(outcome)]
-            kinds = Counter(done.pop(key).kind.value for key in waiting)
-            if kinds:
-                many = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-                self._notes.append(f"forked ranks failed from more states, which count after a cold start: {many}")
             if many_shown := sum(bool(outcome.shown_by) for outcome in done.values()):
                 self._notes.append(f"{many_shown} {SHOWN}")
             if alike := sum(bool(outcome.like) for outcome in done.values()):

@@ -45,12 +45,14 @@ def may_pay(suspected: Outcome, before: Collection[Outcome]) -> bool:
     return suspected.from_step is None and 2 * saved >= len(same)
 
 
-def each_kind_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The same outcomes: first one of each kind of failure, then a second one of each, and so on."""
-    seen = Counter[tuple[str, ...]]()
+def each_kind_first(outcomes: Sequence[Outcome], confirmed: Collection[Class]) -> list[Outcome]:
+    """The same outcomes: first one of each class that is not confirmed, then one of each kind of failure, then a second
+    one of each, and so on."""
+    seen, classes = Counter[tuple[str, ...]](), {*confirmed}
     rounds: list[tuple[int, Outcome]] = []
     for outcome in outcomes:
         kind = failure(outcome)
-        rounds.append((seen[kind], outcome))
+        rounds.append((seen[kind] if outcome.kind in classes else -1, outcome))
+        classes.add(outcome.kind)
         seen[kind] += 1
     return [outcome for _round, outcome in sorted(rounds, key=lambda pair: pair[0])]

@@ -149,8 +149,8 @@ def test_what_can_t_be_judged_is_refused_before_a_resume(explore: Explore) -> No
 def test_failures_of_forked_ranks_are_started_cold_after_all_states(
     explore: Explore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forked ranks try all states before the first cold start, which takes much longer. Only failures that a cold start
-    shows too are outcomes; an interrupted exploration goes on with those that wait, one of each kind first."""
+    """The first failure of each class gets a cold start at once; forked ranks try all other states before the next cold
+    start, which takes much longer. An interrupted exploration goes on with those that wait."""
     forked: list[str] = []
     kinds = [Class.RIGHT, Class.LOST_WORK, Class.LOST_WORK, Class.WRONG]
 
@@ -163,14 +163,40 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
     monkeypatch.setattr(module, "Warm", Warm)
     everything = [state.name for state in choice(saves(tmp_path)).states]
     first, cold = explore(warm=True, stop_after=2)
-    assert (forked, cold) == (everything, [everything[1], everything[3]])
-    assert [outcome.state for outcome in first.outcomes] == [everything[0], everything[1], *everything[4:]]
+    assert (forked, cold) == (everything[:4], [everything[1], everything[3]])
+    assert [outcome.state for outcome in first.outcomes] == everything[:3]
     assert (first.unfinished, first.exit_code) == ("SIGINT", 2)
-    assert first.notes[-1].endswith("count after a cold start: 1 lost work, 1 silently wrong")
+    assert [first.unconfirmed(kind) for kind in (Class.LOST_WORK, Class.WRONG)] == [1, 0]
+    del forked[3]  # the state under way is tried once more
     second, cold = explore(warm=True)
-    assert (forked, cold) == (everything, [everything[2], everything[3]])
+    assert (forked, cold) == (everything, [everything[3], everything[2]])
     assert [outcome.kind for outcome in second.outcomes] == [Class.RIGHT] * len(everything)
-    assert "forked ranks gave 'silently wrong' (in 4), and a cold start 'resumed rightly'" in second.notes[-1]
+    assert "forked ranks gave 'silently wrong' (in 4), and a cold start 'resumed rightly'" in second.notes[-2]
+
+
+def test_one_state_of_each_class_is_confirmed_before_the_time_is_over(
+    explore: Explore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time ends with the last forked resume. Every state is seen to be wrong, the first by a cold start too: the
+    others count, as not confirmed, and the exploration has failed."""
+    forked: list[str] = []
+    everything = [state.name for state in choice(saves(tmp_path)).states]
+
+    class Warm(Forks):
+        def __call__(self, state: State, _lookout: object = None) -> Any:
+            forked.append(state.name)
+            return replace(outcome_of(state, Class.WRONG, "no"), warm=True, from_step=5)
+
+    monkeypatch.setattr(module, "Warm", Warm)
+    monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
+    over = property(lambda _self: "" if len(forked) < len(everything) else "the time is over")
+    monkeypatch.setattr(Exploration, "_over", over)
+    monkeypatch.setattr(explore, "cold", (Class.WRONG, None), raising=False)
+    found, cold = explore(warm=True)
+    assert (forked, cold) == (everything, everything[:1])
+    assert [outcome.kind for outcome in found.outcomes] == [Class.WRONG] * len(everything)
+    assert found.unconfirmed(Class.WRONG) == len(everything) - 1
+    assert (found.exit_code, found.unfinished) == (1, "the time is over")
 
 
 def test_a_failure_before_the_first_step_stands_for_all_states_that_look_the_same(

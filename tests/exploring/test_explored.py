@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from explorations import choice, explored, outcome_of, saves, unfinished
+from explorations import choice, explored, outcome_of, saves, unconfirmed, unfinished
 from rich.console import Console
 from saves import Disk
 
@@ -58,6 +58,49 @@ def test_one_state_decides(tmp_path: Path, kind: Class, code: ExitCode) -> None:
     suite = ElementTree.fromstring(junit.text([result]))[0]
     red = {case.get("name") for case in suite if case.find("failure") is not None or case.find("error") is not None}
     assert red == {kind.value}
+
+
+def test_a_time_limit_hides_nothing_that_was_seen(tmp_path: Path) -> None:
+    """States that only forked ranks have shown to be wrong are counted in the headline, the table, the share of time,
+    the bar and the JSON, and are said not to be confirmed. Without a confirmed one, the exit code is 2."""
+    wrong = {f"at_{number}": Class.WRONG for number in range(1, 6)}
+    seen = explored(tmp_path, **wrong, at_6=Class.HANGS)
+    own = [one.state for one in seen.of(Class.WRONG)]
+    found = unconfirmed(seen)
+    result = _result(found)
+    assert (result.exit_code, result.verdict) == (ExitCode.INCONCLUSIVE, Verdict.INCONCLUSIVE)
+    many = f"silently wrong: {len(own)} states (not confirmed by a cold start), such as {own[0]}"
+    assert result.reason.startswith(many)
+    assert result.reason.endswith("; also seen: hangs (1)")
+    assert found.fatal_s == found.unconfirmed_fatal_s == seen.fatal_s > 0 == seen.unconfirmed_fatal_s
+    raw = json.loads(json.dumps(files.to_json(found, result), allow_nan=False))
+    assert (raw["classes"]["silently wrong"], raw["tried"]) == (len(own), len(seen.outcomes))
+    assert raw["unconfirmed"] == {"silently wrong": len(own), "hangs": 1}
+    assert [one["confirmed"] for one in raw["outcomes"]].count(False) == len(own) + 1
+    paper = io.StringIO()
+    terminal.show(found, result, Console(file=paper, width=300))
+    told = " ".join(paper.getvalue().split())
+    assert f"silently wrong {len(own)} {len(own)} states (not confirmed by a cold start), such as {own[0]}" in told
+    assert "of this not confirmed by a cold start" in told
+    html = page.text(found, result, tmp_path)
+    assert html.count('<rect class="x-wrong unconfirmed"') >= len(own), "the bar is not white there"
+    assert "x-wrong unconfirmed" not in page.text(seen, _result(seen), tmp_path)
+
+
+def test_one_confirmed_state_makes_its_class_failed(tmp_path: Path) -> None:
+    """It is told before the others, also before a state with fewer operations; a worse class that is not confirmed is
+    told beside it, and decides nothing."""
+    found = explored(tmp_path, at_2=Class.WRONG, at_3=Class.WONT_START, at_5=Class.WONT_START, at_6=Class.WONT_START)
+    last = found.of(Class.WONT_START)[-1].state
+    result = _result(unconfirmed(found, last))
+    assert (result.exit_code, result.decided_by) == (ExitCode.FAILED, "won't start")
+    assert result.reason.startswith(f"won't start: 3 states (2 of them not confirmed by a cold start), such as {last}")
+    assert result.reason.endswith("; also seen: silently wrong (1)")
+    smallest = unconfirmed(found, last).smallest
+    assert smallest
+    assert smallest.state == last
+    verdicts = {case.name: case.verdict for case in cases_of(unconfirmed(found, last))}
+    assert verdicts["silently wrong"] is Verdict.INCONCLUSIVE
 
 
 def test_what_could_not_be_undone_comes_first(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torchaos.harness.exploring.explored import Explored, told
 from torchaos.harness.exploring.operations import Operation
 from torchaos.harness.exploring.outcomes import Class, Outcome
 from torchaos.harness.exploring.reproduce import NAME as SCRIPT
+from torchaos.harness.exploring.suspected import is_suspected
 from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.words import seconds_in_words
@@ -34,7 +35,9 @@ def text(found: Explored, result: Result, home: Path) -> str:
         "result": result.to_json(), "found": found.warm, "there_are": found.choice.in_all,
         "classes": [_class(found, kind) for kind in Class], "tried": len(found.outcomes),
         "fatal": "" if share is None else f"{share:.1%}", "fatal_s": seconds_in_words(found.fatal_s),
-        "tried_s": seconds_in_words(found.tried_s), "time": _time(found), "line": _line(found),
+        "unconfirmed_s": seconds_in_words(found.unconfirmed_fatal_s) if found.unconfirmed_fatal_s else "",
+        "unconfirmed": any(map(is_suspected, found.outcomes)), "tried_s": seconds_in_words(found.tried_s),
+        "time": _time(found), "line": _line(found),
         "smallest": _story(found.smallest, home) if found.smallest else None,
         "outcomes": [_row(one, home) for one in found.outcomes],
         "notes": [*found.notes, *found.recording.unsure], "unfinished": found.unfinished,
@@ -51,6 +54,14 @@ def _mark(kind: Class) -> str:
     return f"x-{kind.name.lower()}"
 
 
+def _mark_of(one: Outcome) -> str:
+    return _mark(one.kind) + (" unconfirmed" if is_suspected(one) else "")
+
+
+def _doubt(one: Outcome) -> str:
+    return " (not confirmed)" if is_suspected(one) else ""
+
+
 def _time(found: Explored) -> dict[str, Any]:
     """The time of the recorded run, coloured by the outcome of a death of all processes at that time."""
     began_s, whole_s = found.recording.began_s, found.seconds or 1.0
@@ -58,7 +69,7 @@ def _time(found: Explored) -> dict[str, Any]:
         {
             "x": round(_WIDTH * (since - began_s) / whole_s, 2),
             "width": round(max(0.8, _WIDTH * (until - since) / whole_s), 2),
-            "mark": _mark(one.kind), "words": f"{one.kind.value}: {one.state}, step {one.died_at_step}",
+            "mark": _mark_of(one), "words": f"{one.kind.value}{_doubt(one)}: {one.state}, step {one.died_at_step}",
         }
         for one in found.outcomes if one.model == "process death"
         for since, until in one.moments
@@ -89,8 +100,8 @@ def _line(found: Explored) -> dict[str, Any]:
         if at is not None and (beside := height.setdefault((one.model, at), 0)) < 3:
             height[one.model, at] += 1
             y = (len(ranks) + models.index(one.model)) * _LANE + 4 + 5 * beside
-            words = f"{one.state}, step {one.died_at_step}: {one.kind.value}. {one.reason}"
-            states.append({"x": (at + 1) * _STEP - 3, "y": y, "mark": _mark(one.kind), "words": words})
+            words = f"{one.state}, step {one.died_at_step}: {one.kind.value}{_doubt(one)}. {one.reason}"
+            states.append({"x": (at + 1) * _STEP - 3, "y": y, "mark": _mark_of(one), "words": words})
     return {
         "lanes": lanes, "lane": _LANE, "width": (len(shown) + 1) * _STEP, "height": len(lanes) * _LANE,
         "operations": operations, "states": states,
@@ -113,10 +124,11 @@ def _shown(found: Explored) -> Sequence[Operation]:
 def _story(one: Outcome, home: Path) -> dict[str, Any]:
     script = Path(one.run_dir) / SCRIPT
     shell = script.read_text(encoding="utf-8", errors="replace") if one.run_dir and script.is_file() else ""
-    again = {None: "", True: "A second start gets past the death.", False: "A second start fails as well."}
+    again = {None: "", True: "A second start gets past the death.", False: "A second start fails as well."}[one.mended]
+    again += " No cold start has confirmed it yet." if is_suspected(one) else ""
     return {
         **_row(one, home), "files": one.files, "last": one.last_operation or "none", "operations": one.operations,
-        "again": again[one.mended], "script": os.path.relpath(script, home) if shell else "", "shell": shell,
+        "again": again, "script": os.path.relpath(script, home) if shell else "", "shell": shell,
     }  # fmt: skip
 
 
@@ -124,9 +136,9 @@ def _row(one: Outcome, home: Path) -> dict[str, Any]:
     report = Path(one.run_dir, "report.html") if one.run_dir else None
     return {
         "state": one.state, "model": one.model, "step": one.died_at_step, "kind": one.kind.value,
-        "mark": _mark(one.kind), "assertion": one.assertion, "reason": one.reason, "from_step": one.from_step,
+        "mark": _mark_of(one), "assertion": one.assertion, "reason": one.reason, "from_step": one.from_step,
         "lost": one.lost_steps, "seconds": one.seconds,
-        "how": f"as {one.like}" if one.like else "forked" if one.warm else "launcher",
+        "how": (f"as {one.like}" if one.like else "forked" if one.warm else "launcher") + _doubt(one),
         "link": os.path.relpath(report, home) if report and report.is_file() else "",
         "folder": os.path.relpath(one.run_dir, home) if one.run_dir else "",
     }  # fmt: skip

@@ -7,6 +7,7 @@ from rich.console import Console
 from torchaos.harness.exploring.explored import Explored, told
 from torchaos.harness.exploring.outcomes import Class, Outcome
 from torchaos.harness.exploring.reproduce import NAME as SCRIPT
+from torchaos.harness.exploring.suspected import is_suspected
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.terminal.pen import Pen
@@ -17,7 +18,7 @@ _NAME = 17  # columns
 def tell_outcome(outcome: Outcome, number: int, of: int) -> str:
     """Prints a line about a state that was just tried."""
     right = outcome.kind is Class.RIGHT
-    how = ", cold" if not outcome.warm else "" if right else "; a cold start follows"
+    how = ", cold" if not outcome.warm else "" if right else "; not confirmed by a cold start"
     how = f"; the same failure by a cold start: {outcome.shown_by}" if outcome.shown_by else how
     why = "" if right else f": {outcome.reason}"
     if outcome.like:
@@ -39,6 +40,8 @@ def show(found: Explored, result: Result, console: Console) -> None:
     share = found.fatal_share
     if share is not None:
         of = f"{seconds_in_words(found.fatal_s)} of {seconds_in_words(found.tried_s)}"
+        if found.unconfirmed_fatal_s:
+            of += f"; {seconds_in_words(found.unconfirmed_fatal_s)} of this not confirmed by a cold start"
         pen.row([(pen.text("a death is fatal"), _NAME)], pen.text(f"in {share:.1%} of the run's time ({of})"), indent=3)
     if smallest := found.smallest:
         _story(smallest, pen)
@@ -56,7 +59,8 @@ def _story(one: Outcome, pen: Pen) -> None:
     pen.row([(pen.text("last operation"), _NAME)], pen.text(one.last_operation or "none"), indent=3)
     for path, what in one.files:
         pen.row([(pen.text(path), 40)], pen.text(what), indent=3)
-    pen.row([(pen.text("then"), _NAME)], pen.text(f"{one.kind.value}: {one.reason}"), indent=3)
+    doubt = " (not confirmed by a cold start)" if is_suspected(one) else ""
+    pen.row([(pen.text("then"), _NAME)], pen.text(f"{one.kind.value}{doubt}: {one.reason}"), indent=3)
     if one.mended is not None:
         again = "gets past the death" if one.mended else "fails as well"
         pen.row([(pen.text("a second start"), _NAME)], pen.text(again), indent=3)

@@ -18,7 +18,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.running.nodes import leftovers
 from torchaos.harness.running.upkeep import pruning
-from torchaos.harness.running.upkeep.halt import halt as halt_all
+from torchaos.harness.running.upkeep.halt import halt as halt_runs
 from torchaos.harness.running.upkeep.overview import RunView, overview
 from torchaos.harness.scenario.sizes import parse_size, size_in_words
 from torchaos.harness.undo import open_runs
@@ -45,13 +45,21 @@ def status(as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("names", nargs=-1, metavar="[RUN]...")
+@click.option("-y", "--yes", is_flag=True, help="End all of them, without a question.")
 @click.option(
     "--now", is_flag=True, help="Roll back at once: the job gets no grace period, and no more evidence is collected."
 )
-def halt(now: bool) -> None:
-    """End all your runs in order, with rollback."""
+def halt(names: Sequence[str], yes: bool, now: bool) -> None:
+    """End runs in order, with rollback. RUN: the scenario or the run directory of a run, or the pid of its harness, as
+    `torchaos status` shows them. Without it, all your runs are shown, and ended after a question."""
     try:
-        ended, recovered = halt_all(now, click.echo)
+        living = [run for run in overview()[0] if run.harness]
+        chosen = _chosen(living, names) if names else living
+        if chosen and not (names or yes):
+            _ask(chosen)
+        pids = [run.harness for run in chosen if run.harness] if names else None
+        ended, recovered = halt_runs(pids, now, click.echo)
     except OSError as error:
         raise UsageError(f"the registry of runs can't be used: {error}") from error
     click.echo(f"{ended} ended" if ended else "no run was alive")
@@ -113,6 +121,30 @@ def prune(out: Path, older_than: str | None, beyond: str | None, dry_run: bool) 
     except OSError as error:
         raise UsageError(f"{error.filename or out}: {error.strerror}") from error
     click.echo(f"{len(chosen)} run directories, {size_in_words(sum(one.size for one in chosen))}")
+
+
+def _chosen(living: Sequence[RunView], names: Sequence[str]) -> list[RunView]:
+    """The runs of these names. Raises UsageError if there is none of a name."""
+    found = {name: [run for run in living if _is(run, name)] for name in names}
+    if unknown := [name for name in names if not found[name]]:
+        known = "".join(f"\n{_status(run)}" for run in living) or " no run is alive"
+        raise UsageError(f"{unknown[0]}: no run that is alive has this name;{known}")
+    return [run for run in living if any(run in own for own in found.values())]
+
+
+def _is(run: RunView, name: str) -> bool:
+    folder = Path(run.run_dir)
+    called = {str(run.harness), *run.scenario.split(", "), *((str(folder), folder.name) if run.run_dir else ())}
+    return (name != "" and name in called) or (bool(run.run_dir) and Path(name).absolute() == folder)
+
+
+def _ask(runs: Sequence[RunView]) -> None:
+    """Shows the runs, and asks whether to end them all. Raises UsageError if nobody can answer."""
+    shown = [_status(run) for run in runs]
+    if not sys.stdin.isatty():
+        raise UsageError("\n".join(["which runs are to end? name them, or write --yes for all of these:", *shown]))
+    click.echo("\n".join(shown))
+    click.confirm(f"End {'this run' if len(runs) == 1 else f'these {len(runs)} runs'}, with rollback?", abort=True)
 
 
 def tell(done: Iterable[Recovered]) -> None:

@@ -49,7 +49,7 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
         "list": Listed("look", "List ready scenarios, faults, assertions and other parts."),
         "schema": Listed("look", "Print the JSON Schema of scenario files, for editors."),
         "status": Listed("care", "Show your runs that are alive or that left something behind."),
-        "halt": Listed("care", "End all your runs in order, with rollback."),
+        "halt": Listed("care", "End runs in order, with rollback."),
         "recover": Listed("care", "Undo what killed runs left behind, also after a reboot."),
         "node": Listed("node", "Reach the agent of this node; launchers start this command."),
         "prune": Listed("care", "Remove finished run directories by age and size."),

@@ -63,10 +63,15 @@ def gameday(
     webhook: str | None,
 ) -> None:  # fmt: skip
     """Inject faults for hours, at the rates of a real cluster."""
+    if as_json and not only_plan:  # else a script that wants to look would start a day of faults
+        raise UsageError("--json prints the plan of a day: write --plan too; the score of a day is in its score.json")
     console = Console()
     if list_presets:
         console.print(Markdown(_tables()))
         sys.exit(ExitCode.PASSED)
+    ignored = {"--seed": seed is not None, "--set": overrides, "--consent": consent}
+    if resume is not None and (given := [name for name, value in ignored.items() if value]):
+        raise UsageError(f"{given[0]} changes nothing in a game day that was begun; leave it out, or begin another day")
     if (file is None) == (resume is None):
         raise UsageError("give the file of a game day, or --resume and the directory of one")
     if resume is not None:

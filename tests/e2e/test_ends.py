@@ -140,7 +140,7 @@ def test_seen_and_ended_from_elsewhere(started: Callable[..., subprocess.Popen[b
     assert len(view["job"]) >= 3
     for pid in (view["harness"], view["reaper"]):
         assert listening(pid) == []
-    code, said = command("halt")
+    code, said = command("halt", str(run))
     assert code == 0, said
     assert harness.wait(10) == 2, (tmp_path / "console.txt").read_text()
     assert left_over(run) == []

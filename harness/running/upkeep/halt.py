@@ -1,16 +1,16 @@
-"""Ends all runs of this user normally, with rollback. Processes that do not end in time are killed, and their changes
+"""Ends runs of this user normally, with rollback. Processes that do not end in time are killed, and their changes
 are then undone."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from torchaos.harness.machine import proc
 from torchaos.harness.running.upkeep import commands
-from torchaos.harness.undo.open_runs import Who
+from torchaos.harness.undo.open_runs import OpenRun, Who
 from torchaos.harness.undo.recovery import Recovered, await_reapers, find, left_over, recover
 
 IN_ORDER_S = 120.0  # seconds for a run to end with evidence and verdict; then it must hurry
@@ -19,12 +19,17 @@ REAPER_S = 120.0
 _LOOK_S = 0.05
 
 
-def halt(now: bool, say: Callable[[str], None]) -> tuple[int, list[Recovered]]:
-    """Ends all runs. `now`: without waiting for evidence and verdicts. `say`: receives progress messages.
+def halt(chosen: Sequence[int] | None, now: bool, say: Callable[[str], None]) -> tuple[int, list[Recovered]]:
+    """Ends the runs of these harnesses, or all runs. `chosen`: the pids of the harnesses; None: all. `now`: without
+    waiting for evidence and verdicts. `say`: receives progress messages.
 
     Returns the number of harnesses that were ended, and the results of all recoveries, including the runs that can't be
     recovered. Raises OSError if the state directory can't be used."""
-    ended = _living()
+    ended = [who for who in _living() if chosen is None or who[0] in chosen]
+
+    def own() -> list[OpenRun]:
+        return [run for run in find(())[0] if chosen is None or run.harness in ended]
+
     _send(ended, signal.SIGTERM, signal.SIGCONT)  # a stopped process can't act on SIGTERM
     if not now:
         _wait(ended, IN_ORDER_S)
@@ -36,8 +41,8 @@ def halt(now: bool, say: Callable[[str], None]) -> tuple[int, list[Recovered]]:
     if stuck := [who for who in ended if proc.is_alive(*who)]:
         say(f"{_pids(stuck)} did not end within {HURRIED_S:.0f} s; killed, and rolled back by the reaper")
         proc.kill(dict(stuck), time.monotonic() + HURRIED_S)
-    await_reapers(lambda: find(())[0], REAPER_S)
-    runs, problems = find(())
+    await_reapers(own, REAPER_S)
+    runs, problems = own(), find(())[1] if chosen is None else []
     hung = [run.reaper for run in runs if run.here and run.lives(run.reaper) and not run.lives(run.harness)]
     if hung:
         say(f"reaper {_pids(hung)} did not end within {REAPER_S:.0f} s; killed, and rolled back from the log")

@@ -216,6 +216,27 @@ def test_the_plan_can_be_printed_and_is_the_same_again(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["night.yaml", "--json"], "write --plan too"),
+        (["--resume", "day", "--json"], "write --plan too"),
+        (["--resume", "day", "--seed", "3"], "--seed changes nothing in a game day that was begun"),
+        (["--resume", "day", "--set", "rest=1s"], "--set changes nothing"),
+    ],
+)
+def test_a_wish_that_would_be_ignored_starts_no_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], says: str
+) -> None:
+    """Who asks for JSON wants to look, not hours of faults; who changes a day that was begun gets another one than
+    written. One sentence, and nothing is started or made."""
+    monkeypatch.chdir(tmp_path)
+    Path("night.yaml").write_text(yaml.safe_dump(FILE))
+    with pytest.raises(UsageError, match=says):
+        CliRunner().invoke(cli, ["gameday", *words], catch_exceptions=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["night.yaml"]
+
+
 def test_tables_are_printed_with_their_sources() -> None:
     """Each preset, and what stands for each cause."""
     told = CliRunner().invoke(cli, ["gameday", "--presets"]).output

@@ -289,3 +289,43 @@ def test_a_halt_right_after_the_job_came_back_is_part_of_the_recovery(trainer: A
         later = caught_up(late)
         assert later is not None
         assert (later > caught + 5.0) == part_of_it
+
+
+def test_a_fault_in_a_process_ends_with_it(trainer: Any) -> None:
+    """A rank that was hit died, and came back without the fault, long before the fault's time was over. A fault of the
+    machine stays; so does one whose process nobody saw end, or which the job did not outlive."""
+    run = trainer(kills=[(18, 1)]).record()
+    hit = next(run.of_kind(Kind.APPLYING))
+    back = Event(Kind.ROLLED_BACK, "harness", 9_999, 0.0, hit.mono_s + 1.5, data={"fault": "kill", "verified": True})
+    events = tuple(sorted((*run.events, back), key=lambda e: e.mono_s))
+
+    def lasted(inject: str, where: Any, events: Sequence[Event] = events) -> float | None:
+        fault = PlannedFault("kill", inject, where, Target((1,)), After(), {}, "", "", duration_s=20.0)
+        told = replace(run, plan=replace(run.plan, faults=(fault,)), events=tuple(events))
+        return recoveries(told)[0].lasted_s
+
+    assert lasted("numeric.scaled_gradient", "rank") == pytest.approx(0.002)
+    assert lasted("process.freeze", "node") == pytest.approx(0.002)
+    assert lasted("gpu.xid", "node") == pytest.approx(1.5)
+    unseen = [e for e in events if not (e.kind is Kind.RANK_EXITED and e.rank == 1)]
+    assert lasted("numeric.scaled_gradient", "rank", unseen) == pytest.approx(1.5)
+    ended_s = next(e.mono_s for e in events if e.kind is Kind.RANK_EXITED)
+    alone = [e for e in events if e.mono_s <= ended_s + 0.5 and e.attempt != 1 and e.kind is not Kind.ROLLED_BACK]
+    assert lasted("numeric.scaled_gradient", "rank", alone) is None
+
+
+def test_a_fault_that_takes_effect_later_is_not_outlived_before(trainer: Any) -> None:
+    """Applied in step 8, it changes the first number in step 10: the step after that is the first that outlived it.
+    What the harness saw late took effect when it was applied."""
+    run = trainer(freeze=(8, 1, 0.0)).record()
+    ends = {e.step: e.mono_s for e in run.of_kind(Kind.STEP) if e.rank == 1}
+    hit = next(run.of_kind(Kind.APPLYING))
+    for rank, over in ((1, 10), (None, 8)):
+        attempt = None if rank is None else 0
+        data = {"fault": "freeze", "effect": "gradients are those of an earlier step"}
+        felt = Event(Kind.EFFECT, "any", 9_000, 0.0, ends[9] + 1e-4, rank, attempt, 10, data)
+        told = replace(run, events=tuple(sorted((*run.events, felt), key=lambda e: e.mono_s)))
+        assert caught_up(told) == pytest.approx(ends[over] - hit.mono_s)
+    last = Event(Kind.EFFECT, "any", 9_000, 0.0, max(ends.values()) + 1e-4, 1, 0, 30, data)
+    told = replace(run, events=tuple(sorted((*run.events, last), key=lambda e: e.mono_s)))
+    assert caught_up(told) == pytest.approx(max(ends.values()) - hit.mono_s)

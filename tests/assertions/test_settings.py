@@ -9,10 +9,11 @@ import pytest
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.judging.landing.landings import landings
-from torchaos.harness.judging.recovery.settings import advice
+from torchaos.harness.judging.recovery.settings import PATIENCE, advice
 from torchaos.harness.record.plan import PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
+from torchaos.harness.watching.probes.causes import CAUSES
 
 _SLOW = {"detected": 0.1, "torn_down": 0.2, "rendezvous": 15.2, "workers_up": 15.3, "caught_up": 20.0}
 
@@ -90,5 +91,29 @@ def test_a_hang_costs_the_timeout_of_the_process_group(trainer: Any) -> None:
     line = (Kind.LOG_CAUSE, 20.0, None, {"cause": "gloo-timeout", "line": "Timed out waiting"})
     parts = {"detected": 20.1, "torn_down": 20.3, "rendezvous": 20.4, "caught_up": 24.0}
     (text,) = _advice(_run(trainer, line), **parts)
-    assert text.startswith("20.1 of 24.0 s passed until a rank gave up waiting (gloo-timeout)")
+    assert text.startswith("20.1 of 24.0 s passed until the hang was noticed (gloo-timeout)")
     assert _advice(_run(trainer), **parts) == ()
+
+
+@pytest.mark.parametrize(
+    ("causes", "words"), [
+        (["gloo-timeout"], "(gloo-timeout): this is the timeout of the process group"),
+        (["faulthandler"], "(faulthandler): this is the time that the job gave to `faulthandler"),
+        (["faulthandler", "gloo-timeout"], "(faulthandler): this is the time that the job gave to `faulthandler"),
+        (["nccl-watchdog-stuck"], "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+    ],
+)  # fmt: skip
+def test_a_hang_is_put_down_to_what_ended_it(trainer: Any, causes: list[str], words: str) -> None:
+    """Each kind of timeout is set in another place. The first that passed is what the job waited for."""
+    lines = [
+        (Kind.LOG_CAUSE, 9.9 + 0.1 * place, 0, {"cause": cause, "line": "", "advice": ""})
+        for place, cause in enumerate(causes)
+    ]
+    (text,) = _advice(_run(trainer, *lines), detected=10.2, torn_down=10.3, rendezvous=10.5, caught_up=14.0)
+    assert text.startswith("10.2 of 14.0 s passed until the hang was noticed (")
+    assert words in text
+
+
+def test_each_hang_has_its_setting() -> None:
+    """A hang that is recognised in the log is explained by a timeout of its own."""
+    assert PATIENCE.keys() == {cause.name for cause in CAUSES if cause.hang}

@@ -122,5 +122,5 @@ def test_the_longest_parts_and_advice_are_told(results: dict[str, Result], paper
     file = paper()
     show.show(replace(results["passed"], recoveries=(recovery,)), sheet(file, 120))
     lines = [line.strip() for line in file.getvalue().splitlines()]
-    assert "Most of it: rendezvous 83 %, steps done again 16 %" in lines
+    assert "Most of it: rendezvous 83 %, catching up 16 %" in lines
     assert "· Set it" in lines

@@ -2,8 +2,8 @@
 step before it drains its ranks, and a collective may stall a step later.
 
 - The attempt that was hit continued if it did not end in a restart, except a restart that another landing explains.
-  Training continued with the step that ended the last halt. Only halts that began while the fault was on, or soon
-  after, count.
+  Training continued with the step that ended the last halt; without a halt, with the first new step after the fault
+  took effect. Only halts that began while the fault was on, or soon after, count.
 - Otherwise a later attempt must get past all steps of the earlier attempts. An attempt does not count if it ended only
   because the job got its lost node back.
 - If the fault came after the last step, no further step can show it. Then the checkpoint that was not yet saved must
@@ -101,7 +101,19 @@ def _within(run: RunSoFar, landing: Landing, until_s: float, pace: Pace) -> Exec
     stopped_s = next((event.mono_s for event in run.of_kind(Kind.STOPPED)), None)
     if stopped_s is not None and own[-1].mono_s <= until_s and pace.is_halt(stopped_s - own[-1].mono_s, None):
         return None
-    return _last_halt(own, until_s, pace) or own[0]
+    told_s = _told_s(run, landing)
+    affected = own.at(own.mono_s > told_s)
+    return _last_halt(own, until_s, pace) or (affected[0] if affected else own[-1])
+
+
+def _told_s(run: RunSoFar, landing: Landing) -> float:
+    """When the rank that was hit told that the fault took effect in it: some faults change nothing in the step in which
+    they are applied. The time of the landing if no rank told it."""
+    told = (
+        event.mono_s for event in run.of_kind(Kind.EFFECT)
+        if event.data["fault"] == landing.fault and event.rank is not None and event.attempt == landing.attempt
+    )  # fmt: skip
+    return min((at for at in told if at >= landing.at_s), default=landing.at_s)
 
 
 def _last_halt(own: Executions, until_s: float, pace: Pace) -> Execution | None:

@@ -51,6 +51,11 @@ def _is_lasting(fault: PlannedFault | None) -> bool:
     return fault is not None and (fault.duration_s is not None or registry.lasts(fault.inject))
 
 
+def _is_in_process(fault: PlannedFault | None) -> bool:
+    """Whether the fault is over when the process that it hit has ended."""
+    return fault is not None and (fault.where == "rank" or registry.family_of(fault.inject) in ("process", "straggle"))
+
+
 def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | None:
     """Why there was nothing to recover, as a clause: the job was finished when the fault came. None if the job still
     had steps to make, or if its last checkpoint is not whole; then a missing recovery is a failure."""
@@ -94,7 +99,8 @@ def never_in_words(record: Record, fault: str, twins: Sequence[Record] = ()) -> 
 
 def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> Recovery:
     """The parts of the recovery from a landing that were seen (see PARTS), and the steps that were lost."""
-    lasted = lasted_s(record, landing) if _is_lasting(_planned(record, landing)) else None
+    planned = _planned(record, landing)
+    lasted = lasted_s(record, landing, _is_in_process(planned)) if _is_lasting(planned) else None
     return replace(_parts(record, landing, twins), lasted_s=lasted)
 
 

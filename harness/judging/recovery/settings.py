@@ -11,13 +11,22 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.judging.landing.landings import Landing
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
-from torchaos.harness.watching.probes.causes import CAUSES
 
 _LEAST_S, _SHARE = 3.0, 0.25  # seconds, and share of the recovery: shorter waits are not named
 _MOSTLY = 0.6  # the share of a wait that its setting must explain: a heartbeat may be one interval old when a node dies
 _STOP_S = 30.0
 _KEEP_ALIVE_S, _KEEP_ALIVE_TRIES, _LAST_CALL_S = 5.0, 3.0, 30.0
-_HANGS = frozenset(cause.name for cause in CAUSES if cause.hang)
+# Whose patience ended a hang, by the cause that the log shows.
+_GROUP = "the timeout of the process group, `init_process_group(timeout=...)`"
+PATIENCE = {
+    "gloo-timeout": _GROUP,
+    "nccl-watchdog-timeout": _GROUP,
+    "nccl-watchdog-stuck": "the time that NCCL's heartbeat monitor waits, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+    "monitored-barrier": "the timeout of the job's `monitored_barrier(timeout=...)`",
+    "elastic-timer": "the time that the job gave to a timer of torchelastic",
+    "faulthandler": "the time that the job gave to `faulthandler.dump_traceback_later`",
+    "rank-monitor": "the heartbeat timeout of NVIDIA's resiliency extension",
+}
 
 
 def advice(run: Record, landing: Landing, recovery: Recovery) -> tuple[str, ...]:
@@ -26,18 +35,15 @@ def advice(run: Record, landing: Landing, recovery: Recovery) -> tuple[str, ...]
 
 
 def _noticing(run: Record, landing: Landing, recovery: Recovery) -> Iterator[str]:
-    """Yields a sentence if a rank had to run into a timeout before torchelastic saw the failure."""
+    """Yields a sentence if a timeout had to pass before torchelastic saw the failure. The first that passed counts."""
     took = _took(recovery, None, "detected")
     if not _counts(took, recovery):
         return
     until_s = landing.at_s + took + 1.0
     lines = (e for e in run.of_kind(Kind.LOG_CAUSE) if landing.at_s <= e.mono_s <= until_s)
-    cause = next((str(e.data["cause"]) for e in lines if e.data["cause"] in _HANGS), None)
+    cause = next((str(e.data["cause"]) for e in lines if e.data["cause"] in PATIENCE), None)
     if cause:
-        yield (
-            f"{_of(took, recovery)} passed until a rank gave up waiting ({cause}): this time is the timeout of the "
-            "process group, `init_process_group(timeout=...)`"
-        )
+        yield f"{_of(took, recovery)} passed until the hang was noticed ({cause}): this is {PATIENCE[cause]}"
 
 
 def _stopping(run: Record, landing: Landing, recovery: Recovery) -> Iterator[str]:

@@ -25,11 +25,17 @@ def way_back_s(run: RunSoFar, landing: Landing, *kinds: Kind) -> float | None:
     return min(mine, default=None)
 
 
-def lasted_s(run: RunSoFar, landing: Landing) -> float | None:
-    """The seconds for which the fault was on. None if it was on until the job or the run ended."""
-    back_s = way_back_s(run, landing, Kind.ROLLED_BACK, Kind.EFFECT)
+def lasted_s(run: RunSoFar, landing: Landing, in_process: bool = False) -> float | None:
+    """The seconds for which the fault was on. None if it was on until the job or the run ended. `in_process`: it was
+    over when the last process that it hit had ended."""
+    backs = [way_back_s(run, landing, Kind.ROLLED_BACK, Kind.EFFECT)]
+    later = [attempt.started_s for attempt in run.history.attempts if attempt.number > landing.attempt]
+    if in_process and landing.pids and later:
+        gone = {e.data["pid"]: e.mono_s for e in run.of_kind(Kind.RANK_EXITED) if e.data["pid"] in landing.pids}
+        backs += [max(gone.values())] if gone.keys() == landing.pids else []
+    back_s = min((at for at in backs if at is not None and at > landing.at_s), default=math.inf)
     ends = [event.mono_s for event in run.of_kind(Kind.JOB_EXITED, Kind.STOPPED) if event.mono_s > landing.at_s]
-    return None if back_s is None or back_s > min(ends, default=math.inf) else round(back_s - landing.at_s, 3)
+    return None if back_s > min(ends, default=back_s) or back_s == math.inf else round(back_s - landing.at_s, 3)
 
 
 def growths(run: RunSoFar) -> dict[int, Landing]:

@@ -16,7 +16,7 @@ _WORDS = {
     "workers_up": ("ranks up", "starting processes"), "imported": ("torch imported", "importing torch"),
     "prepared": ("group begun", "the script before the process group"), "joined": ("group joined", "process group"),
     "set_up": ("load begun", "set-up until the load"), "restored": ("loaded", "loading"),
-    "first_step": ("first step", "first step"), "caught_up": ("caught up", "steps done again"),
+    "first_step": ("first step", "first step"), "caught_up": ("caught up", "catching up"),
 }  # fmt: skip
 STRETCHES = {
     "noticing": ("felt", "detected"), "torchelastic": ("torn_down", "rendezvous", "workers_up"),

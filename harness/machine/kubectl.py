@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _ASK_S = 30.0
+_MOST_WORDS = 600  # characters
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Kubectl:
         done = _run(argv, given, timeout_s)
         printed = done.stdout.decode(errors="replace")
         if done.returncode:
-            words = done.stderr.decode(errors="replace").strip()[-300:]
+            words = _last_words(done.stderr.decode(errors="replace"))
             raise _Refused(f"kubectl: {words or f'exit code {done.returncode}'}", printed)
         return printed
 
@@ -49,6 +51,14 @@ class Kubectl:
         """The exit code of a complete command line, and all its output. Raises TimeoutError."""
         done = _run(argv, b"", timeout_s)
         return done.returncode, (done.stdout + done.stderr).decode(errors="replace").strip()
+
+
+def _last_words(said: str) -> str:
+    """The last whole lines that kubectl says to its user, without those of its own log, such as `E0131 13:52 ...`."""
+    lines = [line.strip() for line in said.splitlines() if not re.match(r"[EIWF]\d{4} |Warning: ", line)]
+    while len(lines) > 1 and len(" ".join(lines)) > _MOST_WORDS:
+        lines.pop(0)
+    return " ".join(lines).strip()[:_MOST_WORDS]
 
 
 def _run(argv: Sequence[str], given: bytes, timeout_s: float) -> subprocess.CompletedProcess[bytes]:

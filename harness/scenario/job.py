@@ -71,6 +71,11 @@ class Pods(Strict):
         str, Field(description="A file with the objects to make, relative to this file. In their pods, job.command "
                    "takes the place of the container's command.")
     ] = ""  # fmt: skip
+    objects: Annotated[
+        list[Annotated[str, Field(pattern=r"^[A-Za-z]+/.+$")]],
+        Field(description="The objects of the manifest whose pods are the nodes, as KIND/NAME, such as Job/llm; needed "
+              "only if it has several kinds with pods."),
+    ] = Field(default_factory=list)  # fmt: skip
     attach: Annotated[
         str, Field(description="Instead of a manifest: the label of pods that run the job already, such as app=llm. "
                    "job.command is not started.")

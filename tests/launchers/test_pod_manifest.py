@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -66,13 +67,14 @@ spec:
 
 def _changed(folder: Path, text: str, change: PodChange = CHANGE) -> list[dict[str, Any]]:
     (folder / "job.yaml").write_text(text)
-    return list(yaml.safe_load_all(Manifest.read(folder / "job.yaml").changed(change)))
+    items: list[dict[str, Any]] = json.loads(Manifest.read(folder / "job.yaml").changed(change))["items"]
+    return items
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
 def test_a_kind_whose_pods_never_end(tmp_path: Path, kind: str) -> None:
     """The API server takes only restartPolicy: Always in such an object, but torchrun must restart the ranks."""
-    with pytest.raises(UsageError, match=f"containers of a {kind} again"):
+    with pytest.raises(UsageError, match=f"the pods of a {kind} can't be the nodes: Kubernetes itself starts"):
         _changed(tmp_path, JOB.replace("batch/v1", "apps/v1").replace("kind: Job", f"kind: {kind}"))
 
 
@@ -85,18 +87,18 @@ def test_the_pod_runs_the_job_under_the_agent(tmp_path: Path) -> None:
     assert sidecar == {"name": "sidecar", "image": "proxy"}
     assert trainer == {
         "name": "trainer", "image": "train", "command": ["python3", "exec"],
-        "env": [{"name": "B", "value": "b"}, {"name": "A", "value": "1"}],
+        "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "b"}],
         "volumeMounts": [{"name": "torchaos-run", "mountPath": "/home/me/runs"}],
     }  # fmt: skip
     assert pod["spec"]["volumes"] == [{"name": "torchaos-run", "emptyDir": {}}]
     assert (pod["spec"]["restartPolicy"], pod["spec"]["activeDeadlineSeconds"]) == ("Never", 900)
-    assert pod["metadata"]["labels"] == {"app": "llm", "torchaos.run": "run-1"}
+    assert pod["metadata"]["labels"] == {"app": "llm", "torchaos.run": "run-1", "torchaos.node": "run-1"}
     assert job["metadata"] == {"name": "llm", "labels": {"torchaos.run": "run-1"}}
     assert job["spec"]["completions"] == 2
 
 
 def test_every_template_of_an_operator(tmp_path: Path) -> None:
-    """An object of a kind that nobody here knows has its pods changed wherever they are in it."""
+    """All pods of an object have their command changed, wherever they are in it."""
     (job,) = _changed(tmp_path, PYTORCH_JOB)
     specs = job["spec"]["pytorchReplicaSpecs"]
     commands = [specs[role]["template"]["spec"]["containers"][0]["command"] for role in ("Master", "Worker")]
@@ -128,12 +130,12 @@ def test_a_volume_that_has_the_runs(tmp_path: Path) -> None:
     ("text", "count"),
     [
         (JOB, 1), (JOB.replace("completions: 2", "completions: 4\n  parallelism: 2"), 2),
-        (JOB.replace("completions: 2", "completions: 2\n  parallelism: 4"), 2), (PYTORCH_JOB, None),
+        (JOB.replace("completions: 2", "completions: 2\n  parallelism: 4"), 2), (PYTORCH_JOB, 4), (TRAIN_JOB, 2),
         (f"apiVersion: v1\nkind: Pod\n{POD}---\napiVersion: v1\nkind: Pod\n{POD}".replace("\n    ", "\n"), 2),
     ],
 )  # fmt: skip
 def test_how_many_pods(tmp_path: Path, text: str, count: int | None) -> None:
-    """Pods and Jobs say how many pods run at the same time. Of the object of an operator it is not known."""
+    """Each supported kind says in its own way how many pods run at the same time."""
     (tmp_path / "job.yaml").write_text(text)
     assert Manifest.read(tmp_path / "job.yaml").count == count
 
@@ -161,7 +163,7 @@ def test_a_train_job(tmp_path: Path) -> None:
     spec = job["spec"]
     assert spec["trainer"] == {
         "image": "train", "command": ["python3", "exec"], "numNodes": 2,
-        "env": [{"name": "B", "value": "b"}, {"name": "A", "value": "1"}],
+        "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "b"}],
     }  # fmt: skip
     assert spec["activeDeadlineSeconds"] == 900
     theirs, ours = spec["runtimePatches"]
@@ -169,7 +171,7 @@ def test_a_train_job(tmp_path: Path) -> None:
     (replicated,) = ours["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     assert (ours["manager"], replicated["name"]) == ("torchaos/run", "node")
     assert replicated["template"]["spec"]["template"] == {
-        "metadata": {"labels": {"torchaos.run": "run-1"}},
+        "metadata": {"labels": {"torchaos.run": "run-1", "torchaos.node": "run-1"}},
         "spec": {
             "containers": [
                 {"name": "node", "volumeMounts": [{"name": "torchaos-run", "mountPath": "/home/me/runs"}]}
@@ -212,7 +214,7 @@ def test_pods_that_share_an_anchor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (TRAIN_JOB, "a TrainJob runs its command in the container node"),
+        (TRAIN_JOB.replace("numNodes: 2", "numNodes: 1"), "a TrainJob runs its command in the container node"),
         (TRAIN_JOB.replace("TrainJob", "TrainingRuntime") + "---" + JOB, "leave the TrainingRuntime out"),
         ("kind: [", r"job.yaml:\d+:\d+: it is no YAML"),
         ("a: b", "has no apiVersion or no kind"),
@@ -223,8 +225,9 @@ def test_pods_that_share_an_anchor(tmp_path: Path) -> None:
 )
 def test_a_manifest_that_can_not_be_used(tmp_path: Path, text: str, why: str) -> None:
     """The error says what is wrong, and where."""
+    (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(UsageError, match=why):
-        _changed(tmp_path, text)
+        Manifest.read(tmp_path / "job.yaml").check(1, "trainer")
 
 
 def test_the_order_of_the_pods() -> None:

@@ -20,7 +20,7 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.handover import packed
 from torchaos.harness.running.launchers.pod import Pod, in_order
-from torchaos.harness.running.launchers.pod_change import PodChange
+from torchaos.harness.running.launchers.pod_change import NODE, PodChange
 from torchaos.harness.running.launchers.pod_manifest import HOST_NETWORK, Manifest, shares_network
 from torchaos.harness.running.launchers.running_pods import find_pods, handles, join
 from torchaos.harness.undo.handles import JobProcesses
@@ -64,21 +64,15 @@ class Kubernetes(FarLauncher):
         self._given_up.set()
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        """The objects. Raises UsageError if a right is missing, because undoing needs some of the rights too, and
-        ChaosError if the cluster does not answer."""
+        """The objects. Raises UsageError if the cluster does not answer, or if a right is missing, because undoing
+        needs some of the rights too."""
         plan, kubectl = Plan.read(RunDir(spec.log.parent.parent).plan), _kubectl(spec)
         self._changes_network = "links" in plan.needs
         if spec.pods.get("attach"):
             _check_rights(kubectl, [*_ATTACH, *_rights_of(plan)])
             self._found = find_pods(spec, kubectl)
             return handles(spec, self._found)
-        if self._changes_network:
-            _manifest(spec).check_network(_container(spec))
         manifest = _manifest(spec)
-        if manifest.count not in (None, spec.nodes):
-            raise UsageError(
-                f"{manifest.file}: it makes {manifest.count} pods for {spec.nodes} nodes; correct job.nodes"
-            )
         resources = ["pods" if kind == "pod" else kind for kind in manifest.kinds.split(",")]
         made = [(verb, resource) for resource in resources for verb in ("create", "delete", "list")]
         _check_rights(kubectl, [*made, ("delete", "pods"), *_ATTACH, *_rights_of(plan)])
@@ -106,7 +100,7 @@ class Kubernetes(FarLauncher):
         try:
             _objects(spec).remove()  # those of an earlier submission have the same names
             kubectl.ask("create", "--filename=-", given=manifest.changed(change).encode(), timeout_s=60.0)
-            found = in_order(self._await_pods(kubectl, label, spec.nodes))
+            found = in_order(self._await_pods(kubectl, (NODE, label[1]), spec.nodes))
             if self._changes_network and any(map(shares_network, found)):
                 raise ChaosError(f"the cluster has changed the pods: {HOST_NETWORK}")
             python = str(spec.pods["python"])
@@ -160,7 +154,7 @@ def _objects(spec: JobSpec) -> KubernetesObjects:
 def _manifest(spec: JobSpec) -> Manifest:
     if not spec.pods:
         raise UsageError("launcher: kubernetes needs job.pods, with the manifest of the pods")
-    return Manifest.read(Path(spec.pods["manifest"]))
+    return Manifest.read(Path(spec.pods["manifest"]), spec.pods.get("objects", ()))
 
 
 def _kubectl(spec: JobSpec) -> Kubectl:
@@ -178,11 +172,13 @@ def _rights_of(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _check_rights(kubectl: Kubectl, wanted: Sequence[tuple[str, str]]) -> None:
-    """Raises UsageError with all missing rights, and ChaosError if the cluster does not answer."""
+    """Raises UsageError with all missing rights, or if the cluster does not answer."""
     try:
         missing = [f"{verb} {what}" for verb, what in dict.fromkeys(wanted) if not kubectl.may(verb, what)]
     except OSError as error:
-        raise ChaosError(str(error)) from error
+        raise UsageError(
+            f"the cluster does not answer ({error}); correct job.pods.context or the kubeconfig"
+        ) from error
     if missing:
         where = f" in the namespace {kubectl.namespace}" if kubectl.namespace else ""
         raise UsageError(

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+NODE = "torchaos.node"  # the label of the pods that are nodes: a manifest may make others beside them
 _VOLUME = "torchaos-run"
+_SAYS_MORE = {("LOGLEVEL", "INFO"): ("DEBUG", "NOTSET")}  # a level that torchaos needs, and those that print it too
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,25 @@ class PodChange:
         key, value = self.label
         below(below(object_, "metadata"), "labels")[key] = value
 
+    def mark_node(self, pod: dict[str, Any]) -> None:
+        self.mark(pod)
+        pod["metadata"]["labels"][NODE] = self.label[1]
+
     def run_in(self, container: dict[str, Any]) -> None:
-        """Makes the job the command of a container, or of the trainer of a TrainJob."""
+        """Makes the job the command of a container, or of the trainer of a TrainJob. A variable that is replaced keeps
+        its place, because Kubernetes expands $(NAME) only in the variables after it."""
         container["command"] = list(self.command)
         container.pop("args", None)
-        if self.cwd:
-            container["workingDir"] = self.cwd
-        kept = [
-            one for one in container.get("env") or [] if not isinstance(one, dict) or one.get("name") not in self.env
-        ]
-        container["env"] = [*kept, *({"name": name, "value": value} for name, value in self.env.items())]
+        given = [self._replaced(one) for one in container.get("env") or []]
+        names = {one.get("name") for one in given if isinstance(one, dict)}
+        new = ({"name": name, "value": value} for name, value in self.env.items() if name not in names)
+        container["env"] = [*given, *new]
+
+    def _replaced(self, one: Any) -> Any:
+        name = str(one.get("name")) if isinstance(one, dict) else ""
+        if name not in self.env or one.get("value") in _SAYS_MORE.get((name, self.env[name]), ()):
+            return one
+        return {"name": name, "value": self.env[name]}
 
     def limit(self, spec: dict[str, Any]) -> None:
         given = spec.get("activeDeadlineSeconds")

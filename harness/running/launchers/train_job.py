@@ -21,19 +21,32 @@ def is_train_job(object_: Mapping[str, Any]) -> bool:
     return object_["kind"] == "TrainJob" and str(object_["apiVersion"]).startswith("trainer.kubeflow.org/")
 
 
-def adapt(job: dict[str, Any], change: PodChange, file: Path) -> None:
-    """Changes a TrainJob. Raises UsageError if the job is to run in another container than that of the trainer."""
-    if change.container not in ("", NODE):
+def check(job: Mapping[str, Any], container: str, file: Path) -> None:
+    """Raises UsageError if the job is to run in another container than that of the trainer, or if the TrainJob is of a
+    version without patches of the runtime."""
+    if container not in ("", NODE):
         raise UsageError(
             f"{file}: a TrainJob runs its command in the container {NODE}; write it as job.pods.container, not "
-            f"{change.container}"
+            f"{container}"
         )
+    if "podTemplateOverrides" in (job.get("spec") or {}):
+        raise UsageError(
+            f"{file}: podTemplateOverrides are of Kubeflow Trainer before 2.2; write them as runtimePatches, which "
+            "torchaos needs"
+        )
+
+
+def adapt(job: dict[str, Any], change: PodChange) -> None:
+    """Changes a TrainJob that `check` accepts."""
     spec = below(job, "spec")
-    change.run_in(below(spec, "trainer"))
+    trainer = below(spec, "trainer")
+    change.run_in(trainer)
+    if change.cwd:  # neither a trainer nor a patch of its container has a working directory
+        trainer["command"] = ["sh", "-c", 'cd "$0" && exec "$@"', change.cwd, *trainer["command"]]
     change.limit(spec)
     container: dict[str, Any] = {"name": NODE, "volumeMounts": list(_mounts(spec))}
     pod: dict[str, Any] = {}
-    change.mark(pod)
+    change.mark_node(pod)
     change.mount_in(container, below(pod, "spec"))
     if pod["spec"]:
         pod["spec"]["containers"] = [{**container, "volumeMounts": container["volumeMounts"][-1:]}]

@@ -15,6 +15,7 @@ from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import Injector, UsageError, Where
 from torchaos.harness.record.plan import After, PlannedFault, PlannedJob
 from torchaos.harness.running.launchers.fits import misfit
+from torchaos.harness.running.launchers.pod_manifest import Manifest
 from torchaos.harness.running.planner.named import ignore
 from torchaos.harness.running.planner.targets import target_of, trigger_of
 from torchaos.harness.running.planner.transport import Machine, kept_from_plugin, transport_of
@@ -47,6 +48,8 @@ def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path,
     if job.attached and "links" in found.needs:
         problem = "torchaos changes the network only of pods that it has made"
         raise UsageError(f"{file}: fault {name}: {problem}; write job.pods.manifest")
+    if job.pods.get("manifest") and "links" in found.needs:
+        Manifest.read(Path(job.pods["manifest"]), job.pods["objects"]).check_network(job.pods["container"])
     if target.nodes == () and found.hits in ("agents", "nodes"):
         noun = "a node's agent" if found.hits == "agents" else "whole nodes"
         raise UsageError(f"{file}: fault {name}: {fault.inject} hits {noun}; write target: {{node: 0}}")

@@ -87,7 +87,7 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
         container=_container(job, here, values),
         busy_nodes=_busy_nodes(most_nodes(command, env), nodes, world, per_node),
         hosts=tuple(job.hosts),
-        pods=_pods(job, here, cwd),
+        pods=_pods(job, here, cwd, nodes),
         slurm=job.slurm.model_dump() if job.slurm else {},
     )
 
@@ -169,15 +169,15 @@ def _size(job: Job, runs_already: bool) -> int | None:
     return size or None
 
 
-def _pods(job: Job, here: Path, cwd: Path) -> dict[str, Any]:
+def _pods(job: Job, here: Path, cwd: Path, nodes: int) -> dict[str, Any]:
     """The settings, the digest of the manifest (a twin is of the same manifest), and the directory in the pods, if the
-    scenario names one."""
+    scenario names one. Raises UsageError if the manifest can't run the job on this number of nodes."""
     if job.pods is None:
         return {}
     if job.pods.attach:
         return job.pods.model_dump()
     file = (here / job.pods.manifest).absolute()
-    Manifest.read(file)
+    Manifest.read(file, job.pods.objects).check(nodes, job.pods.container)
     digest = xxhash.xxh3_128_hexdigest(file.read_bytes())
     directory = {"cwd": str(cwd)} if "cwd" in job.model_fields_set else {}
     return {**job.pods.model_dump(), "manifest": str(file), "digest": digest, **directory}

@@ -7,15 +7,17 @@ A check sum is 32 hexadecimal digits, after a prefix that says what it covers:
 
 - no prefix: every tensor is whole in this rank, as under DDP
 - SHARD: parts of tensors, or some of the tensors; the sums of all ranks add up to the sum of the whole tensors
+- PART and numbers, such as `part0.1`: one part of one tensor, by its place in the mesh. Ranks with the same part have
+  the same prefix, and it counts once
 - COPY: parts that another rank has as well (hybrid sharding), which count once
-- MIXED: whole tensors and parts; such sums can't be added up"""
+- MIXED: whole tensors and parts, or parts whose copies are not known; such sums can't be added up"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-SHARD, COPY, MIXED = "shard-", "copy-", "mixed-"
+SHARD, PART, COPY, MIXED = "shard-", "part", "copy-", "mixed-"
 MODULUS, _DIGITS = 1 << 64, 16
 _PART = 1 << 16  # elements
 
@@ -28,14 +30,19 @@ def check_sum(torch: Any, tensors: Sequence[tuple[int, Any]]) -> str:
     with torch.no_grad():
         sums = stacked(torch, [_sum_of_bits(torch, part) for part in parts]).tolist()
     ordered = sum(_factor(place) * bits for (place, _tensor), bits in zip(tensors, sums, strict=True))
-    return _kind([tensor for _place, tensor in tensors]) + _written(ordered, sum(sums))
+    return _kind(torch, [tensor for _place, tensor in tensors]) + _written(ordered, sum(sums))
 
 
 def plain_of_each(torch: Any, tensors: Sequence[Any]) -> list[str]:
-    """The prefix (none, SHARD or COPY) and the plain sum (16 hexadecimal digits) of each tensor."""
+    """The prefix (none or PART) and the plain sum (16 hexadecimal digits) of each tensor. Empty for a tensor whose
+    memory can't be read as numbers, such as a sparse one."""
     with torch.no_grad():
-        sums = stacked(torch, [_sum_of_bits(torch, local(tensor)) for tensor in tensors]).tolist() if tensors else []
-    return [f"{_prefix(tensor)}{total % MODULUS:016x}" for tensor, total in zip(tensors, sums, strict=True)]
+        found = [_sum_or_none(torch, local(tensor)) for tensor in tensors]
+        sums = iter(stacked(torch, known).tolist() if (known := [one for one in found if one is not None]) else [])
+    return [
+        "" if one is None else f"{_place_of(tensor)}{next(sums) % MODULUS:016x}"
+        for one, tensor in zip(found, tensors, strict=True)
+    ]
 
 
 def stacked(torch: Any, scalars: Sequence[Any]) -> Any:
@@ -82,6 +89,13 @@ def as_integers(torch: Any, tensor: Any) -> Any:
     return real.detach().view(kinds[real.element_size()])
 
 
+def _sum_or_none(torch: Any, tensor: Any) -> Any:
+    try:
+        return _sum_of_bits(torch, tensor)
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError):
+        return None
+
+
 def _sum_of_bits(torch: Any, tensor: Any) -> Any:
     """The sum of the tensor's bits, as an int64 tensor. On a CPU it is summed in parts: torch first copies to a wider
     type, which takes six times as long if that copy does not fit into the cache."""
@@ -101,14 +115,25 @@ def _factor(place: int) -> int:
     return (place * 0x9E3779B97F4A7C15 + 1) % MODULUS | 1
 
 
-def _kind(tensors: Sequence[Any]) -> str:
-    kinds = {_prefix(tensor) for tensor in tensors}
+def _kind(torch: Any, tensors: Sequence[Any]) -> str:
+    kinds = {_prefix(torch, tensor) for tensor in tensors}
     return kinds.pop() if len(kinds) == 1 else MIXED
 
 
-def _prefix(tensor: Any) -> str:
+def _prefix(torch: Any, tensor: Any) -> str:
     if local(tensor) is tensor:
         return ""
+    if torch.distributed.is_initialized() and tensor.device_mesh.size() < torch.distributed.get_world_size():
+        return MIXED  # it is not known whether the ranks outside of its mesh have copies of it
     copied = [mesh_dim for mesh_dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
     place = tensor.device_mesh.get_coordinate()
     return COPY if place is not None and any(place[mesh_dim] for mesh_dim in copied) else SHARD
+
+
+def _place_of(tensor: Any) -> str:
+    """The place of a DTensor's part: its coordinates in the dimensions of the mesh that share the tensor out."""
+    if local(tensor) is tensor:
+        return ""
+    place = tensor.device_mesh.get_coordinate() or ()
+    own = [str(at) for at, placement in zip(place, tensor.placements, strict=False) if not placement.is_replicate()]
+    return f"{PART}{'.'.join(own)}-" if own else ""

@@ -12,7 +12,7 @@ from .agent import Agent
 from .buffers import Buffers
 from .children import Children
 from .digesting import Digesting
-from .kept import ParameterSums
+from .kept import StateSums
 from .numbers import step_numbers
 from .places import absolute
 from .renames import Renames
@@ -25,7 +25,7 @@ class Transfers:
     """Emits an event when a save or load begins, and another when it ends. A call inside another save or load gets no
     events."""
 
-    def __init__(self, agent: Agent, digesting: Digesting, kept: ParameterSums) -> None:
+    def __init__(self, agent: Agent, digesting: Digesting, kept: StateSums) -> None:
         self._agent, self.digesting, self._kept = agent, digesting, kept
         self._thread = threading.local()
         self.renames, self.children = Renames(agent), Children(agent)
@@ -99,6 +99,7 @@ class Transfers:
         """A file has the contents of an earlier torch.save to a buffer."""
         self._agent.saw("checkpoints")
         self._agent.saves += 1
+        self._kept.handled()
         fields = {"path": path, "format": "torch", **self.children.fields}
         self._agent.emit(Kind.SAVE_BEGIN, fields, step)
         self.renames.saved(path)
@@ -135,6 +136,7 @@ class Transfers:
             self._agent.emit(Kind.LOAD_END, {**fields, "numbers": (self._numbers(contents) or {}) if ok else {}}, step)
             if ok:
                 self._agent.loads += 1
+                self._kept.handled()
                 self._agent.orders.loaded()
 
 

@@ -39,7 +39,7 @@ class ForwardHook:
             context = getattr(fsdp, "_state_ctx", None)
             is_root = getattr(context, "iter_forward_root", None) is None
             if self._agent.on and is_root and is_grad_enabled() and model.training:
-                self._trained((args, kwargs))
+                self._begins((args, kwargs))
                 self._agent.enter(Phase.FORWARD)
                 self._agent.phases.leave(Phase.FORWARD)
                 self._agent.phases.loosely(Phase.FORWARD)  # until the backward
@@ -58,7 +58,7 @@ class ForwardHook:
             # The flag of the wrapped module is read, because Lightning does not set the wrapper's flag.
             if not agent.on or self._depth or not is_grad_enabled() or not getattr(model, "module", model).training:
                 return original(model, *args, **kwargs)
-            self._trained((args, kwargs))
+            self._begins((args, kwargs))
             agent.enter(Phase.FORWARD)
             self._depth = 1
             try:
@@ -68,6 +68,11 @@ class ForwardHook:
                 agent.phases.leave(Phase.FORWARD)
 
         wrapper.forward = forward
+
+    def _begins(self, inputs: Any) -> None:
+        if self._agent.state_begins is not None:
+            self._agent.state_begins(Phase.FORWARD)
+        self._trained(inputs)
 
     def _cover_init(self, kind: Any) -> None:
         original, wrapped = kind.__init__, self._wrapped

@@ -49,7 +49,7 @@ class _Installer:
         from .checkpoints import CheckpointHook, Transfers
         from .digesting import Digesting
         from .groups import GroupHook
-        from .kept import ParameterSums
+        from .kept import StateSums
         from .loader import LoaderHook
         from .loss import Losses
         from .rates import Rates
@@ -77,7 +77,7 @@ class _Installer:
         if "checkpoints" in agent.live:
             digesting = Digesting(agent)
             self._at_end.append(digesting.ended)
-            transfers = Transfers(agent, digesting, ParameterSums(agent))
+            transfers = Transfers(agent, digesting, StateSums(agent))
             transfers.renames.install()
             self._at_end.append(transfers.buffers.look)
             files = CheckpointHook(transfers)

@@ -1,77 +1,88 @@
-"""Check sums of all parameters when a save begins, by name, so that the checkpoint can be compared with them later.
+"""Check sums by name of the state that a job trains or carries (names.py), and digests of its random number generators,
+at two moments: when a save begins, so that the checkpoint can be compared with them later; and in the first step of a
+process and the first step after each load or save, so that a resume can be compared with the run that it continues.
 
-A check sum covers the tensor's bits, as in check_sums.py. It is made only in the thread that trains, because another
-thread may save an earlier copy. The names are those of the outermost module, and are looked up once."""
+In that step, the state is read when the forward of a wrapped model begins; without such a forward, when the backward
+begins. Only the thread that trains reads it, because another thread may save an earlier copy. In all other steps, this
+costs one look at an attribute for each forward and backward."""
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
-from collections import Counter
 from importlib import import_module
 from typing import Any
 
 from .agent import Agent
 from .check_sums import plain_of_each
-from .state import parameters
-from .wire import Kind
+from .names import Names, kind_of
+from .randomness import states
+from .wire import Kind, Phase
 
 HOOK = "kept"
-# The parts that wrappers (DDP, torch.compile, FSDP, checkpointing of activations) add to a parameter's name.
-WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-_MOST = 20_000  # parameters
-_TRIES = 3  # searches for the names, if some parameter has no name
+_MOST = 20_000  # tensors of one kind
+_LONG = ("parameters", "frozen", "buffers", "moments", "unsaved")
 
 
-class ParameterSums:
+class StateSums:
     def __init__(self, agent: Agent) -> None:
         self._agent, self._torch = agent, import_module("torch")
-        self._names: dict[int, tuple[weakref.ref[Any], str]] = {}  # by the id of the parameter
-        self._tries = 0
-        self._last: tuple[int, Any] = (-1, None)
-        self.save_begins = agent.careful(HOOK)(self._emit_sums)
+        self._names = Names(self._torch)
+        self._told: dict[str, Any] = {}  # what this process has written last, by its key in the event
+        self._last: tuple[int, Any] = (-1, None)  # the last event of a save
+        self._has_forward = False
+        self._begun: dict[str, Any] = {}  # what was read when the forward began
+        careful = agent.careful(HOOK)
+        self.save_begins, self._begins = careful(self._save_begins), careful(self._step_begins)
+        self.handled()
 
-    def _emit_sums(self) -> None:
+    def handled(self) -> None:
+        """Must be called when a save begins and when a load is over: the state is recorded in the next step."""
+        if HOOK in self._agent.live:
+            self._begun, self._agent.state_begins = {}, self._begins
+
+    def _save_begins(self) -> None:
         agent = self._agent
-        if HOOK not in agent.live or threading.get_ident() != agent.thread:
+        if HOOK not in agent.live:
             return
-        found = [parameter for parameter in parameters(agent.optimizers) if parameter.device.type != "meta"]
-        if not found or len(found) > _MOST:
+        self.handled()
+        if threading.get_ident() == agent.thread:
+            found = self._look()
+            if found.get("parameters") and self._last != (agent.steps_over, found):
+                self._last = (agent.steps_over, found)
+                self._emit(Kind.KEPT, {**found, "rng": states()})
+
+    def _step_begins(self, phase: Phase) -> None:
+        """Must be called when a forward of a wrapped model begins, and before a backward or an optimizer's step."""
+        if threading.get_ident() != self._agent.thread:
             return
-        if self._tries < _TRIES and any(self._name(parameter) is None for parameter in found):
-            self._tries += 1
-            names = _names_of({id(parameter) for parameter in found}, self._torch.nn.Module)
-            self._names = {id(each): (weakref.ref(each), names[id(each)]) for each in found if id(each) in names}
-        named = {name: parameter for parameter in found if (name := self._name(parameter)) is not None}
-        sums = plain_of_each(self._torch, list(named.values()))
-        entries = {name: [kind_of(each), total] for (name, each), total in zip(named.items(), sums, strict=True)}
-        if entries and self._last != (agent.steps_over, entries):
-            self._last = (agent.steps_over, entries)
-            agent.saw(HOOK)
-            agent.emit(Kind.KEPT, {"parameters": entries})
+        if phase is Phase.FORWARD:
+            self._has_forward = True
+            if not self._begun:
+                self._begun = {**self._look(), "rng": states(), "at": phase.value}
+        elif begun := self._begun:
+            self._agent.state_begins, self._begun = None, {}
+            drawn = [name for name, state in states().items() if begun["rng"].get(name) != state]
+            self._emit(Kind.BEGUN, {**begun, "drawn": drawn})
+        elif not self._has_forward:  # otherwise, a thread began to save in the middle of this step
+            self._agent.state_begins = None
+            self._emit(Kind.BEGUN, {**self._look(), "rng": states(), "at": phase.value})
 
-    def _name(self, parameter: Any) -> str | None:
-        ref, name = self._names.get(id(parameter), (None, None))
-        return name if ref is not None and ref() is parameter else None
+    def _look(self) -> dict[str, Any]:
+        """The check sums by quantity and name. Quantities with too many tensors are left out."""
+        wanted = {what: of for what, of in self._names.look(self._agent.optimizers).items() if len(of) <= _MOST}
+        unsaved = sorted(wanted.pop("unsaved", ()))
+        sums = iter(plain_of_each(self._torch, [each for of in wanted.values() for each in of.values()]))
+        found = {
+            what: {name: [kind_of(each), total] for name, each in of.items() if (total := next(sums))}
+            for what, of in wanted.items()
+        }
+        return {**found, **({"unsaved": unsaved} if unsaved else {})}
 
-
-def _names_of(wanted: set[int], kind: type) -> dict[int, str]:
-    """The name of each wanted parameter, by its id. Names that two parameters share are left out."""
-    modules = [module for module in gc.get_objects() if issubclass(type(module), kind)]
-    inner = {id(child) for module in modules for child in module._modules.values()}
-    names: dict[int, str] = {}
-    for root in (module for module in modules if id(module) not in inner):
-        names.update({id(each): plain_name(name) for name, each in root.named_parameters() if id(each) in wanted})
-    times = Counter(names.values())
-    return {key: name for key, name in names.items() if times[name] == 1}
-
-
-def plain_name(name: str) -> str:
-    """The name without the parts that wrappers added."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def kind_of(tensor: Any) -> str:
-    """The tensor's type and shape as text, such as `float32 4x8`. A DTensor has the shape of the whole tensor."""
-    return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape))}"
+    def _emit(self, kind: Kind, data: dict[str, Any]) -> None:
+        """Writes the event, without the long values that this process has written before."""
+        again = [what for what in _LONG if what in data and self._told.get(what) == data[what]]
+        same = [what for what in again if kind is Kind.BEGUN or what != "parameters"]
+        self._told.update(data)
+        written = {what: value for what, value in data.items() if what not in same}
+        self._agent.saw(HOOK)
+        self._agent.emit(kind, {**written, **({"same": same} if same else {})})

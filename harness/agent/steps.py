@@ -187,6 +187,8 @@ class StepHooks:
     def _backward_begins(self, tensors: Any) -> None:
         if self._agent.look_for_saves is not None:
             self._agent.look_for_saves()
+        if self._agent.state_begins is not None:
+            self._agent.state_begins(Phase.BACKWARD)
         self._counter.backward_begin()
         live = self._agent.live
         if "loss" in live:
@@ -215,6 +217,8 @@ class StepHooks:
             self._begun = True
             self._recall(self._agent.optimizers)
             self._ahead.begins(optimizer)
+        if self._agent.state_begins is not None:
+            self._agent.state_begins(Phase.OPTIMIZER)
         self._counter.step_begin(self._key(optimizer))
         if self._scaled:
             self._scaled[-1] = True

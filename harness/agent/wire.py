@@ -81,6 +81,7 @@ class Kind(str, Enum):
     SAVE_BEGIN = "checkpoint.save_begin"
     SAVE_END = "checkpoint.save_end"
     KEPT = "checkpoint.parameters"
+    BEGUN = "state.begun"
     RENAMED = "checkpoint.renamed"
     WRITER_ENDED = "checkpoint.writer_ended"
     LOAD_BEGIN = "checkpoint.load_begin"
@@ -105,6 +106,13 @@ class Kind(str, Enum):
 _FLOATS = "list[float | None] | None"
 _HIT = {"fault": "str", "phase": "str | None", "global_step": "Whole | None"}
 _GPU = {"node": "Whole", "ranks": "list[Whole]"}
+# frozen: other parameters; moments: what optimizers keep, as in `0.weight/exp_avg`; unsaved: buffers that are in no
+# state_dict; rng: a digest of each random number generator (randomness.py); same: the keys that are left out because
+# their values are those of this rank's last event of these two kinds in the same attempt
+_STATE = {
+    "frozen?": "dict[str, KindAndSum]", "buffers?": "dict[str, KindAndSum]", "moments?": "dict[str, KindAndSum]",
+    "unsaved?": "list[str]", "rng?": "dict[str, str]", "same?": "list[str]",
+}  # fmt: skip
 _RANK = {"pid": "Whole", "start_ticks": "Whole | None", "local_rank": "Whole | None", "world_size": "Whole | None"}
 
 # The keys of each kind of event, and the types of their values, which `record/events/payloads.py` explains (`Whole`: an
@@ -165,8 +173,12 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     # blocked_s: seconds that training waited
     Kind.SAVE_END: {"path": "str", "format": "str", "ok": "bool", "blocked_s": "float", "child?": "Whole"},
     Kind.WRITER_ENDED: {"child": "Whole"},  # a forked process that saved ends with exit code 0
-    # When a save begins: type and shape of each parameter, and its check sum on this rank (check_sums.py), by name.
-    Kind.KEPT: {"parameters": "dict[str, KindAndSum]"},
+    # When a save begins: type and shape of each parameter that torch optimizers train, and its check sum on this rank
+    # (check_sums.py), by name; _STATE: the rest of the state
+    Kind.KEPT: {"parameters": "dict[str, KindAndSum]", **_STATE},
+    # The same in the first step of a process, and in the first step after each load or save of this rank, before the
+    # step. at: the phase when it was read (forward, or backward); drawn: the generators that the forward drew from
+    Kind.BEGUN: {"parameters?": "dict[str, KindAndSum]", **_STATE, "at": "str", "drawn?": "list[str]"},
     Kind.RENAMED: {"path": "str", "to": "str"},  # a path that this rank saved, or a folder above it, is renamed
     Kind.LOAD_BEGIN: {"path": "str", "format": "str"},  # format: as in a save
     # numbers: step counts found in the contents

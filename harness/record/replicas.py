@@ -48,7 +48,7 @@ def without_steps(run: Record) -> Record:
     """The record without steps, samples and checkpoints, for pages that would show those of all replicas as if they
     came from one torchrun."""
     of_steps = {
-        Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.RENAMED,
+        Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.BEGUN, Kind.RENAMED,
         Kind.LOAD_BEGIN, Kind.LOAD_END,
     }  # fmt: skip
     return replace(run, events=tuple(event for event in run.beside_steps if event.kind not in of_steps))

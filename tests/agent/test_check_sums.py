@@ -30,6 +30,9 @@ class Mesh:
     def get_coordinate(self) -> tuple[int, ...]:
         return self.place
 
+    def size(self) -> int:
+        return 4
+
 
 @dataclass
 class Part:

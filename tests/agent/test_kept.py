@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
+import torch
 
 PREPARE = """
 import os, threading, torch
@@ -20,8 +24,8 @@ step()
 """
 
 
-def _told(ran: Any) -> list[dict[str, list[str]]]:
-    return [event.data["parameters"] for event in ran.of("checkpoint.parameters")]
+def _told(ran: Any, what: str = "parameters") -> list[dict[str, list[str]]]:
+    return [event.data[what] for event in ran.of("checkpoint.parameters")]
 
 
 def test_each_save_tells_what_is_in_memory(rank: Any) -> None:
@@ -100,4 +104,142 @@ dist.destroy_process_group()
     assert ran.code == 0, ran.output
     if "without" not in ran.output:  # torch before 2.6
         told = _told(ran)[0]["weight"]
-        assert told == ["float32 2x4", "shard-" + ran.output.partition("sum ")[2].split()[0]]
+        assert told == ["float32 2x4", "part0-" + ran.output.partition("sum ")[2].split()[0]]
+
+
+BEGIN = """
+import copy, os, random, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+folder = os.environ["FOLDER"]
+dist.init_process_group("gloo", init_method="file://" + folder + "/store", rank=0, world_size=1)
+torch.manual_seed(0)
+class Net(torch.nn.Module):
+    def __init__(self, drop):
+        super().__init__()
+        self.base, self.top = torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)
+        self.base.requires_grad_(False)
+        self.register_buffer("count", torch.zeros(1)); self.register_buffer("bias", torch.zeros(1), persistent=False)
+        self.drop = torch.nn.Dropout(drop)
+    def forward(self, x):
+        self.count += 1
+        return self.top(self.drop(self.base(x))) + self.bias
+net = Net(DROP)
+average = torch.optim.swa_utils.AveragedModel(net.top)
+model = DistributedDataParallel(net)
+opt = torch.optim.Adam(net.top.parameters(), lr=0.01)
+def step():
+    model(torch.ones(1, 4)).sum().backward(); opt.step(); opt.zero_grad()
+"""
+
+
+def _begun(ran: Any) -> list[Any]:
+    found: list[Any] = ran.of("state.begun")
+    return found
+
+
+def test_the_first_step_tells_the_state_with_which_it_begins(rank: Any) -> None:
+    """Also frozen parameters, buffers, moments and generators; again after each save, and then only what is new."""
+    ran = rank.run(
+        BEGIN.replace("DROP", "0.5")
+        + """
+step(); step()
+torch.save({}, folder + "/a.pt"); torch.save({}, folder + "/b.pt")
+step(); step()
+dist.destroy_process_group()
+""",
+        hooks=("steps", "samples", "checkpoints", "kept"),
+    )
+    assert ran.code == 0, ran.output
+    assert not ran.failures
+    first, after = _begun(ran)
+    assert (first.step, after.step) == (0, 2)
+    assert set(first.data["parameters"]) == {"top.weight", "top.bias"}
+    average = {"AveragedModel:weight", "AveragedModel:bias"}
+    assert set(first.data["frozen"]) == {"base.weight", "base.bias"} | average
+    assert set(first.data["buffers"]) == {"count", "bias", "AveragedModel:n_averaged"}
+    assert first.data["unsaved"] == ["bias"]
+    assert first.data["moments"] == {}
+    assert (first.data["at"], first.data["drawn"]) == ("forward", ["torch"])
+    assert {"torch", "python"} <= set(first.data["rng"])
+    assert first.data["rng"]["torch"] != after.data["rng"]["torch"]
+    assert first.data["rng"]["python"] == after.data["rng"]["python"]
+    saved = ran.of("checkpoint.parameters")
+    assert len(saved) == 1
+    assert set(saved[0].data["moments"]) == {f"top.{p}/exp_avg{s}" for p in ("weight", "bias") for s in ("", "_sq")}
+    assert saved[0].data["same"] == ["frozen", "unsaved"]
+    assert saved[0].data["buffers"] != first.data["buffers"]
+    assert after.data["same"] == ["parameters", "frozen", "buffers", "moments", "unsaved"]
+
+
+def test_without_a_wrapper_the_backward_begins_the_step(rank: Any) -> None:
+    """And a model that draws no random numbers is seen to draw none."""
+    ran = rank.run(PREPARE + "step()", hooks=("steps", "samples", "checkpoints", "kept"))
+    assert [(one.step, one.data["at"]) for one in _begun(ran)] == [(0, "backward")]
+    assert set(_begun(ran)[0].data["parameters"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    without = rank.run(BEGIN.replace("DROP", "0.0") + "step(); dist.destroy_process_group()",
+                       hooks=("steps", "samples", "checkpoints", "kept"))  # fmt: skip
+    assert [one.data.get("drawn") for one in _begun(without)] == [None, []]
+
+
+def test_a_load_is_a_begin(rank: Any) -> None:
+    """The steps before it may be a warm-up."""
+    more = "step(); torch.save({}, folder + '/a.pt'); torch.load(folder + '/a.pt'); step(); step()"
+    ran = rank.run(PREPARE + more, hooks=("steps", "checkpoints", "kept"))
+    assert [one.step for one in _begun(ran)] == [0, 2]
+
+
+@pytest.mark.parametrize("key", ["one", "id(one)", "place", "'0.weight'"])
+def test_what_plain_optimizers_keep_is_found(rank: Any, key: str) -> None:
+    """Whether it is kept by parameter, by its number, by its name, or in a list as long as that of the parameters."""
+    ran = rank.run(
+        PREPARE.replace("model.parameters()", "model[1].parameters()")
+        + f"""
+class Plain:
+    def __init__(self, params): self.params, self.m, self.buffers = params, {{}}, [torch.zeros(2, 4)]
+    def step(self):
+        for place, one in enumerate(self.params):
+            self.m[{key}] = {{"sum": torch.ones(2)}}
+plain = Plain([model[0].weight]); plain.step()
+torch.save({{}}, folder + "/a.pt")
+""",
+        hooks=("steps", "checkpoints", "kept"),
+    )
+    assert ran.code == 0, ran.output
+    assert not ran.failures
+    kept = {**_begun(ran)[0].data, **ran.of("checkpoint.parameters")[0].data}
+    assert set(kept["moments"]) == {"0.weight/m.sum", "0.weight/buffers"}
+    assert set(kept["frozen"]) == {"0.weight", "0.bias"}
+
+
+def test_tensors_that_are_no_numbers_are_left_out(rank: Any) -> None:
+    """Sparse buffers, and parameters that are not made yet; the hook goes on."""
+    more = """
+model.register_buffer("sparse", torch.eye(2).to_sparse()); model.register_buffer("flag", torch.tensor(True))
+model.add_module("lazy", torch.nn.LazyLinear(2))
+torch.save({}, folder + "/a.pt")
+"""
+    ran = rank.run(PREPARE + more, hooks=("steps", "checkpoints", "kept"))
+    assert not ran.failures
+    assert set(ran.of("checkpoint.parameters")[0].data["buffers"]) == {"flag"}
+
+
+def test_equal_parts_have_equal_places(agent_module: Any) -> None:
+    """A tensor that is shared out over one dimension of a mesh alone, by that mesh or by the whole mesh: ranks with the
+    same part write the same place, and each other part has another."""
+    sums = agent_module("check_sums")
+
+    class Placement:
+        def __init__(self, replicate: bool) -> None:
+            self.is_replicate = lambda: replicate
+
+    def written(place: tuple[int, ...], *replicate: bool) -> str:
+        mesh = SimpleNamespace(get_coordinate=lambda: place)
+        part = SimpleNamespace(_local_tensor=torch.ones(2), placements=[*map(Placement, replicate)], device_mesh=mesh)
+        return str(sums.plain_of_each(torch, [part])[0])
+
+    ones = f"{2 * 0x3F800000:016x}"
+    assert [written((0, at), False, True) for at in (0, 1)] == ["part0-" + ones] * 2
+    assert written((1,), False) == written((1, 0), False, True) == "part1-" + ones
+    assert written((1, 0), False, False) == "part1.0-" + ones
+    assert written((1, 0), True, True) == ones

@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchaos.harness.agent.check_sums import COPY, MODULUS, SHARD
-from torchaos.harness.agent.kept import plain_name
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.agent.check_sums import COPY, MODULUS, PART, SHARD
+from torchaos.harness.agent.names import plain_name
+from torchaos.harness.agent.wire import Event
 from torchaos.harness.record.history import History
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.states import states
 
 _DIGITS = 16
 
@@ -64,7 +65,15 @@ def _add(texts: Mapping[int, str], complete: bool, values: Values) -> None:
     reported."""
     sums = {rank: int(text[-_DIGITS:], 16) for rank, text in texts.items()}
     prefixes = {rank: text[:-_DIGITS] for rank, text in texts.items()}
-    if set(prefixes.values()) <= {SHARD, COPY}:
+    if all(prefix.startswith(PART) for prefix in prefixes.values()):
+        by_place = {prefixes[rank]: part for rank, part in sums.items()}
+        agree = all(by_place[prefixes[rank]] == part for rank, part in sums.items())
+        values.sure &= complete and agree
+        for rank, part in sums.items():
+            values.parts[rank].add(part)
+        if complete and agree:
+            values.whole.add(sum(by_place.values()) % MODULUS)
+    elif set(prefixes.values()) <= {SHARD, COPY}:
         values.sure &= complete
         for rank, part in sums.items():
             values.parts[rank].add(part)
@@ -83,10 +92,11 @@ def _snapshots(run: Record) -> Iterator[tuple[int, int, Mapping[int, Mapping[str
     ranks. There may be several reports in one step of one attempt."""
     found: dict[tuple[int, int, int], dict[int, Mapping[str, Sequence[str]]]] = defaultdict(dict)
     times: dict[tuple[int, int, int], int] = defaultdict(int)
-    for event in run.of_kind(Kind.KEPT):
+    for state in states(run.beside_steps):
+        event = state.event
         step, rank, attempt = _step_of(run.history, event), event.rank or 0, event.attempt or 0
-        if step is not None:
-            found[attempt, step, times[attempt, step, rank]][rank] = event.data["parameters"]
+        if step is not None and not state.begun:
+            found[attempt, step, times[attempt, step, rank]][rank] = state.sums["parameters"]
             times[attempt, step, rank] += 1
     worlds = {attempt.number: attempt.world_size for attempt in run.history.attempts}
     for (attempt, step, _time), of_ranks in found.items():

@@ -16,7 +16,7 @@ from torchaos.harness.agent.wire import PAYLOADS, Event, Kind
 
 # The names that `wire.PAYLOADS` uses.
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # no pid, step or count is larger
-Sum = Annotated[str, Field(pattern=r"^([a-z]+-)?[0-9a-f]{16}$")]
+Sum = Annotated[str, Field(pattern=r"^([a-z]+[0-9.]*-)?[0-9a-f]{16}$")]
 KindAndSum = Annotated[tuple[str, Sum], Field(strict=False)]  # strict: JSON has no tuples
 _Part = Annotated[int, Field(ge=0, lt=2**64)]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]

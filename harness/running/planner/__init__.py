@@ -34,7 +34,7 @@ _HOOKS_OF_NEED = {
     Need.INVENTORY: ("checkpoints", "kept"),
     Need.TWIN: (),
     Need.LEFTOVERS: (),
-    Need.STATE: ("state",),
+    Need.STATE: ("state", "checkpoints", "kept"),
     Need.COLLECTIVES: ("collectives", "stamps"),
     Need.HANGS: ("collectives", "stamps"),
 }

@@ -17,7 +17,9 @@ from torchaos.harness.record.replicas import records_of
 from torchaos.harness.telling.terminal.narrator import Narrator
 
 # These events get no line: the history reports them in global steps, or they don't matter after the run.
-_ELSEWHERE = frozenset({Kind.STAGE, Kind.STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.ARMED, Kind.HELD})
+_ELSEWHERE = frozenset({
+    Kind.STAGE, Kind.STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.BEGUN, Kind.ARMED, Kind.HELD,
+})  # fmt: skip
 _MOST = 400  # lines; a longer story is cut in the middle
 
 

@@ -80,6 +80,7 @@ _QUIET: Mapping[Kind, Callable[[Event], str]] = {
     Kind.GUARDED: _guarded,
     Kind.HEALED: _healed,
     Kind.KEPT: lambda e: f"{_who(e)}: the check sums of {len(e.data['parameters'])} parameters are taken for a save",
+    Kind.BEGUN: lambda e: f"{_who(e)}: the check sums of the state with which the step begins are taken",
     Kind.RENAMED: lambda e: (
         f"{_who(e)} renames {posixpath.basename(e.data['path'])} to {posixpath.basename(e.data['to'])}"
     ),

@@ -183,14 +183,13 @@ class Session:
     def watch(self) -> None:
         """Starts new observers: the old ones would have learned the last stall as a usual pause of this job."""
         from torchaos.harness.watching.diagnosis import stacks
-        from torchaos.harness.watching.observers import stagnation
         from torchaos.harness.watching.observers.watch import HangWatch, Watching
 
-        stagnation.find_py_spy = stacks.find_py_spy if self.stacks else lambda: None
         if self.watching:
             self.watching.stop()
         stamps = self.folder / "agent" / "stamps" if self.agent else None
-        probe = HangWatch(self.job.ranks, lambda: [self.log], stamps, record=self.ticks.append)
+        py_spy = stacks.find_py_spy if self.stacks else lambda: None
+        probe = HangWatch(self.job.ranks, lambda: [self.log], stamps, record=self.ticks.append, py_spy=py_spy)
         self.watching = Watching(probe, self.journal.emit)
         self.watching.start()
 

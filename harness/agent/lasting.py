@@ -6,12 +6,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Callable, Protocol
 
-from .page import ControlPage
+from .page import ControlPage, wait_until
 
 if TYPE_CHECKING:
     from .calls import Call
-
-_STEP_S = 0.0005  # seconds between two looks at the page while the rank waits; the interpreter lock is free meanwhile
 
 
 class Lease:
@@ -31,10 +29,9 @@ class Lease:
         return self._end - time.monotonic()
 
     def sleep(self, seconds: float | None = None) -> None:
-        """Sleeps at most `seconds` (None: until the lease ends). Returns at once when the fault is undone."""
+        """Sleeps at most `seconds` (None: until the lease ends), or until the fault is undone."""
         end = self._end if seconds is None else min(self._end, time.monotonic() + seconds)
-        while self.on and (left := end - time.monotonic()) > 0:
-            time.sleep(min(_STEP_S, left))
+        wait_until(lambda: not self.on, end)
 
 
 class On(Protocol):

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 from . import injectors
 from .going_back import GoingBack
 from .lasting import Lease
-from .page import ControlPage, State
+from .page import ControlPage, State, wait_until
 from .plan import Moment, Order
 from .site import RankSite
 from .wire import Kind, Phase
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .agent import Agent
     from .calls import Call
 
-_STEP_S = 0.0002  # seconds between two looks at the page while the rank waits
 _NO_COUNTER = (
     "after {} steps of this attempt the job loaded a checkpoint and went on from it, and no optimizer's step counter "
     "shows with which step: use a trigger with `time` or `after`, or an earlier step"
@@ -192,7 +191,7 @@ class Orders:
         elif pending.has_fired:
             self._drop(pending)
             return None
-        elif not _wait(lambda: pending.armed or pending.has_fired, pending.when.hold_s):
+        elif not wait_until(lambda: pending.armed or pending.has_fired, time.monotonic() + pending.when.hold_s):
             self._forget(
                 pending, "not armed in time: the rank reached the moment of the fault and waited as long as it may"
             )
@@ -221,7 +220,7 @@ class Orders:
         about = {"fault": fault, "phase": phase and phase.value, "global_step": self.step}
         self._agent.emit(Kind.HELD, about)
         page.write(ControlPage.STATE, State.HELD)
-        if _wait(lambda: page.read(ControlPage.GO) >= number, pending.when.hold_s):
+        if wait_until(lambda: page.read(ControlPage.GO) >= number, time.monotonic() + pending.when.hold_s):
             page.write(ControlPage.FIRED, number)
             page.write(ControlPage.STATE, State.RELEASED)
         else:
@@ -233,7 +232,7 @@ class Orders:
         """Reads the number of global steps before this attempt from a control page. The harness knows it when the first
         step after a load is over."""
         for pending in [each for each in self._pending if each.when.step is not None and not each.has_fired]:
-            if _wait(partial(self._base_is_known, pending), pending.when.hold_s):
+            if wait_until(partial(self._base_is_known, pending), time.monotonic() + pending.when.hold_s):
                 self.base = pending.page.read(ControlPage.BASE)
                 return
             self._forget(pending, _NO_BASE)
@@ -267,12 +266,3 @@ class Orders:
 
     def _missed(self, order: Order, reason: str) -> None:
         self._agent.emit(Kind.MISSED, {"fault": order.fault, "reason": reason})
-
-
-def _wait(is_true: Callable[[], bool], limit_s: float) -> bool:
-    end = time.monotonic() + limit_s
-    while not is_true():
-        if time.monotonic() >= end:
-            return False
-        time.sleep(_STEP_S)
-    return True

@@ -99,6 +99,7 @@ class Kind(str, Enum):
     HEALED = "undo.healed"
     GPU = "gpu.sample"
     GPU_EVENT = "gpu.event"
+    HANG_OPINION = "hang.opinion"
     HANG_SUSPECTED = "hang.suspected"
     HANG_DECLARED = "hang.declared"
 
@@ -206,10 +207,16 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.GPU: {**_GPU, "gpu": "Whole", "values": "dict[str, float]", "pids": "list[Whole]"},
     # an Xid, or why the GPU no longer answers; gpu None: the driver did not say which
     Kind.GPU_EVENT: {**_GPU, "gpu": "Whole | None", "event": "str", "xid?": "Whole"},
+    # An observer outside the job now has this opinion: blind, learning, active, suspects, hangs. quiet_s: how long it
+    # has seen no activity; bound_s: from which such time on it says that the job hangs; detail: what it saw, or why it
+    # is blind
+    Kind.HANG_OPINION: {"observer": "str", "opinion": "str", "quiet_s": "float", "bound_s": "float", "detail": "str"},
     # Reported by observers outside the job. ranks: the culprits, if known; since_s: seconds of CLOCK_MONOTONIC
     Kind.HANG_SUSPECTED: {"observer": "str", "ranks": "list[Whole]", "since_s": "float"},
-    # + the result of the diagnosis
-    Kind.HANG_DECLARED: {"observers": "list[str]", "ranks": "list[Whole]", "since_s": "float"},
+    # + the result of the diagnosis. opinions: of all observers at that time, as in HANG_OPINION
+    Kind.HANG_DECLARED: {
+        "observers": "list[str]", "ranks": "list[Whole]", "since_s": "float", "opinions?": "list[dict]",
+    },
 }  # fmt: skip
 
 # The keys that every payload of a kind has.

@@ -67,6 +67,19 @@ def test_one_that_never_comes_is_named(tmp_path: Path) -> None:
     assert "train" in found.evidence[1][0]
 
 
+def test_a_broken_network_explains_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two ranks that a partition cuts apart, one may have got the last data and gone on to the next collective:
+    nobody is to blame."""
+    with _ranks(tmp_path, WAITS, FOREVER) as ranks:
+        socket = f'ESTAB 0 500 10.0.0.1:40 10.0.0.2:50 users:(("python",pid={ranks[1].pid},fd=7))'
+        (tmp_path / "ss").write_text(f"#!/bin/sh\ncat <<'END'\n{socket}\n\t rto:800 backoff:2 unacked:1\nEND\n")
+        (tmp_path / "ss").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        found = live.diagnose(ranks, hangs=True)
+    assert (found.culprits, found.suspects) == (set(), {0, 1})
+    assert any("does not arrive" in text for text in found.problems)
+
+
 def test_a_job_that_goes_on_has_no_culprit(tmp_path: Path) -> None:
     """At any one moment some rank of a healthy job waits for another; not for long, though."""
     with _ranks(tmp_path, TURNS, f"time.sleep(0.15)\n{TURNS}") as ranks:

@@ -131,6 +131,24 @@ def test_a_run_that_was_ended_before_its_job_was_started(copy: Path) -> None:
     assert story.title == "kill, seed 0: inconclusive"
 
 
+def test_what_each_observer_thought_is_told(copy: Path) -> None:
+    """With what led to it; a change back to no suspicion is not worth a line."""
+    told = [
+        ("stacks", "blind", "py-spy is not installed"), ("metrics", "hangs", "rank 0 is stopped"),
+        ("metrics", "active", ""),
+    ]  # fmt: skip
+    journal = EventFile(copy / "events" / "observers.jsonl", "observers")
+    for observer, opinion, detail in told:
+        data = {"observer": observer, "opinion": opinion, "quiet_s": 2.5, "bound_s": 0.8, "detail": detail}
+        journal.emit(Kind.HANG_OPINION, data)
+    journal.close()
+    lines = [moment.text for moment in story_of(RunDir(copy)).happened if "observer" in moment.text]
+    assert lines == [
+        "the observer stacks is blind: py-spy is not installed",
+        "the observer metrics says that the job hangs (no activity for 2.5 s, its bound is 0.8 s): rank 0 is stopped",
+    ]
+
+
 def test_control_characters_do_nothing(copy: Path) -> None:
     """What a journal says can't move the cursor of whoever reads its story."""
     journal = EventFile(copy / "events" / "scenario.jsonl", "scenario")

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
+import pytest
 from waiting import wait_until
 
 from torchaos.harness.agent.stamps import Stamps
@@ -25,8 +26,10 @@ from torchaos.harness.watching.observers.collectives import Overdue
 from torchaos.harness.watching.observers.log import LogSilence
 from torchaos.harness.watching.observers.metrics import Idle
 from torchaos.harness.watching.observers.opinion import Opinion
+from torchaos.harness.watching.observers.stagnation import Stagnation
 
 BUSY = "while True: pass"
+LOOKS = "import time\nwhile True: time.sleep(0.0005)"  # at a page, for its word
 REST = "import time; time.sleep(600)"
 BELOW = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {BUSY!r}])"
 
@@ -88,6 +91,43 @@ def test_one_stopped_among_spinning_ones_is_quiet() -> None:
         idle = Idle()
         assert _watch(idle, ranks, 0.6).quiet_s >= 0.6 or os.cpu_count() == 1
         assert idle.stopped == [1]
+
+
+def test_ranks_that_only_look_at_a_page_are_quiet_on_a_busy_machine() -> None:
+    """They use hardly any CPU, and wait for it at each look; a rank that is put off its work is not quiet."""
+    crowd = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(4 * (os.cpu_count() or 1))]
+    try:
+        with _ranks(*[LOOKS] * 6) as ranks:
+            idle, looks = Idle(), list[list[int]]()
+            _watch(idle, ranks, 0.1)
+            for _ in range(60):
+                idle.look(time.monotonic(), True, ranks)
+                looks.append(idle.idle)
+                time.sleep(0.05)
+            assert looks.count(list(range(6))) >= 54, looks
+        with _ranks(LOOKS, BUSY) as ranks:
+            _wait_until_busy(ranks[1].pid)
+            assert _watch(Idle(), ranks, 2.0, seconds=3.0).quiet_s < 2.0
+    finally:
+        for one in crowd:
+            one.kill()
+            one.wait()
+
+
+def test_metrics_are_blind_without_the_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle ranks may wait for data that is on its way: without ss the observer can't tell, and says so."""
+    (tmp_path / "ss").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "ss").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with _ranks(REST) as ranks:
+        one = _watch(Idle(), ranks, 1.0)
+    assert (one.armed, "ss" in one.blind) == (False, True)
+
+
+def test_stacks_are_blind_without_py_spy() -> None:
+    """And say so, also while nobody asks them."""
+    one = Stagnation(lambda: None).look(1.0, False, False, [])
+    assert (one.armed, one.blind) == (False, "py-spy is not installed")
 
 
 def test_a_log_that_stops_growing(tmp_path: Path) -> None:

@@ -61,6 +61,29 @@ def test_only_the_time_of_the_hang_counts() -> None:
     assert len(list(spinning(seen, 11.0))) == 1
 
 
+def test_opinions_are_told_when_they_change() -> None:
+    """Each observer's, with the values that led to it; a hang has those of all at that time."""
+    told: list[tuple[Kind, dict[str, Any]]] = []
+
+    def emit(kind: Kind, data: Any) -> Event:
+        told.append((kind, data))
+        return Event(kind, "harness", 0, 0.0, 0.0, data=data)
+
+    watch = HangWatch(dict, list, None)
+    blind = Opinion("stacks", 0.0, 0.0, armed=False, blind="py-spy is not installed")
+    for quiet_s in (0.1, 0.2, 0.6, 5.0, 6.0):
+        watch._tell([Opinion("metrics", quiet_s, 0.0, detail="rank 0 is stopped"), blind], emit, [], 10.0)
+    opinions = [(data["observer"], data["opinion"]) for kind, data in told if kind is Kind.HANG_OPINION]
+    assert opinions == [("metrics", "active"), ("stacks", "blind"), ("metrics", "suspects"), ("metrics", "hangs")]
+    assert told[1][1]["detail"] == "py-spy is not installed"
+    assert told[-1][1] == {
+        "opinion": "hangs", "observer": "metrics", "quiet_s": 5.0, "bound_s": 0.8, "detail": "rank 0 is stopped",
+    }  # fmt: skip
+    assert Kind.HANG_DECLARED not in [kind for kind, _ in told]
+    watch._tell([Opinion("metrics", 7.0, 0.0), Opinion("log", 7.0, 0.0), blind], emit, [], 10.0)
+    assert [opinion["observer"] for opinion in told[-1][1]["opinions"]] == ["metrics", "log", "stacks"]
+
+
 def test_the_report_of_a_hang_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside what the diagnosis found, which it does not change: nobody is blamed for a busy GPU."""
     now = time.monotonic()

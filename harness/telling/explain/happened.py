@@ -15,6 +15,7 @@ from torchaos.harness.record.history.checkpoints import final_path
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
 from torchaos.harness.telling.terminal.narrator import Narrator
+from torchaos.harness.telling.terminal.text import on_one_line
 
 # These events get no line: the history reports them in global steps, or they don't matter after the run.
 _ELSEWHERE = frozenset({
@@ -49,9 +50,21 @@ def _events(run: Record) -> Iterator[Moment]:
     narrator = Narrator(run.plan)
     for_good = {event.data["record"] for event in run.of_kind(Kind.GUARDED) if event.data.get("why")}
     for event in run.beside_steps:
+        if event.kind is Kind.HANG_OPINION and event.data["opinion"] not in ("learning", "active"):
+            yield Moment(event.mono_s, on_one_line(_opinion(event)))
         line = None if event.kind in _ELSEWHERE or _is_empty(event, for_good) else narrator.tell(event)
         if line:
             yield Moment(event.mono_s, line.text)
+
+
+def _opinion(event: Event) -> str:
+    seen = event.data
+    detail = f": {seen['detail']}" if seen["detail"] else ""
+    if seen["opinion"] == "blind":
+        return f"the observer {seen['observer']} is blind{detail}"
+    bound = f"no activity for {seen['quiet_s']:.1f} s, its bound is {seen['bound_s']:.1f} s"
+    says = "says that the job hangs" if seen["opinion"] == "hangs" else seen["opinion"]
+    return f"the observer {seen['observer']} {says} ({bound}){detail}"
 
 
 def _of_history(run: Record) -> Iterator[Moment]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torchaos.harness.contracts import RankProcess
@@ -12,6 +12,7 @@ from torchaos.harness.watching.diagnosis import blame, stacks
 from torchaos.harness.watching.diagnosis.calls import Calls, ranges
 from torchaos.harness.watching.diagnosis.stamped import read_stamps
 from torchaos.harness.watching.diagnosis.verdict import HIGH, LOW, MEDIUM, Diagnosis
+from torchaos.harness.watching.probes.sockets import Sockets
 
 _STUCK = {
     "T": "it is stopped (by a signal)",
@@ -25,14 +26,16 @@ _MOMENTS_S = (0.0, 0.31, 0.53, 0.17, 0.71, 0.23, 0.43, 0.13, 0.37, 0.61)
 
 
 def diagnose(
-    ranks: Mapping[int, RankProcess], world: int = 0, stamps: Path | None = None, hangs: bool = False
-) -> Diagnosis:
+    ranks: Mapping[int, RankProcess], world: int = 0, stamps: Path | None = None, hangs: bool = False,
+    py_spy: Callable[[], str | None] = stacks.find_py_spy,
+) -> Diagnosis:  # fmt: skip
     """The diagnosis of a live job.
 
     `world`: the number of ranks that should exist. `stamps`: the folder of the agent's stamps. `hangs`: the job is
-    known to hang, so one look at the stacks is enough; otherwise several looks take some seconds. A stopped or missing
-    process explains a hang by itself. Next in weight are the stamps, because they show which rank is in which
-    collective, and then the stacks."""
+    known to hang, so one look at the stacks is enough; otherwise several looks take some seconds. `py_spy`: finds the
+    program that reads stacks. A stopped or missing process explains a hang by itself. So does a network that loses what
+    a rank sends: then no rank is to blame for a wait. Next in weight are the stamps, because they show which rank is in
+    which collective, and then the stacks."""
     states = _states(ranks)
     found = Diagnosis()
     gone = set(range(world)) - set(ranks)
@@ -45,13 +48,21 @@ def diagnose(
     seen = blame.diagnose(calls)
     found.problems += seen.problems
     groups = {members for record in calls.ranks.values() for members in record.groups.values()}
-    odd = _by_stacks(ranks, sorted(groups, key=len), found, 1 if hangs or found.culprits else len(_MOMENTS_S))
+    odd = _by_stacks(ranks, sorted(groups, key=len), found, 1 if hangs or found.culprits else len(_MOMENTS_S), py_spy())
     for rank, state in states.items():
         if state == "D" and (hangs or rank in odd or rank in seen.culprits):  # otherwise it may be writing a checkpoint
             found.blame([rank], MEDIUM, "it is in an uninterruptible sleep in the kernel")
     if found.culprits:
         for rank in found.culprits:
             found.say(rank, *seen.evidence.get(rank, []))
+    elif (seen.culprits or odd) and _is_cut(ranks):
+        for rank in sorted(seen.culprits | odd.keys()):
+            found.suspect([rank], *seen.evidence.get(rank, []), odd.get(rank, ""))
+        found.suspect(ranks)
+        found.problems.append(
+            "data that a rank sends does not arrive, and the kernel sends it again and again: the network explains who "
+            "waits for whom"
+        )
     elif seen.culprits:
         for rank in sorted(seen.culprits):
             found.blame([rank], seen.confidence, *seen.evidence[rank], odd.get(rank, ""))
@@ -75,14 +86,20 @@ def _states(ranks: Mapping[int, RankProcess]) -> dict[int, str]:
     return {rank: next(iter(states)) if len(states) == 1 else "" for rank, states in seen.items()}
 
 
+def _is_cut(ranks: Mapping[int, RankProcess]) -> bool:
+    sockets = Sockets()
+    sockets.look(list(ranks.values()))
+    return sockets.losing
+
+
 def _by_stacks(
-    ranks: Mapping[int, RankProcess], groups: Sequence[Sequence[int]], found: Diagnosis, looks: int
-) -> dict[int, str]:
+    ranks: Mapping[int, RankProcess], groups: Sequence[Sequence[int]], found: Diagnosis, looks: int,
+    py_spy: str | None,
+) -> dict[int, str]:  # fmt: skip
     """The ranks whose stack differs from the others' in each of several looks, with a sentence each.
 
     In a healthy job, too, some rank waits for another at any moment. So no rank is returned if the stacks of the other
     ranks change between the looks. The stack of a stopped rank can be read too."""
-    py_spy = stacks.find_py_spy()
     if py_spy is None:
         found.problems.append("py-spy is not installed, so no stacks were looked at; pip install 'torchaos[stacks]'")
         return {}

@@ -10,6 +10,7 @@ from torchaos.harness.agent import stamps
 from torchaos.harness.watching.observers.opinion import Learned, Opinion
 
 _RING = stamps.SIZE - stamps.SLOTS * 64
+_AT_START_S = 10.0
 _NUMBER, _BEGUN, _ENDED, _STEP = 0, 4, 6, 7  # words of an entry
 
 
@@ -27,7 +28,7 @@ class Overdue:
 
     def look(self, now_s: float, training: bool) -> Opinion:
         """The stronger of two opinions: about the oldest open collective, and about the time in which no collective
-        began or ended. `now_s`: CLOCK_MONOTONIC."""
+        began or ended. `now_s`: CLOCK_MONOTONIC; `training`: what is seen now counts as usual."""
         oldest_s, newest, active = now_s, 0, False
         files = {path: words for path in self._files() if (words := _read(path))}
         for path, words in files.items():
@@ -48,10 +49,15 @@ class Overdue:
             oldest_s = min([oldest_s, *(start / 1e9 for start in open_)])
         self._seen = {path: last for path, last in self._seen.items() if path in files}
         if active:
-            self._quiet.happened(now_s, self.training)
-        age = Opinion(self.name, now_s - oldest_s, self._longest_s, self._quiet.events >= self._quiet.needed)
-        quiet = self._quiet.opinion(self.name, now_s)
+            self._quiet.happened(now_s, self.training and training)
+        age = Opinion(self.name, now_s - oldest_s, self._usual_s, True, "a collective is open all this time")
+        quiet = self._quiet.opinion(self.name, now_s, "no collective began or ended")
         return max(age, quiet, key=lambda opinion: opinion.quiet_s / max(1.0, opinion.usual_s))
+
+    @property
+    def _usual_s(self) -> float:
+        """How long collectives take. At the start, others may wait in one for a rank that prepares something."""
+        return max(self._longest_s, 0.0 if self._quiet.events >= self._quiet.needed else _AT_START_S)
 
     def _learn(self, begun: tuple[int, ...], ended: tuple[int, ...], steps: tuple[int, ...], since: int) -> None:
         took = [end - start for start, end, step in zip(begun, ended, steps, strict=True) if end > since and step >= 2]

@@ -18,7 +18,10 @@ class LogSilence:
         self._learned = Learned(needed=5)
 
     def look(self, now_s: float, training: bool) -> Opinion:
-        size = sum(path.stat().st_size for path in self._paths() if path.exists())
+        paths = [path for path in self._paths() if path.exists()]
+        if not paths:
+            return Opinion(self.name, 0.0, 0.0, armed=False, blind="there is no log")
+        size = sum(path.stat().st_size for path in paths)
         if size != self._size:
             self._size = size
             self._learned.happened(now_s, training)

@@ -11,43 +11,68 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import NamedTuple
 
 from torchaos.harness.contracts import RankProcess
 from torchaos.harness.machine import proc
 from torchaos.harness.watching.observers.opinion import Learned, Opinion
-from torchaos.harness.watching.observers.sockets import Sockets
+from torchaos.harness.watching.probes.sockets import Sockets
 
 _WINDOW_S = 0.4  # CPU time is counted in units of 10 ms, so a shorter window would be too coarse
 _IDLE, _SPINS = 0.15, 0.7  # parts of a core: at most and at least
 _IO_BYTES = 32 << 10  # a rank that reads and writes more in the window is at work
+_MOST = 8  # ranks that are described
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
-@dataclass
+class _Sample(NamedTuple):
+    """What a process has used since its start: CPU seconds, seconds of its main thread in the run queue, how often that
+    thread was put off the CPU and how often it gave the CPU up to wait, and bytes read and written."""
+
+    at_s: float
+    cpu_s: float
+    queued_s: float
+    put_off: int
+    gave_up: int
+    io: int
+
+
 class _Use:
-    """The use of one process during the last window: (time, CPU seconds, bytes read and written), each since its
-    start."""
+    """The use of one process during the last window."""
 
-    past: deque[tuple[float, float, int]] = field(default_factory=deque)
+    def __init__(self) -> None:
+        self._past: deque[_Sample] = deque()
+        self.state = "X"  # the letter of /proc/PID/stat; X: the process is gone
 
-    def add(self, now_s: float, cpu_s: float, io: int) -> None:
-        self.past.append((now_s, cpu_s, io))
-        while len(self.past) > 2 and now_s - self.past[1][0] >= _WINDOW_S:
-            self.past.popleft()
+    def look(self, pid: int, now_s: float) -> None:
+        found = proc.stat(pid)
+        self.state = found.state if found else "X"
+        if found is None:
+            return
+        self._past.append(_Sample(now_s, found.cpu_ticks * _TICK_S, _queued_s(pid), *_switches(pid), _moved(pid)))
+        while len(self._past) > 2 and now_s - self._past[1].at_s >= _WINDOW_S:
+            self._past.popleft()
 
     @property
     def whole(self) -> bool:
-        return len(self.past) > 1 and self.past[-1][0] - self.past[0][0] >= _WINDOW_S
+        return len(self._past) > 1 and self._past[-1].at_s - self._past[0].at_s >= _WINDOW_S
 
     @property
     def cores(self) -> float:
-        (then, before, _), (now, after, _) = self.past[0], self.past[-1]
-        return (after - before) / (now - then)
+        """The part of a core that the process wanted: what it got, and the time for which it was put off. A thread that
+        was put off had work to do, and looks idle on a busy machine. The time that a thread waits in the queue after it
+        woke up does not count: so a rank that only looks at a page now and then stays idle on a busy machine."""
+        first, last = self._past[0], self._past[-1]
+        put_off, gave_up = last.put_off - first.put_off, last.gave_up - first.gave_up
+        if self.state == "R" and not put_off + gave_up:
+            return 1.0  # on the CPU, or put off, during the whole window
+        queued_s = (last.queued_s - first.queued_s) * put_off / max(1, put_off + gave_up)
+        return (last.cpu_s - first.cpu_s + queued_s) / (last.at_s - first.at_s)
 
     @property
     def moved(self) -> int:
-        return self.past[-1][2] - self.past[0][2]
+        return self._past[-1].io - self._past[0].io
 
 
 class Idle:
@@ -57,15 +82,15 @@ class Idle:
 
     def __init__(self) -> None:
         self._uses: dict[int, _Use] = {}
-        self._children = _Use()
+        self._children: dict[int, _Use] = {}
         self._learned = Learned(needed=0)
         self._sockets = Sockets()
         self.stopped: list[int] = []
         self.idle: list[int] = []
 
     def look(self, now_s: float, training: bool, ranks: Sequence[RankProcess], late: bool = False) -> Opinion:
-        """How many seconds the job has been quiet. `late`: another observer sees no progress; then the quiet time does
-        not end when a process is active, and is not learned as usual."""
+        """How many seconds the job has been quiet. `late`: another observer sees no progress; then the quiet time is
+        not learned as usual. Blind while the sockets can't be read."""
         quiet = self._is_quiet(now_s, ranks)
         stuck = False
         if late or (quiet and now_s - (self._learned.since_s or now_s) > _WINDOW_S):
@@ -76,19 +101,30 @@ class Idle:
             self._sockets.forget()
         if not quiet or self._learned.since_s is None:
             self._learned.happened(now_s, training and not late)
-        detail = "the data that they send does not arrive" if stuck else f"idle: {self.idle}"
-        detail = f"stopped: {self.stopped}" if self.stopped else detail
-        return self._learned.opinion(self.name, now_s, detail)
+        opinion = self._learned.opinion(self.name, now_s, self._seen(ranks, stuck))
+        return replace(opinion, blind=self._sockets.blind, armed=opinion.armed and not self._sockets.blind)
+
+    def _seen(self, ranks: Sequence[RankProcess], stuck: bool) -> str:
+        """In words, what led to the opinion."""
+        uses = {rank.rank: self._uses[rank.pid] for rank in ranks}
+        words = [
+            f"rank {rank} {f'wants {use.cores:.2f} of a core' if use.whole else 'is new'}"
+            for rank, use in uses.items() if rank not in self.stopped
+        ]  # fmt: skip
+        sockets = "the data that they send does not arrive" if stuck else "data arrives" if self._sockets.moved else ""
+        found = [*(f"rank {rank} is stopped" for rank in self.stopped), *words[:_MOST], sockets]
+        return ", ".join(filter(None, found))
 
     def _is_quiet(self, now_s: float, ranks: Sequence[RankProcess]) -> bool:
         busy, spinning = [], []
         self.stopped, self.idle = [], []
         self._uses = {rank.pid: self._uses.get(rank.pid, _Use()) for rank in ranks}
         for rank in ranks:
-            use, state = self._uses[rank.pid], _add(self._uses[rank.pid], now_s, rank.pid)
-            if state in ("T", "t"):
+            use = self._uses[rank.pid]
+            use.look(rank.pid, now_s)
+            if use.state in ("T", "t"):
                 self.stopped.append(rank.rank)
-            elif state == "D" or not use.whole or use.moved > _IO_BYTES or _IDLE < use.cores < _SPINS:
+            elif use.state == "D" or not use.whole or use.moved > _IO_BYTES or _IDLE < use.cores < _SPINS:
                 busy.append(rank.rank)
             elif use.cores <= _IDLE:
                 self.idle.append(rank.rank)
@@ -105,7 +141,7 @@ class Idle:
         """Whether child processes, such as compilers or data loaders, use the CPU. It is called only while all ranks
         are idle."""
         parents = {rank.pid for rank in ranks}
-        cpu_s, added = 0.0, True
+        added = True
         everybody = {
             int(name): found for name in os.listdir("/proc") if name.isdigit() and (found := proc.stat(int(name)))
         }
@@ -116,32 +152,32 @@ class Idle:
                 if pid not in below and found.parent in parents | below:
                     below.add(pid)
                     added = True
-        for pid in below - parents:
-            cpu_s += _cpu_s(pid)
-        self._children.add(now_s, cpu_s, 0)
-        return self._children.whole and self._children.cores > _IDLE
-
-
-def _add(use: _Use, now_s: float, pid: int) -> str:
-    """The state letter of a process; adds its current use to `use`. "X": it is gone."""
-    found = proc.stat(pid)
-    if found is None:
-        return "X"
-    moved = 0
-    with suppress(OSError), open(f"/proc/{pid}/io", "rb") as file:
-        moved = sum(int(line.split()[1]) for line in file.read().splitlines()[:2])
-    use.add(now_s, found.cpu_ticks * _TICK_S + _queued_s(pid), moved)
-    return found.state
+        self._children = {pid: self._children.get(pid, _Use()) for pid in below - parents}
+        for pid, use in self._children.items():
+            use.look(pid, now_s)
+        return sum(use.cores for use in self._children.values() if use.whole) > _IDLE
 
 
 def _queued_s(pid: int) -> float:
-    """The seconds for which the main thread has waited for a CPU. Without them, a working rank looks idle on a busy
-    machine."""
+    """The seconds that the main thread has spent in the run queue."""
     with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/schedstat", "rb") as file:
         return int(file.read().split()[1]) / 1e9
     return 0.0
 
 
-def _cpu_s(pid: int) -> float:
-    found = proc.stat(pid)
-    return 0.0 if found is None else found.cpu_ticks * _TICK_S + _queued_s(pid)
+def _switches(pid: int) -> tuple[int, int]:
+    """How often the main thread was put off the CPU, and how often it gave the CPU up; see proc_pid_status(5)."""
+    found = {b"nonvoluntary_ctxt_switches": 0, b"voluntary_ctxt_switches": 0}
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file.read().splitlines()[-6:]:  # they are among the last fields
+            name, _, number = line.partition(b":")
+            if name in found:
+                found[name] = int(number)
+    put_off, gave_up = found.values()
+    return put_off, gave_up
+
+
+def _moved(pid: int) -> int:
+    with suppress(OSError), open(f"/proc/{pid}/io", "rb") as file:
+        return sum(int(line.split()[1]) for line in file.read().splitlines()[:2])
+    return 0

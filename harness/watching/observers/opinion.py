@@ -13,13 +13,15 @@ PROGRESS = frozenset({"log", "collectives"})
 @dataclass(frozen=True)
 class Opinion:
     """The report of one observer. For `quiet_s` seconds it has seen no activity. `usual_s`: the longest such time so
-    far that ended by itself. `armed`: the observer has seen enough of the job to have an opinion."""
+    far that ended by itself. `armed`: the observer has seen enough of the job to have an opinion. `blind`: why it can't
+    see anything at present; empty if it can."""
 
     observer: str  # log, stacks, metrics, collectives
     quiet_s: float
     usual_s: float
     armed: bool = True
     detail: str = ""
+    blind: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,14 @@ class Rule:
             opinion for opinion in opinions
             if opinion.armed and opinion.quiet_s >= max(self.suspect_floor_s, self.suspect_k * opinion.usual_s)
         ]  # fmt: skip
+
+    def word(self, opinion: Opinion, opinions: Iterable[Opinion]) -> str:
+        """What the observer says: blind, learning, active, suspects or hangs."""
+        if opinion.blind or not opinion.armed:
+            return "blind" if opinion.blind else "learning"
+        if opinion.quiet_s >= self.bound_s(opinion, opinions):
+            return "hangs"
+        return "suspects" if self.suspects([opinion]) else "active"
 
     def agree(self, opinions: Sequence[Opinion]) -> list[Opinion]:
         """The opinions that report a hang, if there are enough of them to declare a hang. Otherwise none."""

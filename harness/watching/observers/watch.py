@@ -1,4 +1,5 @@
-"""Asks the four observers ten times a second, and emits events: of a suspicion, and of a hang with its culprits."""
+"""Asks the four observers ten times a second, and emits events: of each change of an opinion, of a suspicion, and of a
+hang with its culprits."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Emit, Need, RankProcess
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.watching.diagnosis import live
+from torchaos.harness.watching.diagnosis.stacks import find_py_spy
 from torchaos.harness.watching.observers.collectives import Overdue
 from torchaos.harness.watching.observers.log import LogSilence
 from torchaos.harness.watching.observers.metrics import Idle
@@ -21,30 +24,34 @@ from torchaos.harness.watching.observers.stagnation import Stagnation
 from torchaos.harness.watching.probes.gpus import Sample
 
 _SILENT_START_S = 30.0  # after this time, a job without output counts as training
+_LATE_S = 1.0  # after a longer time without a look, as on a busy machine, nothing is learned from what was missed
 _LINES = 5  # if the log has grown more often than this, the job counts as training
 
 
 class HangWatch:
     """A probe that declares hangs. `ranks`: returns the live ranks; `logs`: returns the files of the job's output;
     `stamps`: the folder of the agent's stamps, None without an agent; `record`: receives all opinions; `gpus`:
-    returns the newest samples of each GPU."""
+    returns the newest samples of each GPU; `py_spy`: finds the program that reads stacks."""
 
     period_s = 0.1
 
     def __init__(
         self, ranks: Callable[[], Mapping[int, RankProcess]], logs: Callable[[], Sequence[Path]],
         stamps: Path | None, record: Callable[[Tick], None] | None = None,
-        gpus: Callable[[], Mapping[int, Sequence[Sample]]] = dict,
+        gpus: Callable[[], Mapping[int, Sequence[Sample]]] = dict, py_spy: Callable[[], str | None] = find_py_spy,
     ) -> None:  # fmt: skip
         self._ranks, self._logs, self._stamps, self._record, self._gpus = ranks, logs, stamps, record, gpus
+        self._py_spy = py_spy
         self._rule = Rule()
         self._pids: set[int] = set()
+        self._looked_s = 0.0
+        self._said: dict[str, str] = {}  # the last opinion of each observer that was recorded, in a word
         self._most = 0  # most ranks that were seen at the same time: ranks of other machines are never seen
         self._reset(0.0)
 
     def _reset(self, now_s: float) -> None:
         """Forgets everything that was learned, because the processes have changed."""
-        self._log, self._idle, self._stacks = LogSilence(self._logs), Idle(), Stagnation()
+        self._log, self._idle, self._stacks = LogSilence(self._logs), Idle(), Stagnation(self._py_spy)
         self._overdue = Overdue(self._stamps) if self._stamps else None
         self._since_s, self._suspected, self._declared = now_s, False, False
         self._lines, self._size = 0, -1
@@ -59,17 +66,19 @@ class HangWatch:
         world, self._most = max((rank.world_size for rank in ranks), default=0), max(self._most, len(ranks))
         if not ranks or len(ranks) < min(world, self._most):  # the job starts, ends or restarts
             return
-        opinions = self._look(now, ranks)
+        opinions = self._look(now, ranks, now - self._looked_s < _LATE_S)
+        self._looked_s = time.monotonic()
         if self._record:
             self._record(Tick(now, tuple(opinions)))
         self._tell(opinions, emit, ranks, now)
 
-    def _look(self, now: float, ranks: Sequence[RankProcess]) -> list[Opinion]:
+    def _look(self, now: float, ranks: Sequence[RankProcess], in_time: bool) -> list[Opinion]:
         training = self._is_training(now)
-        opinions = [self._log.look(now, training)]
+        learns = training and in_time
+        opinions = [self._log.look(now, learns)]
         if self._overdue:
-            opinions.append(self._overdue.look(now, training))
-        metrics = self._idle.look(now, training, ranks, late=bool(self._rule.suspects(opinions)))
+            opinions.append(self._overdue.look(now, learns))
+        metrics = self._idle.look(now, learns, ranks, late=bool(self._rule.suspects(opinions)))
         opinions.append(metrics)
         if not training:
             return []
@@ -87,6 +96,10 @@ class HangWatch:
         return self._lines > _LINES or now - self._since_s > _SILENT_START_S
 
     def _tell(self, opinions: Sequence[Opinion], emit: Emit, ranks: Sequence[RankProcess], now: float) -> None:
+        for opinion in opinions:
+            if self._said.get(opinion.observer) != (word := self._rule.word(opinion, opinions)):
+                self._said[opinion.observer] = word
+                emit(Kind.HANG_OPINION, {"opinion": word, **self._values(opinion, opinions)})
         suspects = self._rule.suspects(opinions)
         if not suspects:
             self._suspected = self._declared = False
@@ -100,14 +113,23 @@ class HangWatch:
         if agreed and not self._declared:
             self._declared = True
             since = now - max(opinion.quiet_s for opinion in agreed)
-            diagnosis = live.diagnose({rank.rank: rank for rank in ranks}, stamps=self._stamps, hangs=True)
+            by_rank = {rank.rank: rank for rank in ranks}
+            diagnosis = live.diagnose(by_rank, stamps=self._stamps, hangs=True, py_spy=self._py_spy)
             for rank, words in spinning(self._gpus(), since):
                 diagnosis.say(rank, words)
             found = diagnosis.to_json()
             emit(Kind.HANG_DECLARED, {
                 "observers": sorted(sure.observer for sure in agreed), "ranks": found["culprits"], "since_s": since,
                 "declared_s": now, "bound_s": max(self._rule.bound_s(sure, opinions) for sure in agreed), **found,
+                "opinions": [self._values(opinion, opinions) for opinion in opinions],
             })  # fmt: skip
+
+    def _values(self, opinion: Opinion, opinions: Sequence[Opinion]) -> dict[str, Any]:
+        """An opinion with what led to it; times in seconds."""
+        return {
+            "observer": opinion.observer, "quiet_s": round(opinion.quiet_s, 3),
+            "bound_s": round(self._rule.bound_s(opinion, opinions), 3), "detail": opinion.blind or opinion.detail,
+        }  # fmt: skip
 
 
 class Watching:

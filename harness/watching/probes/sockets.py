@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from torchaos.harness.contracts import RankProcess
 
-_SS_S = 2.0
+_SS_S = 5.0  # a busy machine needs much longer than the usual 10 ms
 # Bytes that were received, and bytes that a peer has confirmed. `bytes_sent` does not show that data arrives: it counts
 # each retransmission, so it grows without a receiver too.
 _ARRIVED = re.compile(r"\bbytes_(?:acked|received):(\d+)")
@@ -21,41 +21,48 @@ _LOST_TWICE = 2  # retransmissions of a segment; a healthy network loses a segme
 
 class Sockets:
     """The state of the ranks' sockets. `moved`: bytes were transported since the previous look. `stuck`: data of a rank
-    is sent again and again."""
+    is sent again and again; `losing`: at least once. `blind`: why the sockets can't be read; empty if they can."""
 
     def __init__(self) -> None:
-        self.moved = self.stuck = False
+        self.moved = self.stuck = self.losing = False
+        self.blind = ""
         self._bytes: int | None = None
 
     def look(self, ranks: Sequence[RankProcess]) -> None:
-        infos = list(_infos(ranks))
+        self.moved = self.stuck = self.losing = False
+        try:
+            infos = list(_infos(ranks))
+        except (OSError, subprocess.SubprocessError) as error:
+            self.blind = f"ss can't read the ranks' sockets: {error}"
+            return
+        self.blind = ""
         total = sum(int(number) for info in infos for number in _ARRIVED.findall(info))
         before, self._bytes = self._bytes, total
         self.moved = before is not None and total != before
-        self.stuck = any(_is_stuck(info) for info in infos)
+        lost = max(map(_lost, infos), default=0)
+        self.stuck, self.losing = lost >= _LOST_TWICE, lost > 0
 
     def forget(self) -> None:
         """Forgets the counters, so that bytes before the next look are not counted."""
-        self._bytes = None
+        self._bytes, self.blind = None, ""
 
 
-def _is_stuck(info: str) -> bool:
-    """Whether unconfirmed data is sent again and again. If a peer reads slowly, this is False: then no data is on the
-    way, and the kernel only probes the peer's window."""
+def _lost(info: str) -> int:
+    """How often unconfirmed data was sent again. If a peer reads slowly, this is 0: then no data is on the way, and the
+    kernel only probes the peer's window."""
     backoff = _BACKOFF.search(info)
-    return backoff is not None and int(backoff[1]) >= _LOST_TWICE and _UNACKED.search(info) is not None
+    return int(backoff[1]) if backoff and _UNACKED.search(info) else 0
 
 
 def _infos(ranks: Sequence[RankProcess]) -> Iterable[str]:
-    """Yields ss's description of each TCP socket of the ranks; nothing if ss fails."""
+    """Yields ss's description of each TCP socket of the ranks. Raises OSError or SubprocessError if ss fails."""
     pids = {f"pid={rank.pid}," for rank in ranks}
     for prefix in _namespaces(ranks):
-        with suppress(OSError, subprocess.SubprocessError):
-            argv = [*prefix, "ss", "-tinpH"]
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=_SS_S, check=False)
-            for head, info in pairwise(done.stdout.splitlines()):
-                if any(pid in head for pid in pids):
-                    yield info
+        argv = [*prefix, "ss", "-tinpH"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_SS_S, check=True)
+        for head, info in pairwise(done.stdout.splitlines()):
+            if any(pid in head for pid in pids):
+                yield info
 
 
 def _namespaces(ranks: Sequence[RankProcess]) -> Iterable[list[str]]:

@@ -3,11 +3,13 @@ the node."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from torchaos.harness.mechanics.gpu.effects import first_effect
 from torchaos.harness.mechanics.gpu.xids import XIDS, pci_of
-from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, Record, UsageError
+from torchaos.plugin import Emit, Evidence, Fault, Irreversible, Kind, NodeSite, Probe, Record, UsageError
 
 DEVICE = "/dev/kmsg"
 
@@ -29,6 +31,7 @@ class KernelLog(Fault):
     def changes(self, site: NodeSite) -> Irreversible:
         if self.number not in XIDS:
             raise UsageError(f"Xid {self.number} is not known; known are {', '.join(map(str, XIDS))}")
+        vars(self)["_before"] = max((number for number, _ in _records()), default=-1)  # neither a parameter nor planned
         return Irreversible("lines in the kernel's log can't be removed")
 
     def apply(self, site: NodeSite) -> None:
@@ -37,7 +40,54 @@ class KernelLog(Fault):
             for line in XIDS[self.number].kernel_lines(pci_of(self.gpu)):
                 log.write(f"<2>{prefix}{line}\n")
                 log.flush()  # one record for each write
-        site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"Xid {self.number} written to {DEVICE}"})
+
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
+        return [Shown(site.fault, f"NVRM: Xid (PCI:{pci_of(self.gpu)}): {self.number},", vars(self)["_before"])]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        return first_effect(record, fault, "written to")
+        """Evidence that the kernel shows the line to the programs that read its log."""
+        return first_effect(record, fault, "the kernel's log shows")
+
+
+@dataclass
+class Shown:
+    """A probe that reads the kernel's log as any watcher does, and reports the first record after number `after` that
+    contains the text."""
+
+    fault: str
+    text: str
+    after: int
+    period_s: float = 0.2
+    _told: bool = field(default=False)
+
+    def sample(self, emit: Emit) -> None:
+        found = next((number for number, text in _records() if number > self.after and self.text in text), None)
+        if found is not None and not self._told:
+            self._told = True
+            effect = f"the kernel's log shows, as record {found}, `{self.text}`"
+            emit(Kind.EFFECT, {"fault": self.fault, "effect": effect})
+
+
+def _records() -> Iterator[tuple[int, str]]:
+    """Yields the number and the text of each record of the kernel's log (Documentation/ABI/testing/dev-kmsg)."""
+    try:
+        log = os.open(DEVICE, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        while True:
+            try:
+                part = os.read(log, 1 << 14)
+            except BrokenPipeError:
+                continue  # the kernel has overwritten this record
+            except BlockingIOError:
+                return
+            if not part:
+                return
+            for line in part.decode(errors="replace").splitlines():
+                head, semicolon, text = line.partition(";")
+                number = head.split(",")[1:2]
+                if semicolon and number and number[0].isdigit():
+                    yield int(number[0]), text
+    finally:
+        os.close(log)

@@ -1,11 +1,13 @@
 """Watches the GPUs of this node beside a training job, and makes the job save a checkpoint and end when a GPU is about
 to fail:
 
-    health_agent.py torchrun --nproc-per-node 2 gpt_ddp.py ...
+    CUDA_VISIBLE_DEVICES=0,1 health_agent.py torchrun --nproc-per-node 2 --max-restarts 0 gpt_ddp.py ...
 
-A job that gets the message in time loses no step: it saves, ends with an error, and torchrun (or the scheduler) starts
-it again. The message is SIGTERM to the ranks, as on a spot machine. Needs nvidia-ml-py. Copy it. To run it as a service
-of the node, change only how it finds the ranks."""
+A job that gets the message in time loses no step: it saves, and ends with an error. Then this agent starts it again,
+with a spare GPU of this node in the place of each sick one. Without a spare GPU, or if CUDA_VISIBLE_DEVICES does not
+name the GPUs by number, that is left to the scheduler. (If torchrun restarted the ranks itself, they would be on the
+sick GPU again.) The message is SIGTERM to the ranks, as on a spot machine. Needs nvidia-ml-py. Copy it. To run it as a
+service of the node, change only how it finds the ranks."""
 
 from __future__ import annotations
 
@@ -30,24 +32,64 @@ MANY_CORRECTED = 10_000
 def main(command: list[str]) -> int:
     beside = Path(sys.executable).with_name(command[0])  # torchrun, where this environment is not on the PATH
     program = command[0] if shutil.which(command[0]) or not beside.exists() else str(beside)
-    job = subprocess.Popen([program, *command[1:]])
     # torchaos's overlay must reach only the processes that watch, never the ranks: NCCL reads its topology from NVML.
     overlay, others = os.environ.get("TORCHAOS_NVML_PATH"), os.environ.get("LD_LIBRARY_PATH")
     paths = ":".join(path for path in (overlay, others) if path)
     env = {**os.environ, **({"LD_LIBRARY_PATH": paths} if paths else {})}
-    watcher = subprocess.Popen([sys.executable, __file__, "--watch", str(job.pid)], env=env)
+    listen, tell = os.pipe()
+    arguments = ["--watch", str(os.getpid()), str(tell)]
+    watcher = subprocess.Popen([sys.executable, __file__, *arguments], env=env, pass_fds=[tell])
+    os.close(tell)
+    os.set_blocking(listen, False)
+    job: subprocess.Popen[bytes] | None = None
+    stop: list[int] = []  # signals that this process got
+
+    def pass_on(signum: int, frame: object) -> None:
+        stop.append(signum)
+        if job is not None:
+            job.send_signal(signum)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda signum, frame: job.send_signal(signum))
+        signal.signal(number, pass_on)
+    gpus, told = os.environ.get("CUDA_VISIBLE_DEVICES", ""), b""
     try:
-        code = job.wait()
+        while True:
+            job = subprocess.Popen([program, *command[1:]])
+            code = job.wait()
+            told += _read(listen)
+            others = without_sick(gpus, told.decode())
+            if code == 0 or stop or others == gpus:
+                return code if code >= 0 else 128 - code
+            print(f"health agent: starting again on GPUs {others} instead of {gpus}", flush=True)
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus = others
     finally:
         watcher.kill()
         watcher.wait()
-    return code if code >= 0 else 128 - code
 
 
-def watch(job: int) -> None:
-    """Watch until this process is killed. Sends the ranks of a GPU one message each time that the GPU turns bad."""
+def _read(pipe: int) -> bytes:
+    try:
+        return os.read(pipe, 1 << 16)
+    except BlockingIOError:
+        return b""
+
+
+def without_sick(gpus: str, told: str) -> str:
+    """The GPUs with which the job is started again: those of `gpus`, with a spare one for each sick one. `gpus` itself
+    if none is sick, or if too few are spare. `told`: what the watcher wrote, `has 0 1 2` and `sick 1`."""
+    lines = [line.split() for line in told.splitlines()]
+    every = {number for word, *numbers in lines if word == "has" for number in numbers}
+    sick = {number for word, *numbers in lines if word == "sick" for number in numbers}
+    used = [gpu.strip() for gpu in gpus.split(",")]
+    spare = sorted(every - sick - set(used), key=int, reverse=True)
+    if not set(used) <= every or len(spare) < len(sick & set(used)):
+        return gpus
+    return ",".join(spare.pop() if gpu in sick else gpu for gpu in used)
+
+
+def watch(job: int, tell: int) -> None:
+    """Watch until this process is killed. Sends the ranks of a GPU one message each time that the GPU turns bad. `job`:
+    the process below which the ranks are. `tell`: the file descriptor for without_sick()."""
     import pynvml as nvml
 
     nvml.nvmlInit()
@@ -57,6 +99,7 @@ def watch(job: int) -> None:
     for gpu in range(count):
         nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(gpu), nvml.nvmlEventTypeXidCriticalError, events)
     print(f"health agent: {count} GPUs are watched", flush=True)
+    os.write(tell, f"has {' '.join(map(str, range(count)))}\n".encode())
     looked, noted = 0.0, dict[int, list[str]]()
     while True:
         reasons = {}
@@ -81,6 +124,7 @@ def watch(job: int) -> None:
         for gpu, why in reasons.items():
             if gpu not in bad:
                 bad.add(gpu)
+                os.write(tell, f"sick {gpu}\n".encode())
                 pids = ranks_on(gpu, uuids[gpu], job)
                 print(f"health agent: GPU {gpu}: {why}; telling {len(pids)} ranks to leave", flush=True)
                 for pid in pids:
@@ -161,7 +205,7 @@ def _environ(pid: int) -> dict[str, str]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--watch"]:
-        watch(int(sys.argv[2]))
+        watch(int(sys.argv[2]), int(sys.argv[3]))
     elif sys.argv[1:]:
         sys.exit(main(sys.argv[1:]))
     else:

@@ -246,19 +246,49 @@ def test_the_kernels_log_gets_a_record_for_each_line(tmp_path: Path, monkeypatch
     """Level and text as the driver's; with `journald` the prefix twice, since journald cuts one off."""
     from torchaos.injectors import gpu_kernel_log
 
-    device, told = tmp_path / "kmsg", list[Any]()
+    device = tmp_path / "kmsg"
     device.touch()
     monkeypatch.setattr(gpu_kernel_log, "DEVICE", str(device))
-    where = SimpleNamespace(fault="k", pids=[], emit=lambda kind, data: told.append((kind, data)))
+    where = SimpleNamespace(fault="k", pids=[])
     gpu_kernel_log.KernelLog(number=79).apply(where)
     lines = device.read_text().splitlines()
     assert lines[0].startswith("<2>NVRM: Xid (PCI:0000:")
     assert len(lines) == 3
     gpu_kernel_log.KernelLog(number=63, journald=True).apply(where)
     assert device.read_text().startswith("<2>NVRM: NVRM: Xid")
-    assert [kind for kind, _data in told] == [Kind.EFFECT] * 2
     with pytest.raises(ChaosError, match="Xid 1 is not known"):
         gpu_kernel_log.KernelLog(number=1).changes(where)
+
+
+def test_the_kernels_log_is_felt_when_the_kernel_shows_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the injector wrote a line proves nothing, nor does the same line of an earlier fault."""
+    from torchaos.injectors import gpu_kernel_log
+
+    device, told = tmp_path / "kmsg", list[Any]()
+    monkeypatch.setattr(gpu_kernel_log, "DEVICE", str(device))
+    where: Any = SimpleNamespace(fault="k", pids=[])
+    fault = gpu_kernel_log.KernelLog(number=79)
+    (line, *_more) = gpu_kernel_log.XIDS[79].kernel_lines(gpu_kernel_log.pci_of(0))
+    old, new = (f"2,{number},212393,-;{line}\n SUBSYSTEM=acpi\n" for number in (41, 42))
+    device.write_text(old)
+    fault.changes(where)
+    (probe,) = fault.probes(where)
+
+    def emit(kind: Kind, data: Any, **_more: Any) -> Any:
+        told.append((kind, data["effect"]))
+
+    probe.sample(emit)
+    assert told == []
+    device.write_text(old + new)
+    for _ in range(2):
+        probe.sample(emit)
+    assert [kind for kind, _effect in told] == [Kind.EFFECT]
+    assert told[0][1].startswith("the kernel's log shows, as record 42, `NVRM: Xid (PCI:")
+    device.unlink()
+    probe.sample(emit)  # there is no log
+    assert len(told) == 1
 
 
 def test_the_kernels_log_needs_consent_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import yaml
 REPOSITORY = Path(__file__).parents[2]
 SCENARIOS, HOME = REPOSITORY / "scenarios", REPOSITORY / "tests" / "teeth"
 DEFECTIVE = HOME / "defective.py"
+_OF_THE_WATCHER = ("hears_nothing", "is_jumpy", "comes_back_to_the_sick_gpu")
 _SCRIPTS = ("gpt_ddp.py", "gpt_fsdp2.py", "gpt_s3.py", "gpt_tracker.py")
 
 
@@ -47,7 +48,7 @@ def table() -> dict[str, list[Tooth]]:
 
 def with_defect(text: str, defect: str) -> str:
     """The scenario's text with a job that has the defect. Defects of the GPU watcher go into health_agent.py."""
-    scripts = ("health_agent.py",) if defect in ("hears_nothing", "is_jumpy") else _SCRIPTS
+    scripts = ("health_agent.py",) if defect in _OF_THE_WATCHER else _SCRIPTS
     found = [f"{{jobs}}/{script}" for script in scripts if f"{{jobs}}/{script}" in text]
     if not found:
         raise ValueError(f"no job that could have the defect {defect} is in this scenario")

@@ -325,6 +325,14 @@ def hears_nothing():
     health_agent.ranks_on = lambda *_any: []
 
 
+def comes_back_to_the_sick_gpu():
+    """Starts the job again on the GPUs that it had, as if none of them were sick."""
+    import health_agent
+
+    chosen = health_agent.without_sick
+    health_agent.without_sick = lambda gpus, told: f"{gpus} " if chosen(gpus, told) != gpus else gpus
+
+
 def is_jumpy():
     """The watcher of the GPUs has the job leave for anything that is worth a line in the log."""
     import health_agent
@@ -374,7 +382,7 @@ def watch(defect):
     health_agent.__file__ = __file__
     os.environ["DEFECT"] = defect
     if sys.argv[1] == "--watch":
-        health_agent.watch(int(sys.argv[2]))
+        health_agent.watch(int(sys.argv[2]), int(sys.argv[3]))
     else:
         sys.exit(health_agent.main(sys.argv[1:]))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torchaos.harness.judging.ending.ending import failed_rank
 from torchaos.harness.judging.ending.teardown import TeardownAbort, aborts_at_exit, final_step, teardown_aborts
+from torchaos.harness.judging.ending.unstarted import cause_of_end
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.twins.agreement import history_of
 from torchaos.plugin import (
@@ -15,7 +16,6 @@ from torchaos.plugin import (
     First,
     Harm,
     History,
-    Kind,
     Need,
     Record,
     What,
@@ -108,5 +108,5 @@ def _abort(abort: TeardownAbort) -> str:
 
 
 def _cause(run: Record) -> str:
-    causes = [str(event.data["cause"]) for event in run.of_kind(Kind.LOG_CAUSE)]
-    return f": {causes[-1]}" if causes else ""
+    known = cause_of_end(run, run.history.attempts[-1].number if run.history.attempts else 0)
+    return f": {known}" if known else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torchaos.harness.judging.ending.stalls import Stall, stalls_of
-from torchaos.harness.watching.probes.causes import BY_NAME
+from torchaos.harness.watching.probes.known_failures import BY_NAME
 from torchaos.plugin import (
     Assertion,
     Event,

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
+from torchaos.harness.judging.ending.unstarted import cause_of_end
 from torchaos.plugin import (
     Assertion,
     Attempt,
@@ -115,20 +116,20 @@ def restarts_of(run: Record, last_step: int | None) -> tuple[list[Restart], int]
     done = {abort.attempt for abort in teardown_aborts(run, last_step)}
     pairs = list(pairwise(run.history.attempts))
     found = [
-        Restart("torchelastic" if old.submission == new.submission else "resubmission", new.number, _why(run, old, new))
+        Restart("torchelastic" if old.submission == new.submission else "resubmission", new.number, _why(run, old))
         for old, new in pairs
         if old.number not in done
     ]
     return found, len(pairs) - len(found)
 
 
-def _why(run: Record, old: Attempt, new: Attempt) -> str:
+def _why(run: Record, old: Attempt) -> str:
     """The cause of a restart: the first rank that ended by itself, and the cause that the log names."""
     ended = [
         (process.exited_s or 0.0, rank) for rank, process in old.ranks.items() if process.exit_code not in (None, 0)
     ]
-    causes = [e.data["cause"] for e in run.of_kind(Kind.LOG_CAUSE) if old.started_s <= e.mono_s < new.started_s]
-    known = f" ({causes[0]})" if causes else ""
+    cause = cause_of_end(run, old.number)
+    known = f" ({cause})" if cause else ""
     if not ended:
         return f"nothing shows why attempt {old.number} ended{known}"
     rank = min(ended)[1]

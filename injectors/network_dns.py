@@ -9,6 +9,8 @@ from pathlib import Path
 from torchaos.harness.mechanics.network.link import link_of
 from torchaos.plugin import Evidence, Fault, Handle, Names, NodeSite, Record, logged
 
+_OF_A_CLIENT = ("Name or service not known", "name resolution", "No address associated")  # in a client's line, too
+
 
 @dataclass(frozen=True)
 class Dns(Fault):
@@ -33,4 +35,5 @@ class Dns(Fault):
                 file.write("127.0.0.1 localhost\n")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        return logged(record, fault, "name-lookup", "the job could not look a name up")
+        said = "the job could not look a name up"
+        return logged(record, fault, "name-lookup", said) or logged(record, fault, "endpoint", said, _OF_A_CLIENT)

@@ -81,9 +81,9 @@ def main() -> int:
         done = subprocess.run(asked, capture_output=True, text=True, check=False)
         print(done.stdout, done.stderr)
         written = sorted(os.listdir(dumps))
-    from torchaos.harness.watching.probes.causes import CAUSES
+    from torchaos.harness.watching.probes.causes import cause_of
 
-    known = sorted({cause.name for cause in CAUSES for line in log.splitlines() if cause.pattern.search(line)})
+    known = sorted({cause.name for line in log.splitlines() if (cause := cause_of(line, 0))})
     named = bool(re.search(rf"rank {LATE}\b", done.stdout))
     answered = "no answer" not in answers["VERBOSE STATUS"]
     print(

@@ -11,9 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from torchaos.harness.agent.plan import Moment
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import Target, UsageError
+from torchaos.harness.judging.ending.unstarted import cause_of_end, last_error
 from torchaos.harness.judging.verdict.verdict import judge, verdict_of
 from torchaos.harness.record.plan import Named, PlannedFault
 from torchaos.harness.record.record import Record
@@ -164,6 +165,56 @@ def test_the_last_error_is_not_that_another_rank_is_gone(trainer: Any, first: bo
     assert verdict_of(replace(run, log_end=log), (), "/run").reason.endswith("; the job's last error: EOFError")
     alone = verdict_of(replace(run, log_end=(gone,)), (), "/run").reason
     assert "the job's last error: RuntimeError: [pair.cc:553] Connection closed by peer" in alone
+
+
+NO_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+GONE = "[rank0]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+OWN_ERROR = "[default1]:[rank1]: ValueError: optimizer state has 3 groups, and the file has 2"
+
+
+@pytest.mark.parametrize(
+    ("causes", "log", "named"),
+    [
+        ([("cuda-out-of-memory", 0.1)], (NO_MEMORY,), "cuda-out-of-memory"),
+        ([("cuda-out-of-memory", 0.1)], (NO_MEMORY, "the batch is halved", OWN_ERROR), ""),
+        ([("cuda-out-of-memory", 0.1)], (OWN_ERROR, NO_MEMORY), "cuda-out-of-memory"),
+        ([("peer-gone", 0.1)], (OWN_ERROR, GONE), ""),
+        ([("peer-gone", 0.1)], (GONE, OWN_ERROR), ""),
+        ([("peer-gone", 0.1)], (GONE,), "peer-gone"),
+        ([("cuda-out-of-memory", 0.1), ("peer-gone", 0.2)], (NO_MEMORY, GONE), "cuda-out-of-memory"),
+        ([("cuda-out-of-memory", -60.0)], (NO_MEMORY,), ""),
+        ([("cuda-out-of-memory", -60.0), ("gloo-timeout", 0.1)], (), "gloo-timeout"),
+        ([], (OWN_ERROR,), ""),
+    ],
+)
+def test_the_last_error_before_the_end_counts(
+    trainer: Any, causes: list[tuple[str, float]], log: tuple[str, ...], named: str
+) -> None:
+    """A known failure that the job survived, by steps that followed or by another error that did, is not that of its
+    end; nor is the end of a peer, if a rank says why it ended. Seconds count from the last step."""
+    run = failing(trainer(kills=[(18, 1)]).record(), 18)
+    end_s = max(event.mono_s for event in run.events if event.kind is Kind.STEP)
+    lines = [
+        Event(
+            Kind.LOG_CAUSE, "harness", 9_000 + number, 0.0, end_s + after, None, 1, None, {"cause": name, "line": "x"}
+        )
+        for number, (name, after) in enumerate(causes)
+    ]
+    events = tuple(sorted((*run.events, *lines), key=lambda event: event.mono_s))
+    assert cause_of_end(replace(run, events=events, log_end=log), 1) == named
+
+
+def test_a_long_error_keeps_its_end(trainer: Any) -> None:
+    """A long path is cut between two of its parts, and the part that says which checkpoint it is stays."""
+    folder = "/".join(f"folder-{number}" for number in range(40))
+    line = f"[rank0]: FileNotFoundError: [Errno 2] No such file or directory: '/{folder}/step-10/model.pt'"
+    said = last_error(replace(failing(trainer(kills=[(18, 1)]).record(), 18), log_end=(line,)))
+    assert said.startswith(
+        "; the job's last error: FileNotFoundError: [Errno 2] No such file or directory: '/folder-0/"
+    )
+    assert said.endswith("/folder-39/step-10/model.pt'")
+    assert all(part in line for part in said.partition("error: ")[2].split(" ... "))
+    assert len(said) < 240
 
 
 @pytest.mark.parametrize(

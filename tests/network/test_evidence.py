@@ -85,6 +85,10 @@ def test_names_that_were_not_found_are_in_the_log() -> None:
     assert injector.felt(record(*APPLIED, (Kind.LOG_CAUSE, 11.0, line), off), "f") is not None
     assert injector.felt(record(*APPLIED, (Kind.LOG_CAUSE, 15.0, line), off), "f") is None
     assert injector.felt(record(*APPLIED, (Kind.LOG_CAUSE, 9.0, line), off), "f") is None
+    client = {"cause": "endpoint", "line": "HTTPSConnectionPool(host='s3'): ... Name or service not known"}
+    assert injector.felt(record(*APPLIED, (Kind.LOG_CAUSE, 11.0, client), off), "f") is not None
+    refused = {"cause": "endpoint", "line": "HTTPSConnectionPool(host='s3'): ... Connection refused"}
+    assert injector.felt(record(*APPLIED, (Kind.LOG_CAUSE, 11.0, refused), off), "f") is None
 
 
 def test_a_late_step_shows_that_a_link_was_down() -> None:

@@ -1,20 +1,23 @@
-"""Describes a job that died by itself, before any fault: its own error, from the last lines of its log."""
+"""Describes the error by which a job died: its own words, from the last lines of its log, and the known failure that
+they show."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.record import Record
-from torchaos.harness.watching.probes.causes import CAUSES
+from torchaos.harness.watching.probes.causes import BY_NAME, cause_of
 
 _MOST_LINES, _LONGEST = 5, 200  # lines; characters of a line
 _FAILED = re.compile(r"failed \(exitcode: ")  # torchelastic reports a failed rank; torchelastic's traceback follows
 _LOGGED = re.compile(r'[EWI]\d{4} |\{"name": "torchelastic|\*{20}')  # torchrun's own lines
-_RANK = re.compile(r"\[rank\d+\]:")  # torch writes it before each line of a traceback
-_OF_OTHERS = [cause for cause in CAUSES if cause.whose == "another rank"]
-_ERROR = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|SystemExit)(?::|$)")  # Python's last line
+_RANK = re.compile(r"^(?:\s*(?:\[(?:rank|default)?\d+\]:|\d+: ))+")  # torch, --tee and srun write it before each line
+_ERROR = re.compile(  # Python's last line
+    r"(?:[\w.]*(?:Error|Exception|Interrupt)|[\w.]+(?:Exit|Timeout|Failure))(?::|$)"
+)
+_STEPS_AFTER = 2  # after a fatal error of one rank, the others may finish the steps under way
 
 
 def died_by_itself(run: Record) -> str:
@@ -23,7 +26,7 @@ def died_by_itself(run: Record) -> str:
     if run.stopped or run.exit_code in (0, None) or any(run.of_kind(Kind.APPLYING, Kind.APPLIED)):
         return ""
     codes = [code for attempt in run.history.attempts for code in attempt.exit_codes.values() if code]
-    last_words = " | ".join(_first_error(run.log_end))
+    last_words = " | ".join(map(_short, _first_error(run.log_end)))
     ends = f"; its log ends with: {last_words}" if last_words else ""
     steps = run.history.executions
     when = (
@@ -38,8 +41,39 @@ def last_error(run: Record) -> str:
     if run.stopped or run.exit_code in (0, None):
         return ""
     errors = [line for line in _kept(_attempts(run.log_end)[-1]) if _ERROR.match(line)]
-    own = [line for line in errors if not any(cause.pattern.search(line) for cause in _OF_OTHERS)] or errors
-    return f"; the job's last error: {own[-1]}" if own else ""
+    own = [line for line in errors if not _is_consequence(line)] or errors
+    return f"; the job's last error: {_short(own[-1])}" if own else ""
+
+
+def cause_of_end(run: Record, attempt: int) -> str:
+    """The known failure with which an attempt ended, by name: the last one in its log that it did not survive. One that
+    only follows from something else is named only if there is no other. Empty if there is none, or if the job's last
+    attempt ended with another error."""
+    found = [e for e in run.of_kind(Kind.LOG_CAUSE) if e.attempt in (attempt, None) and not survived(run, e)]
+    names = [str(event.data["cause"]) for event in found]
+    own = [name for name in names if (known := BY_NAME.get(name)) is None or not known.is_consequence]
+    name = (own or names or [""])[-1]
+    is_last = bool(run.history.attempts) and attempt == run.history.attempts[-1].number
+    return "" if is_last and _ends_otherwise(run, name, attempt) else name
+
+
+def survived(run: Record, cause: Event) -> bool:
+    """Whether the job went on with its steps after this line of its log."""
+    after = run.history.executions.of_attempt(cause.attempt or 0).after(cause.mono_s)
+    return len(set(after.local_step.tolist())) > _STEPS_AFTER
+
+
+def _ends_otherwise(run: Record, name: str, attempt: int) -> bool:
+    """Whether the log ends with an error that is no known failure, after the last line that shows `name`. A line that
+    only follows from something else may come before that error, or after it."""
+    last = None
+    for line in _kept(_attempts(run.log_end)[-1]):
+        cause = cause_of(line, attempt)
+        if cause is None and _ERROR.match(line):
+            last = line
+        elif cause is not None and cause.name == name and not cause.is_consequence:
+            last = None
+    return last is not None
 
 
 def _first_error(lines: Sequence[str]) -> list[str]:
@@ -66,7 +100,20 @@ def _kept(lines: Sequence[str]) -> list[str]:
     """The lines without torchrun's own lines, and without lines that several ranks repeat."""
     lines = [_RANK.sub("", line, count=1) for line in lines]
     return list(
-        dict.fromkeys(
-            line.strip()[:_LONGEST] for line in lines if line.strip() and not _LOGGED.match(line) and line.strip(" ^~")
-        )
+        dict.fromkeys(line.strip() for line in lines if line.strip() and not _LOGGED.match(line) and line.strip(" ^~"))
     )
+
+
+def _is_consequence(line: str) -> bool:
+    cause = cause_of(line, 0)
+    return cause is not None and cause.is_consequence
+
+
+def _short(line: str) -> str:
+    """The line without its middle, if it is long: the end may be the part of a path that says which checkpoint it is.
+    It is cut at the ends of words and of parts of a path."""
+    if len(line) <= _LONGEST:
+        return line
+    half = _LONGEST // 2
+    begin, end = re.match(rf".{{,{half}}}(?=[\s/])", line), re.search(rf"[\s/].{{,{half}}}$", line)
+    return f"{begin[0] if begin else line[:half]} ... {end[0].strip() if end else line[-half:]}"

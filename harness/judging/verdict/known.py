@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.judging.ending.teardown import TeardownAbort, aborts_at_exit, teardown_aborts
+from torchaos.harness.judging.ending.unstarted import survived
 from torchaos.harness.judging.recovery.recovery import recoveries
 from torchaos.harness.record.record import Record
-from torchaos.harness.watching.probes.causes import BY_NAME
+from torchaos.harness.watching.probes.known_failures import BY_NAME
 
 
 def causes_in_words(run: Record) -> list[str]:
-    """Each cause in the log, once, and the aborts that were set aside. Log lines that follow from the death of another
-    rank are left out."""
+    """Each cause in the log, once, and the aborts that were set aside. Log lines that only follow from something else
+    are left out."""
     events = (event for event in run.of_kind(Kind.LOG_CAUSE) if not _is_consequence(event))
     return list(dict.fromkeys([*map(_in_words, events), *_aside(run)]))
 
@@ -29,6 +30,7 @@ def because(run: Record) -> str:
     died = [
         event for event in run.of_kind(Kind.LOG_CAUSE)
         if _is_of_the_stack(event) and event.attempt not in hit and _died(run, event.attempt)
+        and not survived(run, event)
     ]  # fmt: skip
     if not died:
         return ""
@@ -40,7 +42,7 @@ def because(run: Record) -> str:
 
 def _is_consequence(event: Event) -> bool:
     known = BY_NAME.get(str(event.data["cause"]))
-    return known is not None and known.whose == "another rank"
+    return known is not None and known.is_consequence
 
 
 def _is_of_the_stack(event: Event) -> bool:

@@ -11,6 +11,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.words import target_in_words
 from torchaos.harness.telling.terminal.text import on_one_line, shortened
+from torchaos.harness.watching.probes.known_failures import BY_NAME
 
 _STAGES = {
     "prepare": "", "run": "", "end": "", "launch": "starting the job", "collect": "collecting the evidence",
@@ -40,7 +41,7 @@ class Narrator:
             Kind.RANK_EXITED: self._rank_exited,
             Kind.ELASTIC_FAILURE: self._elastic_failure,
             Kind.ELASTIC_RESTART: lambda e: Line(_restart_in_words(e.data["attempts_left"])),
-            Kind.LOG_CAUSE: lambda e: self._once(("cause", e.data["cause"]), Line(f"recognised: {e.data['cause']}")),
+            Kind.LOG_CAUSE: self._recognised,
             Kind.AGENT_FAILED: self._agent_failed,
             Kind.STEP: self._first_step,
             Kind.SAVE_END: self._saved,
@@ -143,6 +144,13 @@ class Narrator:
         name = str(event.data["fault"])
         fault = self._faults.get(name)
         return f"{fault.inject} ({name})" if fault and fault.inject != name else name
+
+    def _recognised(self, event: Event) -> Line | None:
+        name = str(event.data["cause"])
+        known = BY_NAME.get(name)
+        if known and known.is_consequence:  # ranks part at a healthy end, too
+            return None
+        return self._once(("cause", name), Line(f"recognised: {name}"))
 
     def _once(self, key: object, line: Line) -> Line | None:
         if key in self._told:

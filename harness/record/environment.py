@@ -59,6 +59,17 @@ def editable(python: str) -> list[Path]:
 
 
 @lru_cache
+def importable(python: str) -> frozenset[str]:
+    """The names of the modules that are installed for this interpreter, with those of Python itself."""
+    code = """
+import json, pkgutil, sys
+paths = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+print(json.dumps([*sys.stdlib_module_names, *(found.name for found in pkgutil.iter_modules(paths))]))
+"""
+    return frozenset(map(str, _asked(python, code)))
+
+
+@lru_cache
 def _distributions(python: str) -> list[tuple[str, str, str]]:
     code = """
 import importlib.metadata as m, json
@@ -67,10 +78,15 @@ def folder(d):
     return at["url"].partition("file://")[2] if at.get("dir_info", {}).get("editable") else ""
 print(json.dumps([(d.metadata["Name"], d.version, folder(d)) for d in m.distributions() if d.metadata["Name"]]))
 """
+    return [(str(name), str(version), str(folder)) for name, version, folder in _asked(python, code)]
+
+
+def _asked(python: str, code: str) -> list[Any]:
+    """The list that the code prints as JSON. Empty if the interpreter can't be asked."""
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-        return [(str(name), str(version), str(folder)) for name, version, folder in json.loads(done.stdout)]
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return list(json.loads(done.stdout))
+    except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
         return []
 
 

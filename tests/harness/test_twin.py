@@ -88,7 +88,9 @@ def test_what_a_killed_harness_left_is_no_hindrance(trainer: Any, tmp_path: Path
     for name in (f"run-0-{os.getpid()}", f".0-{os.getpid()}", "run-0-1", ".1-1"):
         (home / name / "events").mkdir(parents=True)
     assert twins.give(0, to)
-    assert {path.name for path in home.iterdir()} == {"0", "lock"}, "what nobody will ever look at is left"
+    assert {path.name for path in home.iterdir()} == {"0", "lock", "parts.json"}, (
+        "what nobody will ever look at is left"
+    )
 
 
 def test_waiting_for_another_run_can_be_given_up(trainer: Any, tmp_path: Path) -> None:
@@ -105,10 +107,10 @@ def test_waiting_for_another_run_can_be_given_up(trainer: Any, tmp_path: Path) -
 
 @pytest.mark.parametrize("changed", ["train.py", "src/model.py", "package/loop.py", "data/tokens.bin", "config.yaml"])
 def test_the_key_changes_with_what_the_job_reads(tmp_path: Path, changed: str) -> None:
-    """Scripts, the packages beside them, modules run by -m, data and settings that the command names."""
+    """Scripts, the packages that they import, modules run by -m, data and settings that the command names."""
     for name in ("train.py", "src/model.py", "package/loop.py", "data/tokens.bin", "config.yaml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("1")
+        (tmp_path / name).write_text("from src import model")
     for number in range(30):  # a virtual environment in the same folder, whose name sorts before all others
         (tmp_path / ".venv" / f"{number}.py").parent.mkdir(exist_ok=True)
         (tmp_path / ".venv" / f"{number}.py").write_text("")
@@ -118,6 +120,104 @@ def test_the_key_changes_with_what_the_job_reads(tmp_path: Path, changed: str) -
     assert key_of(plan) == before
     (tmp_path / changed).write_text("22")
     assert key_of(plan) != before
+
+
+UNUSED = ("notes.py", "train-repro.py", "old/experiment.py", "src/unused.py", "README.md")
+USED = {
+    "model.py": "import model", "layers.py": "from model import (a,\n  layers)", "part.py": "from .part import x",
+    "late.py": "if x: import late", "named.py": "importlib.import_module('pkg.named')",
+    "pkg/__init__.py": "import pkg.a",
+    "tool.py": "run('python tool.py --all')", "json.py": "", "yaml.py": "", "sitecustomize.py": "", "by_env.py": "",
+    "by_config.py": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_the_key_is_not_changed_by_a_file_that_nothing_names(tmp_path: Path, name: str) -> None:
+    """A note or an experiment beside the script, such as the script that `repro` writes there, is no part of the job:
+    neither when it comes nor when it changes, although it names a variable that is set."""
+    (tmp_path / "train.py").write_text("import src.model\n")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "model.py").touch()
+    plan = plan_of("torchrun", "train.py", cwd=tmp_path)
+    before = key_of(plan)
+    for text in ("import train, model", "import os; os.environ['HOME']"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        assert key_of(plan) == before
+
+
+@pytest.mark.parametrize("name", USED)
+def test_the_key_changes_with_a_file_that_would_be_used(tmp_path: Path, name: str) -> None:
+    """Also a new one: by any form of import, a text, the environment, a file of settings that the command names,
+    through another source; and a file that hides an installed module, or that Python imports by itself."""
+    (tmp_path / "train.py").write_text(f"import other\n{USED[name] if name != 'layers.py' else ''}\n")
+    (tmp_path / "other.py").write_text(USED["layers.py"] if name == "layers.py" else "")
+    (tmp_path / "config.yaml").write_text("model: {_target_: by_config.Model}\n")
+    plan = plan_of("torchrun", "train.py", "--config=config.yaml", cwd=tmp_path)
+    plan = replace(plan, job=replace(plan.job, env={"MODEL": "by_env:Model"}))
+    seen = {key_of(plan)}
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    for text in ("", "a = 1"):
+        (tmp_path / name).write_text(text)
+        seen.add(key_of(plan))
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("model.py", "model.py has changed"), ("config.yaml", "config.yaml has changed"), ("json.py", "json.py is new"),
+        ("EPOCHS", "the variable EPOCHS has changed"), ("notes.py", ""), ("hooks", ""), ("command", ""),
+    ],
+)  # fmt: skip
+def test_it_is_said_why_a_twin_is_made_again(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
+    """Where the job has changed since its newest twin: in one clause. For assertions that need other data, or another
+    job, nothing is made again. No value of a variable is kept."""
+    job, told = tmp_path / "job", list[str]()
+    job.mkdir()
+    (job / "train.py").write_text("import model, os\nos.environ['EPOCHS']\n")
+    (job / "model.py").touch()
+    (job / "config.yaml").touch()
+    monkeypatch.setenv("EPOCHS", "secret-1")
+    plan = plan_of("torchrun", "train.py", "--config", "config.yaml", cwd=job)
+
+    def give(to: str, plan: Plan) -> None:
+        twins = Twins(plan, leaves(trainer().record()), tmp_path / "cache", tell=told.append)
+        assert twins.give(0, RunDir(tmp_path / to).create())
+
+    give("first", plan)
+    if name.isupper():
+        monkeypatch.setenv(name, "secret-2")
+    elif "." in name:
+        (job / name).write_text("x = 1")
+    else:
+        changed = {"hooks": replace(plan, hooks=("steps",)), "command": plan_of("torchrun", "train.py", cwd=job)}
+        plan = changed[name]
+    give("second", plan)
+    assert told == ([f"the twin is made again: {job / why if '.' in name else why}"] if why else [])
+    parts = [path.read_text() for path in (tmp_path / "cache").rglob("parts.json")]
+    assert len(parts) == (1 if name == "notes.py" else 2)
+    assert not any("secret" in text for text in parts)
+
+
+def test_a_variable_that_a_source_reads_which_nothing_names(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that the job found by itself names the variable LAYERS: the twin is stale when that is set."""
+    found, told = tmp_path / "plugin.py", list[str]()
+    found.write_text("import os\nlayers = os.environ.get('LAYERS', 2)\n")
+    os.utime(found, (1e9, 1e9))
+    run = reads(leaves(trainer().record()), f"r{found}")
+    for name in ("first", "second", "third"):
+        twins = Twins(plan_of("train"), run, tmp_path / "cache", tell=told.append)
+        assert twins.give(0, RunDir(tmp_path / name).create())
+        if name == "second":
+            assert not told
+            monkeypatch.setenv("LAYERS", "4")
+    assert told == ["the twin is made again: the variable LAYERS has changed"]
 
 
 def test_the_key_changes_with_variables_that_the_sources_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

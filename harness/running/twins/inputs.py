@@ -7,11 +7,12 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from torchaos.harness.agent.reads import FAILED, LISTED, READ, WRITTEN
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.twins.sources import variables_in
 
 _WHOLE = 1 << 26  # bytes; of larger files only size and modification time are compared
 _MOST = 1 << 30  # bytes of all files together; of further files only size and modification time are compared
@@ -31,6 +32,7 @@ class Inputs:
     files: Mapping[str, tuple[int, int, str | None]]
     folders: Mapping[str, str]
     whole: bool = True  # all reads were recorded
+    environment: Mapping[str, str] = field(default_factory=dict)  # digests by name; empty: the variable was not set
 
     @classmethod
     def of(cls, run: RunDir, made_s: float) -> Inputs:
@@ -51,9 +53,10 @@ class Inputs:
             found = digest(Path(path)) if left > 0 and 0 <= size <= _WHOLE else ""
             files[path] = (size, changed_ns, None if changed_ns >= made_s * 1e9 else found)
         own = {os.path.dirname(path) for path in written} | written
-        return cls(
-            made_s, files, {path: _names(path) for path in sorted(by_letter[LISTED] - own)}, not by_letter[FAILED]
-        )
+        named = variables_in(Path(path) for path in files if path.endswith(".py"))
+        known = {name: _variable(name) for name in sorted(named) if name in os.environ or name.isupper()}
+        folders = {path: _names(path) for path in sorted(by_letter[LISTED] - own)}
+        return cls(made_s, files, folders, not by_letter[FAILED], known)
 
     def changed(self) -> str:
         """A clause about the first input that has changed since the twin was made. Empty if no change is known."""
@@ -63,7 +66,10 @@ class Inputs:
             if why := self._changed(Path(path), (size, changed_ns), was):
                 return f"{path} {why}"
         moved = next((path for path, was in self.folders.items() if _names(path) != was), None)
-        return f"{moved} has other files in it" if moved else ""
+        if moved:
+            return f"{moved} has other files in it"
+        other = next((name for name, was in self.environment.items() if _variable(name) != was), None)
+        return f"the variable {other} has changed" if other else ""
 
     def _changed(self, path: Path, then: Stamp, was: str | None) -> str:
         now = stamp(path)
@@ -83,7 +89,8 @@ class Inputs:
         """Reads what `to_json` wrote. Raises ValueError, KeyError or TypeError if the text is damaged."""
         raw = json.loads(text)
         files = {path: (int(entry[0]), int(entry[1]), entry[2]) for path, entry in raw["files"].items()}
-        return cls(float(raw["made_s"]), files, dict(raw["folders"]), bool(raw["whole"]))
+        environment = dict(raw.get("environment", {}))
+        return cls(float(raw["made_s"]), files, dict(raw["folders"]), bool(raw["whole"]), environment)
 
 
 def stamp(path: Path) -> Stamp:
@@ -103,6 +110,14 @@ def digest(path: Path) -> str:
         return hashlib.blake2b(path.read_bytes(), digest_size=12).hexdigest()
     except OSError as error:
         return f"can't be read: {error.strerror}"
+
+
+def digest_of(text: str) -> str:
+    return hashlib.blake2b(os.fsencode(text), digest_size=12).hexdigest()
+
+
+def _variable(name: str) -> str:
+    return digest_of(os.environ[name]) if name in os.environ else ""
 
 
 def _names(folder: str) -> str:

@@ -9,6 +9,7 @@ All twins of a key belong to one generation, which twin 0 begins. When twin 0 be
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import time
@@ -17,18 +18,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_cache_path
 
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.judging.ending.unstarted import died_by_itself
+from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.twins.inputs import Inputs
-from torchaos.harness.running.twins.twin_key import key_of
+from torchaos.harness.running.twins.twin_key import difference, key_in, key_of, parts_of
 from torchaos.harness.undo.client import UndoError, heal_from_log
 
 MOST_TWINS, MOST_BYTES = 200, 10 << 30  # limits of the cache
@@ -36,6 +39,7 @@ _TRIES = 4
 _LOOK_S = 0.2  # seconds between looks whether another run has finished the twin
 _KEPT = ("plan.json", "events", "artifacts", "logs")
 _MADE = "made.json"  # when the twin was made, and the files that its job read
+_PARTS = "parts.json"  # beside the twins of a key: what the key is of
 
 
 class Twins:
@@ -58,7 +62,11 @@ class Twins:
 
     @cached_property
     def _home(self) -> Path:
-        return self._cache / "twins" / key_of(self._plan)
+        return self._cache / "twins" / key_in(self._parts)
+
+    @cached_property
+    def _parts(self) -> dict[str, Any]:
+        return parts_of(self._plan)
 
     def give(self, number: int, to: RunDir) -> bool:
         """Copies the record of the twin `number` (from 0) into the run directory `to`. A twin that is not cached is run
@@ -70,6 +78,8 @@ class Twins:
                 kept = self._home / str(number)
                 if not mine or not self._is_current(number):
                     return False
+                if not kept.is_dir() and number == 0 and (why := self._why_another()):
+                    self._tell(f"the twin is made again: {why}")
                 if not (kept.is_dir() or self._make(number, kept)):
                     return False
                 self._first = self._first if number else made_of(kept)
@@ -104,6 +114,16 @@ class Twins:
         self.refused = why or ("" if first == self._first else "twin 0 was made again meanwhile, for another run")
         return not self.refused
 
+    def _why_another(self) -> str:
+        """What has changed since the newest twins of this job were made, if they have another key. Empty if there are
+        none, or the reason is not known."""
+        homes = (home for home in self._home.parent.iterdir() if home != self._home and (home / "0").is_dir())
+        for home in sorted(homes, key=lambda home: home.stat().st_mtime, reverse=True):
+            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                if why := difference(self._parts, json.loads((home / _PARTS).read_text())):
+                    return why
+        return ""
+
     def _forget(self, why: str) -> None:
         self._tell(f"the twin is made again: {why}")
         for kept in self._home.glob("[0-9]*"):
@@ -136,6 +156,7 @@ class Twins:
         for name in _KEPT:
             (folder.root / name).rename(partial / name)
         (partial / _MADE).write_text(Inputs.of(folder, began_s).to_json())
+        write_atomically(self._home / _PARTS, json.dumps(self._parts), private=True)
         partial.rename(kept)
         shutil.rmtree(folder.root)
         forget_old(self._home)

@@ -10,9 +10,10 @@ import zipfile
 from dataclasses import dataclass
 
 from .files import Files, Window
-from .layout import Extent, torn
+from .layout import Checksum, Extent, torn
 
 _LOCAL = struct.Struct("<4s5H3L2H")
+_COMPRESSED = (8, 9, 12, 14, 93)  # deflate, deflate64, bzip2, lzma, zstd
 _DIRECTORY = 1 << 27  # bytes of the zip's directory at most
 
 
@@ -22,6 +23,7 @@ class Record:
     extent: Extent
     crc: int
     problem: str | None = None
+    packed: str = ""  # "compressed" or "encrypted", if its bytes are not the contents
 
 
 def records(files: Files, path: str, offset: int, length: int, what: str = "torch.save file") -> dict[str, Record]:
@@ -45,20 +47,34 @@ def records(files: Files, path: str, offset: int, length: int, what: str = "torc
         head = files.read(path, offset + info.header_offset, _LOCAL.size)
         if len(head) < _LOCAL.size:
             raise torn(f"it ends before its record {name}")
-        mark, _, _, method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(head)
+        mark, _, flags, method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(head)
         start = info.header_offset + _LOCAL.size + name_length + extra_length
         if mark != b"PK\3\4" or start + info.compress_size > length:
             raise torn(f"its record {name} is not at the place that its directory gives")
         called = files.read(path, offset + info.header_offset + _LOCAL.size, name_length)
-        problem = None
+        problem, packed = None, ""
         if called != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437", "replace"):
             problem = f"its record {name} has another name in front of it"
-        if method or info.compress_type or info.compress_size != info.file_size:
-            problem = f"its record {name} is compressed, which a {what} never is"
+        if info.flag_bits & 1 and flags & 1:
+            packed = "encrypted"
+        elif method in _COMPRESSED and method == info.compress_type:
+            packed = "compressed"
+        if packed:
+            problem = f"its record {name} is {packed}"
+        elif method or info.compress_type or info.compress_size != info.file_size:
+            problem = f"its record {name} is compressed by one of its two headers only"
         if name in made:
             problem = f"it has two records {name}"
-        made[name] = Record(name, Extent(path, offset + start, info.file_size), info.CRC, problem)
+        made[name] = Record(name, Extent(path, offset + start, info.compress_size), info.CRC, problem, packed)
     return made
+
+
+def checksums(found: dict[str, Record], what: str) -> list[Checksum]:
+    """The CRCs of the records of an archive, as far as they are those of the bytes in the file."""
+    if without_crcs(found):
+        return []
+    plain = (record for record in found.values() if record.extent.length and not record.packed)
+    return [Checksum(record.extent, record.crc, what) for record in plain]
 
 
 def without_crcs(found: dict[str, Record]) -> bool:

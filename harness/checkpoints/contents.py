@@ -9,7 +9,7 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from .known import Array, Dtype, StorageRef, TensorRef
-from .layout import TensorEntry, Unreadable
+from .layout import TensorEntry, limit
 from .pickles import Global, Opaque
 
 _DEPTH, _ENTRIES, _LONG = 50, 3_000_000, 16
@@ -32,7 +32,7 @@ class Contents:
             name, value, depth = stack.pop()
             self._left -= 1
             if self._left < 0 or depth > _DEPTH:
-                raise Unreadable("it is nested too deeply, or has millions of entries")
+                raise limit("it is nested too deeply, or has millions of entries")
             if isinstance(value, TensorRef):
                 tensor(name, value)
             elif isinstance(value, Array):

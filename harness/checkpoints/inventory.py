@@ -17,10 +17,6 @@ from .formats.folders import problem_of
 from .layout import Problem, Trouble
 from .verify import Manifests, Verified, verify
 
-# These problems are not damage. The job may have saved the values as they are (NaN), or no defect is known. Assertions
-# judge them.
-_NO_DAMAGE = (Trouble.NAN, Trouble.LIMIT)
-
 
 class _GivenUp(Exception):
     pass
@@ -71,7 +67,8 @@ def entry(
         else:
             digests[name], sketches[name] = summary.digest, summary.sketch
     problems = [*found.problems, *unread]
-    damage = [problem for problem in problems if problem.kind not in _NO_DAMAGE]
+    # The job may have saved NaN as it is, and assertions judge that.
+    damage = [problem for problem in problems if problem.kind is not Trouble.NAN and not problem.is_blind]
     hostile = [os.path.basename(problem.file or path) for problem in problems if problem.kind is Trouble.HOSTILE]
     return {
         "path": os.path.relpath(path, root if path != root else os.path.dirname(root)),
@@ -103,7 +100,7 @@ def _manifests(folder: Path | None) -> Manifests | None:
 
 def _how(found: Verified) -> str | None:
     """The source with which the contents were compared: manifest, crc, or None."""
-    return "manifest" if found.manifest else None if found.unseen else "crc"
+    return "manifest" if found.manifest else None if found.bare else "crc"
 
 
 def _as_json(problem: Problem, root: str) -> dict[str, Any]:

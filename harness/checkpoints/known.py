@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .layout import ITEM_SIZES, Unreadable
-from .pickles import Budget, Builder, Global, Opaque
+from .layout import ITEM_SIZES, Unreadable, limit
+from .pickles import Budget, Builder, Global, Opaque, as_key
 
 _STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
@@ -82,7 +82,7 @@ def storage_dtype(kind: Any) -> str:
     """The dtype of a storage class to which a persistent id refers. Raises Unreadable."""
     name = kind.name if isinstance(kind, Global) else str(kind)
     if name not in _STORAGES:
-        raise Unreadable(f"a storage of the unknown type {name[:60]}")
+        raise limit(f"a storage of the type {name[:60]}, which is not read")
     return _STORAGES[name]
 
 
@@ -90,7 +90,7 @@ def dtype_name(value: Any) -> str:
     """The dtype, such as `float32`, of a global like `torch.float32`. Raises Unreadable."""
     if isinstance(value, Global) and value.module == "torch" and value.name in ITEM_SIZES:
         return value.name
-    raise Unreadable(f"the unknown type {getattr(value, 'name', value)!s:.60}")
+    raise limit(f"the type {getattr(value, 'name', value)!s:.60}, which is not read")
 
 
 def ints(values: Any) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ def _typed_again(budget: Budget, func: Any, kind: Any, args: Any, state: Any = N
 
 def _encode(budget: Budget, text: str, encoding: str = "utf-8") -> bytes:
     if encoding not in ("latin1", "latin-1", "utf-8", "ascii"):
-        raise Unreadable(f"the encoding {encoding[:20]}")
+        raise limit(f"the encoding {encoding[:20]}")
     budget.spend(len(text) // 2)
     return text.encode(encoding)
 
@@ -145,6 +145,10 @@ def _set(budget: Budget, items: Any = ()) -> list[Any]:
     return sorted(_sequence(budget, items), key=lambda item: repr(item)[:200] if isinstance(item, (str, int)) else "")
 
 
+def _frozenset(budget: Budget, items: Any = ()) -> frozenset[Any]:
+    return frozenset(as_key(item) for item in _sequence(budget, items))
+
+
 def _tuple(budget: Budget, items: Any = ()) -> tuple[Any, ...]:
     return tuple(_sequence(budget, items))
 
@@ -153,9 +157,7 @@ def _mapping(budget: Budget, items: Any = ()) -> dict[Any, Any]:
     budget.spend(len(items))
     made: dict[Any, Any] = {}
     for key, value in items.items() if isinstance(items, dict) else items:
-        if not isinstance(key, (str, int, float, bytes)):
-            raise Unreadable("a key that is not text")
-        made[key] = value
+        made[as_key(key)] = value
     return made
 
 
@@ -219,7 +221,7 @@ KNOWN: dict[tuple[str, str], Builder] = {
 for _module in ("builtins", "__builtin__"):
     KNOWN.update(
         {
-            (_module, "set"): _set, (_module, "frozenset"): _set, (_module, "list"): _sequence,
+            (_module, "set"): _set, (_module, "frozenset"): _frozenset, (_module, "list"): _sequence,
             (_module, "tuple"): _tuple, (_module, "dict"): _mapping, (_module, "getattr"): _attribute,
             (_module, "bytearray"): lambda b, data=b"", *_e: data if isinstance(data, bytes) else _encode(b, data),
             (_module, "bytes"): lambda b, data=b"", *_e: data if isinstance(data, bytes) else bytes(_sequence(b, data)),

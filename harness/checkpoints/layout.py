@@ -32,6 +32,7 @@ class Trouble(str, Enum):
     STALE = "stale"  # a part is from another save than the rest
     NAN = "nan"  # a tensor holds NaN
     LIMIT = "limit"  # it can't be checked; no defect is known
+    UNKNOWN = "unknown"  # it is of a kind that is not read; no defect is known
     UNFINISHED = "unfinished"  # its own name says that it is not a finished checkpoint
 
 
@@ -49,9 +50,14 @@ class Problem:
 
     @property
     def loads(self) -> bool:
-        """Whether the format's own loader would load the checkpoint in spite of this problem."""
+        """Whether the format's own loader would load the checkpoint in spite of this problem, as far as is known."""
         loads = (Trouble.CRC, Trouble.DIGEST, Trouble.RACED, Trouble.STALE, Trouble.NAN, Trouble.UNFINISHED)
-        return self.kind in loads
+        return self.kind in loads or self.is_blind
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether it only says that something was not read. That is no damage, and does not exclude damage either."""
+        return self.kind in (Trouble.LIMIT, Trouble.UNKNOWN)
 
 
 class Unreadable(Exception):
@@ -64,6 +70,14 @@ class Unreadable(Exception):
 
 def torn(text: str) -> Unreadable:
     return Unreadable(text, Trouble.TORN)
+
+
+def limit(text: str) -> Unreadable:
+    return Unreadable(text, Trouble.LIMIT)
+
+
+def unknown(text: str) -> Unreadable:
+    return Unreadable(text, Trouble.UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -137,7 +151,7 @@ class Checkpoint:
     """One checkpoint, as its files describe it. `problems`: found while its structure was read."""
 
     path: str  # full path or URL
-    format: str  # dcp, torch, safetensors, huggingface, lightning, accelerate, deepspeed, megatron, dir
+    format: str  # the name of a Format, such as dcp or torch; unknown
     step: int | None = None
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)  # scalars as text; long ones as a digest

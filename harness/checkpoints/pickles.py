@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, Callable, ClassVar
 
-from .layout import Trouble, Unreadable
+from .layout import Trouble, Unreadable, limit
 
 MOST = 1 << 26  # bytes; longer pickles are not read
 _CONTAINERS = 4_000_000  # bytes of opcodes that create a container; each container takes about fifty bytes
@@ -33,7 +33,8 @@ _DANGEROUS_NAMES = {
     "numpy.testing._private.utils": {"runstring"},
     "pickle": {"load", "loads"},
 }
-_PLAIN = (str, bytes, int, float, bool, type(None))
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), frozenset)
+_IN_KEY = 1000  # values in the tuples of a key
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Budget:
     def spend(self, count: int) -> None:
         self._left -= count
         if self._left < 0:
-            raise Unreadable("its pickle would grow far beyond its own length")
+            raise limit("its pickle would grow far beyond its own length")
 
 
 # The standard library's unpickler in Python. The unpickler in C can't override single opcodes, and its memory is not
@@ -118,7 +119,7 @@ class _Reader(_Base):  # type: ignore[misc]
         return self._persistent(pid)
 
     def get_extension(self, code: int) -> None:
-        raise Unreadable("it names classes by number")
+        raise limit("it names classes by number")
 
     def _make(self, what: Any, args: Any, named: dict[Any, Any] | None = None) -> Any:
         if not isinstance(what, Global):
@@ -132,7 +133,7 @@ class _Reader(_Base):  # type: ignore[misc]
         except Unreadable:
             raise
         except Exception as error:
-            raise Unreadable(f"{what.full} with impossible arguments: {type(error).__name__}") from error
+            raise limit(f"{what.full} with arguments that are not known: {type(error).__name__}") from error
 
     def load_reduce(self) -> None:
         args = self.stack.pop()
@@ -165,7 +166,7 @@ class _Reader(_Base):  # type: ignore[misc]
             try:
                 made.set_state(state)
             except Exception as error:
-                raise Unreadable(f"an impossible state: {type(error).__name__}") from error
+                raise limit(f"a state that is not known: {type(error).__name__}") from error
         # Attributes of an ordinary container (an OrderedDict's _metadata) are no training state, so they are dropped.
 
     def load_setitem(self) -> None:
@@ -187,17 +188,17 @@ class _Reader(_Base):  # type: ignore[misc]
         items = self.pop_mark()
         made = self.stack[-1]
         for item in items:
-            made.add(_key(item))
+            made.add(as_key(item))
 
     def load_frozenset(self) -> None:
-        self.append(frozenset(_key(item) for item in self.pop_mark()))
+        self.append(frozenset(as_key(item) for item in self.pop_mark()))
 
     def load_bytearray8(self) -> None:
         length = int.from_bytes(self.read(8), "little")
         self.append(self.read(length))  # as bytes: no memory is taken before they were read
 
     def load_next_buffer(self) -> None:
-        raise Unreadable("its buffers lie outside of it")
+        raise limit("its buffers lie outside of it")
 
     for _code, _load in (
         (pickle.REDUCE, load_reduce), (pickle.NEWOBJ, load_newobj), (pickle.NEWOBJ_EX, load_newobj_ex),
@@ -213,18 +214,22 @@ def _put(into: Any, pairs: list[Any]) -> None:
     if len(pairs) % 2:
         raise Unreadable("a key without a value")
     for place in range(0, len(pairs), 2):
-        into[_key(pairs[place])] = pairs[place + 1]
+        into[as_key(pairs[place])] = pairs[place + 1]
 
 
-def _key(value: Any) -> Any:
+def as_key(value: Any) -> Any:
     """The value, if it is of a type that may be hashed. Hashing a deeply nested tuple would overflow the interpreter's
-    stack. Raises Unreadable."""
-    if isinstance(value, tuple):
-        if all(isinstance(item, (*_PLAIN, Global, Opaque)) for item in value):
+    stack, and a tuple may hold the same tuple many times. Raises Unreadable."""
+    left = [value]
+    for _ in range(_IN_KEY):
+        item = left.pop()
+        if isinstance(item, tuple):
+            left += item[:_IN_KEY]
+        elif not (isinstance(item, (*_PLAIN, Global, Opaque)) or getattr(item, "is_key", False)):
+            raise limit(f"a key that is a {type(item).__name__}")
+        if not left:
             return value
-    elif isinstance(value, (*_PLAIN, Global, Opaque)) or getattr(value, "is_key", False):
-        return value
-    raise Unreadable(f"a key that is a {type(value).__name__}")
+    raise limit("a key that is a tuple of many values")
 
 
 def read(file: Any, length: int, known: Known, persistent: Persistent | None = None) -> tuple[Any, list[str]]:
@@ -233,9 +238,9 @@ def read(file: Any, length: int, known: Known, persistent: Persistent | None = N
 
     `known`: builders of plain data, by module and name. `persistent`: resolves persistent ids. Raises Unreadable."""
     if length > MOST:
-        raise Unreadable(f"its pickle has {length} bytes, more than are read", Trouble.LIMIT)
+        raise limit(f"its pickle has {length} bytes, more than are read")
     if isinstance(file, BytesIO) and sum(map(file.getvalue().count, (b"]", b"}", b"(", b"\x8f"))) > _CONTAINERS:
-        raise Unreadable("its pickle makes millions of containers", Trouble.LIMIT)
+        raise limit("its pickle makes millions of containers")
     reader = _Reader(file, length, known, persistent)
     try:
         made = reader.load()

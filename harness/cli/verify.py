@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,7 +22,6 @@ from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import ExitCode, worst
 
-_WORDS = {ExitCode.PASSED: "whole", ExitCode.FAILED: "damaged", ExitCode.INCONCLUSIVE: "can't be told"}
 _SHOWN = 20  # so many problems of a checkpoint are printed
 
 
@@ -33,7 +33,8 @@ _SHOWN = 20  # so many problems of a checkpoint are printed
 def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None:
     """Check a checkpoint for damage. PATH is a checkpoint, or a folder or URL whose newest checkpoint is checked. The
     command checks the structure, the checkpoint's own CRCs, NaN, and the digests that were taken at the save. Nothing
-    in it is executed. Exit code 0: whole; 1: damaged; 2: unknown, with the reason."""
+    in it is executed. Exit code 0: whole; 1: damaged or incomplete; 2: of an unknown kind, or it can't be told, with
+    the reason; 3: bad usage, such as a path that does not exist or an empty folder."""
     manifests = Manifests.load(manifest) if manifest else None
     files, where = locate(path)
     try:
@@ -44,9 +45,7 @@ def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None
     finally:
         files.close()
     if not results:
-        raise UsageError(
-            f"{path}: there is no checkpoint in it; see docs/checkpoints.md for the formats that are known"
-        )
+        raise UsageError(f"{path}: it is empty; give a checkpoint, or a folder of them")
     lost = [f"{tracker.path}: it names {tracker.text[:80]!r}, which does not exist" for tracker in trackers]
     code = worst([*(result.code for result in results), *([ExitCode.FAILED] if lost else [])])
     if as_json:
@@ -62,11 +61,19 @@ def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None
 def _chosen(files: Files, where: str, every: bool) -> Sequence[str]:
     """The checkpoint of the highest step. Checkpoints whose names mark them as unfinished are left out."""
     found = formats.find(files, where)
-    if every or len(found) < 2:
+    if not found:
+        return [where] if files.is_dir(where) and files.names(where) else []
+    if every or found == [where]:
         return found
     finished = [path for path in found if not UNFINISHED.search(path.rpartition("/")[2])] or found
     layouts = formats.in_order([_outline(files, path) for path in finished])
-    return [layouts[-1].path]
+    newest = [one for one in layouts if one.step == layouts[-1].step]
+    known = [one.path for one in newest if one.format != formats.UNKNOWN] or [one.path for one in newest]
+    if len(known) == 1 or files.is_dir(known[-1]):
+        return known[-1:]
+    # Several files of one step: each is a checkpoint of its own, or they are the parts of one of unknown layout.
+    alone = all(formats.needs.stands_alone(formats.read(files, path)) for path in known)
+    return known[-1:] if alone else [posixpath.commonpath(known)]
 
 
 def _outline(files: Files, path: str) -> Checkpoint:
@@ -77,14 +84,15 @@ def _outline(files: Files, path: str) -> Checkpoint:
 def _show(verified: Verified) -> None:
     layout = verified.layout
     step = f", step {layout.step}" if layout.step is not None else ""
-    click.echo(f"{_WORDS[verified.code]}: {layout.path} ({layout.format}{step}, {len(layout.tensors)} tensors)")
+    about = "" if layout.format == formats.UNKNOWN else f" ({layout.format}{step}, {len(layout.tensors)} tensors)"
+    click.echo(f"{verified.answer.value}: {layout.path}{about}")
     for problem in verified.problems[:_SHOWN]:
-        click.echo(f"  {problem.kind.value}: {problem.text}")
+        click.echo(f"  {'not read' if problem.is_blind else problem.kind.value}: {problem.text}")
     if len(verified.problems) > _SHOWN:
         click.echo(f"  and {len(verified.problems) - _SHOWN} more, see --json")
     for text in verified.unseen:
-        click.echo(f"  unseen: {text}; use --manifest with a run directory of torchaos")
-    if layout.missing:
+        click.echo(f"  unseen: {text}")
+    if layout.missing and layout.tensors:
         click.echo(f"  not found in it: {', '.join(layout.missing)}")
     if not verified.manifest and verified.code is ExitCode.PASSED:
         click.echo("  checked by its CRCs; without a manifest, a part of another save can't be found")
@@ -93,7 +101,7 @@ def _show(verified: Verified) -> None:
 def _as_json(verified: Verified) -> dict[str, Any]:
     layout = verified.layout
     return {
-        "path": layout.path, "verdict": _WORDS[verified.code], "format": layout.format, "step": layout.step,
+        "path": layout.path, "verdict": verified.answer.value, "format": layout.format, "step": layout.step,
         "tensors": len(layout.tensors), "bytes": layout.size, "manifest": verified.manifest, "missing": layout.missing,
         "opaque": layout.opaque, "unseen": verified.unseen,
         "problems": [_problem(problem) for problem in verified.problems],

@@ -105,7 +105,7 @@ def test_the_format_is_verified_to_the_bit(torchaos: Torchaos, tmp_path: Path) -
     assert {name: (one["format"], one["step"], one["verdict"]) for name, one in found.items()} == {
         "step-10.npz": ("npz", 10, "whole"),
         "step-20.npz": ("npz", 20, "damaged"),
-        "step-30.npz": ("npz", 30, "damaged"),
+        "step-30.npz": ("npz", 30, "incomplete"),
     }
     (cut,) = found["step-30.npz"]["problems"]
     assert cut["kind"] == "torn"

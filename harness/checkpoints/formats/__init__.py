@@ -9,17 +9,18 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..files import Files
 from ..layout import Checkpoint, Problem, Trouble, Unreadable
 from . import folders, table
 from .format import Format
-from .names import NUMBERED, UNFINISHED
+from .names import NUMBERED, UNFINISHED, number_in
 from .needs import missing
 from .numbered import Numbered
 from .table import tracker_names, unread_type
 
+UNKNOWN = "unknown"  # in place of the name of a format
 _STEP_KEYS = ("global_step", "iter_num", "iteration", "step")
 
 
@@ -53,27 +54,33 @@ def find(files: Files, root: str) -> list[str]:
 def read(files: Files, path: str) -> Checkpoint:
     """The layout of one checkpoint. Raises nothing; errors become entries of its `problems`."""
     path = path.rstrip("/")
-    name, found = posixpath.basename(path), Checkpoint(path, Numbered.name)
-    form: Format = Numbered()
+    name, found = posixpath.basename(path), Checkpoint(path, UNKNOWN)
+    form: Format | None = None
     try:
-        form = kind(files, path) or (form if files.is_dir(path) else table.of_start(files, path)) or form
-        found.format = form.name
+        is_folder = files.is_dir(path)
+        form = kind(files, path) or (Numbered() if is_folder else table.of_start(files, path))
         found.files = folders.all_files(files, path)
-        if files.is_dir(path):
+        if form is None:
+            raise table.of_no_format(files, path, files.size(path))
+        found.format = form.name
+        if is_folder:
             form.read_folder(files, path, found)
         else:
             form.read_file(files, path, files.size(path), found)
     except (Unreadable, OSError) as error:
         found.problems.append(folders.problem_of(error, name, path))
+        if isinstance(error, Unreadable) and error.kind is Trouble.UNKNOWN:
+            form = None
+    found.problems = [_of_needed_file(form, found, problem) for problem in found.problems]
     found.unread = sorted({end for file in found.files if file.size and (end := unread_type(file.path))})
     if not (found.tensors or found.values or found.problems):
-        found.problems.append(_nothing(name, found))
-    if UNFINISHED.search(name):
+        found.problems += _nothing(name, found)
+    if form and UNFINISHED.search(name):
         text = f"{name}: its name says that it is not a finished checkpoint"
         found.problems.insert(0, Problem(Trouble.UNFINISHED, text, path))
     form = next((special for special in table.table() if special.refines(found)), form)
-    found.format, found.step = form.name, step_of(name, found)
-    found.missing = missing(form, found) if found.loadable else []
+    found.format, found.step = form.name if form else UNKNOWN, step_of(name, found)
+    found.missing = missing(form, found) if form and found.loadable else []
     return found
 
 
@@ -94,7 +101,8 @@ def in_order(found: list[Checkpoint]) -> list[Checkpoint]:
 
 
 def trackers(files: Files, root: str) -> list[Tracker]:
-    """The tracker files that are directly in a folder."""
+    """The tracker files that are directly in a folder. A file with such a name that does not hold the name of a file or
+    folder beside it belongs to another program, and is left out."""
     if not files.is_dir(root):
         return []
     made = []
@@ -103,9 +111,12 @@ def trackers(files: Files, root: str) -> list[Tracker]:
         if not files.exists(path) or files.is_dir(path):
             continue
         text = files.read(path, 0, 4096).decode(errors="replace").strip()
-        target = f"iter_{int(text):07}" if text.isdecimal() else text
-        there = bool(target) and "/" not in target and files.exists(f"{root}/{target}")
-        made.append(Tracker(path, text, f"{root}/{target}" if there else None))
+        if text.isprintable() and re.search(r"[/\s]", text):
+            continue
+        names = [*(form.tracked(text) for form in table.table() if form.tracker == name), text]
+        names += [other for other in files.names(root) if text.isdecimal() and number_in(other) == int(text)]
+        there = (f"{root}/{target}" for target in names if target and "\0" not in target)
+        made.append(Tracker(path, text, next(filter(files.exists, there), None)))
     return made
 
 
@@ -115,8 +126,7 @@ def step_of(name: str, found: Checkpoint) -> int | None:
     # The counter of Accelerate's random states is no step of training.
     values = {name: value for name, value in found.values.items() if "random_states" not in name}
     counted = {re.split(r"[:/]", name)[-1]: value for name, value in sorted(values.items())}
-    named = NUMBERED.search(name)
-    by_name = int(named["number"]) if named else None
+    named, by_name = NUMBERED.search(name), number_in(name)
     inside = [int(counted[key]) for key in _STEP_KEYS if counted.get(key, "").isdecimal()]
     if named and named["word"] not in ("checkpoint", "ckpt"):
         return by_name
@@ -134,9 +144,22 @@ def _below(files: Files, folder: str, root: str) -> Iterator[str]:
             yield from _below(files, path, root)
 
 
-def _nothing(name: str, found: Checkpoint) -> Problem:
-    """The problem of a checkpoint in which no readable data was found."""
+def _of_needed_file(form: Format | None, found: Checkpoint, problem: Problem) -> Problem:
+    """The problem; as damage, if a file that this format needs is of another kind than the format's."""
+    inner = (problem.file or "")[len(found.path) + 1 :]
+    if problem.kind is not Trouble.UNKNOWN or not form or not inner:
+        return problem
+    needed = any(re.search(pattern, inner) for pattern in form.needed_files.values())
+    return replace(problem, kind=Trouble.UNREADABLE) if needed else problem
+
+
+def _nothing(name: str, found: Checkpoint) -> list[Problem]:
+    """The problem of a checkpoint in which no readable data was found. None for a file that was read to its end: a file
+    of torch.save may hold an empty dict."""
     if found.unread:
         text = f"{name}: it holds files of the type {', '.join(found.unread)}, which are not read"
-        return Problem(Trouble.LIMIT, text, found.path)
-    return Problem(Trouble.TORN, f"{name}: empty", found.path)
+        return [Problem(Trouble.UNKNOWN, text, found.path)]
+    if not any(file.size for file in found.files):
+        return [Problem(Trouble.TORN, f"{name}: empty", found.path)]
+    is_file = [file.path for file in found.files] == [found.path]
+    return [] if is_file else [Problem(Trouble.UNKNOWN, f"{name}: it holds no file of a known kind", found.path)]

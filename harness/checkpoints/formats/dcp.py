@@ -13,23 +13,24 @@ import posixpath
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ..archive import records, without_crcs
+from ..archive import checksums, records
 from ..files import Files
 from ..known import KNOWN, TensorRef, dtype_name, ints
 from ..layout import (
     ITEM_SIZES,
     Checkpoint,
-    Checksum,
     Extent,
     Problem,
     Shard,
     TensorEntry,
     Trouble,
     Unreadable,
+    limit,
     torn,
+    unknown,
 )  # fmt: skip
 from ..pickles import MOST, Opaque, read
-from . import torch_save
+from . import foreign, torch_save
 from .format import Format
 
 METADATA = ".metadata"
@@ -90,7 +91,10 @@ def _metadata(files: Files, folder: str, into: Checkpoint) -> tuple[dict[str, Op
     except FileNotFoundError:
         raise torn("there is no .metadata, which is written last") from None
     if size > MOST:
-        raise Unreadable(f".metadata has {size} bytes, more than are read", Trouble.LIMIT)
+        raise limit(f".metadata has {size} bytes, more than are read")
+    other = None if files.read(path, 0, 2).startswith(foreign.PICKLES) else foreign.words(files, path, size)
+    if size and other and not any(name.endswith(Dcp.parts) for name in files.names(folder)):
+        raise unknown(f"its {METADATA} is no list of tensors, but {other}")
     try:
         value, bad = read(io.BytesIO(files.read(path, 0, size)), size, KNOWN)
         if bad:
@@ -107,7 +111,8 @@ def _metadata(files: Files, folder: str, into: Checkpoint) -> tuple[dict[str, Op
             places[str(about["fqn"]), None if offset is None else ints(offset)] = _state(place, "_StorageInfo")
         return described, places
     except Unreadable as error:
-        raise torn(f".metadata can't be read: {error}") from error
+        kind = error.kind if error.kind in (Trouble.LIMIT, Trouble.UNKNOWN) else Trouble.TORN
+        raise Unreadable(f".metadata can't be read: {error}", kind) from error
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise torn(f".metadata can't be read: {type(error).__name__}: {error}") from error
 
@@ -160,7 +165,7 @@ class _Items:
     def _place(self, place: dict[str, Any], name: str) -> tuple[str, int, int]:
         relative = str(place["relative_path"])
         if place.get("transform_descriptors"):
-            raise Unreadable("it is compressed or transformed by an extension of its writer", Trouble.LIMIT)
+            raise limit("it is compressed or transformed by an extension of its writer")
         offset, length = ints([place["offset"], place["length"]])
         if posixpath.isabs(relative) or ".." in relative.split("/") or "\0" in relative:
             raise Unreadable(f"its file {relative[:60]!r} is not in the folder")
@@ -182,10 +187,7 @@ class _Items:
                 raise torn(f"its part at {offsets} has {length} bytes instead of {wanted}")
             return Shard(offsets, sizes, Extent(path, offset, length))
         found = records(self._files, path, offset, length)
-        if not without_crcs(found):
-            self._into.checksums += [
-                Checksum(record.extent, record.crc, name) for record in found.values() if record.extent.length
-            ]
+        self._into.checksums += checksums(found, name)
         if "data.pkl" not in found:
             raise torn(f"its part at {offsets} has no data.pkl")
         where = found["data.pkl"].extent

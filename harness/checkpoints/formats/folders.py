@@ -59,18 +59,28 @@ def _read_file(files: Files, path: str, into: Checkpoint, prefix: str, name: str
 
 
 def read_json(files: Files, path: str) -> dict[str, Any]:
-    """The contents of a JSON file. Raises Unreadable."""
+    """The contents of a JSON file. Empty if it is JSON, but no object. Raises Unreadable."""
     size = files.size(path)
     if size > _JSON:
         raise Unreadable(f"{size} bytes of JSON, more than are read", Trouble.LIMIT)
+    text = files.read(path, 0, size)
     try:
-        found = json.loads(files.read(path, 0, size).decode())
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
+        if _is_lines(text):
+            return {}
         kind = Trouble.UNREADABLE if size else Trouble.TORN
         raise Unreadable(f"no JSON: {str(error)[:100]}", kind) from error
-    if not isinstance(found, dict):
-        raise Unreadable("no JSON object")
-    return found
+    return found if isinstance(found, dict) else {}
+
+
+def _is_lines(text: bytes) -> bool:
+    """Whether each line of a file is JSON, as in many logs."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    try:
+        return len(lines) > 1 and all(isinstance(json.loads(line), (dict, list)) for line in lines)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _check_numbers(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
@@ -78,8 +88,9 @@ def _check_numbers(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
     have = set(names)
     for name in names:
         if whole := _OF.match(name):
-            note_missing(into, prefix, [f"{whole['head']}{n:05}-of-{whole['count']}{whole['tail']}"
-                                        for n in range(1, min(int(whole["count"]), 9999) + 1)], have)  # fmt: skip
+            each = f"{whole['head']}{{:05}}-of-{whole['count']}{whole['tail']}"
+            first, count = int(each.format(0) not in have), min(int(whole["count"]), 9999)
+            note_missing(into, prefix, [each.format(number) for number in range(first, first + count)], have)
 
 
 def check_ranks(pattern: re.Pattern[str], names: Sequence[str], into: Checkpoint, prefix: str) -> None:

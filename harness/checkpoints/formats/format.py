@@ -22,7 +22,7 @@ class Format:
     asked: ClassVar[int] = 50  # formats are tried in this order, from the lowest; special formats first
 
     suffixes: ClassVar[tuple[str, ...]] = ()  # suffixes of files that are read one by one
-    starts: ClassVar[tuple[bytes, ...]] = ()  # the first bytes of such a file, for a file with another name
+    starts: ClassVar[tuple[bytes, ...]] = ()  # the first bytes of such a file, for a file with another name (is_file)
     parts: ClassVar[tuple[str, ...]] = ()  # suffixes of files that hold tensors, and can only be read with other files
     metadata: ClassVar[tuple[str, ...]] = ()  # names of files that give the places of tensors in other files
     tracker: ClassVar[str] = ""  # the name of a file beside the checkpoints that names the newest checkpoint
@@ -34,6 +34,10 @@ class Format:
     needed_entries: ClassVar[Mapping[str, str]] = {}
     model_only: ClassVar[bool] = False  # it can only hold the tensors of a model
 
+    def is_file(self, start: bytes) -> bool:
+        """Whether a file whose name shows no format is of this format, by its first bytes (at most 64)."""
+        return bool(self.starts) and start.startswith(self.starts)
+
     def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
         """Whether a folder with these names in it is a checkpoint of this format."""
         return False
@@ -41,6 +45,10 @@ class Format:
     def refines(self, found: Checkpoint) -> bool:
         """Whether a checkpoint that was read as `found.format` is of this format, judged by its contents."""
         return False
+
+    def tracked(self, text: str) -> str:
+        """The name of the checkpoint that a tracker file with this text names."""
+        return text
 
     def read_file(self, files: Files, path: str, size: int, into: Checkpoint, prefix: str = "") -> None:
         """Reads one file. `size`: bytes."""

@@ -8,9 +8,11 @@ from typing import ClassVar
 
 from ..files import Files
 from ..layout import Checkpoint
-from .folders import check_ranks
+from .folders import check_ranks, note_missing
 from .format import Format
 
+_FOLDER, _STATE = re.compile(r"(^|/)checkpoint-\d+/?$"), "trainer_state.json"
+_EARLIER = frozenset({"training_args.bin", "scheduler.pt"})  # the Trainer writes them before trainer_state.json
 _RANKED = re.compile(r"^(?P<head>rng_state_)(?P<rank>\d+)(?P<tail>\.pth)$")
 
 
@@ -28,7 +30,10 @@ class HuggingFace(Format):
     }
 
     def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
-        return "trainer_state.json" in names
+        unfinished = _FOLDER.search(folder) and not _EARLIER.isdisjoint(names)
+        return _STATE in names or bool(unfinished)
 
     def check_set(self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
+        if self.is_folder(files, folder, names):
+            note_missing(into, prefix, [_STATE], set(names))
         check_ranks(_RANKED, names, into, prefix)

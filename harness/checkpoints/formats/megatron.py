@@ -12,11 +12,13 @@ from collections.abc import Sequence
 
 from ..files import Files
 from ..layout import Checkpoint, Problem, Trouble
+from .dcp import METADATA
 from .format import Format
 
 _RANK = re.compile(r"^mp_rank_(?P<tensor>\d{2})(?:_(?P<pipeline>\d{3}))?(?:_\d{3})?$")
 _FOLDER = re.compile(r"(^|/)(iter_\d{7}|release)/?$")
 _COMMON, _BACKEND = "common.pt", "metadata.json"
+_OF_RANK = ("model_optim_rng.pt", "distrib_optim.pt")
 _MOST = 100  # ranks: two digits
 
 
@@ -27,22 +29,33 @@ class Megatron(Format):
     asked = 10  # before DCP: a folder of torch_dist is one of DCP too
     tracker = "latest_checkpointed_iteration.txt"
 
+    def tracked(self, text: str) -> str:
+        return f"iter_{int(text):07}" if text.isdecimal() else text
+
     def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
-        """Whether the folder is of this format. One of the format's own two files may be missing, and other formats may
+        """Whether the folder is of this format. One of the format's own files may be missing, and other formats may
         have files with these names, so the name of the folder decides too."""
-        own = ".metadata" in names and not {_COMMON, _BACKEND}.isdisjoint(names)
+        own = not {_COMMON, _BACKEND}.isdisjoint(names)
         return bool(own and _FOLDER.search(folder)) or any(map(_RANK.match, names))
 
     def check_set(self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
         if self.is_folder(files, folder, names):
-            _check(names, into, prefix)
+            _check(files, folder, names, into, prefix)
 
 
-def _check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
+def _check(files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
     """Adds a problem for each missing file."""
     ranks = [match for match in map(_RANK.match, names) if match]
-    missing = [name for name in (_COMMON, _BACKEND) if not ranks and name not in names]
+    backend = into.values.get(f"{prefix}{_BACKEND}:sharded_backend", "'torch_dist'")
+    if not ranks and backend != "'torch_dist'":
+        text = f"{prefix}{_BACKEND}: its tensors are in the form {backend}, which is not read"
+        into.problems.append(Problem(Trouble.UNKNOWN, text))
+        return
+    missing = [name for name in (METADATA, _COMMON, _BACKEND) if not ranks and name not in names]
     if ranks:
+        inside = {match[0]: files.names(f"{folder}/{match[0]}") for match in ranks}
+        every = {name for each in inside.values() for name in each if name in _OF_RANK} or set(_OF_RANK[:1])
+        missing = [f"{rank}/{name}" for rank, each in inside.items() for name in sorted(every - set(each))]
         model = f"{prefix}mp_rank_"
         sizes = [
             int(value) for name, value in into.values.items()
@@ -50,5 +63,5 @@ def _check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
         ]  # fmt: skip
         count = max([*(int(match["tensor"]) + 1 for match in ranks), *(min(size, _MOST) for size in sizes)])
         have = {int(match["tensor"]) for match in ranks}
-        missing = [f"mp_rank_{rank:02}" for rank in range(count) if rank not in have]
+        missing += [f"mp_rank_{rank:02}" for rank in range(count) if rank not in have]
     into.problems += [Problem(Trouble.TORN, f"{prefix}{name}: missing") for name in missing]

@@ -9,5 +9,7 @@ NUMBERED = re.compile(r"(?P<word>checkpoint|ckpt|step|iter|iteration)[-_=]?(?P<n
 
 
 def number_in(name: str) -> int | None:
+    """The step in the name of a checkpoint. Nanotron and Orbax name a folder by the number alone."""
     found = NUMBERED.search(name)
-    return int(found["number"]) if found else None
+    number = found["number"] if found else name
+    return int(number) if number.isdecimal() else None

@@ -4,6 +4,7 @@ reported, but is no damage."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +17,11 @@ _GUESSED = {
     "the state of the random number generators": re.compile(r"rng|random|seed|mt19937", re.I),
     "how far training was": re.compile(r"step|iter|epoch|consumed", re.I),
 }
+_ALONE = ("the optimizer's state", "how far training was")
+_OF_OPTIMIZER = re.compile(
+    r"(^|[.:])state\.\d+\.|exp_avg|momentum_buffer|(^|[.:/])(optimizer|optim)([._:/]|$|_states?)", re.I
+)
+_PART = re.compile(r"(?<![a-z])(rank|shard|part|worker|proc|tp|pp|dp|mp|ep)[-_]?\d|\d[-_]of[-_]\d", re.I)
 
 
 def missing(form: Format, found: Checkpoint) -> list[str]:
@@ -28,6 +34,39 @@ def missing(form: Format, found: Checkpoint) -> list[str]:
     if form.needed_entries:
         return _lacking(form.needed_entries, names)
     return [part for part, pattern in _GUESSED.items() if not any(map(pattern.search, names))]
+
+
+def holds_a_model(found: Checkpoint) -> bool:
+    """Whether there are tensors other than those of an optimizer, by their names, and those that hold the state of a
+    generator, by their type. Such a file or folder is only a part of a checkpoint."""
+    return any(
+        not _OF_OPTIMIZER.search(name) and not (tensor.dtype == "uint8" and len(tensor.shape) == 1)
+        for name, tensor in found.tensors.items()
+    )
+
+
+def stands_alone(found: Checkpoint) -> bool:
+    """Whether a file holds by itself what a checkpoint consists of, and does not name itself a part of several."""
+    names = [*found.tensors, *found.values]
+    lacks = [part for part in _ALONE if not any(map(_GUESSED[part].search, names))]
+    return holds_a_model(found) and not is_part(found.path) and not lacks
+
+
+def one_stands_alone(found: Checkpoint) -> bool:
+    """Whether one file of a folder stands alone."""
+    for file in found.files:
+        head = f"{file.path[len(found.path) + 1 :]}:"
+        inner = Checkpoint(file.path, found.format)
+        inner.tensors = {name: tensor for name, tensor in found.tensors.items() if name.startswith(head)}
+        inner.values = {name: value for name, value in found.values.items() if name.startswith(head)}
+        if inner.tensors and stands_alone(inner):
+            return True
+    return False
+
+
+def is_part(path: str) -> bool:
+    """Whether the name of a file says that it is one of several parts, such as `model_rank_0.pt`."""
+    return _PART.search(posixpath.basename(path)) is not None
 
 
 def _lacking(wanted: Mapping[str, str], names: Sequence[str]) -> list[str]:

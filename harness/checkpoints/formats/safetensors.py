@@ -12,20 +12,24 @@ from ..contents import Contents
 from ..files import Files
 from ..known import ints
 from ..layout import ITEM_SIZES, Checkpoint, Extent, Problem, Shard, TensorEntry, Trouble, Unreadable, torn
+from . import foreign
 from .format import Format
 
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64", "BOOL": "bool",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "C64": "complex64",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "C128": "complex128", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
+_NOT_READ = ("F4", "F6_E2M3", "F6_E3M2")  # types of less than a byte
 HEADER = 100_000_000  # bytes: the limit of the library
 
 
 def header(files: Files, path: str, size: int) -> tuple[dict[str, Any], int]:
     """The header, and the offset in bytes of the first tensor. Raises Unreadable, OSError."""
     length = int.from_bytes(files.read(path, 0, 8), "little") if size >= 8 else 0
+    if length > HEADER and (other := foreign.instead(files, path, size)):
+        raise other
     if size < 8 or 8 + length > size:
         raise torn("cut off in its header")
     if length > HEADER:
@@ -45,8 +49,11 @@ class Safetensors(Format):
     name = "safetensors"
     asked = 90
     suffixes = (".safetensors",)
-    starts = (b"",)  # the format has no magic number, so every other file is tried
     model_only = True
+
+    def is_file(self, start: bytes) -> bool:
+        """The format has no magic number: its files begin with a length, and then the JSON."""
+        return start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= HEADER
 
     def read_file(self, files: Files, path: str, size: int, into: Checkpoint, prefix: str = "") -> None:
         entries, start = header(files, path, size)
@@ -54,6 +61,12 @@ class Safetensors(Format):
         Contents(into.values, into.tensors, into.opaque).add(prefix, metadata, lambda name, ref: None)
         spans = []
         for name, item in entries.items():
+            if isinstance(item, dict) and item.get("dtype") in _NOT_READ:
+                text = f"{path.rpartition('/')[2]}: {name} is of the type {item['dtype']}, which is not read"
+                into.problems.append(Problem(Trouble.LIMIT, text, path, prefix + name))
+                begin, stop = _offsets(item, name)
+                spans.append((start + begin, start + stop, name))
+                continue
             made = _entry(prefix + name, item, path, start)
             into.tensors[made.name] = made
             spans.append((made.shards[0].extent.offset, made.shards[0].extent.end, name))
@@ -67,6 +80,13 @@ class Safetensors(Format):
         if end < size:
             text = f"{path.rpartition('/')[2]}: {size} bytes instead of the {end} in its header"
             into.problems.append(Problem(Trouble.UNREADABLE, text, path, offset=end))
+
+
+def _offsets(item: dict[str, Any], name: str) -> tuple[int, int]:
+    offsets = ints(item.get("data_offsets"))
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise Unreadable(f"its header has no valid place of {name[:80]}")
+    return offsets
 
 
 def _entry(name: str, item: Any, path: str, start: int) -> TensorEntry:

@@ -32,6 +32,8 @@ def _check_index(files: Files, folder: str, name: str, have: set[str], into: Che
         weights = read_json(files, f"{folder}/{name}").get("weight_map")
     except (Unreadable, OSError):
         return  # the reader of the file itself has reported it
+    if weights is None and not Sharded().is_folder(files, folder, [name]):
+        return  # an index of something else
     if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
         into.problems.append(Problem(Trouble.UNREADABLE, f"{prefix}{name}: it has no weight_map", f"{folder}/{name}"))
         return

@@ -12,11 +12,13 @@ from torchaos.harness import registry
 from torchaos.harness.contracts import UsageError
 
 from ..files import Files
+from ..layout import Unreadable, torn, unknown
+from . import foreign
 
 if TYPE_CHECKING:
     from .format import Format
 
-_JSON = ".json"
+_JSON, _START = ".json", 64  # bytes
 # Types of files that often hold tensors. Files of these types that no format reads are reported.
 _KNOWN = (".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".gz", ".zst", ".tar", ".zip", ".gguf", ".onnx", ".params")
 
@@ -43,9 +45,23 @@ def of_name(name: str) -> Format | None:
 
 def of_start(files: Files, path: str) -> Format | None:
     """The format of a file, by the file's first bytes. None if no format fits."""
-    longest = max((len(start) for form in table() for start in form.starts), default=0)
-    start = files.read(path, 0, longest)
-    return next((form for form in table() if start.startswith(form.starts)), None)
+    start = files.read(path, 0, _START)
+    return None if _of_part(path) else next((form for form in table() if form.is_file(start)), None)
+
+
+def of_no_format(files: Files, path: str, size: int) -> Unreadable:
+    """Why a file that no format reads on its own is not read."""
+    if not size:
+        return torn("empty")
+    if form := _of_part(path):
+        return unknown(f"a part of a checkpoint ({form.name}): give its folder")
+    return foreign.instead(files, path, size) or unknown("its first bytes are of no kind that is known")
+
+
+def _of_part(path: str) -> Format | None:
+    """The format of which a file is a part that can't be read alone, by the file's name."""
+    name = posixpath.basename(path)
+    return next((form for form in table() if name in form.metadata or (form.parts and name.endswith(form.parts))), None)
 
 
 def of_folder(files: Files, folder: str, names: Sequence[str]) -> Format | None:

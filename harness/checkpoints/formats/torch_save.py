@@ -8,16 +8,33 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from ..archive import Record, records, without_crcs
+from ..archive import Record, checksums, records
 from ..contents import Contents
 from ..files import Files, Window
 from ..known import KNOWN, StorageRef, TensorRef, ints, storage_dtype
-from ..layout import ITEM_SIZES, Checkpoint, Checksum, Extent, Problem, Shard, TensorEntry, Trouble, Unreadable, torn
+from ..layout import (
+    ITEM_SIZES,
+    Checkpoint,
+    Extent,
+    Problem,
+    Shard,
+    TensorEntry,
+    Trouble,
+    Unreadable,
+    limit,
+    torn,
+    unknown,
+)  # fmt: skip
 from ..pickles import MOST, read
+from . import foreign
 from .format import Format
 
 MAGIC = 0x1950A86A20F9469CFC6C
+ZIP, OLD = b"PK\3\4", b"\x80\x02\x8a\n" + MAGIC.to_bytes(10, "little") + b"."  # the first bytes of the two forms
 _LEGACY = 1 << 24  # bytes that the pickles of the older form may have
+_FIRST = 512  # bytes, in which the name of an archive's first record is
+_ZIP_END, _NO_COMMENT = b"PK\5\6", 22  # bytes
+_SMALL = 1 << 20  # bytes of a plain pickle in which dangerous names are looked for
 
 
 class TorchSave(Format):
@@ -25,40 +42,62 @@ class TorchSave(Format):
 
     name = "torch"
     suffixes = (".pt", ".pth", ".pth.tar", ".ckpt", ".bin", ".pkl")
-    starts = (b"PK", b"\x80\x02")
+    starts = (ZIP, OLD)
 
     def read_file(self, files: Files, path: str, size: int, into: Checkpoint, prefix: str = "") -> None:
-        start = files.read(path, 0, 4)
+        start = files.read(path, 0, len(OLD))
         if not start:
             raise torn("empty")
-        if start[:2] == b"PK":
+        if start.startswith(ZIP):
             read_zip(files, path, 0, size, into, prefix)
-        else:
+        elif start == OLD:
             _read_legacy(files, path, size, into, prefix)
+        else:
+            raise _other(files, path, size, start, into)
+
+
+def _other(files: Files, path: str, size: int, start: bytes, into: Checkpoint) -> Unreadable:
+    """Why a file without the first bytes of torch.save can't be read: it is damaged only if other bytes of it show that
+    torch.save wrote it."""
+    if ZIP.startswith(start) or OLD.startswith(start):
+        return torn("it is cut off in its first bytes")
+    if files.read(path, max(0, size - _NO_COMMENT), 4) == _ZIP_END or sum(map(int.__ne__, start, OLD)) <= 2:
+        return Unreadable("its first bytes are not those of a torch.save file, although the rest is")
+    if not any(start) and not path.endswith((".bin", ".pkl")):
+        return Unreadable("its first bytes are zero")
+    if size <= _SMALL and start.startswith(foreign.PICKLES):
+        _note_hostile(_dangerous(files, path, size), path, into)
+    return foreign.instead(files, path, size) or unknown("its first bytes are of no kind that is known")
+
+
+def _dangerous(files: Files, path: str, size: int) -> list[str]:
+    try:
+        return read(io.BytesIO(files.read(path, 0, size)), size, {})[1]
+    except Unreadable:
+        return []
 
 
 def read_zip(
     files: Files, path: str, offset: int, length: int, into: Checkpoint, prefix: str, what: str | None = None
 ) -> None:
     """Reads a zip that is part of a file. Its contents go into `into`, under names that begin with `prefix`."""
-    found = records(files, path, offset, length)
     what = what or path.rpartition("/")[2]
-    if not without_crcs(found):
-        into.checksums += [
-            Checksum(record.extent, record.crc, what) for record in found.values() if record.extent.length
-        ]
+    is_own = b"/data.pkl" in files.read(path, offset, _FIRST)
+    found = records(files, path, offset, length, "torch.save file" if is_own else "zip archive")
+    into.checksums += checksums(found, what)
+    if "data.pkl" not in found or any(map(foreign.SCRIPT.search, found)):
+        raise unknown(foreign.archive(found))
+    packed = next((record for record in found.values() if record.packed), None)
+    if packed:
+        raise limit(f"its record {packed.name} is {packed.packed}, and is not read")
     for record in found.values():
         if record.problem:
             into.problems.append(Problem(Trouble.UNREADABLE, f"{what}: {record.problem}", path))
-    if "data.pkl" not in found:
-        raise torn("it has no data.pkl")
     where = found["data.pkl"].extent
     value, bad = _unpickle(files, where)
-    if bad:
-        text = f"{what}: loading it without weights_only would run {', '.join(bad[:3])}"
-        into.problems.append(Problem(Trouble.HOSTILE, text, path))
+    _note_hostile(bad, path, into, what)
     if found.get("byteorder") and files.read(path, found["byteorder"].extent.offset, 6) == b"big":
-        raise Unreadable("it was written on a big-endian machine", Trouble.LIMIT)
+        raise limit("it was written on a big-endian machine")
     places = {name[5:]: record for name, record in found.items() if name.startswith("data/")}
     add(value, places, into, prefix, what)
 
@@ -113,9 +152,16 @@ def storage_ref(pid: Any) -> Any:
     return StorageRef(str(pid[2]), storage_dtype(pid[1]), count, str(pid[3]))
 
 
+def _note_hostile(bad: list[str], path: str, into: Checkpoint, what: str = "") -> None:
+    if bad:
+        name = what or path.rpartition("/")[2]
+        text = f"{name}: loading it without weights_only would run {', '.join(bad[:3])}"
+        into.problems.append(Problem(Trouble.HOSTILE, text, path))
+
+
 def _unpickle(files: Files, where: Extent) -> tuple[Any, list[str]]:
     if where.length > MOST:
-        raise Unreadable(f"its pickle has {where.length} bytes, more than are read", Trouble.LIMIT)
+        raise limit(f"its pickle has {where.length} bytes, more than are read")
     return read(io.BytesIO(files.read(where.file, where.offset, where.length)), where.length, KNOWN, storage_ref)
 
 
@@ -131,9 +177,7 @@ def _read_legacy(files: Files, path: str, size: int, into: Checkpoint, prefix: s
         read(file, bound, {})
     value, bad = read(file, bound, KNOWN, storage_ref)
     keys, _ = read(file, bound, {})
-    if bad:
-        text = f"{what}: loading it without weights_only would run {', '.join(bad[:3])}"
-        into.problems.append(Problem(Trouble.HOSTILE, text, path))
+    _note_hostile(bad, path, into)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise Unreadable("its list of storages is not a list")
     widths = _widths(value)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass, field
+from enum import Enum
 
 from torchaos.harness.record.result import ExitCode
 
 from .. import formats
 from ..files import Files
-from ..formats import table
+from ..formats import needs, table
+from ..formats.numbered import Numbered
 from ..layout import Checkpoint, Problem, Trouble
 from .findings import Findings
 from .manifests import Manifests, Saved
@@ -20,6 +22,16 @@ from .windows import windows
 ALL = frozenset({"crc", "digest", "nan"})
 
 
+class Answer(str, Enum):
+    """What is known of a checkpoint."""
+
+    WHOLE = "whole"
+    INCOMPLETE = "incomplete"  # parts are missing: its save was not finished, or they were cut off or deleted later
+    DAMAGED = "damaged"
+    UNKNOWN = "unknown"  # it is of a kind that is not read
+    UNTOLD = "can't be told"  # it was read, and nothing shows whether it is whole
+
+
 @dataclass
 class Verified:
     """The result for one checkpoint. `unseen`: parts in which damage would not be found, and why."""
@@ -27,14 +39,24 @@ class Verified:
     layout: Checkpoint
     problems: list[Problem]
     unseen: list[str] = field(default_factory=list)
+    bare: bool = False  # neither a CRC nor a digest covers all of its contents
     manifest: bool = False  # a manifest covers at least a part of it
     bytes: int = 0  # bytes of contents that were read
 
     @property
+    def answer(self) -> Answer:
+        kinds = {problem.kind for problem in self.problems if not problem.is_blind}
+        if kinds:
+            return Answer.INCOMPLETE if kinds <= {Trouble.TORN, Trouble.UNFINISHED} else Answer.DAMAGED
+        if any(problem.kind is Trouble.UNKNOWN for problem in self.problems):
+            return Answer.UNKNOWN
+        return Answer.UNTOLD if self.problems or self.unseen else Answer.WHOLE
+
+    @property
     def code(self) -> ExitCode:
-        if any(problem.kind is not Trouble.LIMIT for problem in self.problems):
-            return ExitCode.FAILED
-        return ExitCode.INCONCLUSIVE if self.problems or self.unseen else ExitCode.PASSED
+        if self.answer is Answer.WHOLE:
+            return ExitCode.PASSED
+        return ExitCode.INCONCLUSIVE if self.answer in (Answer.UNKNOWN, Answer.UNTOLD) else ExitCode.FAILED
 
 
 def verify(
@@ -62,7 +84,9 @@ def verify(
     result.problems += findings.problems(found)
     if "digest" in checks:
         result.problems += [text for path, saved in sized.items() if (text := rest_differs(files, path, saved))]
-    result.unseen = _unseen(layout, known, checks)
+    bare = _bare(layout, known, checks)
+    result.bare = bool(bare)
+    result.unseen = [*bare, *_left_open(layout, result.manifest)]
     return result
 
 
@@ -99,7 +123,22 @@ def _check_set(result: Verified, manifests: Manifests, known: dict[str, Saved]) 
             result.problems.append(Problem(Trouble.STALE, text))
 
 
-def _unseen(layout: Checkpoint, known: dict[str, Saved], checks: frozenset[str]) -> list[str]:
+def _left_open(layout: Checkpoint, manifest: bool) -> list[str]:
+    """What the layout leaves open: whether this is the whole checkpoint."""
+    if not layout.loadable or any(problem.kind is Trouble.UNKNOWN for problem in layout.problems):
+        return []
+    if layout.unread:
+        return [f"its files of the type {', '.join(layout.unread)} are not read"]
+    if not needs.holds_a_model(layout):
+        return [f"it holds {'only states of an optimizer or of generators' if layout.tensors else 'no tensors'}"]
+    if needs.is_part(layout.path):
+        return ["its name says that it is one part of several: give the folder"]
+    if manifest or layout.format != Numbered.name or needs.one_stands_alone(layout):
+        return []
+    return ["whether one of its files is missing: its layout is not known, and no manifest shows which were written"]
+
+
+def _bare(layout: Checkpoint, known: dict[str, Saved], checks: frozenset[str]) -> list[str]:
     """The contents that neither a CRC nor a digest covers."""
     summed = {checksum.extent.file for checksum in layout.checksums} if "crc" in checks else set()
     covered = {path for path, saved in known.items() if saved.has_digests} if "digest" in checks else set()
@@ -107,4 +146,7 @@ def _unseen(layout: Checkpoint, known: dict[str, Saved], checks: frozenset[str])
     if not bare:
         return []
     names = ", ".join(posixpath.basename(path) for path in bare[:3]) + (", …" if len(bare) > 3 else "")
-    return [f"the contents of {names}: no CRC in the format and no manifest shows which bytes were written"]
+    return [
+        f"the contents of {names}: no CRC in the format and no manifest shows which bytes were written; use --manifest "
+        "with a run directory of torchaos"
+    ]

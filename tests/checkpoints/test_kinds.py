@@ -1,0 +1,54 @@
+"""What `torchaos verify` says of the kinds of files that people have: never damaged of a healthy one, never whole of a
+damaged one or of one that it does not read."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from kinds.files import FILES
+from kinds.places import PLACES
+from kinds.writers import Row
+
+from torchaos.harness.checkpoints.verify.checks import Answer
+from torchaos.harness.cli import cli
+
+CODES = {Answer.WHOLE: 0, Answer.DAMAGED: 1, Answer.INCOMPLETE: 1, Answer.UNKNOWN: 2, Answer.UNTOLD: 2}
+DAMAGED = [(row, how) for row in [*FILES, *PLACES] for how in row.damages]
+
+
+def verified(path: Path) -> tuple[int, str]:
+    """The exit code, and what it prints."""
+    done = CliRunner().invoke(cli, ["verify", str(path)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+    return done.exit_code, done.output
+
+
+def make(row: Row, tmp_path: Path) -> Path:
+    path = tmp_path / "made" / row.path
+    path.parent.mkdir(parents=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row.write(path)
+    return path
+
+
+@pytest.mark.parametrize("row", [*FILES, *PLACES], ids=lambda row: row.says)
+def test_a_healthy_one(row: Row, tmp_path: Path) -> None:
+    """Each kind gets its own answer, with the exit code that belongs to it."""
+    code, output = verified(make(row, tmp_path))
+    assert (code, output.startswith(f"{row.answer.value}: ")) == (CODES[row.answer], True), output
+
+
+@pytest.mark.parametrize(("row", "how"), DAMAGED, ids=lambda one: one.says if isinstance(one, Row) else one)
+def test_a_damaged_one(row: Row, how: str, tmp_path: Path) -> None:
+    """Damage to it is found, or it is said that nothing can be told."""
+    damage, answers = row.damages[how]
+    path = make(row, tmp_path)
+    damage(path)
+    code, output = verified(path)
+    said = output.splitlines()
+    fits = any(line.startswith(f"{answer.value}: ") for answer in answers for line in said)
+    assert (code in {CODES[answer] for answer in answers}, fits) == (True, True), output

@@ -22,11 +22,13 @@ from torchaos.harness.judging.checkpoints.held import Held
 from torchaos.harness.judging.checkpoints.pairing import pairs
 from torchaos.harness.judging.checkpoints.schedule import saves_vary
 from torchaos.harness.judging.checkpoints.strays import is_aside, of_another_world, unexcused
+from torchaos.harness.judging.checkpoints.unread import alike
 from torchaos.harness.judging.ending.teardown import teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced
 from torchaos.harness.judging.twins.agreement import differences, history_of
 from torchaos.harness.judging.twins.clash_words import also, but, left_out, listed, meaning, words
 from torchaos.harness.judging.twins.losses import Comparison, apart_before
+from torchaos.harness.record.history.checkpoints import final_path
 from torchaos.plugin import (
     Assertion,
     Attempt,
@@ -73,19 +75,24 @@ class CheckpointIntegrity(Assertion):
             return inconclusive(f"not all checkpoints could be read: {unread}")
         if not ours:
             return _none(run, twins)
+        theirs = [found for twin in twins if (found := checkpoints_of(twin))]
+        ours, theirs, unread_paths = alike(ours, theirs)
+        if not ours:
+            return inconclusive(
+                f"{listed(unread_paths)} can't be read, and in the twin neither: nothing could be judged"
+            )
         closed = next((checkpoint for checkpoint in ours if checkpoint.closed), None)
         if closed:
             return inconclusive(f"{closed.at} was not read: {closed.closed}")
         held = Held(run)
-        broken = _broken(ours) or _claimed(run, ours) or _too_old(run, ours) or held.finding
+        broken = _broken(ours) or _claimed(run, ours) or _too_old(run, ours, unread_paths) or held.finding
         if broken:
             return replace(broken, at_s=_changed_s(run, ours, str(broken.measured.get("checkpoint"))))
         torn = [checkpoint for checkpoint in ours if not checkpoint.good]
-        listed = [checkpoints_of(twin) for twin in twins]
-        theirs = [found for found in listed if found]
         well = f"{len(ours) - len(torn)} checkpoints are complete and loadable, the newest is {_newest(ours).at}"
         left = f" ({len(torn)} torn and superseded: {torn[0].path})" if torn else ""
         own = {"own": held.right} if held.right else {}
+        left += f" ({listed(unread_paths)} can't be read, and in the twin neither)" if unread_paths else ""
         left += f", {held.right} of them hold the parameters that the run had at that step" if own else ""
         if not theirs:
             return passed(f"{well}{left}; {_BLIND}", checkpoints=len(ours), torn=len(torn), **own)
@@ -214,11 +221,14 @@ def _claimed(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:
     ) if found else None  # fmt: skip
 
 
-def _too_old(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:
-    """Whether the newest checkpoint on disk is older than the last save that was seen to finish."""
+def _too_old(run: Record, ours: Sequence[Checkpoint], left_out: Sequence[str]) -> Finding | None:
+    """Whether the newest checkpoint on disk is older than the last save that was seen to finish. `left_out`: paths of
+    checkpoints that are there and can't be read."""
     newest, root = _newest(ours).step, str(run.artifacts["inventory"].get("root", ""))
     saves = [save for save in run.history.saves if save.ok and save.global_step is not None]
     saved = [save for save in saves if is_below(save.path, root)]  # a model that is exported elsewhere is no checkpoint
+    away = [posixpath.join(root, path) for path in left_out]
+    saved = [save for save in saved if not any(is_below(final_path(save.path), path) for path in away)]
     last = max(saved, key=lambda save: save.global_step or 0, default=None)
     if newest is None or last is None or newest >= (last.global_step or 0):
         return None
@@ -243,17 +253,16 @@ def _as_in_the_twin(
     if newest != due and not known and not vary:
         return failed(f"the newest checkpoint is of step {newest}, the twin's of step {due}", newest=newest, twin=due)
     both = pairs(ours, theirs[0])
-    alike = [(one, other) for one, other in both if not of_another_world(run, twins[0], one.step)]
-    made = compare(
-        alike, theirs, run.history, tolerance, ignore, min((landing.at_s for landing in landings(run)), default=0.0)
-    )
+    same_world = [(one, other) for one, other in both if not of_another_world(run, twins[0], one.step)]
+    landed_s = min((landing.at_s for landing in landings(run)), default=0.0)
+    made = compare(same_world, theirs, run.history, tolerance, ignore, landed_s)
     strange = unexcused(run, twins, ours, theirs)
     found = in_order([*made.clashes, *([] if vary else strange)])
     if found:
         return _clash(run, twins, found, tolerance)
     if not made.entries:
         why = "the twins differ from each other in all of them"
-        if not alike:
+        if not same_world:
             of_others = (
                 "all were saved on another number of ranks"
                 if both
@@ -272,14 +281,16 @@ def _as_in_the_twin(
     aside = next((one for one in strange if vary and one.ours is not None and is_aside(run, one)), None)
     if aside:
         return inconclusive(f"{well}; {words(aside)}, and each run saves at other steps")
-    if (more or vary) and not any((one.saved_s or 0.0) > run.history.attempts[-1].started_s for one, _other in alike):
+    if (more or vary) and not any(
+        (one.saved_s or 0.0) > run.history.attempts[-1].started_s for one, _other in same_world
+    ):
         by_time = "each run saves at other steps" if vary else f"{_newest(ours).at} is not in the twin"
         return inconclusive(f"{well}; {by_time}, and no checkpoint since the last start could be compared")
     own = {one.path for one, _other in both}
     return passed(
-        f"{well}; the contents of {len(alike)} equal the twin's at the same step{but(made, run)}"
-        f"{left_out(len(both) - len(alike), [one for one in ours if one.good and one.path not in own])}",
-        checkpoints=len(ours), compared=len(alike), entries=len(made.entries),
+        f"{well}; the contents of {len(same_world)} equal the twin's at the same step{but(made, run)}"
+        f"{left_out(len(both) - len(same_world), [one for one in ours if one.good and one.path not in own])}",
+        checkpoints=len(ours), compared=len(same_world), entries=len(made.entries),
     )  # fmt: skip
 
 

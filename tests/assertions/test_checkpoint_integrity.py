@@ -322,7 +322,10 @@ def test_what_the_twin_has_and_the_run_lacks_is_failed(trainer: Any) -> None:
     ours = _listing(*_flat(5, 10, 15), *_flat(20, 25, 30, kinds=("model",)))
     finding = _judge(trainer, ours, _listing(*_flat(*STEPS)))
     assert finding.outcome is Outcome.FAILED, finding.reason
-    assert "ema-step-20.pt (step 20) is missing, and the twin has it, and so do 2 other checkpoints" in finding.reason
+    assert (
+        "ema-step-20.pt (step 20) is missing, and the twin has it, and 2 other checkpoints are not as in"
+        in finding.reason
+    )
 
 
 def test_what_retention_removed_is_not_lacking(trainer: Any) -> None:
@@ -591,3 +594,42 @@ def test_a_scenario_may_list_what_is_ignored() -> None:
     given = {"ignore": ["args.*"], "tolerance": 1e-3}
     assert check_parameters(CheckpointIntegrity, given, (), lambda *problem: told.append(problem)) == given
     assert not told
+
+
+def _unknown(path: str, **other: Any) -> dict[str, Any]:
+    problem = {"kind": "unknown", "text": f"{path}: a plain pickle, not one of torch.save"}
+    about = {"path": path, "format": "unknown", "tensors": {}, "values": {}, "problems": [problem]}
+    return {**_one(0), "step": None, **about, **other}
+
+
+def test_a_file_of_an_unknown_kind_is_no_damage(trainer: Any) -> None:
+    """A replay buffer that no save wrote is left out, with a twin and without one."""
+    finding = _judge(trainer, _inventory(_unknown("replay.pkl")), _inventory(_unknown("replay.pkl")))
+    assert (finding.outcome, finding.measured["checkpoints"]) == (Outcome.PASSED, 6)
+    assert _judge(trainer, _inventory(_unknown("replay.pkl"))).outcome is Outcome.PASSED
+
+
+def test_a_saved_checkpoint_that_is_of_another_kind_now_is_damaged(trainer: Any) -> None:
+    """The save wrote a format that is known. It is no damage if the twin's is of that kind as well."""
+    ours = _inventory(_unknown("step-30"))
+    finding = _judge(trainer, ours, _inventory())
+    assert (finding.outcome, "which is not what was saved" in finding.reason) == (Outcome.FAILED, True)
+    assert _judge(trainer, ours).outcome is Outcome.FAILED
+    both = _judge(trainer, ours, ours)
+    assert (both.outcome, "step-30 can't be read, and in the twin neither" in both.reason) == (Outcome.PASSED, True)
+
+
+@pytest.mark.parametrize(("kind", "outcome"), [("unreadable", "passed"), ("limit", "passed"), ("crc", "failed")])
+def test_what_can_not_be_read_in_the_twin_either(trainer: Any, kind: str, outcome: str) -> None:
+    """No fault made it so, and the rest of the checkpoint is compared. A wrong check sum counts all the same."""
+    problem = None if kind == "limit" else "odd.pt: an opcode at 17"
+    about = {
+        "loadable": kind == "crc",
+        "problem": problem,
+        "problems": [{"kind": kind, "text": "odd.pt: an opcode at 17"}],
+    }
+    ours, theirs = (_inventory(_one(10, **about)) for _ in range(2))
+    finding = _judge(trainer, ours, theirs)
+    assert finding.outcome.value == outcome, finding.reason
+    alone = _judge(trainer, ours)
+    assert (alone.outcome is Outcome.FAILED) == (kind != "limit"), alone.reason

@@ -11,6 +11,8 @@ from torchaos.harness.record.history import saved_as
 from torchaos.harness.record.plan import PlannedJob
 from torchaos.harness.record.record import Record
 
+_BLIND = ("limit", "unknown")  # kinds of problems that only say that something was not read
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -31,6 +33,7 @@ class Checkpoint:
     root: str = ""  # the checkpoint folder
     named: str = ""  # the checkpoint folder, with `{run}` instead of the run's own folder, as in `values`
     raced: bool = False  # its only known problem is that memory changed while it was saved
+    obstacle: str = ""  # all that keeps it from being read, if none of it shows that bytes changed or are missing
 
     @property
     def good(self) -> bool:
@@ -124,14 +127,20 @@ def distance(checkpoint: Checkpoint, other: Checkpoint, name: str) -> float | No
     return apart / max(norm, other_norm) if apart else 0.0
 
 
-def _raced(raw: Mapping[str, object]) -> bool:
+def _problems(raw: Mapping[str, object], *kinds: str) -> list[str]:
+    """The texts of its problems of these kinds. Of all kinds, if none is given."""
     listed = raw.get("problems")
-    kinds = (
-        {problem.get("kind") for problem in listed if isinstance(problem, Mapping)}
-        if isinstance(listed, list)
-        else set()
-    )
-    return "raced" in kinds and kinds <= {"raced", "nan", "limit"}
+    problems = [problem for problem in listed if isinstance(problem, Mapping)] if isinstance(listed, list) else []
+    return [str(problem.get("text")) for problem in problems if not kinds or problem.get("kind") in kinds]
+
+
+def _raced(raw: Mapping[str, object]) -> bool:
+    return bool(_problems(raw, "raced")) and _only(raw, "raced", "nan", *_BLIND)
+
+
+def _only(raw: Mapping[str, object], *kinds: str) -> bool:
+    """Whether it has problems, and all are of these kinds."""
+    return 0 < len(_problems(raw, *kinds)) == len(_problems(raw))
 
 
 def _closed(raw: Mapping[str, object]) -> str:
@@ -143,7 +152,7 @@ def _closed(raw: Mapping[str, object]) -> str:
             "it can't be read without running code from its pickle, which torchaos never does; save only what "
             "torch.load(weights_only=True) accepts"
         )
-    return ""
+    return next(iter(_problems(raw, *_BLIND)), "")
 
 
 def unread_of(record: Record) -> str:
@@ -181,15 +190,15 @@ def _named(job: PlannedJob) -> str:
 
 def _is_other_data(record: Record, raw: Mapping[str, object]) -> bool:
     """Whether a file is no checkpoint although its suffix is one of torch.save's, such as a shard of a dataset that
-    ends in .bin: it has no step, its start is not that of torch.save's files, and no save wrote it, although saves
-    of this run were seen."""
-    path, problems = str(raw["path"]), raw.get("problems")
-    return (
+    ends in .bin, or a replay buffer: it is of a kind that is not known, and no save wrote it, although saves of this
+    run were seen. Inventories of earlier versions called such a file unreadable."""
+    path = str(raw["path"])
+    is_unknown = (raw.get("format") == "unknown" and bool(_problems(raw, "unknown"))) or (
         raw.get("format") == "torch" and raw.get("step") is None and not raw.get("loadable")
-        and path.endswith((".bin", ".pkl")) and isinstance(problems, list)
-        and any(problem.get("kind") == "unreadable" for problem in problems)
-        and bool(record.history.saves) and saved_as(posixpath.join(root_of(record), path), record.history.saves) is None
+        and path.endswith((".bin", ".pkl")) and bool(_problems(raw, "unreadable"))
     )  # fmt: skip
+    saves = record.history.saves
+    return is_unknown and bool(saves) and saved_as(posixpath.join(root_of(record), path), saves) is None
 
 
 def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpoint:
@@ -198,11 +207,16 @@ def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpo
     stated = raw.get("step")
     step = save.global_step if save and save.global_step is not None else stated if isinstance(stated, int) else None
     tensors, values, sketches = raw.get("tensors"), raw.get("values"), raw.get("sketches")
+    problem, closed = raw.get("problem"), "" if tensors or values else _closed(raw)
+    foreign = _problems(raw, "unknown") if raw.get("format") == "unknown" else []
+    replaced = bool(save and save.ok and foreign)  # saves that are seen write formats that are known
+    if replaced:
+        problem, closed = f"{foreign[0]}, which is not what was saved", ""
+    loads = bool(raw.get("loadable")) or _only(raw, *_BLIND)
     return Checkpoint(
         path, str(raw.get("format", "")), step, save.begun_s if save else None, bool(raw.get("complete")),
-        bool(raw.get("loadable")), str(raw["problem"]) if raw.get("problem") else None,
-        tensors if isinstance(tensors, Mapping) else {}, values if isinstance(values, Mapping) else {},
-        "" if tensors or values else _closed(raw),
+        loads and not replaced, str(problem) if problem else None,
+        tensors if isinstance(tensors, Mapping) else {}, values if isinstance(values, Mapping) else {}, closed,
         sketches if isinstance(sketches, Mapping) else {}, save.attempt if save else None, root,
-        _named(record.plan.job), _raced(raw),
+        _named(record.plan.job), _raced(raw), "; ".join(_problems(raw)) if _only(raw, "unreadable", *_BLIND) else "",
     )  # fmt: skip

@@ -58,8 +58,11 @@ def also(first: Clash, more: int) -> str:
     """A clause with the number of further clashes, to follow the clause about the first clash."""
     if not more:
         return ""
-    others = ("checkpoint", "checkpoints") if first.kind == "checkpoint" else ("entry", "entries")
-    return f", and so does 1 other {others[0]}" if more == 1 else f", and so do {more} other {others[1]}"
+    one, many = ("checkpoint", "checkpoints") if first.kind == "checkpoint" else ("entry", "entries")
+    others = f"1 other {one}" if more == 1 else f"{more} other {many}"
+    if first.kind != "checkpoint" and first.ours is not None and first.theirs is not None:
+        return f", and so {'does' if more == 1 else 'do'} {others}"
+    return f", and {others} {'is' if more == 1 else 'are'} not as in the twin either"  # or missing, or of another step
 
 
 def meaning(loss: Difference | None, bitwise: bool, first: Clash) -> str:

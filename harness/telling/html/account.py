@@ -153,9 +153,11 @@ def _there(name: str, entry: Mapping[str, Any], loaded: Sequence[int]) -> dict[s
     problem = entry.get("problem")
     whole = bool(entry.get("complete")) and bool(entry.get("loadable")) and not problem
     state = "whole" if whole else "incomplete" if not entry.get("complete") else "damaged"
+    is_unread = whole and not (entry.get("tensors") or entry.get("values")) and bool(entry.get("problems"))
     return {
         "name": name, "step": entry.get("step"), "format": entry.get("format"), "bytes": entry.get("bytes"),
-        "verified": entry.get("verified"), "state": state, "good": whole, "problem": problem,
+        "verified": None if is_unread else entry.get("verified"), "problem": problem,
+        "state": "not read: its kind is not known" if is_unread else state, "good": None if is_unread else whole,
         "attempt": None, "at": None, "blocked": None, "loaded": loaded,
     }  # fmt: skip
 

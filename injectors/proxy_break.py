@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,10 +52,15 @@ class SlowClose(ProxyFault):
     name = "proxy.slow_close"
     toxic = "slow_close"
     stream = "downstream"
-    proofs = ("ended",)
 
     def attributes(self) -> dict[str, Any]:
         return {"delay": round(1e3 * self.delay)}
+
+    def effect(self, way: str, counts: Mapping[str, float]) -> str | None:
+        open_ms = counts.get("half_closed_ms", 0)
+        if open_ms < max(1.0, 1e3 * self.delay / 2):
+            return None
+        return f"a connection of the job was still open {open_ms:g} ms after the endpoint had closed it"
 
 
 @dataclass(frozen=True)

@@ -264,13 +264,14 @@ def test_the_kernels_log_is_felt_when_the_kernel_shows_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That the injector wrote a line proves nothing, nor does the same line of an earlier fault."""
+    from torchaos.harness.mechanics.gpu.xids import XIDS, pci_of
     from torchaos.injectors import gpu_kernel_log
 
     device, told = tmp_path / "kmsg", list[Any]()
     monkeypatch.setattr(gpu_kernel_log, "DEVICE", str(device))
     where: Any = SimpleNamespace(fault="k", pids=[])
     fault = gpu_kernel_log.KernelLog(number=79)
-    (line, *_more) = gpu_kernel_log.XIDS[79].kernel_lines(gpu_kernel_log.pci_of(0))
+    (line, *_more) = XIDS[79].kernel_lines(pci_of(0))
     old, new = (f"2,{number},212393,-;{line}\n SUBSYSTEM=acpi\n" for number in (41, 42))
     device.write_text(old)
     fault.changes(where)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from toxiproxied import server_on_path
 
 from torchaos.harness.mechanics.proxy.server import Endpoint, mark_of_server, start
-from torchaos.harness.running import capabilities
 from torchaos.harness.undo.handles import JobProcesses
 
 
@@ -44,10 +44,9 @@ def echo() -> Iterator[str]:
 
 
 @pytest.fixture
-def endpoint(echo: str, tmp_path: Path) -> Iterator[Endpoint]:
-    found = capabilities.check("toxiproxy")
-    if not found.present:
-        pytest.skip(f"no toxiproxy-server with its client ({found.detail}); {found.remedy}")
+def endpoint(echo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    for name, value in server_on_path(tmp_path).items():
+        monkeypatch.setenv(name, value)
     run = f"proxy-tests-{os.getpid()}-{time.monotonic_ns()}"
     yield start({"echo": echo}, run, tmp_path / "proxy", None)["echo"]
     handle = JobProcesses(mark_of_server(run))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,18 +12,29 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.contracts import Handle
-from torchaos.harness.mechanics.proxy.server import mark_of_server, start
-from torchaos.harness.running import capabilities
+from torchaos.harness.mechanics.proxy.server import PROGRAM, mark_of_server, start
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.network import mark_of
 from torchaos.harness.undo.proxy import Toxic
 
 
+def server_on_path(folder: Path) -> dict[str, str]:
+    """The PATH, as an environment, with a toxiproxy-server: Toxiproxy's own or, if there is none, the stand-in. Skips
+    without toxiproxy-python."""
+    pytest.importorskip("toxiproxy", reason="needs toxiproxy-python: pip install 'torchaos[proxy]'")
+    if not shutil.which(PROGRAM):
+        program = folder / "bin" / PROGRAM
+        program.parent.mkdir(exist_ok=True)
+        stand_in = Path(__file__).with_name("toxiproxy_stand_in.py")
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in} "$@"\n')
+        program.chmod(0o755)
+        return {"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    return {"PATH": os.environ["PATH"]}
+
+
 def on_a_proxy(folder: Path) -> Iterator[tuple[Handle, Callable[[], object]]]:
-    """The handle, and the change that it undoes. Skips if this machine has no toxiproxy-server."""
-    found = capabilities.check("toxiproxy")
-    if not found.present:
-        pytest.skip(f"no toxiproxy-server with its client ({found.detail}); {found.remedy}")
+    """The handle, and the change that it undoes."""
+    os.environ.update(server_on_path(folder))
     run, mark = f"toxic-{os.getpid()}-{time.monotonic_ns()}", mark_of("a-fault")
     api = start({"store": "127.0.0.1:9"}, run, folder / "proxy", None)["store"].api
     toxic = {"type": "latency", "name": f"{mark}_upstream", "stream": "upstream", "attributes": {"latency": 5}}

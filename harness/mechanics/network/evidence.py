@@ -29,10 +29,6 @@ _WORDS = {
     "rtt_ms": "the round trip on the job's connections rose to {n} ms",
     "overlimits": "{n} packets of the job had to wait for the rate limit",
     "refused": "{n} connections of the job were refused",
-    "sent_bytes": "the job sent {n} bytes through the proxy",
-    "got_bytes": "the job got {n} bytes through the proxy",
-    "unanswered": "the job sent {n} bytes to the proxy, and got none back",
-    "ended": "{n} connections of the job to the proxy ended",
 }
 
 

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, Evidence, Handle, Hits, NodeSite, Probe, Where
-from torchaos.harness.mechanics.network.evidence import counted, logged
+from torchaos.harness.mechanics.network.evidence import logged
 from torchaos.harness.mechanics.network.sampling import Watch
 from torchaos.harness.mechanics.proxy.server import Endpoint
-from torchaos.harness.mechanics.proxy.traffic import Traffic, connections
+from torchaos.harness.mechanics.proxy.traffic import WAYS, Traffic, connections
 from torchaos.harness.record.record import Record
 from torchaos.harness.undo.network import mark_of
 from torchaos.harness.undo.proxy import Toxic
 
 BOTH = ("upstream", "downstream")
+_WORDS = {
+    "unanswered": "the job sent {n} bytes to the proxy, and got none back",
+    "ended": "{n} connections of the job to the proxy ended",
+}
 
 
 class ProxyFault(Fault):
@@ -28,7 +32,7 @@ class ProxyFault(Fault):
     hits: ClassVar[Hits] = "endpoints"
     needs: ClassVar[frozenset[str]] = frozenset({"toxiproxy", "ss"})
     toxic: ClassVar[str] = ""  # the toxic's type; empty: the proxy is disabled
-    proofs: ClassVar[tuple[str, ...]] = ("sent_bytes", "got_bytes")  # counters of traffic.py; any one is proof
+    proofs: ClassVar[tuple[str, ...]] = ()  # counters of traffic.py; any one is proof
 
     endpoint: str
 
@@ -67,27 +71,30 @@ class ProxyFault(Fault):
             site.emit(Kind.NETWORK, {"fault": site.fault, "counts": {"ended": ended}})
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        traffic = Traffic(self._endpoint(site))
-
-        def proof(counts: Mapping[str, float]) -> str | None:
-            return next((f"{name}: {counts[name]:g}" for name in self._proofs() if counts.get(name, 0) >= 1), None)
-
-        return [Watch(site.fault, (), proof, [traffic])]
+        return [Watch(site.fault, (), self._proof, [Traffic(self._endpoint(site))])]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Evidence from the kernel's counters of the job's connections to the proxy while the fault was on. If the
-        fault breaks connections, a line of the job's log which says that the proxy's address could not be used is
-        evidence too."""
-        evidence = counted(record, fault, *self._proofs())
-        if evidence or "ended" not in self.proofs:
-            return evidence
+        """Evidence from the kernel's counters of the proxy's connections while the fault was on: an effect of the size
+        that was asked for. If the fault breaks connections, a line of the job's log which says that the proxy's address
+        could not be used is evidence too."""
+        for event in record.of_fault(fault, Kind.NETWORK):
+            if words := self._proof(event.data["counts"]):
+                return Evidence.of(words, event)
+        if "ended" not in self.proofs:
+            return None
         addresses = [str(event.data["at"]) for event in record.of_fault(fault, Kind.EFFECT) if "at" in event.data]
         return logged(record, fault, "endpoint", "the job could not use it", addresses)
 
-    def _proofs(self) -> tuple[str, ...]:
-        """The counters that prove the fault. Bytes in the direction without the toxic prove nothing."""
-        hidden = {"upstream": {"got_bytes"}, "downstream": {"sent_bytes"}}.get(self.stream, set())
-        return tuple(name for name in self.proofs if name not in hidden)
+    def effect(self, way: str, counts: Mapping[str, float]) -> str | None:
+        """A sentence if the counts of traffic.py show the fault's effect on what the job `sent` or `got`."""
+        return None
+
+    def _proof(self, counts: Mapping[str, float]) -> str | None:
+        named = next(
+            (_WORDS[name].format(n=f"{counts[name]:g}") for name in self.proofs if counts.get(name, 0) >= 1), None
+        )
+        ways = (way for stream, way in WAYS.items() if self.stream in (stream, "both"))
+        return named or next((words for way in ways if (words := self.effect(way, counts))), None)
 
     def _endpoint(self, site: NodeSite) -> Endpoint:
         try:

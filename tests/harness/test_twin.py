@@ -67,6 +67,18 @@ def test_a_twin_that_was_ended_early_is_not_kept(trainer: Any, tmp_path: Path) -
     assert (to.twins / "0" / "plan.json").is_file()
 
 
+def test_a_twin_of_an_older_script_tells_nothing(trainer: Any, tmp_path: Path) -> None:
+    """A twin that was made for other assertions is asked only if the job's sources are older than it."""
+    to, script = RunDir(tmp_path / "run").create(), tmp_path / "train.py"
+    script.write_text("")
+    os.utime(script, (0, 0))
+    plan, cache = plan_of("python", str(script)), tmp_path / "cache"
+    assert Twins(plan, leaves(trainer(steps=30).record()), cache).give(0, to)
+    assert last_step_of(replace(plan, hooks=("loss",)), cache) == 30
+    os.utime(script)
+    assert last_step_of(replace(plan, hooks=("loss",)), cache) is None
+
+
 def test_the_cache_knows_where_the_job_ends(trainer: Any, tmp_path: Path) -> None:
     """By its twin, while that is of this job as it is: before there is one, and after a file changed, nobody knows."""
     to, read = RunDir(tmp_path / "run").create(), tmp_path / "settings"
@@ -76,6 +88,8 @@ def test_the_cache_knows_where_the_job_ends(trainer: Any, tmp_path: Path) -> Non
     assert last_step_of(plan, cache) is None
     assert Twins(plan, reads(leaves(trainer(steps=30).record()), f"r{read}"), cache).give(0, to)
     assert last_step_of(plan, cache) == 30
+    assert last_step_of(replace(plan, hooks=("loss",)), cache) == 30  # made for other assertions
+    assert last_step_of(plan_of("train", "--more"), cache) is None
     read.write_text("22")
     assert last_step_of(plan, cache) is None
 

@@ -217,3 +217,24 @@ def test_torch_itself_is_asked() -> None:
     env = frozenset(os.environ.items())
     assert (environment.ranks_per_node(sys.executable, "cpu", env) or 0) >= 1
     assert environment.ranks_per_node(sys.executable, "tpus", env) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("rank: 1", "rank: 5", ":7:13: fault process.kill: there is no rank 5; the job has 2"),
+        ("{rank: 1}", "{node: 3}", ":7:13: fault process.kill: there is no node 3; the job has 1"),
+    ],
+)
+def test_a_target_that_is_not_there(tmp_path: Path, old: str, new: str, place: str) -> None:
+    """The message has the place of the target in the file."""
+    with pytest.raises(UsageError, match=place):
+        planned(tmp_path, GOOD.replace(old, new))
+
+
+def test_a_copied_line_has_its_place(tmp_path: Path) -> None:
+    """Both a line that can't work, and one that is probably not meant."""
+    with pytest.raises(UsageError, match=r":3:12: no shell reads the command, so --nnodes is the text \$SLURM_NNODES"):
+        planned(tmp_path, GOOD.replace("torchrun ", "torchrun --nnodes $SLURM_NNODES "))
+    (warning,) = warned(tmp_path, GOOD.replace("--out {run}", "--out {run} --data $SCRATCH"))
+    assert warning.startswith(":3:12: no shell reads the command, so the job gets the text $SCRATCH")

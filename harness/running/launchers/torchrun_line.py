@@ -10,6 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 # Words that end torchrun's own options, if no script *.py does.
+_CONTAINERS = (
+    "apptainer",
+    "singularity",
+    "enroot",
+    "docker",
+    "podman",
+    "podman-hpc",
+    "shifter",
+    "charliecloud",
+    "ch-run",
+)
 _ENDS = frozenset({"--", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
 
 
@@ -41,6 +52,33 @@ def restarts_of(command: Sequence[str], env: Mapping[str, str]) -> int | None:
     """How often torchrun restarts the ranks; None if not known."""
     found = _asked(command, env)
     return _number(found.restarts) if found else None
+
+
+def options_of(command: Sequence[str]) -> list[tuple[str, str]]:
+    """torchrun's own options and their values, empty for a switch, such as ("rdzv-endpoint", "h0:29500"). Empty if the
+    command does not run torchrun."""
+    first = next((n for n, word in enumerate(command[:4]) if _is_torchrun(word)), None)
+    own = _own(command[first + 1 :]) if first is not None else ()
+    found: list[tuple[str, str]] = []
+    for word in own:
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            found.append((name.replace("_", "-"), value))
+        elif found and not found[-1][1]:
+            found[-1] = (found[-1][0], word)
+    return found
+
+
+def container_in(command: Sequence[str]) -> str:
+    """The program that starts a container, such as apptainer, or the option by which Slurm does. Empty if there is
+    none."""
+    first = next((n for n, word in enumerate(command) if _is_torchrun(word) or word.endswith(".py")), len(command))
+    for word in command[:first]:
+        if word.rpartition("/")[2] in _CONTAINERS:
+            return word.rpartition("/")[2]
+        if word.startswith("--container-image"):  # pyxis
+            return "srun --container-image"
+    return ""
 
 
 def _number(text: str) -> int | None:

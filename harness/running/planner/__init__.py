@@ -23,6 +23,7 @@ from torchaos.harness.running.planner.far import check_far
 from torchaos.harness.running.planner.faults import check_consent, link_recoveries, planned_fault
 from torchaos.harness.running.planner.job import check_replicas, planned_job
 from torchaos.harness.running.planner.named import condition, named, with_facts_of
+from torchaos.harness.running.planner.targets import FaultAt
 from torchaos.harness.scenario.grammar import Scenario
 
 # The agent's hooks that a need requires, or that the phase of a trigger requires. "steps" is always on.
@@ -59,11 +60,14 @@ def make_plan(
     """Makes the plan. `attach`: pid of a running torchrun. `consent`: the consents that the user gives on the command
     line. `job_file`: the file with the job, if it is not the scenario's file. Raises UsageError if the scenario can't
     be carried out on this machine; the text names the file and the fault."""
-    job = planned_job(scenario.job, job_file or file, attach)
+    job = planned_job(scenario.job, job_file or file, attach, scenario.launcher)
     if job.replicas > 1:
         check_replicas(scenario, file)
     faults = link_recoveries(
-        [planned_fault(fault, scenario, job, file, stream(seed, fault.id or fault.inject)) for fault in scenario.faults]
+        [
+            planned_fault(fault, scenario, job, stream(seed, fault.id or fault.inject), FaultAt(file, number, fault))
+            for number, fault in enumerate(scenario.faults)
+        ]
     )
     check_consent(scenario, faults, file, consent)
     asserts = tuple(named("assertions", item) for item in scenario.assert_)

@@ -17,54 +17,55 @@ from torchaos.harness.record.plan import After, PlannedFault, PlannedJob
 from torchaos.harness.running.launchers.fits import misfit
 from torchaos.harness.running.launchers.pod_manifest import Manifest
 from torchaos.harness.running.planner.named import ignore
-from torchaos.harness.running.planner.targets import target_of, trigger_of
+from torchaos.harness.running.planner.targets import FaultAt, target_of, trigger_of
 from torchaos.harness.running.planner.transport import Machine, kept_from_plugin, transport_of
 from torchaos.harness.scenario.grammar import Fault, Limits, Scenario
 from torchaos.harness.scenario.parameters import check_parameters
 
 
-def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: random.Random) -> PlannedFault:
-    """The planned fault: its target, trigger and parameters are fixed. Raises UsageError if the fault does not fit the
-    job, the launcher or the limits."""
-    name = fault.id or fault.inject
+def planned_fault(
+    fault: Fault, scenario: Scenario, job: PlannedJob, draw: random.Random, at: FaultAt
+) -> PlannedFault:  # fmt: skip
+    """The planned fault: its target, trigger and parameters are fixed. `at`: its place, for messages. Raises UsageError
+    if the fault does not fit the job, the launcher or the limits."""
     found = registry.find("injectors", fault.inject)
-    target = target_of(fault, job, scenario.limits, draw, f"{file}: fault {name}")
+    target = target_of(fault, job, scenario.limits, draw, replace(at, key="target"))
     trigger = trigger_of(fault.when, target, draw, registry.phase_of(fault.inject))
     # A fault that is triggered from outside should be applied from outside too, because then it needs no agent.
     where: Where = "node" if isinstance(trigger, After) and "node" in found.where else found.where[0]
     if job.attached and isinstance(trigger, Moment):
         problem = "a job that torchaos attaches to has no agent that sees steps"
-        raise UsageError(f"{file}: fault {name}: {problem}; write time or after")
+        raise UsageError(f"{at}: {problem}; write time or after")
     if job.attached and where == "rank":
         problem = "needs the agent in the rank, and a job that torchaos attaches to has none"
-        raise UsageError(f"{file}: fault {name}: {fault.inject} {problem}")
+        raise UsageError(f"{at}: {fault.inject} {problem}")
     if fault.times > 1 and isinstance(trigger, After) and where == "node":
         raise UsageError(
-            f"{file}: fault {name}: times counts landings at a point of the training loop, and an event from "
+            f"{at}: times counts landings at a point of the training loop, and an event from "
             "outside comes once; write several faults"
         )
     if wrong := misfit(found, scenario.launcher):
-        raise UsageError(f"{file}: fault {name}: {wrong}")
+        raise UsageError(f"{at}: {wrong}")
     if job.attached and "links" in found.needs:
         problem = "torchaos changes the network only of pods that it has made"
-        raise UsageError(f"{file}: fault {name}: {problem}; write job.pods.manifest")
+        raise UsageError(f"{at}: {problem}; write job.pods.manifest")
     if job.pods.get("manifest") and "links" in found.needs:
         Manifest.read(Path(job.pods["manifest"]), job.pods["objects"]).check_network(job.pods["container"])
     if target.nodes == () and found.hits in ("agents", "nodes"):
         noun = "a node's agent" if found.hits == "agents" else "whole nodes"
-        raise UsageError(f"{file}: fault {name}: {fault.inject} hits {noun}; write target: {{node: 0}}")
+        raise UsageError(f"{at}: {fault.inject} hits {noun}; write target: {{node: 0}}")
     if found.on_collectives and not fault.with_.get("ports"):
         over = transport_of({**os.environ, **job.env}, job.nodes, Machine.this())
         if not over.is_tcp:
             raise UsageError(
-                f"{file}: fault {name}: {fault.inject} can't reach this job's collectives, which go over {over.name} "
+                f"{at}: {fault.inject} can't reach this job's collectives, which go over {over.name} "
                 f"({over.why}); {over.instead}"
             )
     if "nccl_net" in found.needs and (wrong := kept_from_plugin({**os.environ, **job.env}, job.nodes)):
-        raise UsageError(f"{file}: fault {name}: {fault.inject} can't reach NCCL's connections: {wrong}")
+        raise UsageError(f"{at}: {fault.inject} can't reach NCCL's connections: {wrong}")
     injector: Injector = found(**check_parameters(found, fault.with_, (), ignore)).plan(target, draw)
     return PlannedFault(
-        id=name,
+        id=fault.id or fault.inject,
         inject=fault.inject,
         where=where,
         target=target,
@@ -72,12 +73,12 @@ def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path,
         params=asdict(injector),  # type: ignore[call-overload]
         source=inspect.getfile(found),
         injector=found.__name__,
-        duration_s=_duration(fault, found, scenario.limits, f"{file}: fault {name}"),
+        duration_s=_duration(fault, found, scenario.limits, replace(at, key="for")),
         times=fault.times,
     )
 
 
-def _duration(fault: Fault, found: Any, limits: Limits, where: str) -> float | None:
+def _duration(fault: Fault, found: Any, limits: Limits, where: FaultAt) -> float | None:
     """How long the fault lasts, in seconds: its own `for`; if it has none and this kind of fault lasts,
     `limits.duration`."""
     most = limits.duration

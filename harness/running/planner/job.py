@@ -20,6 +20,7 @@ from torchaos.harness.record.environment import job_python, ranks_per_node, reso
 from torchaos.harness.record.plan import PlannedJob
 from torchaos.harness.running.launchers.pod_manifest import Manifest
 from torchaos.harness.running.launchers.torchrun_line import most_nodes, ranks_in_words, script_of, world_of
+from torchaos.harness.running.planner.copied import errors_in
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job import Job
 from torchaos.harness.scenario.other_job import COMMAND_LINE
@@ -36,7 +37,7 @@ def placeholders(here: Path) -> dict[str, str]:
     return {"jobs": str(files("torchaos.scenarios") / "jobs"), "here": str(here), "python": sys.executable}
 
 
-def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
+def planned_job(job: Job, file: Path, attach: int | None, launcher: str = "local") -> PlannedJob:
     """The planned job. `file`: the file with the job. `attach`: pid of a running torchrun. Raises UsageError if the job
     can't be started here, or if its number of ranks can't be read from the command."""
     here = file.parent.absolute()
@@ -52,10 +53,14 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
         if _is_of_this_machine(job):
             command[0] = resolve_program(command[0], cwd)
     env = {**os.environ, **job.env}
+    runs_already = attach is not None or bool(job.pods and job.pods.attach)
     per_node, nodes = world_of(command, env)
+    count = job.nodes or len(job.hosts) or nodes or 1
+    if not runs_already and (wrong := next(errors_in(command, env, launcher, count), None)):
+        raise UsageError(f"{_at_the_command(file)}: {wrong}")
     if job.world_size is None and _is_of_this_machine(job):
         per_node = per_node or _counted(command, env)
-    nodes = job.nodes or len(job.hosts) or nodes or 1
+    nodes = count
     world = job.world_size or (per_node * nodes * job.replicas if per_node else None)
     if world is None:
         problem = "how many ranks the job has can't be read from job.command"
@@ -64,7 +69,6 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
         raise UsageError(
             f"{_at_the_command(file)}: a job of {world} ranks on {nodes} nodes can't be planned; the most is {_MOST}"
         )
-    runs_already = attach is not None or bool(job.pods and job.pods.attach)
     if runs_already and job.resubmit:
         raise UsageError("job.resubmit: torchaos does not start a job that runs already; leave resubmit out")
     if job.replicas > 1:

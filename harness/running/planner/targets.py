@@ -6,6 +6,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from torchaos.harness.agent.plan import Collectives, Moment
 from torchaos.harness.agent.wire import Phase
@@ -13,13 +16,30 @@ from torchaos.harness.contracts import Target, UsageError
 from torchaos.harness.record.plan import After, PlannedJob
 from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Limits, When
 from torchaos.harness.scenario.grammar import Target as Aim
+from torchaos.harness.scenario.yaml_source import read
 
 # "any" draws from the phases that every training loop enters in every step.
 _DRAWN_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
-def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, where: str) -> Target:
-    """The ranks and nodes that a fault hits. `where`: file and fault, for messages. Raises UsageError if the target
+@dataclass(frozen=True)
+class FaultAt:
+    """Where a fault is in its file, as text for a message. The file is read only when there is a message."""
+
+    file: Path
+    number: int
+    fault: Fault
+    key: str = "inject"
+
+    def __str__(self) -> str:
+        where = str(self.file)
+        with suppress(UsageError):
+            where = read(self.file).place(("faults", self.number, self.key)).within(self.file)
+        return f"{where}: fault {self.fault.id or self.fault.inject}"
+
+
+def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, where: FaultAt) -> Target:
+    """The ranks and nodes that a fault hits. `where`: its target, for messages. Raises UsageError if the target
     does not exist, or if no rank or node is left to draw."""
     target = fault.target
     if target is None:
@@ -58,7 +78,9 @@ def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random
     return Target(chosen)
 
 
-def _of_replica(target: Aim, job: PlannedJob, where: str, draw: random.Random, world: Sequence[int]) -> Target | None:
+def _of_replica(
+    target: Aim, job: PlannedJob, where: FaultAt, draw: random.Random, world: Sequence[int]
+) -> Target | None:  # fmt: skip
     """The target ranks of one replica, by their numbers in the whole job. None if the target names neither a replica
     nor a rank by its number. Raises UsageError for a target that does not exist."""
     size = job.world_size // job.replicas

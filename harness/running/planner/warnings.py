@@ -14,6 +14,7 @@ from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import Need
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running.launchers.torchrun_line import restarts_of
+from torchaos.harness.running.planner.copied import warnings_in
 from torchaos.harness.running.planner.faults import consents
 from torchaos.harness.running.planner.transport import OWN_STORE, Machine
 from torchaos.harness.running.twins.twin import last_step_of, too_late
@@ -31,6 +32,7 @@ def warnings_of(plan: Plan, scenario: Scenario, file: Path, job: Source | None =
     found = [*_of_assertions(plan), *_of_consent(scenario)]
     if not plan.job.attached:
         found += [*_of_folder(plan), *_of_restarts(plan), *_of_steps(plan)]
+        found += [(_COMMAND, text) for text in warnings_in(plan.job.command, plan.launcher)]
     source = with_job(read(file), job) if job else read(file)
     placed = sorted((source.place(keys), text) for keys, text in found)
     return [f"{place.within(file)}: {text}" for place, text in placed]

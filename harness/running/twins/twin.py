@@ -31,7 +31,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.twins.inputs import Inputs
-from torchaos.harness.running.twins.twin_key import difference, key_in, key_of, parts_of
+from torchaos.harness.running.twins.twin_key import difference, key_in, key_of, parts_of, sources_changed
 from torchaos.harness.undo.client import UndoError, heal_from_log
 
 MOST_TWINS, MOST_BYTES = 200, 10 << 30  # limits of the cache
@@ -218,13 +218,31 @@ def fault_free(plan: Plan) -> Plan:
 
 
 def last_step_of(plan: Plan, cache: Path | None = None) -> int | None:
-    """The last global step of the job, from its twin in the cache. None if there is no usable twin."""
-    kept = (cache or user_cache_path("torchaos")) / "twins" / key_of(fault_free(plan)) / "0"
+    """The last global step of the job, from its twin in the cache, or from one that was made for other assertions. None
+    if there is no usable twin."""
+    twins = (cache or user_cache_path("torchaos")) / "twins"
+    exact = twins / key_of(fault_free(plan)) / "0"
+    kept = exact if exact.is_dir() else next((one for one in twins.glob("*/0") if _is_of(plan, one)), exact)
     made = made_of(kept)
     try:
         return None if made is None or made.changed() else last_step_in(Record.load(RunDir(kept)))
     except (ChaosError, OSError, ValueError):  # the twin is being removed or is damaged: the run makes another
         return None
+
+
+def _is_of(plan: Plan, twin: Path) -> bool:
+    """Whether a twin is of the plan's job, started in the same way."""
+    try:
+        theirs = json.loads((twin / "plan.json").read_text())
+    except (OSError, ValueError):
+        return False
+    mine = json.loads(plan.to_json())
+    same = all(
+        mine["job"][name] == theirs["job"].get(name) for name in ("command", "cwd", "env", "world_size", "nodes")
+    )
+    made = made_of(twin)
+    same = same and mine["launcher"] == theirs["launcher"]
+    return same and made is not None and not sources_changed(plan, made.made_s)
 
 
 def last_step_in(twin: Record) -> int | None:

@@ -78,6 +78,11 @@ def difference(parts: Parts, before: Parts) -> str:
     return next((words for name, words in _PLAIN_PARTS.items() if parts[name] != before[name]), "")
 
 
+def sources_changed(plan: Plan, since_s: float) -> bool:
+    """Whether a source of the job was changed after this time (seconds since the epoch)."""
+    return any(stamp(path)[1] >= since_s * 1e9 for path in _sources(plan, job_python(plan.job.command)))
+
+
 def _sources(plan: Plan, python: str) -> list[Path]:
     """The files that the command names, and the Python files that the job may use, in certain folders and below them:
     the folders of scripts that the command names, of modules that it names, of PYTHONPATH, and of editable

@@ -371,13 +371,16 @@ def test_a_file_is_known_whatever_it_was_called_before(written: str) -> None:
 
 
 def test_names_that_are_whole_stay_as_they_are() -> None:
-    """Words that look like those of an unfinished name."""
+    """Words that look like those of an unfinished name, and folders that hold all checkpoints."""
     for name in (
         "/out/step-20/model.pt",
         "/out/__0_0.distcp",
         "/out/attempt-4.pt",
         "/out/template.pt",
         "/out/departed-3",
+        "/data/runs-part/job/step-20.pt",
+        "/home/me/.cache/out.tmp/step-20/model.pt",
+        "/data/runs-part/model.pt",
     ):
         assert final_path(name) == name
     assert final_path("/out/step-4.tmp/__0_0.distcp") == "/out/step-4/__0_0.distcp"

@@ -234,8 +234,11 @@ def _moved(path: str, other: str) -> bool:
 
 
 def final_path(path: str) -> str:
-    """The path that a checkpoint has when it is complete."""
-    return "/".join(_UNFINISHED.sub("", part) or part for part in path.split("/"))
+    """The path that a checkpoint has when it is complete. Folders above the first name with a step stay as they are:
+    they hold all checkpoints."""
+    parts = path.split("/")
+    first = next((place for place, part in enumerate(parts) if _STEP_IN_NAME.search(part)), len(parts) - 1)
+    return "/".join([*parts[:first], *(_UNFINISHED.sub("", part) or part for part in parts[first:])])
 
 
 def _numbers(load: Mapping[str, Any]) -> dict[str, float]:

@@ -197,6 +197,15 @@ def test_other_contents_fail_by_name(trainer: Any, changed: dict[str, Any], word
     assert finding.measured["step"] == 20
 
 
+@pytest.mark.parametrize("changed", [{"tensors": {"model.weight": "w20"}}, {"values": {"step": "3"}}])
+def test_losses_that_nobody_recorded_agree_with_nothing(trainer: Any, changed: dict[str, Any]) -> None:
+    """A scenario without loss_continuity records none, and a reader would look for the defect in the wrong place."""
+    finding = _judge(trainer, _inventory(_one(20, **changed)), _inventory(), losses_seen=False)
+    assert "No losses were recorded" in finding.reason
+    assert "agree" not in finding.reason
+    assert "no loss shows" not in finding.reason
+
+
 def test_a_checkpoint_under_another_name_is_the_one_that_holds_the_same(trainer: Any) -> None:
     """A trainer that finds its usual name taken writes beside it: more than half of the entries have to be in both."""
     names = [f"layer{number}" for number in range(5)]

@@ -65,16 +65,18 @@ def also(first: Clash, more: int) -> str:
     return f", and {others} {'is' if more == 1 else 'are'} not as in the twin either"  # or missing, or of another step
 
 
-def meaning(loss: Difference | None, bitwise: bool, first: Clash) -> str:
+def meaning(loss: Difference | None, bitwise: bool, first: Clash, *, seen: bool) -> str:
     """A sentence about the meaning of the first clash. `loss`: the first difference of the losses that neither noise
     nor rounding explains; None: there is none. `bitwise`: the losses agree bit by bit, as far as both runs show
-    them."""
+    them. `seen`: both runs show losses."""
     agree = "The losses agree" if bitwise else "The losses differ no more than noise or rounding explains"
+    name = first.name.rpartition(":")[2]
+    hint = f" If it may differ: checkpoint_integrity: {{ignore: [{name}]}}." if first.kind == "value" else ""
+    if loss is None and not seen:
+        return f"No losses were recorded that would show whether the training differs, too.{hint}"
     if loss is None and first.kind == "checkpoint":
         return f"{agree}: the state that was not restored decides what is saved."
     if loss is None:
-        name = first.name.rpartition(":")[2]
-        hint = f" If it may differ: checkpoint_integrity: {{ignore: [{name}]}}." if first.kind == "value" else ""
         return f"{agree}: it is state that no loss shows, or it was damaged on disk.{hint}"
     if first.step is not None and loss.step > first.step:
         return f"The losses differ only later, from step {loss.step} on."

@@ -13,14 +13,14 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from torchaos.harness import registry
-from torchaos.harness.cli.options import AS_JSON, FILES, JSON, JUNIT, RUN_DIR, RUN_DIRS, SET, cli
+from torchaos.harness.cli.options import AS_JSON, FILES, JSON, JUNIT, RUN_DIR, RUN_DIRS, SET, VERBOSE, cli
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.grammar import GameDay
 from torchaos.harness.gameday.loader import load as load_day
 from torchaos.harness.judging.verdict.verdict import judge as judge_folder
 from torchaos.harness.record.events.journal import read_journal
-from torchaos.harness.record.result import ExitCode, worst
+from torchaos.harness.record.result import ExitCode, Result, worst
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import ready
 from torchaos.harness.release.gate.grammar import Gate
@@ -42,13 +42,19 @@ _HOME = "https://github.com/torchaos/torchaos/schema"  # of the names of the sch
 @RUN_DIRS
 @JUNIT
 @JSON
-def judge(folders: Sequence[Path], junit_file: Path | None, json_file: Path | None) -> None:
+@VERBOSE
+def judge(folders: Sequence[Path], junit_file: Path | None, json_file: Path | None, verbose: bool) -> None:
     """Judge run directories again, offline."""
     results = [judge_folder(RunDir(folder.absolute()).check()) for folder in folders]
     for result in results:
-        show.show(result, Console())
+        show.show(result, Console(), _page_of(result), whole=verbose)
     write_reports(results, junit_file, json_file)
     sys.exit(worst([ExitCode(result.exit_code) for result in results]))
+
+
+def _page_of(result: Result) -> Path | None:
+    page = RunDir(Path(result.run_dir)).report
+    return page if page.is_file() else None
 
 
 @cli.command()

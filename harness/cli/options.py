@@ -112,6 +112,7 @@ ATTACH = click.option("--attach", type=int, metavar="PID", help="Use the torchru
 JUNIT = click.option("--junit", "junit_file", type=PATH, callback=_begin_anew, help="Write JUnit XML here.")
 JSON = click.option("--json", "json_file", type=PATH, help="Write all results as JSON here.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print everything, not only what matters most.")
 QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress, only results.")
 SUMMARY = click.option("--summary", type=PATH, help="Write short Markdown here, for a pull request or a CI step.")
 OTEL = click.option(

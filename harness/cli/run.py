@@ -40,6 +40,7 @@ from torchaos.harness.cli.options import (
     SEED,
     SET,
     SUMMARY,
+    VERBOSE,
     WithCommand,
     cli,
 )  # fmt: skip
@@ -101,11 +102,12 @@ class Planned:
 @ATTACH
 @CONSENT
 @QUIET
+@VERBOSE
 def run(
     files: Sequence[Path], out: Path, seed: int | None, repeat: int | None, at_least: int | None, rate: float | None,
     confidence: float | None, junit_file: Path | None, json_file: Path | None, overrides: Sequence[str],
     attach: int | None, consent: Sequence[str], job_file: Path | None, summary: Path | None, otel: bool,
-    quiet: bool, given: Sequence[str] = (),
+    quiet: bool, verbose: bool, given: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Run scenarios against live jobs and judge them. FILES: scenario files, or names that `torchaos list scenarios`
     shows. Each scenario runs with its own job, or with your job: the COMMAND after `--`, or the job in the file of
@@ -126,7 +128,7 @@ def run(
         for one in runs:
             if interrupted.reason:
                 break
-            results.append(_run_one(one, console, interrupted, otel, quiet))
+            results.append(_run_one(one, console, interrupted, otel, quiet, verbose))
             write_reports([*results, *pending[len(results) :]], junit_file, json_file, series.judged(results))
     told = [*results, *pending[len(results) :]]
     if summary:
@@ -239,7 +241,9 @@ def _watched(journal: Journal, plan: Plan, console: Console) -> Iterator[None]:
         yield
 
 
-def _run_one(planned: Planned, console: Console, interrupted: Interrupt, otel: bool, quiet: bool) -> Result:
+def _run_one(
+    planned: Planned, console: Console, interrupted: Interrupt, otel: bool, quiet: bool, verbose: bool,
+) -> Result:  # fmt: skip
     again = [
         *mask_words(
             ["torchaos", "run", ready.shown(planned.source), "--seed", str(planned.plan.seed), *planned.options]
@@ -261,7 +265,8 @@ def _run_one(planned: Planned, console: Console, interrupted: Interrupt, otel: b
     problems = keep(result, planned.folder, scenario_run.records)
     problems += trace(result, planned.folder) if otel else []
     with suppress(*GONE):
-        show.show(result, console, planned.folder.report if planned.folder.report.is_file() else None)
+        page = planned.folder.report if planned.folder.report.is_file() else None
+        show.show(result, console, page, whole=verbose)
         for problem in problems:
             console.print(Text(f" note: {mask(problem)}", "yellow"), soft_wrap=True)
     return result

@@ -141,6 +141,7 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # recognised causes in torch or gloo, hooks that failed, what can't be seen
     decided_by: str = ""  # the case that decided; empty if passed, ended early, or with a damaged journal
+    last_words: tuple[str, ...] = ()  # the last lines of the log of a job that died by itself, also part of the reason
 
     schema: int = SCHEMA
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import Target
 from torchaos.harness.record.plan import After, PlannedJob
@@ -47,6 +49,11 @@ def _phase_in_words(when: Moment) -> str:
         f"of at most {filter_.max_bytes} bytes" if filter_.max_bytes is not None else "",
     ]
     return " ".join(part for part in parts if part)
+
+
+def last_words_in_words(lines: Sequence[str]) -> str:
+    """The clause of a reason about the last lines of a job's log. Empty if there is no line."""
+    return f"; its log ends with: {' | '.join(lines)}" if lines else ""
 
 
 def seconds_in_words(seconds: float | None) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,10 +10,14 @@ from hypothesis import strategies as st
 from paper import Paper
 from rich.console import Console
 
+from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
+from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling.terminal import console as show
 from torchaos.harness.telling.terminal import pen, timeline
 from torchaos.harness.telling.terminal.why import why
+
+RUNS = Path(__file__).parents[1] / "data" / "runs"
 
 
 def sheet(file: Paper, width: int) -> Console:
@@ -30,6 +35,40 @@ def test_a_result_looks_like_this(
     golden(f"{name}-{width}", file.getvalue())
     assert max(map(len, file.getvalue().splitlines())) <= width
     assert not [line for line in file.getvalue().splitlines() if line != line.rstrip()]
+
+
+@pytest.mark.parametrize("name", ["passed", "failed", "inconclusive", "several"])
+def test_in_short_a_result_looks_like_this(
+    results: dict[str, Result], paper: type[Paper], golden: Callable[[str, str], None], name: str
+) -> None:
+    """At most 15 lines: the verdict, its cause, how the faults ended, and where to read more; nothing twice."""
+    file = paper()
+    show.show(results[name], sheet(file, 100), Path("/runs/one/report.html"), whole=False)
+    golden(f"{name}-brief-100", file.getvalue())
+    assert len(file.getvalue().splitlines()) <= 15
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(RUNS.iterdir())])
+def test_recorded_runs_are_short(paper: type[Paper], name: str) -> None:
+    """Each real run fits on half a screen, and no sentence of it is printed twice."""
+    file = paper()
+    show.show(judge(RunDir(RUNS / name)), sheet(file, 100), whole=False)
+    lines = [line.strip() for line in file.getvalue().splitlines() if line.strip()]
+    assert len(lines) <= 15
+    assert len(set(lines)) == len(lines)
+
+
+def test_one_cause_is_told_once(results: dict[str, Result], paper: type[Paper]) -> None:
+    """Nothing could be judged of a run whose job was never started: in full, the cases with one reason are one."""
+    blind = [Case(name, "assertion", Verdict.INCONCLUSIVE, "it was never started") for name in ("a", "b", "c")]
+    never = replace(
+        results["inconclusive"], faults=(), cases=tuple(blind), reason="it was never started", decided_by="",
+        steps=None,
+    )  # fmt: skip
+    for whole, times in ((False, 0), (True, 1)):
+        file = paper()
+        show.show(never, sheet(file, 100), whole=whole)
+        assert file.getvalue().count("it was never started") == times
 
 
 def test_a_summary_looks_like_this(

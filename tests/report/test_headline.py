@@ -13,7 +13,7 @@ from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.telling.terminal.headline import failures_first, gauges, happened
+from torchaos.harness.telling.terminal.headline import cards, failures_first, gauges, happened
 from torchaos.harness.telling.terminal.timeline import outcome_in_words
 
 GOLDEN = Path(__file__).parents[1] / "data" / "runs"
@@ -101,6 +101,15 @@ def test_what_is_not_known_is_not_drawn(results: dict[str, Result]) -> None:
     time, steps, _samples = gauges(replace(results["passed"], recoveries=(never,)))
     assert [(one.value, one.share) for one in (time, steps)] == [("never", None), ("not known", None)]
     assert gauges(replace(results["passed"], recoveries=())) == []
+
+
+def test_the_first_card_shows_what_failed(results: dict[str, Result]) -> None:
+    """Three good figures above a verdict that is red would puzzle the reader."""
+    first, *others = cards(results["failed"])
+    assert (first.name, first.value, first.bound, first.state) == ("failed", "loss continuity", "", "failed")
+    assert others == gauges(results["failed"])
+    assert cards(results["several"])[0].bound == "and 1 more"
+    assert cards(results["passed"]) == gauges(results["passed"])
 
 
 def test_failures_come_first(results: dict[str, Result]) -> None:

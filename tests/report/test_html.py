@@ -19,7 +19,7 @@ from recorded import RECORDED, change_events, judged, lose, recorded
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.record import Record
-from torchaos.harness.record.result import Verdict
+from torchaos.harness.record.result import Case, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling import html
 from torchaos.harness.telling.html import page
@@ -238,6 +238,19 @@ def test_samples_are_counted(run: RunDir) -> None:
     assert [one["base"] for one in found["attempts"]] == [0, 0]
 
 
+def test_card_and_section_say_the_same_about_samples(run: RunDir) -> None:
+    """None was skipped or repeated only if that was judged, and passed."""
+    result = judged(run)
+    others = [case for case in result.cases if case.name != "sample_accounting"]
+    doubtful = Case("sample_accounting", "assertion", Verdict.INCONCLUSIVE, "some were not seen")
+    sure = Case("sample_accounting", "assertion", Verdict.PASSED, "all", {"skipped": 0, "repeated": 0})
+    for case, is_sure in ((None, False), (doubtful, False), (sure, True)):
+        text = Page(html.text(run, replace(result, cases=(*others, *([case] if case else []))))).text
+        assert ("None skipped, none repeated" in text) is is_sure
+        assert ("samples skipped / repeated not known" in text) is not is_sure
+        assert ("some were not seen" in text) is (case is doubtful)
+
+
 def test_checkpoints_have_their_state(run: RunDir) -> None:
     """Whole, damaged and vanished ones are told apart, with what is wrong."""
     inventory = json.loads((run.artifacts / "inventory.json").read_text())
@@ -259,6 +272,15 @@ def test_one_file_that_is_overwritten_has_a_row_for_each_save() -> None:
         "overwritten in step 8", "overwritten in step 12",
         "not read: no assertion, such as checkpoint_integrity, needed it",
     ]  # fmt: skip
+
+
+def test_a_run_folder_with_the_name_of_something_unfinished_keeps_it(tmp_path: Path) -> None:
+    """`runs-part` is the user's own name, and no checkpoint that is not complete yet."""
+    shutil.copytree(RUNS / "kill-twice", tmp_path / "run")
+    for path in (path for path in (tmp_path / "run").rglob("*") if path.suffix in (".json", ".jsonl")):
+        path.write_text(path.read_text().replace("/runs/kill-twice/", "/runs-part/kill-twice/"))
+    rows = checkpoints_of(Record.load(RunDir(tmp_path / "run")))
+    assert rows == checkpoints_of(Record.load(RunDir(RUNS / "kill-twice")))
 
 
 def test_the_log_around_the_fault(run: RunDir) -> None:

@@ -10,7 +10,8 @@ import pytest
 from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.record.result import Case, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.telling.terminal.why import why
+from torchaos.harness.record.words import last_words_in_words
+from torchaos.harness.telling.terminal.why import why, without_words
 
 GOLDEN = Path(__file__).parents[1] / "data" / "runs"
 
@@ -28,7 +29,7 @@ def test_the_root_cause_leads(results: dict[str, Result]) -> None:
         results["failed"], faults=(), cases=(good, loss, sampler), decided_by="loss_continuity",
         reason="sample_accounting: 16 were skipped. In all, 3.",
     )  # fmt: skip
-    assert why(result) == (
+    assert why(result)[:3] == (
         "Most likely, the sampler restarted",
         "2 of 3 assertions failed: sample accounting (1 more follows from it)",
         "16 were skipped",
@@ -42,7 +43,7 @@ def test_without_a_cause_the_first_sentence_leads(results: dict[str, Result]) ->
         results["failed"], cases=(torn,), decided_by=torn.name,
         reason=f"checkpoint_integrity: {torn.reason}; the job's last error: OSError: disk full",
     )  # fmt: skip
-    lead, count, more = why(result)
+    lead, count, more, _ = why(result)
     assert lead == "model-0.pt is torn at byte 3.5"
     assert count == "1 of 1 assertion failed: checkpoint integrity"
     assert more == "The job's last error: OSError: disk full"
@@ -71,7 +72,7 @@ def test_a_fault_that_was_not_outlived_leads(results: dict[str, Result]) -> None
         ("forgets-optimizer", "Most likely, the optimizer's state was not restored",
          "2 of 6 assertions failed: loss continuity (1 more follows from it)"),
         ("stale-store", "process.kill: the job never got past step 6",
-         "3 of 3 assertions failed: 3 because the fault was not outlived"),
+         "3 of 3 assertions failed because the fault was not outlived"),
     ],
 )  # fmt: skip
 def test_recorded_runs(run: str, lead: str, count: str) -> None:
@@ -79,6 +80,25 @@ def test_recorded_runs(run: str, lead: str, count: str) -> None:
     told = why(judge(RunDir(GOLDEN / run)))
     assert told.lead.startswith(lead)
     assert told.failures == count
+
+
+def test_the_last_lines_of_a_log_are_told_as_lines(results: dict[str, Result]) -> None:
+    """They stand in the reason too, for readers of one line; people read them once, as the job wrote them."""
+    lines = ("Traceback (most recent call last):", "ModuleNotFoundError: No module named 'x'")
+    reason = f"the job died before its first step was seen (exit code 1){last_words_in_words(lines)}"
+    blind = _case("completed", f"{reason}; the job ended with exit code 1")
+    result = replace(results["failed"], reason=reason, decided_by="", last_words=lines, cases=(blind,))
+    told = why(result)
+    assert (told.lead, told.log) == ("The job died before its first step was seen (exit code 1)", lines)
+    assert lines[0] not in without_words(blind.reason, result)
+
+
+@pytest.mark.parametrize("name", ["step-20 (step 20)", "out/model", "last.pt"])
+def test_the_name_of_a_file_keeps_its_letters(results: dict[str, Result], name: str) -> None:
+    """A sentence begins with a capital letter, a file does not."""
+    torn = _case("checkpoint_integrity", f"{name} is torn")
+    result = replace(results["failed"], cases=(torn,), decided_by=torn.name, reason=f"{torn.name}: {torn.reason}")
+    assert why(result).lead == f"{name} is torn"
 
 
 def test_an_inconclusive_assertion_is_counted(results: dict[str, Result]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.words import last_words_in_words
 from torchaos.harness.watching.probes.causes import BY_NAME, cause_of
 
 _MOST_LINES, _LONGEST = 5, 200  # lines; characters of a line
@@ -20,14 +21,18 @@ _ERROR = re.compile(  # Python's last line
 _STEPS_AFTER = 2  # after a fatal error of one rank, the others may finish the steps under way
 
 
+def last_words(run: Record) -> tuple[str, ...]:
+    """The last lines of the log of a job that died by itself."""
+    return tuple(map(_short, _first_error(run.log_end))) if died_by_itself(run) else ()
+
+
 def died_by_itself(run: Record) -> str:
     """A clause with the exit code and the job's own error. Empty if the job succeeded, if torchaos ended the job, or if
     a fault was applied before."""
     if run.stopped or run.exit_code in (0, None) or any(run.of_kind(Kind.APPLYING, Kind.APPLIED)):
         return ""
     codes = [code for attempt in run.history.attempts for code in attempt.exit_codes.values() if code]
-    last_words = " | ".join(map(_short, _first_error(run.log_end)))
-    ends = f"; its log ends with: {last_words}" if last_words else ""
+    ends = last_words_in_words([*map(_short, _first_error(run.log_end))])
     steps = run.history.executions
     when = (
         f"by itself after step {run.history.last_step}, before any fault" if steps else "before its first step was seen"

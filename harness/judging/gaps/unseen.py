@@ -12,7 +12,8 @@ from torchaos.harness.record.record import Record
 _NEVER = {
     "loss": "the backward hook never fired (it can't see a job that calls the autograd engine itself, as "
     "Megatron does)",
-    "samples": "no batch that the loop received could be seen",
+    "samples": "the model got no input through DDP, FSDP or FSDP2 that could be identified. Take sample_accounting "
+    "out of the scenario if the job makes its own data, such as in reinforcement learning",
     "steps": "no optimizer step was seen, and no line of the log shows one",
     "parameters": "no optimizer of torch's made a step in a rank with the agent",
 }

@@ -249,7 +249,7 @@ class Comparison:
 def in_words(first: Difference, other: str) -> str:
     """A sentence about the first difference. `other`: the source of the other value, such as "in the twin"."""
     where = "on average over the ranks" if first.rank is None else f"on rank {first.rank}"
-    by = f" (by {first.relative:.2g} of it)" if math.isfinite(first.relative) else ""
+    by = f" (relative difference {first.relative:.2g})" if math.isfinite(first.relative) else ""
     return (
         f"the {first.what} differs first in step {first.step} {where}: {first.ours:.9g} instead of {first.theirs:.9g} "
         f"{other}{by}."

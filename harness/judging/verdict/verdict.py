@@ -15,7 +15,7 @@ from typing import Any
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, ChaosError, Finding, Need, Outcome, UsageError, What, inconclusive
-from torchaos.harness.judging.ending.unstarted import died_by_itself, last_error
+from torchaos.harness.judging.ending.unstarted import died_by_itself, last_error, last_words
 from torchaos.harness.judging.gaps.missing import missing_in_words
 from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.recovery.recovery import recovery_from
@@ -98,6 +98,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         versions={k: str(_environment(run).get(k, "")) for k in ("torchaos", "torch", "python")},
         notes=tuple(_notes(run)),
         decided_by=decided_by,
+        last_words=last_words(run),
     )
 
 
@@ -224,7 +225,20 @@ def _environment(run: Record) -> Mapping[str, Any]:
     return {} if not isinstance(found, dict) or not isinstance(found.get("reproduce", []), list) else found
 
 
+def _jumps(run: Record) -> list[str]:
+    """A note about the first gradient whose norm is far from those before it, with the number of further ones."""
+    jumps = [event for event in run.of_kind(Kind.NOTE) if "norm" in event.data]
+    if not jumps:
+        return []
+    first, more = jumps[0], len(jumps) - 1
+    done = run.history.steps_done(first.rank, first.attempt, first.mono_s)
+    step = f"in step {done + 1}" if done is not None else f"in attempt {first.attempt or 0}"
+    again = f", and {more} more like it came later" if more else ""
+    return [f"{first.data['text']} {step} on rank {first.rank or 0}, far from the steps before{again}"]
+
+
 def _notes(run: Record) -> list[str]:
-    notes = [str(event.data["text"]) for event in run.of_kind(Kind.NOTE)]
+    notes = [str(event.data["text"]) for event in run.of_kind(Kind.NOTE) if "norm" not in event.data]
+    notes += _jumps(run)
     notes += [f"the agent's hook {e.data['hook']} failed: {e.data['error']}" for e in run.of_kind(Kind.AGENT_FAILED)]
     return list(dict.fromkeys([*notes, *causes_in_words(run)]))

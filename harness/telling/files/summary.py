@@ -6,6 +6,7 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torchaos.harness.machine.disk import write_atomically
@@ -14,7 +15,7 @@ from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.terminal.headline import failures_first, gauges
 from torchaos.harness.telling.terminal.text import name_in_words, on_one_line, shortened
-from torchaos.harness.telling.terminal.why import why
+from torchaos.harness.telling.terminal.why import why, without_words
 
 _SIGNS = {Verdict.PASSED: "✅", Verdict.FAILED: "❌", Verdict.INCONCLUSIVE: "❔", Verdict.ERROR: "❗"}
 _STATES = {"passed": "✅", "failed": "❌"}
@@ -31,12 +32,13 @@ def annotation(result: Result, scenario: Path) -> str:
     """A line by which GitHub Actions shows a run that did not pass, beside its file in a pull request. A ready scenario
     is no file of the user's repository. The form:
     https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions"""
+    lead, failures, more, log = why(result)
     level = "warning" if result.verdict is Verdict.INCONCLUSIVE else "error"
     about = {"title": f"torchaos {result.scenario}: {result.verdict.value}"}
     if not scenario.is_absolute():
         about["file"] = str(scenario)
     head = ",".join(f"{name}={_in_command(text, ':,')}" for name, text in about.items())
-    return f"::{level} {head}::{_in_command('. '.join(filter(None, why(result))))}"
+    return f"::{level} {head}::{_in_command('. '.join(filter(None, [lead, *log[-1:], failures, more])))}"
 
 
 def _in_command(text: str, more: str = "") -> str:
@@ -79,7 +81,9 @@ def _run(result: Result, happened: Sequence[str]) -> Iterator[str]:
         yield _safe(text)
         yield ""
     told = why(result)
-    yield " ".join([f"**Why: {_safe(told.lead)}.**", *(f"{_safe(text)}." for text in told[1:] if text)])
+    told_more = (f"{_safe(text)}." for text in (told.failures, told.more) if text)
+    yield " ".join([f"**Why: {_safe(told.lead)}.**", *told_more])
+    yield from ("", "<pre>", *map(_safe, told.log), "</pre>") if told.log else ()
     found = gauges(result)
     if found:
         yield ""
@@ -89,7 +93,7 @@ def _run(result: Result, happened: Sequence[str]) -> Iterator[str]:
             cells = [_safe(gauge.name), _safe(gauge.value), _safe(gauge.bound), _STATES.get(gauge.state, "")]
             yield f"| {' | '.join(cells)} |"
     yield ""
-    yield from _cases(result.cases)
+    yield from _cases([replace(case, reason=without_words(case.reason, result)) for case in result.cases])
     for advice in (text for recovery in result.recoveries for text in recovery.advice):
         yield f"- {_safe(advice)}"
     took = f"{seconds_in_words(result.duration_s)}, seed {result.seed}"

@@ -31,9 +31,9 @@ from torchaos.harness.telling.html.flame import flame_of
 from torchaos.harness.telling.html.gpus import gpus_of
 from torchaos.harness.telling.html.timeline import PHASES, timeline_of
 from torchaos.harness.telling.terminal import timeline as parts_timeline
-from torchaos.harness.telling.terminal.headline import failures_first, gauges, happened
+from torchaos.harness.telling.terminal.headline import cards, failures_first, happened
 from torchaos.harness.telling.terminal.text import name_in_words, printable, shortened, value_in_words
-from torchaos.harness.telling.terminal.why import why
+from torchaos.harness.telling.terminal.why import why, without_words
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -69,8 +69,11 @@ def text(
     charts = {"timeline": asdict(timeline), "phases": PHASES, "curves": curves, "gpus": gpus["charts"]}
     return render("report.html", charts, {
         "result": result.to_json(), "happened": happened(run, result), "why": why(result)._asdict(),
-        "gauges": gauges(result),
-        "cases": [_case({**asdict(case), "reason": case.reason}) for case in failures_first(result.cases)],
+        "gauges": cards(result),
+        "cases": [
+            _case({**asdict(case), "reason": without_words(case.reason, result)})
+            for case in failures_first(result.cases)
+        ],
         "recoveries": [_recovery(recovery) for recovery in result.recoveries],
         "landed": len(landings(run)), "has_steps": bool(curves["steps"]), "curves": curves,
         "samples": samples_of(run, twins), "checkpoints": checkpoints_of(run),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, 
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.terminal import timeline
+from torchaos.harness.telling.terminal.brief import brief, headline
 from torchaos.harness.telling.terminal.dryrun import catalogue, plan, ready_scenarios, summary_of, warnings
 from torchaos.harness.telling.terminal.pen import COLOURS, Pen
 from torchaos.harness.telling.terminal.text import (
@@ -21,7 +23,7 @@ from torchaos.harness.telling.terminal.text import (
     pairs_in_words,
     value_in_words,
 )
-from torchaos.harness.telling.terminal.why import why
+from torchaos.harness.telling.terminal.why import why, without_words
 
 __all__ = ["catalogue", "plan", "ready_scenarios", "show", "summary", "summary_of", "warnings"]
 
@@ -29,11 +31,21 @@ _LABEL, _PART = 10, 15  # columns: a label such as "rollback"; the name of a par
 _LONGEST_BAR, _LONGEST_NAME = 60, 28
 
 
-def show(result: Result, console: Console, report: Path | None = None) -> None:
-    """Prints the important facts of one scenario. Readable at 80 columns, without colour, and in ASCII. `report`: the
-    path of its page."""
+def show(result: Result, console: Console, report: Path | None = None, *, whole: bool = True) -> None:
+    """Prints the facts of one scenario, or in short (not `whole`) only the important ones. Readable at 80 columns,
+    without colour, and in ASCII. `report`: the path of its page."""
+    if whole:
+        _whole(result, console, report)
+    else:
+        brief(result, console, report)
+
+
+def _whole(result: Result, console: Console, report: Path | None) -> None:
     pen = Pen(console)
-    _headline(pen, result)
+    headline(pen, result)
+    if result.description:
+        pen.gap()
+        pen.row([], pen.text(result.description, "dim"), indent=1)
     if result.faults:
         pen.heading("Faults")
         for fault in result.faults:
@@ -43,7 +55,7 @@ def show(result: Result, console: Console, report: Path | None = None) -> None:
     if result.cases:
         pen.heading("Verdicts")
         width = 1 + min(_LONGEST_NAME, max(len(name_in_words(case.name)) for case in result.cases))
-        for case in root_first(result.cases):
+        for case in _folded([replace(one, reason=without_words(one.reason, result)) for one in result.cases]):
             _case(pen, case, width)
     if result.notes:
         pen.heading("Notes")
@@ -51,24 +63,6 @@ def show(result: Result, console: Console, report: Path | None = None) -> None:
             pen.row([(pen.text(pen.marks.dot, "dim"), 1)], pen.text(note), indent=3)
     _footer(pen, result, report)
     pen.gap()
-
-
-def _headline(pen: Pen, result: Result) -> None:
-    badge = Text(f" {result.verdict.value.upper()} ", f"bold reverse {COLOURS[result.verdict]}")
-    about = f"seed {result.seed}, {seconds_in_words(result.duration_s)}"
-    pen.gap()
-    name = pen.text(result.scenario, "bold")
-    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(about, "dim"), indent=0)
-    told = why(result)
-    pen.row([], pen.text(f"{told.lead}.", "bold"), indent=1)
-    for text in filter(None, (told.failures, told.more)):
-        pen.row([], pen.text(f"{text}."), indent=1)
-    undone = [case for case in result.cases if case.kind == "rollback" and case.verdict is not Verdict.PASSED]
-    if undone and result.verdict is not Verdict.ERROR:
-        pen.row([], pen.text(f"rollback incomplete: {undone[0].reason}", "bold red"), indent=1)
-    if result.description:
-        pen.gap()
-        pen.row([], pen.text(result.description, "dim"), indent=1)
 
 
 def _fault(pen: Pen, fault: FaultResult) -> None:
@@ -118,6 +112,17 @@ def _case(pen: Pen, case: Case, width: int) -> None:
     pen.row([(pen.mark(case.verdict), 1), (name, width)], pen.text(case.full_reason), indent=3)
     if figures := against(case):
         pen.row([(Text(), 1), (Text(), width)], pen.text(figures, "dim"), indent=3)
+
+
+def _folded(cases: Sequence[Case]) -> list[Case]:
+    """The cases in the order of reports. Cases that can't be judged for the same reason are one."""
+    found: dict[object, Case] = {}
+    for case in root_first(cases):
+        blind = case.verdict is Verdict.INCONCLUSIVE and not case.measured
+        key: object = case.reason if blind else case.name
+        same = found.get(key)
+        found[key] = replace(same, name=f"{same.name}, {case.name}", bound={}) if same else case
+    return [*found.values()]
 
 
 def against(case: Case) -> str:

@@ -66,6 +66,16 @@ def happened(run: Record, result: Result) -> list[str]:
     return found
 
 
+def cards(result: Result) -> list[Gauge]:
+    """The assertion that failed first, then the figures of `gauges`."""
+    failed = [case for case in result.cases if case.verdict is Verdict.FAILED]
+    root = next((case for case in failed if case.name == result.decided_by), None)
+    if result.verdict is not Verdict.FAILED or root is None:
+        return gauges(result)
+    more = f"and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return [Gauge("failed", root.name.replace("_", " "), more, "failed", None), *gauges(result)]
+
+
 def gauges(result: Result) -> list[Gauge]:
     """Recovery, lost steps and lost samples, against the bounds of recovery_time and sample_accounting. Empty if no
     fault landed."""

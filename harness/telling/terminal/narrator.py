@@ -33,7 +33,7 @@ class Narrator:
         self._ended: dict[int, int] = {}
         self._tell: Mapping[Kind, Callable[[Event], Line | None]] = {
             Kind.STAGE: lambda e: self._stage(str(e.data["stage"])),
-            Kind.NOTE: lambda e: Line(f"note: {e.data['text']}"),
+            Kind.NOTE: lambda e: Line(f"note: {f'rank {e.rank}: ' if 'norm' in e.data else ''}{e.data['text']}"),
             Kind.STOPPED: lambda e: Line(f"the run is ended early: {e.data['reason']}", "bold yellow"),
             Kind.JOB_STARTED: self._job_started,
             Kind.JOB_EXITED: lambda e: Line(_end_in_words(e.data["exit_code"])),

@@ -56,15 +56,19 @@ class Pen:
         self.gap()
         self.row([(self.text(title, "bold"), len(title) + 1)], self.text(about))
 
-    def row(self, cells: Sequence[tuple[Text, int]], rest: Text, indent: int = 1) -> None:
+    def row(self, cells: Sequence[tuple[Text, int]], rest: Text, indent: int = 1, most: int = 0) -> None:
         """Prints cells of fixed width, then a text that wraps in its own column. If a cell is too long, the text goes
-        below the cells."""
+        below the cells. `most`: the most lines of the text; 0: no limit."""
         head = Text(" " * indent)
         for cell, width in cells:
             head.append_text(cell)
             head.append(" " * max(1, width - cell.cell_len + 1))
         at = indent + sum(width + 1 for _cell, width in cells)
-        lines = list(rest.wrap(self._console, max(_NARROWEST, self.width - at)))
+        width = max(_NARROWEST, self.width - at)
+        lines = list(rest.wrap(self._console, width))
+        if 0 < most < len(lines):
+            last = self.text(f"{lines[most - 1].plain[: width - 2].rstrip()}…", str(rest.style))
+            lines = [*lines[: most - 1], last]
         if not lines or head.cell_len > at:
             lines.insert(0, Text())
         for number, line in enumerate(lines):

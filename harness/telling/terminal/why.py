@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from torchaos.harness.record.result import Case, Result, Verdict
+from torchaos.harness.record.words import last_words_in_words
 from torchaos.harness.telling.terminal.text import name_in_words
 
 _END_OF_SENTENCE = re.compile(r"\. (?=[A-Z])")
 _SURE = ("most likely", "since only")  # how a cause begins that says by itself how sure it is
 _VAGUE = ("since the first", "nothing")  # how a cause begins that names several possible causes, or none
 _MOST_NAMES = 4
+_NAME = re.compile(r"[._:/=\d]")  # in a word: it is the name of a file, a fault or the like
 
 
 class Why(NamedTuple):
@@ -23,6 +25,7 @@ class Why(NamedTuple):
     lead: str  # the root cause, or the deciding reason if no cause is known
     failures: str  # such as "4 of 12 assertions failed: sample accounting (3 more follow from it)"; may be empty
     more: str  # what else the reason says in short; may be empty
+    log: tuple[str, ...] = ()  # the last lines of the log of a job that died by itself
 
 
 def why(result: Result) -> Why:
@@ -30,12 +33,17 @@ def why(result: Result) -> Why:
     case = _root(result)
     own = f"{case.name}: {case.reason}" if case else ""
     if case is None or not result.reason.startswith(own):
-        return Why(_upper(result.reason), _count(result), "")
+        return Why(_upper(without_words(result.reason, result)), _count(result), "", result.last_words)
     first = _END_OF_SENTENCE.split(case.reason, maxsplit=1)[0]
     beyond = result.reason.removeprefix(own).removeprefix("; ")
     vague = not case.cause or case.cause.startswith(_VAGUE)
     lead, rest = (first, case.cause) if vague else (_cause(case.cause), first)
     return Why(_upper(lead), _count(result), ". ".join(_upper(text) for text in (rest, beyond) if text))
+
+
+def without_words(text: str, result: Result) -> str:
+    """The text without the last lines of the job's log."""
+    return text.replace(last_words_in_words(result.last_words), "") if result.last_words else text
 
 
 def _root(result: Result) -> Case | None:
@@ -57,7 +65,7 @@ def _count(result: Result) -> str:
         return ""
     of = f"{len(bad)} of {len(cases)} {'assertion' if len(cases) == 1 else 'assertions'}"
     if result.verdict is Verdict.FAILED:
-        return f"{of} failed: {_failures(bad)}"
+        return f"{of} failed{_failures(bad)}"
     unproved = any(not fault.proved for fault in result.faults)
     return "" if unproved else f"{of} {'is' if len(bad) == 1 else 'are'} inconclusive: {_listed(bad)}"
 
@@ -68,7 +76,8 @@ def _failures(bad: Sequence[Case]) -> str:
     of_faults = after.pop("faults", 0)
     roots = [case for case in bad if not case.follows]
     of_fault = f"{of_faults} because the fault was not outlived" if of_faults else ""
-    return ", and ".join(filter(None, (_listed(roots, after), of_fault)))
+    names = _listed(roots, after)
+    return f": {', and '.join(filter(None, (names, of_fault)))}" if names else " because the fault was not outlived"
 
 
 def _listed(cases: Sequence[Case], after: Counter[str] | None = None) -> str:
@@ -83,6 +92,7 @@ def _listed(cases: Sequence[Case], after: Counter[str] | None = None) -> str:
 
 
 def _upper(text: str) -> str:
-    """The text with a capital letter, unless it begins with a name (`process.kill`, `kill:`); without its full stop."""
+    """The text with a capital letter, unless it begins with a name (`process.kill`, `kill:`, `step-20`); without its
+    full stop."""
     head = text.split(" ", 1)[0]
-    return (text if set(head) & set("._:") else text[:1].upper() + text[1:]).rstrip(".")
+    return (text if _NAME.search(head) else text[:1].upper() + text[1:]).rstrip(".")

@@ -13,6 +13,7 @@ from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import absences, absent_in_words, why_no_steps
 from torchaos.harness.judging.twins.agreement import before, common, history_of, unreported, until
+from torchaos.harness.judging.twins.computed import Computed, equal_but_for_rounding, other_inputs
 from torchaos.harness.judging.twins.first_uses import FirstUses, came_earlier, indices_of
 from torchaos.harness.judging.twins.sample_words import ONE_SUM, differ_somehow, differs, story
 from torchaos.harness.judging.twins.samples import (
@@ -137,13 +138,27 @@ def _against(
     contents = partial(in_order, by_sum=by_sum)
     times = cache(lambda: Counter(map(contents, theirs.values())))
     other = not_surely_same(ours, theirs)
+    computed, rounded = Computed(history, ours, theirs), list[int]()
     for step in sorted({*other, *(step for step in blind if step in ours or step in theirs)}):
         mine, twins = ours.get(step, {}), theirs.get(step, {})
         if step in blind or not (all_known(mine) and all_known(twins)):
             unseen = unseen or inconclusive(f"the samples of step {step} were not all seen")
         elif not are_same(mine, twins) and not (contents(mine) == contents(twins) and times()[contents(twins)] == 1):
+            follows = computed.follows(step)
+            if follows and (is_rounding := computed.may_be_rounded(step)) is not None:
+                rounded += [step]
+                unseen = unseen or (None if is_rounding else _unclear(step))
+                continue
             differ = differ_somehow(ours, theirs, step) if by_sum else differs(history, ours, theirs, step)
-            return _uneven(theirs) or differ
+            return _uneven(theirs) or (other_inputs(step) if follows else differ)
+    if rounded and not unseen:
+        total = _total(ours.without(rounded))
+        return passed(
+            f"the samples of {len(ours) - len(rounded)} steps were consumed exactly as in the twin. The samples of "
+            f"{_steps(rounded)} have no indices and come from no data loader: the job computes them, from parameters "
+            "that differ by rounding, so that their digests can't be compared. The losses agree except for rounding",
+            samples=total, skipped=0, repeated=0, not_compared=len(rounded),
+        )  # fmt: skip
     total = _total(ours)
     spared = ", ".join(map(str, sorted(stages)))
     left_out = f"; rank {spared} has no samples and no loss, in the run or in the twin, and was left out"
@@ -153,6 +168,19 @@ def _against(
         f"{f'. {ONE_SUM.capitalize()}; these sums are equal' if by_sum else ''}",
         samples=total, skipped=0, repeated=0,
     )  # fmt: skip
+
+
+def _unclear(step: int) -> Finding:
+    return inconclusive(
+        f"the samples of step {step} differ from the twin's. They have no indices and come from no data loader: the "
+        "job computes them, and after a restart of three or more ranks its parameters may differ by rounding. The "
+        "losses do not show whether they differ by more",
+        step=step,
+    )
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]} to {steps[-1]})"
 
 
 def _total(steps: StepTable) -> int:
@@ -182,7 +210,7 @@ def _alone(run: Record, history: History) -> Finding:
     size = {attempt.number: attempt.world_size for attempt in history.attempts}
     every, summed = history.executions, history.executions.column("summed").any()
     first: list[StepTable] = []  # for each attempt, the steps that no earlier attempt had made
-    redone = set[int]()
+    redone, rounded = set[int](), set[int]()
     for attempt in sorted(every.attempts):
         own = StepTable(every.of_attempt(attempt).last_of("global_step", "rank"))
         own = own.only((own.counts >= size[attempt]) & ~own.any(~own.executions.samples_known))
@@ -190,7 +218,15 @@ def _alone(run: Record, history: History) -> Finding:
         for old in first:
             once, twice = common(old, own)
             redone |= set(twice)
-            odd |= {step for step in not_surely_same(once, twice) if not are_same(once[step], twice[step])}
+            other = {step for step in not_surely_same(once, twice) if not are_same(once[step], twice[step])}
+            begun = min(twice, default=0)  # its samples come from what was restored
+            spared = {
+                step
+                for step in other
+                if step > begun and equal_but_for_rounding(once[step], twice[step], size[attempt])
+            }
+            odd |= other - spared
+            rounded |= spared
         if odd:
             step = min(odd)
             at_s = max(one.mono_s for one in own[step].values())
@@ -216,9 +252,12 @@ def _alone(run: Record, history: History) -> Finding:
         return inconclusive(
             "there is no twin, and no step was done twice on all ranks: nothing to compare the samples with"
         )
+    alike, more = len(redone - rounded), ""
+    if rounded:
+        which = _steps(sorted(rounded))
+        more = f"; the job computes those of {which} from parameters that differ by rounding, so they can't be compared"
     return passed(
-        f"{len(redone)} steps that were done again consumed the same samples as the first time; {_BLIND}",
-        steps=len(redone),
+        f"{alike} steps that were done again consumed the same samples as the first time{more}; {_BLIND}", steps=alike
     )
 
 

@@ -16,6 +16,7 @@ class Need(str, Enum):
     STEPS = "steps"
     LOSS = "loss"
     SAMPLES = "samples"
+    COMPUTED = "computed samples"  # by the job itself, from its parameters
     CHECKPOINTS = "checkpoints"  # saves and loads as events
     INVENTORY = "inventory"  # the checkpoints on disk after the run, tensor by tensor
     TWIN = "twin"
@@ -49,6 +50,7 @@ class What(str, Enum):
     LOSSES = "number of losses"  # backwards in a step
     RATE = "learning rate"
     SAMPLES = "samples"
+    COMPUTED = "computed samples"  # by the job itself, from its parameters
     PARAMETERS = "parameters"  # after the step
     REPLICAS = "replicas"  # ranks that should hold the same parameters, after the step
     LOADED = "loaded checkpoint"  # a checkpoint of that step, with wrong contents

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.sample_accounting import SampleAccounting
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, First, Outcome, What
 from torchaos.harness.record.history.believing import SAMPLES
 from torchaos.harness.record.steps.execution import of_payload
@@ -416,3 +416,82 @@ def test_a_middle_stage_of_a_pipeline_is_left_out(trainer: Any, has_losses: bool
     assert ("rank 1 has no samples and no loss" in healthy.reason) is not has_losses
     broken = SampleAccounting().judge(staged(trainer(kills=KILL, broken=frozenset({"sampler"})).record()), [twin])
     assert broken.outcome is (Outcome.INCONCLUSIVE if has_losses else Outcome.FAILED), broken.reason
+
+
+def _computed(run: Any, off: float = 0.0, after: int = 16) -> Any:
+    """The record of a job that computes its samples from its parameters: they have no indices, and their digests are
+    exact. `off`: by which part of itself each loss of attempt 1 is off in the steps after this global step, and with
+    it the samples."""
+    base = 15
+
+    def changed(event: Event) -> Event:
+        late = event.attempt == 1 and base + (event.step or 0) > after
+        losses = [loss * (1 + off if late else 1.0) for loss in event.data["losses"]]
+        samples = [f"{losses[0]!r}/{event.rank}/{row}" for row in range(3)]  # and one that rounding left as it was
+        samples.append(f"{(base if event.attempt else 0) + (event.step or 0)}/{event.rank}")
+        return replace(event, data={**event.data, "losses": losses, "samples": samples, "indices": None})
+
+    events = (changed(event) if event.kind is Kind.STEP else event for event in run.events)
+    return replace(run, events=tuple(events))
+
+
+def _with_loader(run: Any) -> Any:
+    """The record with a data loader that gives the batches."""
+    events = (replace(e, data={**e.data, "phases": {"data": 0.01}}) if e.kind is Kind.STEP else e for e in run.events)
+    return replace(run, events=tuple(events))
+
+
+@pytest.mark.parametrize(
+    ("world", "off", "after", "outcome"), [
+        (3, 1e-7, 16, Outcome.PASSED), (3, 0.0, 16, Outcome.PASSED), (2, 0.0, 16, Outcome.PASSED),
+        (3, 1e-7, 15, Outcome.FAILED),  # in the first step they come from what was restored
+        (2, 1e-7, 16, Outcome.FAILED),  # two ranks have one order of summation
+        (3, 1e-4, 16, Outcome.INCONCLUSIVE),  # the losses may be rounding that has grown
+        (3, 0.5, 16, Outcome.FAILED),
+    ],
+)  # fmt: skip
+def test_samples_that_the_job_computes(trainer: Any, world: int, off: float, after: int, outcome: Outcome) -> None:
+    """Parameters that differ by rounding make inputs that differ by rounding: exact digests of such samples are no
+    evidence that data was skipped, while the losses agree."""
+    twin = _computed(trainer(world=world).record())
+    run = _computed(trainer(world=world, kills=[(18, 1)]).record(), off, after)
+    finding = SampleAccounting().judge(run, [twin])
+    assert finding.outcome is outcome, finding.reason
+    if outcome is Outcome.PASSED and off:
+        assert "the samples of 16 steps were consumed exactly as in the twin" in finding.reason
+        assert "The samples of 14 steps (17 to 30) have no indices and come from no data loader" in finding.reason
+        assert (finding.measured["not_compared"], finding.measured["skipped"]) == (14, 0)
+    if outcome is Outcome.FAILED:
+        computed = after == 16
+        assert finding.first == First(What.COMPUTED if computed else What.SAMPLES, after + 1)
+        assert ("trained on other samples than in the twin" in finding.reason) == computed
+
+
+def test_samples_of_a_data_set_are_not_computed(trainer: Any) -> None:
+    """Batches that a data loader gave, samples with an index, and samples that the twin used in another step are those
+    of a data set, however well the losses agree."""
+    twin, run = (trainer(world=3, kills=kills).record() for kills in ((), [(18, 1)]))
+    same, off = _computed(twin), _computed(run, 1e-7)
+    finding = SampleAccounting().judge(_with_loader(off), [_with_loader(same)])
+    assert (finding.outcome, finding.first) == (Outcome.FAILED, First(What.SAMPLES, 17)), finding.reason
+    named = replace(off, events=tuple(
+        replace(e, data={**e.data, "indices": [1, 2, 3, 4]}) if e.kind is Kind.STEP else e for e in off.events
+    ))  # fmt: skip
+    assert SampleAccounting().judge(named, [same]).outcome is Outcome.FAILED
+    of_step = {(e.rank, e.step): e.data["samples"] for e in same.events if e.kind is Kind.STEP}
+    again = replace(off, events=tuple(
+        replace(e, data={**e.data, "samples": of_step[e.rank, 7]})
+        if e.kind is Kind.STEP and (e.attempt, e.step) == (1, 5) else e for e in off.events
+    ))  # fmt: skip
+    finding = SampleAccounting().judge(again, [same])
+    assert (finding.outcome, finding.first) == (Outcome.FAILED, First(What.SAMPLES, 20)), finding.reason
+
+
+def test_computed_samples_of_steps_that_were_done_again(trainer: Any) -> None:
+    """Without a twin, a step that was done again is compared with its first execution by the same rule."""
+    for off, outcome in ((1e-7, Outcome.PASSED), (0.01, Outcome.FAILED)):
+        run = _computed(trainer(world=3, kills=[(18, 1)]).record(), off)
+        finding = SampleAccounting().judge(run, [])
+        assert finding.outcome is outcome, finding.reason
+    run = _computed(trainer(world=3, kills=[(18, 1)]).record(), 1e-7)
+    assert "the job computes those of step 17" in SampleAccounting().judge(run, []).reason

@@ -90,6 +90,18 @@ def test_replicas_that_differ_follow_from_no_samples() -> None:
     assert told == {"samples": None, "digest": None}
 
 
+def test_samples_that_the_job_computes_follow_from_its_parameters() -> None:
+    """A policy that was wrong meets other observations from the next step on; samples of a data set follow from no
+    loss."""
+    for what in (What.LOSS, What.RATE, What.PARAMETERS):
+        told = links(("samples", What.COMPUTED, 17), ("earlier", what, 16))
+        assert told == {"samples": "earlier", "earlier": None}
+        assert links(("samples", What.SAMPLES, 17), ("earlier", what, 16))["samples"] is None
+    told = links(("samples", What.COMPUTED, 16), ("loss", What.LOSS, 16))
+    assert told == {"samples": None, "loss": "samples"}
+    assert links(("samples", What.COMPUTED, 16), ("integrity", What.LOADED, 15))["samples"] == "integrity"
+
+
 def test_a_damaged_checkpoint_that_was_loaded_is_the_cause() -> None:
     """Of the losses from the next step on."""
     told = links(("loss", What.LOSS, 16), ("integrity", What.LOADED, 15))

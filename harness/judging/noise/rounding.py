@@ -1,4 +1,5 @@
-"""By how much a run may differ from its twin through rounding alone. All assertions use this rule.
+"""By how much a run may differ from its twin through rounding alone. All assertions use this rule: for losses,
+parameters, checkpoints, and samples that the job computes from its parameters (twins/computed.py).
 
 With three ranks or more, DDP sums gradients in another order after any restart: it rebuilds its buckets after the first
 step of a process, so the first step after a restart has other buckets than the same step of the twin. The sums then
@@ -23,10 +24,15 @@ _GROWTH = 100.0  # the largest factor by which rounding may grow from a step to 
 _MANY = 3  # ranks: the least number for which a sum has several orders
 
 
+def rounds_on(world: int) -> bool:
+    """Whether a restart on so many ranks may change the order of a sum."""
+    return world >= _MANY
+
+
 def rounded_from(history: History) -> int | None:
     """The first global step from which on values may differ from the twin's by ROUNDING. None: all bits must be
     equal."""
-    many = {attempt.number for attempt in history.attempts[1:] if attempt.world_size >= _MANY}
+    many = {attempt.number for attempt in history.attempts[1:] if rounds_on(attempt.world_size)}
     steps = history.by_step().executions
     first = steps.global_step[np.isin(steps.attempt, list(many))]
     return int(first.min()) if len(first) else None

@@ -12,13 +12,17 @@ from torchaos.harness.record.result import Case, Verdict
 
 # The least number of steps by which a consequence comes later. Step 11 computes its loss from its samples and from the
 # parameters after step 10. Its update then makes the parameters after step 11, which the checkpoint of step 11 holds.
+# Samples that the job computes come from the parameters after the step before.
+_INPUTS = {What.SAMPLES: 0, What.COMPUTED: 0}
 _LATER = {
     What.SAMPLES: {What.LOSSES: 0},
-    What.LOSS: {What.SAMPLES: 0, What.RATE: 1, What.PARAMETERS: 1, What.REPLICAS: 1, What.LOADED: 1},
-    What.PARAMETERS: {What.SAMPLES: 0, What.LOSSES: 0, What.LOSS: 0, What.RATE: 0, What.LOADED: 1},
+    What.COMPUTED: {
+        What.LOSSES: 0, What.LOSS: 1, What.RATE: 1, What.PARAMETERS: 1, What.REPLICAS: 1, What.LOADED: 1,
+    },
+    What.LOSS: {**_INPUTS, What.RATE: 1, What.PARAMETERS: 1, What.REPLICAS: 1, What.LOADED: 1},
+    What.PARAMETERS: {**_INPUTS, What.LOSSES: 0, What.LOSS: 0, What.RATE: 0, What.LOADED: 1},
     What.SAVED: {
-        What.SAMPLES: 0, What.LOSSES: 0, What.LOSS: 0, What.RATE: 0, What.PARAMETERS: 0, What.REPLICAS: 0,
-        What.LOADED: 1,
+        **_INPUTS, What.LOSSES: 0, What.LOSS: 0, What.RATE: 0, What.PARAMETERS: 0, What.REPLICAS: 0, What.LOADED: 1,
     },
 }  # fmt: skip
 

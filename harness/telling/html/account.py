@@ -12,6 +12,7 @@ import numpy as np
 
 from torchaos.harness.contracts import Need
 from torchaos.harness.judging.twins.agreement import common, history_of
+from torchaos.harness.judging.twins.computed import Computed
 from torchaos.harness.judging.twins.samples import are_summed
 from torchaos.harness.record.history import Execution, Save
 from torchaos.harness.record.history.checkpoints import final_path
@@ -38,12 +39,15 @@ def samples_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
     ]  # fmt: skip
     found: dict[str, Any] = {
         "attempts": attempts, "counted": _many(mine.executions), "steps": len(mine),
-        "executed": sum(attempt["samples"] for attempt in attempts), "twin": None, "differ": 0, "rows": [],
+        "executed": sum(attempt["samples"] for attempt in attempts), "twin": None, "differ": 0, "computed": 0,
+        "rows": [],
     }  # fmt: skip
     if other:
-        differ = _differ(mine, other)
+        differ, computed = _differ(mine, other), Computed(history, mine, other)
+        own = {step for step in differ if computed.follows(step)}  # not known: see sample_accounting
+        differ = [step for step in differ if step not in own]
         ours, theirs = ({step: _samples(steps.get(step, {})) for step in differ} for steps in (mine, other))
-        found |= {"twin": _many(other.executions), "differ": len(differ)}
+        found |= {"twin": _many(other.executions), "differ": len(differ), "computed": len(own)}
         if not are_summed(mine, other):  # else it is not known which samples they are
             found |= {"skipped": _over(theirs, ours, differ), "repeated": _over(ours, theirs, differ)}
             found |= {"rows": [_row(step, ours, theirs) for step in differ[:_MOST_ROWS]]}

@@ -56,6 +56,7 @@ def read(files: Files, path: str) -> Checkpoint:
     path = path.rstrip("/")
     name, found = posixpath.basename(path), Checkpoint(path, UNKNOWN)
     form: Format | None = None
+    is_folder = False
     try:
         is_folder = files.is_dir(path)
         form = kind(files, path) or (Numbered() if is_folder else table.of_start(files, path))
@@ -75,7 +76,7 @@ def read(files: Files, path: str) -> Checkpoint:
     found.unread = sorted({end for file in found.files if file.size and (end := unread_type(file.path))})
     if not (found.tensors or found.values or found.problems):
         found.problems += _nothing(name, found)
-    if form and UNFINISHED.search(name):
+    if form and UNFINISHED.search(name) and (not is_folder or kind(files, path)):
         text = f"{name}: its name says that it is not a finished checkpoint"
         found.problems.insert(0, Problem(Trouble.UNFINISHED, text, path))
     form = next((special for special in table.table() if special.refines(found)), form)
@@ -113,11 +114,20 @@ def trackers(files: Files, root: str) -> list[Tracker]:
         text = files.read(path, 0, 4096).decode(errors="replace").strip()
         if text.isprintable() and re.search(r"[/\s]", text):
             continue
-        names = [*(form.tracked(text) for form in table.table() if form.tracker == name), text]
-        names += [other for other in files.names(root) if text.isdecimal() and number_in(other) == int(text)]
-        there = (f"{root}/{target}" for target in names if target and "\0" not in target)
+        named = [form.tracked(text) for form in table.table() if form.tracker == name]
+        if text and not any(named):
+            continue
+        others = (other for other in files.names(root) if other != name and _is_named(text, other))
+        there = (f"{root}/{target}" for target in (*named, text, *others) if target and "\0" not in target)
         made.append(Tracker(path, text, next(filter(files.exists, there), None)))
     return made
+
+
+def _is_named(text: str, name: str) -> bool:
+    """Whether a tracker with this text may mean the file or folder with this name: without its extension, or by its
+    step alone."""
+    numbers = map(int, re.findall(r"\d+", name))
+    return bool(text) and (name.startswith(f"{text}.") or (text.isdecimal() and int(text) in numbers))
 
 
 def step_of(name: str, found: Checkpoint) -> int | None:

@@ -14,6 +14,7 @@ from .table import of_folder, of_name, role_of, table
 
 _JSON = 1 << 26
 _OF = re.compile(r"^(?P<head>.+-)(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.\w+)$")
+_COMMENT, _TRAILING = re.compile(rb"^\s*//[^\n]*$|/\*.*?\*/", re.M | re.S), re.compile(rb",(\s*[}\]])")
 _MOST_RANKS = 100_000
 
 
@@ -67,7 +68,7 @@ def read_json(files: Files, path: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if _is_lines(text):
+        if _is_lines(text) or _is_commented(text):
             return {}
         kind = Trouble.UNREADABLE if size else Trouble.TORN
         raise Unreadable(f"no JSON: {str(error)[:100]}", kind) from error
@@ -79,6 +80,15 @@ def _is_lines(text: bytes) -> bool:
     lines = [line for line in text.splitlines() if line.strip()]
     try:
         return len(lines) > 1 and all(isinstance(json.loads(line), (dict, list)) for line in lines)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_commented(text: bytes) -> bool:
+    """Whether it is JSON but for comments and for commas before a bracket, which many readers accept."""
+    plain = _TRAILING.sub(rb"\1", _COMMENT.sub(b"", text))
+    try:
+        return plain != text and isinstance(json.loads(plain), (dict, list))
     except (ValueError, RecursionError):
         return False
 

@@ -26,6 +26,7 @@ _MARKS: tuple[tuple[int, bytes, str], ...] = (
     (0, (20240326).to_bytes(4, "little"), "a model of llm.c"),
     (0, (20240327).to_bytes(4, "little"), "a state of llm.c"),
     (0, (20240520).to_bytes(4, "little"), "tokens of llm.c"),
+    (0, b"\x00\x05\x16\x07", "what macOS keeps of another file"),
     (0, b"PAR1", "a Parquet file"),
     (0, b"ARROW1", "an Arrow file"),
     (0, b"SQLite format 3\0", "an SQLite database"),
@@ -97,6 +98,11 @@ def words(files: Files, path: str, size: int) -> str | None:
     if _OLD_PICKLE.match(start):
         return "a plain pickle, not one of torch.save"
     return _text(start)
+
+
+def is_pickle(start: bytes) -> bool:
+    """Whether a file with these first bytes may be a plain pickle."""
+    return start.startswith(PICKLES) or _OLD_PICKLE.match(start) is not None
 
 
 def archive(names: Collection[str]) -> str:

@@ -46,9 +46,10 @@ class Format:
         """Whether a checkpoint that was read as `found.format` is of this format, judged by its contents."""
         return False
 
-    def tracked(self, text: str) -> str:
-        """The name of the checkpoint that a tracker file with this text names."""
-        return text
+    def tracked(self, text: str) -> str | None:
+        """The name of the checkpoint that a tracker file with this text names. None if the format writes no such
+        text."""
+        return text or None
 
     def read_file(self, files: Files, path: str, size: int, into: Checkpoint, prefix: str = "") -> None:
         """Reads one file. `size`: bytes."""

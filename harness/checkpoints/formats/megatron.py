@@ -29,8 +29,8 @@ class Megatron(Format):
     asked = 10  # before DCP: a folder of torch_dist is one of DCP too
     tracker = "latest_checkpointed_iteration.txt"
 
-    def tracked(self, text: str) -> str:
-        return f"iter_{int(text):07}" if text.isdecimal() else text
+    def tracked(self, text: str) -> str | None:
+        return f"iter_{int(text):07}" if text.isdecimal() else "release" if text == "release" else None
 
     def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
         """Whether the folder is of this format. One of the format's own files may be missing, and other formats may

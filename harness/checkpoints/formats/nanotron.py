@@ -36,6 +36,9 @@ class Nanotron(Format):
         "the state of the random number generators": r"^random/",
     }
 
+    def tracked(self, text: str) -> str | None:
+        return text if text.isdecimal() else None
+
     def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
         return _LAST in names or ("model" in names and len(_PARTS.intersection(names)) > 1)
 

@@ -40,7 +40,8 @@ def named(name: str) -> Format | None:
 
 
 def of_name(name: str) -> Format | None:
-    return next((form for form in table() if name.endswith(form.suffixes)), None)
+    is_own = not name.startswith("._")  # macOS puts such a file beside another, on a file system that is not its own
+    return next((form for form in table() if is_own and name.endswith(form.suffixes)), None)
 
 
 def of_start(files: Files, path: str) -> Format | None:

@@ -65,7 +65,7 @@ def _other(files: Files, path: str, size: int, start: bytes, into: Checkpoint) -
         return Unreadable("its first bytes are not those of a torch.save file, although the rest is")
     if not any(start) and not path.endswith((".bin", ".pkl")):
         return Unreadable("its first bytes are zero")
-    if size <= _SMALL and start.startswith(foreign.PICKLES):
+    if size <= _SMALL and foreign.is_pickle(start):
         _note_hostile(_dangerous(files, path, size), path, into)
     return foreign.instead(files, path, size) or unknown("its first bytes are of no kind that is known")
 
@@ -93,6 +93,8 @@ def read_zip(
     for record in found.values():
         if record.problem:
             into.problems.append(Problem(Trouble.UNREADABLE, f"{what}: {record.problem}", path))
+    if files.read(path, offset + length - _NO_COMMENT, 4) != _ZIP_END:
+        into.problems.append(Problem(Trouble.UNREADABLE, f"{what}: there are bytes after its end", path))
     where = found["data.pkl"].extent
     value, bad = _unpickle(files, where)
     _note_hostile(bad, path, into, what)

@@ -34,8 +34,8 @@ class Verl(Format):
         "how far the data was read": r"^data\.pt$",
     }
 
-    def tracked(self, text: str) -> str:
-        return f"global_step_{text}"
+    def tracked(self, text: str) -> str | None:
+        return f"global_step_{text}" if text.isdecimal() else None
 
     def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
         own = _FOLDER.search(folder) and not _OWN.isdisjoint(names)

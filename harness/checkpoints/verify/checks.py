@@ -129,10 +129,12 @@ def _left_open(layout: Checkpoint, manifest: bool) -> list[str]:
         return []
     if layout.unread:
         return [f"its files of the type {', '.join(layout.unread)} are not read"]
+    if not layout.tensors:
+        return [] if layout.problems else ["it holds no tensors"]
     if not needs.holds_a_model(layout):
-        return [f"it holds {'only states of an optimizer or of generators' if layout.tensors else 'no tensors'}"]
+        return ["it holds only states of an optimizer or of generators"]
     if needs.is_part(layout.path):
-        return ["its name says that it is one part of several: give the folder"]
+        return ["whether other parts are missing: its name says that it is one of several"]
     if manifest or layout.format != Numbered.name or needs.one_stands_alone(layout):
         return []
     return ["whether one of its files is missing: its layout is not known, and no manifest shows which were written"]

@@ -84,7 +84,7 @@ def survey(root: Path, during_save: bool = False) -> list[Checkpoint]:
         raise ChaosError(f"{root}: {error.strerror}") from error
     finally:
         files.close()
-    whole = [checkpoint for checkpoint in reversed(found) if checkpoint.complete]
+    whole = [one for one in reversed(found) if one.complete and one.format != formats.UNKNOWN]
     if not during_save or not found:
         return whole
     last = max(enumerate(found), key=lambda indexed: (_written_ns(indexed[1]), _unnamed(indexed[1]), indexed[0]))[1]

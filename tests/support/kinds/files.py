@@ -8,13 +8,19 @@ import struct
 import zipfile
 import zlib
 from collections import Counter, OrderedDict
+from datetime import datetime
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from kinds.writers import (
     BAD,
     BLIND,
+    DAMAGED,
     GGUF,
     INCOMPLETE,
     INDEX,
@@ -42,12 +48,16 @@ from kinds.writers import (
     flip_first,
     hdf5,
     joblib,
+    longer,
     model,
+    newlines,
+    packed,
     plain,
     raw,
     safetensors,
     saved,
     script,
+    shifted,
     tar,
     tar_of_torch,
     tensors,
@@ -309,4 +319,43 @@ FILES = [
     Row("the same, as .pt", "gz.pt", lambda path: path.write_bytes(gzip.compress(bytes(900))), UNKNOWN, BLIND),
     Row("encrypted by openssl", "model.pt", raw(b"Salted__" + bytes(range(99))), UNKNOWN, BLIND),
     Row("random bytes", "model.pth", raw(np.random.default_rng(1).bytes(999)), UNKNOWN, BLIND),
+    Row("a bare tensor", "tensor.pt", saved(lambda: torch.ones(900)), WHOLE, TORCH),
+    Row(
+        "objects of the standard library in it",
+        "objects.pt",
+        saved(
+            lambda: {
+                **model(),
+                "date": datetime(2024, 1, 1),
+                "number": Decimal("1.5"),
+                "range": range(3),
+                "path": Path("/a/b"),
+                "half": partial(int, base=2),
+            }
+        ),
+        WHOLE,
+        TORCH,
+    ),
+    Row("bytes after its end", "longer.pt", longer, DAMAGED),
+    Row("bytes before its start", "shifted.pt", shifted, DAMAGED),
+    Row("newlines changed on the way, as FTP does", "newlines.pt", newlines, INCOMPLETE),
+    Row("packed again by another zip", "packed.pt", packed, UNTOLD, {"cut": (cut, BAD)}),
+    Row(
+        "a pickle that would run a program",
+        "evil.pkl",
+        raw(b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R."),
+        DAMAGED,
+    ),
+    Row("the same in protocol 0", "evil.pt", raw(b"cos\nsystem\n(S'true'\ntR."), DAMAGED),
+    Row("what macOS keeps of another file", "._model.pt", raw(b"\x00\x05\x16\x07\x00\x02" + bytes(99)), UNKNOWN, BLIND),
+    Row("Paddle", "model.pdparams", plain({"w": np.ones(3)}), UNKNOWN, BLIND),
+    Row("fastText", "cc.en.300.bin", raw(struct.pack("<ii", 793712314, 12) + bytes(range(99))), UNKNOWN, BLIND),
+    Row("LightGBM, which is text", "model.bin", text("tree\nversion=v3\nnum_class=1\n"), UNKNOWN, BLIND),
+    Row(
+        "a model quantized by GPTQ",
+        "gptq.safetensors",
+        lambda path: save_file({"qweight": torch.zeros(30, 4, dtype=torch.int32), "scales": torch.ones(3, 4)}, path),
+        UNTOLD,
+        SAFE,
+    ),
 ]

@@ -15,7 +15,9 @@ from kinds.writers import (
     HUGGINGFACE,
     INCOMPLETE,
     INDEXED,
+    LEVELDB,
     MEGATRON_RANKS,
+    MSGPACK,
     NANOTRON,
     OPTIMIZER,
     ORBAX,
@@ -300,5 +302,102 @@ PLACES = [
         "step-10",
         tree({"state.pt": saved(training), "arrays.npz": lambda path: np.savez(path, a=np.ones(9))}),
         UNTOLD,
+    ),
+    Row(
+        "Lightning with DeepSpeed: a folder that ends in .ckpt",
+        "epoch=1-step=10.ckpt",
+        tree({"latest": text("global_step10"), **DEEPSPEED}),
+        UNTOLD,
+        {"a rank is missing": (without("global_step10/zero_pp_rank_1_mp_rank_00_optim_states.pt"), BAD)},
+    ),
+    Row("Composer: the file of one rank", "out", tree({"ep0-ba10-rank0.pt": saved(training)}), UNTOLD),
+    Row(
+        "LLaMA's own files",
+        "llama",
+        tree({"consolidated.00.pth": saved(model), "consolidated.01.pth": saved(model), "params.json": CONFIG}),
+        UNTOLD,
+        {"one is cut": (at("consolidated.01.pth", cut), BAD)},
+    ),
+    Row(
+        "Detectron2",
+        "out",
+        tree(
+            {
+                "model_0004999.pth": saved(training),
+                "model_final.pth": saved(training),
+                "last_checkpoint": text("model_final.pth"),
+            }
+        ),
+        WHOLE,
+    ),
+    Row(
+        "JSON with comments in it",
+        "checkpoint-10",
+        tree({**HF_BIN, "ds_config.json": text('{\n  // ZeRO\n  "stage": 1,\n}')}),
+        WHOLE,
+        {"cut": (at("ds_config.json", cut), BAD)},
+    ),
+    Row(
+        "JSON with a byte order mark in it", "checkpoint-10", tree({**HF_BIN, "a.json": raw(b"\xef\xbb\xbf{}")}), WHOLE
+    ),
+    Row(
+        "what macOS keeps of another file, beside it",
+        "step-10",
+        tree({"state.pt": saved(training), "._state.pt": raw(b"\x00\x05\x16\x07" + bytes(99))}),
+        WHOLE,
+    ),
+    Row(
+        "an adapter that HF Trainer saved",
+        "checkpoint-10",
+        tree(
+            {
+                **{name: put for name, put in HUGGINGFACE.items() if name != "model.safetensors"},
+                "adapter_model.safetensors": tensors(),
+            }
+        ),
+        UNTOLD,
+    ),
+    Row(
+        "a latest.txt that holds a date",
+        "out",
+        tree({"step-10.pt": saved(training), "latest.txt": text("2024-01-01")}),
+        WHOLE,
+    ),
+    Row(
+        "a latest.txt that holds an epoch",
+        "out",
+        tree({"model_epoch20.pt": saved(training), "latest.txt": text("20")}),
+        WHOLE,
+    ),
+    Row(
+        "a latest that leaves the extension out",
+        "out",
+        tree({"step-10.pt": saved(training), "latest": text("step-10\n")}),
+        WHOLE,
+    ),
+    Row(
+        "a latest that holds a path elsewhere",
+        "out",
+        tree({"step-10.pt": saved(training), "latest": text("/data/runs/step-10.pt")}),
+        WHOLE,
+    ),
+    Row(
+        "a SavedModel of TensorFlow",
+        "out",
+        tree({"saved_model.pb": raw(b"\x08\x01\x12\xfa\x01" + bytes(90)), "variables/variables.index": raw(LEVELDB)}),
+        UNKNOWN,
+    ),
+    Row(
+        "Flax: files without an extension",
+        "out",
+        tree({"checkpoint_10": raw(MSGPACK), "checkpoint_20": raw(MSGPACK)}),
+        UNKNOWN,
+    ),
+    Row("a folder with a temporary name of its own", "tmp_runs", tree({"a.txt": text("x")}), UNKNOWN),
+    Row(
+        "marks of other programs in it",
+        "step-10",
+        tree({"state.pt": saved(training), "_SUCCESS": raw(b""), ".done": raw(b"")}),
+        WHOLE,
     ),
 ]

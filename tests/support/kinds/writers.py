@@ -102,6 +102,28 @@ def tensors(**more: torch.Tensor) -> Write:
     return lambda path: save_file({**model(), **more}, path)
 
 
+def longer(path: Path) -> None:
+    torch.save(training(), path)
+    path.write_bytes(path.read_bytes() + b"more" * 9)
+
+
+def shifted(path: Path) -> None:
+    torch.save(training(), path)
+    path.write_bytes(b"junk" * 9 + path.read_bytes())
+
+
+def newlines(path: Path) -> None:
+    torch.save(training(), path)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+
+
+def packed(path: Path) -> None:
+    torch.save(training(), path)
+    with zipfile.ZipFile(path) as plain_zip:
+        members = {name: plain_zip.read(name) for name in plain_zip.namelist()}
+    archive(members, zipfile.ZIP_DEFLATED)(path)
+
+
 # What can happen to a file
 
 

@@ -32,7 +32,7 @@ JOB = Path(__file__).with_name("job.py")
 def run(name: str, *overrides: str, file: Path | None = None) -> dict[str, Any]:
     """The result, as in result.json. The run directory stays in the folder `runs`. `file`: a scenario that is not among
     the ready ones."""
-    source = file or Path(str(files("torchaos.scenarios") / f"{name}.yaml"))
+    source = file or _ready(name)
     report = KEEP / "scenario.json"
     report.unlink(missing_ok=True)
     words = [sys.executable, "-m", "torchaos.harness", "run", str(source), "--out", str(KEEP / "runs")]
@@ -45,6 +45,10 @@ def run(name: str, *overrides: str, file: Path | None = None) -> dict[str, Any]:
         return {"verdict": "error", "reason": "torchaos wrote no result", "recoveries": []}
     found: dict[str, Any] = json.loads(report.read_text())["results"][0]
     return found
+
+
+def _ready(name: str) -> Path:
+    return Path(str(files("torchaos.scenarios") / f"{name}.yaml"))
 
 
 def with_our_job(source: Path) -> str:
@@ -61,8 +65,12 @@ def main(name: str, overrides: list[str]) -> int:
 
         if name == "gpu/xid-79":
             overrides = [*(f"job.env.{key}={json.dumps(path)}" for key, path in driver_library().items()), *overrides]
-            if torch.cuda.device_count() == 1:
-                overrides = ["faults.0.target.rank=0", *overrides]  # rank 1 has no GPU of its own
+            if torch.cuda.device_count() < 3:  # without a spare GPU, torchrun restarts the ranks when the GPU is well
+                command = with_our_job(_ready(name)).replace("--max-restarts 0", "--max-restarts 3")
+                well = ["faults.0.for=4s", "assert.0.health_reaction.excluded=false", command]
+                overrides = [*well, *overrides]
+            if torch.cuda.device_count() == 1:  # rank 1 has no GPU of its own
+                overrides = ["faults.0.target.rank=0", "job.env.CUDA_VISIBLE_DEVICES='0'", *overrides]
     if "nccl" in name:
         need_two_ranks_with_nccl()
         need_nccl_to_read("NVTX_INJECTION64_PATH")

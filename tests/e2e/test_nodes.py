@@ -36,7 +36,10 @@ def test_a_gpu_of_one_node_is_no_other_nodes_gpu(torchaos: RunScenario) -> None:
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed, by which the health agent watches")
     scenario = yaml.safe_load((REPOSITORY / "scenarios/gpu/ecc-double-bit.yaml").read_text())
     command = scenario["job"]["command"].replace("--nproc-per-node 2", "--nnodes 2 --nproc-per-node 1")
+    command = command.replace("--max-restarts 0", "--max-restarts 3")  # no node has a spare GPU
     env = {**scenario["job"]["env"], "TORCHAOS_NVML_GPUS": "1"}
+    del env["CUDA_VISIBLE_DEVICES"]
+    scenario["faults"][0]["for"] = "4s"
     scenario |= {"launcher": "netns", "twin": "none", "job": {**scenario["job"], "command": command, "env": env}}
     scenario["job"] |= {"nodes": 2, "world_size": 2}
     scenario["assert"] = [{"health_reaction": {"noticed": "5s", "drained": "60s"}}, {"completed": {"steps": 60}}]

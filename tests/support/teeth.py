@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -32,7 +33,14 @@ class Tooth:
 
     @property
     def name(self) -> str:
-        return self.defect or ",".join(f"{key}={value}" for key, value in self.set.items())
+        """The defect, and all that is changed in the scenario: the fault may be another one. Of the job only its size
+        is given, which can't be read from a command with a defect."""
+        changes = [f"{key}={_as_json(value)}" for key, value in self.set.items() if key != "job.world_size"]
+        return " ".join([self.defect, *changes]).strip()
+
+
+def _as_json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def names() -> list[str]:
@@ -83,7 +91,7 @@ class Bite:
 
 def bite(name: str, tooth: Tooth | None, out: Path) -> Bite:
     """Run a ready scenario by the command line, as it is or with a tooth."""
-    label = f"{name.replace('/', '-')}{'-' + tooth.name if tooth else ''}"[:100].replace("=", "-")
+    label = re.sub(r"[^\w.-]+", "-", f"{name}-{tooth.name}" if tooth else name)[:100]
     folder = out / label
     folder.mkdir(parents=True, exist_ok=True)
     text = (SCENARIOS / f"{name}.yaml").read_text()
@@ -91,7 +99,7 @@ def bite(name: str, tooth: Tooth | None, out: Path) -> Bite:
     path.write_text(with_defect(text, tooth.defect) if tooth and tooth.defect else text)
     results.unlink(missing_ok=True)
     changes = tooth.set.items() if tooth else ()
-    words = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changes]
+    words = [f"{key}={_as_json(value)}" for key, value in changes]
     sets = [part for word in words for part in ("--set", word)]
     consent = [part for word in yaml.safe_load(text).get("consent", ()) for part in ("--consent", word)]
     begun = time.monotonic()

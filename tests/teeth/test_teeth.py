@@ -39,6 +39,23 @@ def test_each_defect_says_what_is_wrong_and_is_used() -> None:
     assert all(len(words) > 20 for words in DEFECTS.values())
 
 
+def test_the_page_names_the_teeth_that_were_used() -> None:
+    """A result is no evidence for a tooth with another fault: each row names all that was changed, and a row of a tooth
+    that has changed since is stale."""
+    changed = teeth.Tooth("a/b", "restarts", "is_impatient", {"job.world_size": 2, "faults.0.with": {"percent": 60}})
+    assert changed.name == 'is_impatient faults.0.with={"percent": 60}'
+    page = (teeth.REPOSITORY / "docs" / "measured" / "teeth.md").read_text()
+    scenario, seen = "", 0
+    for line in page.partition("|---|")[2].splitlines()[1:]:
+        first, _as_it_is, tooth, *_rest = (
+            (cell.strip() for cell in line.strip("|").split("|")) if "|" in line else ("",) * 3
+        )
+        scenario = first.strip("`") or scenario
+        seen += bool(tooth)
+        assert not tooth or tooth in {own.name for own in TABLE[scenario]}, (scenario, tooth)
+    assert seen > 100
+
+
 def test_a_defect_finds_its_job_in_each_scenario() -> None:
     """The command of a scenario with a defect is still the same job, with defective.py before it."""
     for name, own in TABLE.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from torchaos.harness.cli.interrupt import signals
-from torchaos.harness.cli.options import JOB, PATH, SEED, SET, ScenarioFile, WithCommand, cli
+from torchaos.harness.cli.options import JOB, PATH, QUIET, SEED, SET, ScenarioFile, WithCommand, cli
 from torchaos.harness.cli.run import other_job, plans_of
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.narrowing.bisect import Bisect, Range
@@ -38,9 +38,10 @@ _HERE = ("local", "netns")  # launchers whose ranks see the folders of this mach
 @click.option("--out", type=PATH, default=Path("torchaos-bisect"), show_default=True, help="The folder for the runs.")
 @SEED
 @SET
+@QUIET
 def bisect(
     file: Path, texts: Sequence[str], job_file: Path | None, assertion: str | None, samples: int, out: Path,
-    seed: int | None, overrides: Sequence[str], given: Sequence[str] = (),
+    seed: int | None, overrides: Sequence[str], quiet: bool, given: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Find the release of a package that broke a recovery. Runs SCENARIO with releases from FIRST (default: the
     installed release) to LAST (default: the newest release), or with releases of several packages. FIRST..BAD..LAST
@@ -68,7 +69,7 @@ def bisect(
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
         return [str(file), "--seed", str(one.plan.seed), *one.options], f"{one.plan.scenario}-{key}"
 
-    tries = Tries(packages, prepare, out.absolute(), assertion, click.echo)
+    tries = Tries(packages, prepare, out.absolute(), assertion, (lambda text: None) if quiet else click.echo)
     search = Bisect(ranges, tries, samples)
     with signals() as interrupted:
         interrupted.ends(tries.child)

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from torchaos.harness.agent.quantities import parse_duration
-from torchaos.harness.cli.options import PATH, RUNS, RunFolder, cli
+from torchaos.harness.cli.options import AS_JSON, PATH, RUNS, RunFolder, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.running.nodes import leftovers
@@ -28,7 +28,7 @@ _REAPERS_S = 120.0
 
 
 @cli.command()
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@AS_JSON
 def status(as_json: bool) -> None:
     """Show your runs that are alive or that left something behind."""
     runs, problems = overview()

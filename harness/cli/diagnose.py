@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from torchaos.harness.cli.options import RunFolder, cli
+from torchaos.harness.cli.options import AS_JSON, RunFolder, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
@@ -28,7 +28,7 @@ from torchaos.harness.watching.diagnosis.verdict import Diagnosis
     help="With --pid: also watch the kernel for this time.",
 )
 @click.option("--function", "functions", multiple=True, metavar="LIB:SYMBOL", help="With --kernel: calls to time.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@AS_JSON
 def diagnose(
     folder: Path | None, pid: int | None, kernel: float | None, functions: tuple[str, ...], as_json: bool
 ) -> None:
@@ -38,6 +38,8 @@ def diagnose(
     """
     if pid is None and kernel is not None:
         raise UsageError("--kernel looks at a live job: give the --pid of its torchrun")
+    if functions and kernel is None:
+        raise UsageError("--function times calls while --kernel watches: give --kernel SECONDS too")
     found = _diagnosis(folder, pid)
     if pid is not None and kernel is not None:
         found.problems += watch({rank: one.pid for rank, one in ranks_of(pid).items()}, kernel, functions)

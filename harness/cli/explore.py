@@ -22,12 +22,15 @@ from torchaos.harness.cli.options import (
     JSON,
     JUNIT,
     PATH,
+    QUIET,
     SEED,
     SET,
+    SUMMARY,
     ScenarioFile,
     WithCommand,
     cli,
 )
+from torchaos.harness.cli.results import summarize
 from torchaos.harness.cli.run import GONE, Planned, other_job, plans_of, working_on, write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring.choice import MODELS, models_of
@@ -72,17 +75,20 @@ OUT = Path("torchaos-explored")
 @SET
 @JUNIT
 @JSON
+@SUMMARY
+@QUIET
 def explore(
     file: Path, job_file: Path | None, out: Path, models: Sequence[str], states: int | None, minutes: float | None,
     beyond: int, damage: bool, cold: bool, resume: Path | None, after: str | None, seed: int | None,
-    overrides: Sequence[str], junit_file: Path | None, json_file: Path | None, given: Sequence[str] = (),
+    overrides: Sequence[str], junit_file: Path | None, json_file: Path | None, summary: Path | None, quiet: bool,
+    given: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Try every moment at which the whole job can die.
 
     The job of SCENARIO runs once without faults, and every operation on its checkpoint folder is recorded. Then it is
     resumed from each state that a death could have left there, and its assertions judge each resume. The scenario's own
     faults are left out. COMMAND: as for `torchaos run`."""
-    console = Console()
+    console, progress = Console(), Console(stderr=True, quiet=quiet)
     one = next(plans_of(file, overrides, seed, ask_of, None, out, (), other_job(job_file, given, None)))
     one = replace(one, plan=in_folder(one.plan))
     faults = faults_of(one.plan) if damage else ()
@@ -97,11 +103,11 @@ def explore(
 
     def told(outcome: Outcome, number: int, of: int) -> None:
         with suppress(*GONE):
-            console.print(show.tell_outcome(outcome, number, of), markup=False, highlight=False, soft_wrap=True)
+            progress.print(show.tell_outcome(outcome, number, of), markup=False, highlight=False, soft_wrap=True)
 
     def tell(text: str) -> None:
         with suppress(*GONE):
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            progress.print(text, markup=False, highlight=False, soft_wrap=True)
 
     if after is not None and resume is None:
         raise UsageError("--after names a state of an exploration; name its directory with --resume")
@@ -123,7 +129,7 @@ def explore(
         except OSError as error:
             raise UsageError(f"{error.filename or home}: {error.strerror or error}; choose another --out") from error
     if found is None:
-        tell(f"Nothing was explored: {interrupted.reason}")
+        click.echo(f"Nothing was explored: {interrupted.reason}")
         sys.exit(ExitCode.ROLLBACK if exploration.left else ExitCode.INCONCLUSIVE)
     result = result_of(one.plan, found, str(home), started, time.monotonic() - began_s, exploration.left)
     _write(found, result, home, junit_file, json_file)
@@ -131,7 +137,8 @@ def explore(
         show.show(found, result, console)
         if found.unfinished:
             again += ["--resume", str(first)]
-            tell(f" To go on: {' '.join(mask_words(again))}")
+            console.print(f" To go on: {' '.join(mask_words(again))}", markup=False, highlight=False, soft_wrap=True)
+    summarize([result], summary)
     sys.exit(result.exit_code)
 
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from torchaos.harness.cli.interrupt import signals
-from torchaos.harness.cli.options import CONSENT, JUNIT, PATH, SEED, SET, WEBHOOK, cli
-from torchaos.harness.cli.results import notify
+from torchaos.harness.cli.options import AS_JSON, CONSENT, JUNIT, PATH, QUIET, SEED, SET, SUMMARY, WEBHOOK, cli
+from torchaos.harness.cli.results import notify, summarize
 from torchaos.harness.cli.run import GONE, write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday import page, report
@@ -49,9 +49,11 @@ from torchaos.harness.telling.trends.nights import Night
 @SET
 @CONSENT
 @JUNIT
+@SUMMARY
 @WEBHOOK
+@QUIET
 @click.option("--plan", "only_plan", is_flag=True, help="Print the drawn faults, and do nothing else.")
-@click.option("--json", "as_json", is_flag=True, help="With --plan: as JSON.")
+@AS_JSON
 @click.option("--resume", type=PATH, metavar="DIR", help="Continue a game day that was interrupted.")
 @click.option("--keep", is_flag=True, help="Also keep the run directories of rounds that passed.")
 @click.option(
@@ -60,7 +62,7 @@ from torchaos.harness.telling.trends.nights import Night
 def gameday(
     file: Path | None, out: Path, seed: int | None, overrides: Sequence[str], consent: Sequence[str],
     junit_file: Path | None, only_plan: bool, as_json: bool, resume: Path | None, keep: bool, list_presets: bool,
-    webhook: str | None,
+    summary: Path | None, webhook: str | None, quiet: bool,
 ) -> None:  # fmt: skip
     """Inject faults for hours, at the rates of a real cluster."""
     if as_json and not only_plan:  # else a script that wants to look would start a day of faults
@@ -91,7 +93,7 @@ def gameday(
     if resume is None:
         assert file is not None
         _create(folder, file, plan)
-    sys.exit(_run(day, plan, folder, keep, junit_file, console, webhook))
+    sys.exit(_run(day, plan, folder, keep, junit_file, summary, console, webhook, quiet))
 
 
 def _drawn(day: GameDay, file: Path, seed: int, overrides: Sequence[str], consent: Sequence[str]) -> Day:
@@ -114,11 +116,11 @@ def _create(folder: Path, file: Path, plan: Day) -> None:
 
 
 def _run(
-    day: GameDay, plan: Day, folder: Path, keep: bool, junit_file: Path | None, console: Console,
-    webhook: str | None,
+    day: GameDay, plan: Day, folder: Path, keep: bool, junit_file: Path | None, summary: Path | None, console: Console,
+    webhook: str | None, quiet: bool,
 ) -> ExitCode:  # fmt: skip
     with signals() as interrupted:
-        run = DayRun(day, plan, folder, keep, _tell)
+        run = DayRun(day, plan, folder, keep, (lambda text: None) if quiet else _tell)
         interrupted.ends(run)
         rounds, cut_short = run()
     rounds = settled(rounds)
@@ -134,6 +136,7 @@ def _run(
     write_atomically(folder / "score.json", json.dumps(told, indent=1) + "\n", private=True)
     _write_pages(plan, folder, rounds, score, cases)
     write_reports([result], junit_file, None)
+    summarize([result], summary)
     with suppress(*GONE):
         console.print(Markdown(report.page(plan, str(folder), rounds, score, cases)))
     again = ["torchaos", "gameday", "--resume", str(folder), *(["--junit", str(junit_file)] if junit_file else [])]

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from torchaos.harness.cli import care
 from torchaos.harness.cli.interrupt import signals
-from torchaos.harness.cli.options import PATH, WithCommand, cli
+from torchaos.harness.cli.options import PATH, QUIET, WithCommand, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.record import Record
@@ -40,7 +40,8 @@ _STEP, _TIMEOUT_S = 18, 600.0  # used unless the run without faults shows better
     "-o", "--output", type=PATH, default=Path("kill-rank.yaml"), show_default=True, help="The scenario to write."
 )
 @click.option("--no-look", is_flag=True, help="Do not run the job.")
-def init(output: Path, no_look: bool, given: Sequence[str] = ()) -> None:
+@QUIET
+def init(output: Path, no_look: bool, quiet: bool, given: Sequence[str] = ()) -> None:
     """Write a first scenario for your job, and show what was seen of it. COMMAND starts your job, such as `torchaos
     init -- torchrun train.py`. The job's script is read, and then the job is run once without a fault. No file is ever
     overwritten."""
@@ -56,7 +57,7 @@ def init(output: Path, no_look: bool, given: Sequence[str] = ()) -> None:
     if not given:
         _tell("check", ["it has an example for a command; write yours there"])
         return
-    code = ExitCode.PASSED if no_look else _look(output, draft, text)
+    code = ExitCode.PASSED if no_look else _look(output, draft, text, quiet)
     if no_look:
         _tell("check", [f"step {_STEP} for the kill: it must lie between two checkpoints, before the job's end"])
     _tell("next", [f"torchaos plan {output}", f"torchaos run {output}"])
@@ -83,10 +84,10 @@ def _tell(label: str, lines: Sequence[str]) -> None:
         click.echo(f"  {label:<9} {line}")
 
 
-def _look(output: Path, draft: Draft, text: str) -> ExitCode:
+def _look(output: Path, draft: Draft, text: str, quiet: bool) -> ExitCode:
     """Runs the job once without faults, prints what was seen, and puts the values that were seen into the scenario."""
     plan = make_plan(load(output), output, 0)
-    look = Look(plan, partial(Live, console=Console(stderr=True)))
+    look = Look(plan, partial(Live, console=Console(stderr=True, quiet=quiet)))
     runs = f"runs the job once without faults, for at most {_TIMEOUT_S / 60:.0f} min; with --no-look it doesn't"
     _tell("look", ["at a run without faults, which is kept from before" if look.is_made else runs])
     with signals() as interrupted, at_work([plan.scenario]), TemporaryDirectory(prefix="torchaos-") as scratch:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from torchaos.harness import registry
-from torchaos.harness.cli.options import AS_JSON, FILES, JSON, JUNIT, RUN_DIR, RUN_DIRS, SET, VERBOSE, cli
+from torchaos.harness.cli.options import AS_JSON, FILES, JSON, JUNIT, RUN_DIR, RUN_DIRS, SET, SUMMARY, VERBOSE, cli
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.grammar import GameDay
@@ -42,13 +42,20 @@ _HOME = "https://github.com/torchaos/torchaos/schema"  # of the names of the sch
 @RUN_DIRS
 @JUNIT
 @JSON
+@SUMMARY
 @VERBOSE
-def judge(folders: Sequence[Path], junit_file: Path | None, json_file: Path | None, verbose: bool) -> None:
+def judge(
+    folders: Sequence[Path], junit_file: Path | None, json_file: Path | None, summary: Path | None, verbose: bool
+) -> None:  # fmt: skip
     """Judge run directories again, offline."""
     results = [judge_folder(RunDir(folder.absolute()).check()) for folder in folders]
     for result in results:
         show.show(result, Console(), _page_of(result), whole=verbose)
     write_reports(results, junit_file, json_file)
+    if summary:
+        from torchaos.harness.cli.results import summarize
+
+        summarize(results, summary)
     sys.exit(worst([ExitCode(result.exit_code) for result in results]))
 
 

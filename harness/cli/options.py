@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 from torchaos.harness.agent.stamps import ranks_in
 from torchaos.harness.cli.commands import Commands
+from torchaos.harness.cli.json_out import json_option
 
 if TYPE_CHECKING:
     _PathType = click.ParamType[Path]
@@ -110,8 +111,8 @@ SEED = click.option(
 )
 ATTACH = click.option("--attach", type=int, metavar="PID", help="Use the torchrun that runs as PID, not job.command.")
 JUNIT = click.option("--junit", "junit_file", type=PATH, callback=_begin_anew, help="Write JUnit XML here.")
-JSON = click.option("--json", "json_file", type=PATH, help="Write all results as JSON here.")
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+JSON = json_option
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the text.")
 VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print everything, not only what matters most.")
 QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress, only results.")
 SUMMARY = click.option("--summary", type=PATH, help="Write short Markdown here, for a pull request or a CI step.")

@@ -124,7 +124,7 @@ def summarize(results: Sequence[Result], path: Path | None) -> None:
 @_OUT
 @_DB
 @click.option("--last", type=click.IntRange(1), default=20, show_default=True, help="The last N runs of each scenario.")
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@AS_JSON
 @click.option("--html", "page", type=PATH, help="Write a page over all runs here.")
 @click.option("--prometheus", type=PATH, help="Write metrics of the newest runs here, as Prometheus text.")
 def history(
@@ -146,11 +146,11 @@ def history(
     except OSError as error:
         raise UsageError(f"{error.filename}: it can't be written: {error.strerror}") from error
     if page or prometheus:
-        click.echo("\n".join(str(path) for path in (page, prometheus) if path))
-    elif as_json:
+        click.echo("\n".join(str(path) for path in (page, prometheus) if path), err=as_json)
+    if as_json:
         told = [{**run.result.to_json(), "commit": run.commit} for run in runs]
         click.echo(json.dumps([*told, *({**day.raw, "folder": day.folder} for day in days)]))
-    else:
+    elif not page and not prometheus:
         compared.history(_last(runs, last), Console())
         compared.nights(days[-last:], Console())
 

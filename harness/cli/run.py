@@ -23,6 +23,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.cli import care
 from torchaos.harness.cli.interrupt import Interrupt, signals
 from torchaos.harness.cli.options import (
+    AS_JSON,
     AT_LEAST,
     ATTACH,
     CONFIDENCE,
@@ -288,7 +289,7 @@ def _result_of(scenario_run: ScenarioRun) -> Result:
 @SET
 @ATTACH
 @CONSENT
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@AS_JSON
 def plan(
     files: Sequence[Path], seed: int | None, overrides: Sequence[str], attach: int | None, consent: Sequence[str],
     as_json: bool, job_file: Path | None, given: Sequence[str] = (),

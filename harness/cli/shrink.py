@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from torchaos.harness.cli.interrupt import signals
-from torchaos.harness.cli.options import PATH, RUN_DIR, cli
+from torchaos.harness.cli.options import PATH, QUIET, RUN_DIR, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.machine.disk import write_atomically
@@ -33,7 +33,8 @@ from torchaos.harness.scenario.yaml_source import dumped
 @click.option(
     "--out", type=PATH, default=Path("torchaos-shrink"), show_default=True, help="The folder for the runs of the tries."
 )
-def shrink(folder: Path, tries: int, fails: int, output: Path, out: Path) -> None:
+@QUIET
+def shrink(folder: Path, tries: int, fails: int, output: Path, out: Path, quiet: bool) -> None:
     """Find the smallest set of a game day's faults that still fails.
 
     RUN_DIR is a run that failed, or a game day, whose first failed round is used."""
@@ -41,7 +42,7 @@ def shrink(folder: Path, tries: int, fails: int, output: Path, out: Path) -> Non
         raise UsageError(f"--fails {fails} of --tries {tries} is impossible; write a smaller number")
     found = RunDir(_failed_round(folder.absolute())).check()
     home = (out / f"{found.root.name}-{datetime.now():%Y%m%d-%H%M%S}").absolute()
-    task = Shrink.of(found, judge(found), home, tries, fails, click.echo)
+    task = Shrink.of(found, judge(found), home, tries, fails, (lambda text: None) if quiet else click.echo)
     with signals() as interrupted:
         interrupted.ends(task.child)
         smallest = task()

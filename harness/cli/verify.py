@@ -18,7 +18,7 @@ from torchaos.harness.checkpoints.formats.names import UNFINISHED
 from torchaos.harness.checkpoints.layout import Checkpoint, Problem, Trouble
 from torchaos.harness.checkpoints.verify import Manifests, Verified
 from torchaos.harness.checkpoints.verify import verify as verify_one
-from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.cli.options import AS_JSON, PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import ExitCode, worst
 
@@ -29,7 +29,7 @@ _SHOWN = 20  # so many problems of a checkpoint are printed
 @click.argument("path")
 @click.option("--all", "every", is_flag=True, help="All checkpoints under PATH, not only the newest.")
 @click.option("--manifest", type=PATH, metavar="DIR", help="The run directory (or a folder of manifests) of the job.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@AS_JSON
 def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None:
     """Check a checkpoint for damage. PATH is a checkpoint, or a folder or URL whose newest checkpoint is checked. The
     command checks the structure, the checkpoint's own CRCs, NaN, and the digests that were taken at the save. Nothing

@@ -1,6 +1,7 @@
-"""Reads a directory of PyTorch Flight Recorder dumps: pickles of NCCL and gloo, and the JSON form.
+"""Reads a directory of PyTorch Flight Recorder dumps: pickles of NCCL and gloo, the JSON form, and those of torchcomms.
 
-Format: torch/csrc/distributed/c10d/FlightRecorder*, versions 2.0 to 2.10 (`collective_seq_id`) and before (`seq_id`).
+Format: torch/csrc/distributed/c10d/FlightRecorder*, versions 2.0 to 2.10 (`collective_seq_id`) and before (`seq_id`);
+torchcomms: comms/torchcomms/hooks/fr, whose numbers count the calls of all groups, and which does not mark messages.
 Fields that a version lacks are left out; nothing in a file is trusted.
 """
 
@@ -19,17 +20,23 @@ from torchaos.harness.watching.diagnosis import pickles
 from torchaos.harness.watching.diagnosis.calls import Call, Calls, RankCalls, ranges
 
 _NAME = re.compile(r"rank[_-]?(\d+)[^/]*(?<!\.log)(?<!\.txt)$|(\d+)(?:\.(?:pkl|pickle|json|dump|trace|bin))?$")
+_OF_A_DUMP = re.compile(r"rank|trace|dump|fr_", re.IGNORECASE)
 _PAIR = re.compile(r"(send|recv)\s+(\d+)\s*(->|<-)\s*(\d+)")
 _COALESCED = "coalesced"
 _MOST_BYTES, _MOST_ENTRIES, _MOST_FILES = 256 << 20, 100_000, 20_000
-_EQUAL_SIZES = frozenset({"all_reduce", "all_gather_base", "reduce_scatter_base"})
+_EQUAL_SIZES = frozenset({
+    "all_reduce", "all_gather_base", "reduce_scatter_base", "all_gather_single", "reduce_scatter_single",
+    "all_to_all_single", "broadcast", "reduce",
+})  # fmt: skip
+_UNPAIRED = ("send", "recv", "batch_op_issue")  # torchcomms does not say with which rank
 
 
 def read_folder(folder: Path) -> Calls:
-    """Reads every file whose name ends in a rank's number, as torch names its dumps. Raises UsageError if there is none
-    or none can be read."""
+    """Reads every file whose name ends in a rank's number, as torch names its dumps. If the folder has none: those in
+    its subfolders, such as one for each node. Raises UsageError if there is none or none can be read."""
     try:
         paths = sorted(path for path in folder.iterdir() if _NAME.search(path.name) and path.is_file())
+        paths = paths or _in_subfolders(folder)
     except OSError as error:
         raise UsageError(f"{folder}: it can't be read: {error.strerror}") from error
     if not paths:
@@ -42,20 +49,21 @@ def read_folder(folder: Path) -> Calls:
     named: set[int] = set()
     unreadable: set[int] = set()
     for path in paths[:_MOST_FILES]:
+        shown = path.relative_to(folder)
         try:
             raw, problem = _read(path)
+            record = _rank_calls(raw, _rank_by_name(path), path.stat().st_mtime, torn=bool(problem))
         except (OSError, ValueError) as error:
-            problems.append(f"{path.name}: can't be used: {getattr(error, 'strerror', None) or error}")
+            problems.append(f"{shown}: can't be used: {getattr(error, 'strerror', None) or error}")
             unreadable.add(_rank_by_name(path))
             continue
-        problems += [f"{path.name}: {problem}"] if problem else []
-        record = _rank_calls(raw, _rank_by_name(path), path.stat().st_mtime, torn=bool(problem))
+        problems += [f"{shown}: {problem}"] if problem else []
         named.add(record.rank)
         if record.says_nothing:
-            problems.append(f"{path.name}: it holds no collectives")
+            problems.append(f"{shown}: it holds no collectives")
             continue
         if (earlier := found.get(record.rank)) is not None:
-            problems.append(f"{path.name}: a second dump of rank {record.rank}; the newer one is used")
+            problems.append(f"{shown}: a second dump of rank {record.rank}; the newer one is used")
             record = max(earlier, record, key=_newest)
         found[record.rank] = record
     if not found:
@@ -63,8 +71,23 @@ def read_folder(folder: Path) -> Calls:
     named |= unreadable
     world = sorted({*named, *(rank for record in found.values() for ranks in record.groups.values() for rank in ranks)})
     missing = [rank for rank in world if rank not in found and rank not in named]
+    twice = [rank for rank, many in Counter(map(_rank_by_name, paths)).items() if many > 1]
+    if twice and missing and paths[0].parent != folder:
+        raise UsageError(
+            f"{folder}: its folders have several dumps of {ranges(twice)}, and none of {ranges(missing)}; the number "
+            "at the end of a dump's name must be the global rank, and all dumps must be of one attempt"
+        )
     problems += [f"rank {rank}: there is no dump of it" for rank in missing]
     return Calls(_with_unique_names(found), tuple(problems), tuple(world), frozenset(unreadable - found.keys()))
+
+
+def _in_subfolders(folder: Path) -> list[Path]:
+    """The dumps one folder below, or if there are none, two folders below. A bare number is no name of a dump there."""
+    for pattern in ("*/*", "*/*/*"):
+        paths = [path for path in folder.glob(pattern) if _OF_A_DUMP.search(path.name) and _NAME.search(path.name)]
+        if found := sorted(path for path in paths if path.is_file()):
+            return found
+    return []
 
 
 def _with_unique_names(ranks: dict[int, RankCalls]) -> dict[int, RankCalls]:
@@ -130,8 +153,8 @@ def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool
     sure = set.intersection(*map(set, groups.values())) if groups else set()
     if sure and rank not in sure and len(sure) == 1:  # the file was renamed: the groups in it show its rank
         (rank,) = sure
-    entries = [entry for entry in _list(dump.get("entries"))[-_MOST_ENTRIES:] if isinstance(entry, dict)]
-    entries = entries[:-1] if torn else entries  # the last entry may be cut
+    kept = [entry for entry in _list(dump.get("entries"))[-_MOST_ENTRIES:] if isinstance(entry, dict)]
+    entries = _numbered_by_group(kept[:-1] if torn else kept)  # the last entry may be cut
     status = {str(key): value for key, value in _dict(dump.get("pg_status")).items() if isinstance(value, dict)}
     torn = torn or _lacks_entries(entries, status)
     calls = _calls(entries, groups, status)
@@ -139,6 +162,24 @@ def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool
     clipped = not calls or calls[0].order > 0
     moving = not torn and _moving(entries, status)
     return RankCalls(rank, calls, groups, entered, completed, written_s, clipped, torn, moving, copied=True)
+
+
+def _numbered_by_group(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The entries with numbers that count the collectives of each group, as torch's do, and not those of all groups
+    together, as torchcomms' do. Raises ValueError if they can't be counted, since older ones are missing."""
+    counts = {_int(e.get("collective_seq_id"), -1) - _int(e.get("record_id"), -2) for e in entries}
+    unpaired = any(_op(entry) in _UNPAIRED for entry in entries)
+    if len(counts) != 1 or not (unpaired or len({_group_of(entry) for entry in entries}) > 1):
+        return entries
+    if min(_int(entry.get("record_id")) for entry in entries) > 0:
+        raise ValueError("its numbers count the calls of all groups, and its oldest calls are missing")
+    seen: Counter[str] = Counter()
+    found = []
+    for entry in entries:
+        if _op(entry) not in _UNPAIRED:
+            found.append({**entry, "collective_seq_id": seen[_group_of(entry)]})
+            seen[_group_of(entry)] += 1
+    return found
 
 
 def _moving(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[str, Any]]) -> bool:

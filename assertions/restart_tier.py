@@ -1,4 +1,4 @@
-"""How was the job brought back after each fault: by torchelastic in place, on another node, or by a new submission?
+"""How was the job brought back after each fault: in place, on another node, or by a new submission?
 These tiers are those of multi-level restart (Baidu). Each tier costs more than the tier before it."""
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Tier = Literal["none", "in_place", "node_replaced", "shrunk", "grown", "resubmit
 TIERS: tuple[Tier, ...] = ("none", "in_place", "node_replaced", "shrunk", "grown", "resubmitted")
 _WORDS = {
     "none": "went on without a restart",
-    "in_place": "was restarted in place, by torchelastic on the same nodes",
-    "node_replaced": "was restarted by torchelastic on other nodes, or on a node that was started anew",
-    "shrunk": "was restarted by torchelastic with fewer ranks or nodes than before",
-    "grown": "was restarted by torchelastic with more ranks or nodes than before",
+    "in_place": "was restarted in place, on the same nodes",
+    "node_replaced": "was restarted on other nodes, or on a node that was started anew",
+    "shrunk": "was restarted with fewer ranks or nodes than before",
+    "grown": "was restarted with more ranks or nodes than before",
     "resubmitted": "was submitted again as a whole",
 }
 

@@ -24,7 +24,8 @@ from torchaos.plugin import (
     passed,
 )
 
-Who = Literal["torchelastic", "resubmission"]
+Who = Literal["torchelastic", "resubmission", "command"]
+_BY = {"torchelastic": "torchelastic", "resubmission": "resubmission", "command": "another torchrun of its command"}
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,10 @@ class Restart:
 
 @dataclass(frozen=True)
 class Restarts(Assertion):
-    """At most `max` restarts (default: one for each fault that landed), at least `min`, all by `who`. With
-    `gives_up_within`, the job must end with an error within that many seconds after the first fault, and no recovery is
-    expected. A restart is counted separately if the job was done and aborted only while it exited."""
+    """At most `max` restarts (default: one for each fault that landed), at least `min`, all by `who` (`command`: the
+    job's command started another torchrun). With `gives_up_within`, the job must end with an error within that many
+    seconds after the first fault, and no recovery is expected. A restart is counted separately if the job was done and
+    aborted only while it exited."""
 
     name = "restarts"
     harm = Harm.SLOW
@@ -115,11 +117,13 @@ def restarts_of(run: Record, last_step: int | None) -> tuple[list[Restart], int]
     """The restarts of the job, and the number of restarts after the job was done."""
     done = {abort.attempt for abort in teardown_aborts(run, last_step)}
     pairs = list(pairwise(run.history.attempts))
-    found = [
-        Restart("torchelastic" if old.submission == new.submission else "resubmission", new.number, _why(run, old))
-        for old, new in pairs
-        if old.number not in done
-    ]
+    begun = {event.attempt for event in run.of_kind(Kind.TORCHRUN) if not event.data["ended"]}
+    found = []
+    for old, new in pairs:
+        if old.number not in done:
+            within: Who = "command" if new.number in begun else "torchelastic"
+            who = within if old.submission == new.submission else "resubmission"
+            found.append(Restart(who, new.number, _why(run, old)))
     return found, len(pairs) - len(found)
 
 
@@ -142,7 +146,5 @@ def _words(found: Sequence[Restart]) -> str:
     if not found:
         return "the job was not restarted"
     times = "once" if len(found) == 1 else f"{len(found)} times"
-    by = " and ".join(
-        sorted({"torchelastic" if restart.who == "torchelastic" else "resubmission" for restart in found})
-    )
+    by = " and ".join(sorted({_BY[restart.who] for restart in found}))
     return f"the job was restarted {times}, by {by}: {found[0].why}"

@@ -13,7 +13,7 @@ from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import absences, absent_in_words, why_no_steps
 from torchaos.harness.judging.twins.agreement import before, common, history_of, unreported, until
-from torchaos.harness.judging.twins.computed import Computed, equal_but_for_rounding, other_inputs
+from torchaos.harness.judging.twins.computed import Computed, equal_but_for_rounding, in_words, other_inputs
 from torchaos.harness.judging.twins.first_uses import FirstUses, came_earlier, indices_of
 from torchaos.harness.judging.twins.sample_words import ONE_SUM, differ_somehow, differs, story
 from torchaos.harness.judging.twins.samples import (
@@ -138,16 +138,18 @@ def _against(
     contents = partial(in_order, by_sum=by_sum)
     times = cache(lambda: Counter(map(contents, theirs.values())))
     other = not_surely_same(ours, theirs)
-    computed, rounded = Computed(history, ours, theirs), list[int]()
+    computed, rounded, words = Computed(history, ours, theirs), list[int](), ""
     for step in sorted({*other, *(step for step in blind if step in ours or step in theirs)}):
         mine, twins = ours.get(step, {}), theirs.get(step, {})
         if step in blind or not (all_known(mine) and all_known(twins)):
             unseen = unseen or inconclusive(f"the samples of step {step} were not all seen")
         elif not are_same(mine, twins) and not (contents(mine) == contents(twins) and times()[contents(twins)] == 1):
             follows = computed.follows(step)
-            if follows and (is_rounding := computed.may_be_rounded(step)) is not None:
+            alike = not follows and computed.are_named_alike(step)
+            if (follows or alike) and (is_rounding := computed.may_be_rounded(step)) is not None:
+                words = words or in_words(alike)
                 rounded += [step]
-                unseen = unseen or (None if is_rounding else _unclear(step))
+                unseen = unseen or (None if is_rounding else _unclear(step, words))
                 continue
             differ = differ_somehow(ours, theirs, step) if by_sum else differs(history, ours, theirs, step)
             return _uneven(theirs) or (other_inputs(step) if follows else differ)
@@ -155,8 +157,8 @@ def _against(
         total = _total(ours.without(rounded))
         return passed(
             f"the samples of {len(ours) - len(rounded)} steps were consumed exactly as in the twin. The samples of "
-            f"{_steps(rounded)} have no indices and come from no data loader: the job computes them, from parameters "
-            "that differ by rounding, so that their digests can't be compared. The losses agree except for rounding",
+            f"{_steps(rounded)} {words}, from parameters that differ by rounding, so that their digests can't be "
+            "compared. The losses agree except for rounding",
             samples=total, skipped=0, repeated=0, not_compared=len(rounded),
         )  # fmt: skip
     total = _total(ours)
@@ -170,11 +172,10 @@ def _against(
     )  # fmt: skip
 
 
-def _unclear(step: int) -> Finding:
+def _unclear(step: int, words: str) -> Finding:
     return inconclusive(
-        f"the samples of step {step} differ from the twin's. They have no indices and come from no data loader: the "
-        "job computes them, and after a restart of three or more ranks its parameters may differ by rounding. The "
-        "losses do not show whether they differ by more",
+        f"the samples of step {step} differ from the twin's. They {words}, and after a restart of three or more ranks "
+        "its parameters may differ by rounding. The losses do not show whether they differ by more",
         step=step,
     )
 

@@ -88,3 +88,20 @@ def test_nothing_seen_is_inconclusive(trainer: Any) -> None:
     """Without any attempt there is nothing to count."""
     run = trainer().record()
     assert Restarts().judge(replace(run, events=()), []).outcome is Outcome.INCONCLUSIVE
+
+
+def test_another_torchrun_of_the_same_command(trainer: Any) -> None:
+    """A script that starts torchrun again has restarted its ranks itself; torchelastic has not."""
+    run = trainer(kills=KILL).record()
+    up_s = next(e.mono_s for e in run.events if e.attempt == 1)
+    begins = [
+        Event(Kind.TORCHRUN, f"torchrun-a{n}", 0, 0.0, at_s, None, n, data={"pid": 7, "start_ticks": 1, "ended": False})
+        for n, at_s in ((0, 1.0), (1, up_s - 0.01))
+    ]
+    again = replace(run, events=tuple(sorted((*run.events, *begins), key=lambda e: e.mono_s)))
+    finding = Restarts(who="command").judge(again, [])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert finding.reason.startswith("the job was restarted once, by another torchrun of its command: rank 1")
+    assert Restarts(who="torchelastic").judge(again, []).outcome is Outcome.FAILED
+    only = replace(run, events=tuple(sorted((*run.events, begins[0]), key=lambda e: e.mono_s)))
+    assert Restarts(who="torchelastic").judge(only, []).outcome is Outcome.PASSED

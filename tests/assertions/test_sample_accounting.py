@@ -194,7 +194,7 @@ def test_epochs_that_leave_out_a_rest_are_no_replay(trainer: Any) -> None:
 def test_unseen_samples_are_inconclusive_by_name(trainer: Any) -> None:
     """Nothing seen in the run, in the twin, or in one step: inconclusive, and it says which."""
     run, twin, blind = trainer(kills=KILL).record(), trainer().record(), trainer(samples_seen=False).record()
-    assert "no sample was seen: no batch" in SampleAccounting().judge(blind, [twin]).reason
+    assert "no sample was seen: the model got no input" in SampleAccounting().judge(blind, [twin]).reason
     assert "the twin's samples were not seen" in SampleAccounting().judge(run, [blind]).reason
     holed = [
         replace(e, data={**e.data, "samples": [None]}) if e.step == 3 and e.kind is Kind.STEP else e for e in run.events
@@ -435,6 +435,19 @@ def _computed(run: Any, off: float = 0.0, after: int = 16) -> Any:
     return replace(run, events=tuple(events))
 
 
+def _as_buffer(run: Any, by: int = 0) -> Any:
+    """The record of a job that trains on a buffer of what it computed, by a data loader. `by`: the indices of the steps
+    after step 16 in attempt 1 are so many further on."""
+    first = {(e.attempt, e.rank, e.step): 100 * (15 * (e.attempt or 0) + (e.step or 0)) for e in run.events}
+    events = (
+        replace(e, data={**e.data, "phases": {"data": 0.01}, "indices": [
+            first[e.attempt, e.rank, e.step] + 4 * (e.rank or 0) + row + by * (e.attempt == 1 and (e.step or 0) > 1)
+            for row in range(4)
+        ]}) if e.kind is Kind.STEP else e for e in run.events
+    )  # fmt: skip
+    return replace(run, events=tuple(events))
+
+
 def _with_loader(run: Any) -> Any:
     """The record with a data loader that gives the batches."""
     events = (replace(e, data={**e.data, "phases": {"data": 0.01}}) if e.kind is Kind.STEP else e for e in run.events)
@@ -478,6 +491,14 @@ def test_samples_of_a_data_set_are_not_computed(trainer: Any) -> None:
         replace(e, data={**e.data, "indices": [1, 2, 3, 4]}) if e.kind is Kind.STEP else e for e in off.events
     ))  # fmt: skip
     assert SampleAccounting().judge(named, [same]).outcome is Outcome.FAILED
+    buffered, twins = _as_buffer(off), _as_buffer(same)
+    finding = SampleAccounting().judge(buffered, [twins])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "The samples of 14 steps (17 to 30) have the twin's indices and other contents" in finding.reason
+    shifted = SampleAccounting().judge(_as_buffer(off, 4), [twins])
+    assert (shifted.outcome, shifted.first) == (Outcome.FAILED, First(What.SAMPLES, 17)), shifted.reason
+    augmented = SampleAccounting().judge(_as_buffer(_computed(run, 1e-7, 15)), [twins])
+    assert (augmented.outcome, augmented.first) == (Outcome.FAILED, First(What.SAMPLES, 16)), augmented.reason
     of_step = {(e.rank, e.step): e.data["samples"] for e in same.events if e.kind is Kind.STEP}
     again = replace(off, events=tuple(
         replace(e, data={**e.data, "samples": of_step[e.rank, 7]})

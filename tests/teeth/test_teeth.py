@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import teeth
+import toxiproxied
 import yaml
 
 from torchaos.harness import registry
@@ -90,10 +91,17 @@ def _asserted(name: str) -> set[str]:
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("name", ["network/delay", "node/freeze", "numeric/nan-gradient", "storage/disk-full"])
+@pytest.mark.parametrize(
+    "name", [
+        "network/delay", "node/freeze", "numeric/nan-gradient", "proxy/rendezvous-latency", "resume/epoch-end",
+        "storage/disk-full",
+    ],
+)  # fmt: skip
 def test_a_ready_scenario_of_each_family_passes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job that a scenario comes with passes it; other families have such a test in tests/e2e."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if name.startswith("proxy/"):
+        monkeypatch.setenv("PATH", toxiproxied.server_on_path(tmp_path)["PATH"])
     bite = teeth.bite(name, None, tmp_path)
     if bite.verdict == "refused":
         pytest.skip(bite.reason)

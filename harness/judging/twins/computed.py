@@ -45,11 +45,18 @@ class Computed:
         step after a restart they come from what was restored, and must be the twin's. Samples that the twin used in
         another step were not computed."""
         mine, twins = self._ours.get(step, {}), self._theirs.get(step, {})
-        resumed = {(attempt.number, attempt.base + 1) for attempt in self._history.attempts if attempt.base is not None}
-        if not mine or not twins or any((one.attempt, step) in resumed for one in mine.values()):
+        if not mine or not twins or self._resumed_in(step):
             return False
         other = (counts_of(mine) - counts_of(twins)).keys()
         return may_be_computed(mine, twins) and _as_many(mine, twins) and not other & self._used
+
+    def are_named_alike(self, step: int) -> bool:
+        """Whether the samples of the step have the twin's indices: none was skipped or repeated, but the job may have
+        computed their contents, as for a buffer of what its policy met."""
+        mine, twins = self._ours.get(step, {}), self._theirs.get(step, {})
+        if mine.keys() != twins.keys() or self._resumed_in(step):
+            return False
+        return all(one.indices and one.indices == twins[rank].indices for rank, one in mine.items())
 
     def may_be_rounded(self, step: int) -> bool | None:
         """Whether rounding explains the difference, as may_be_rounding() says it of the losses. False also if losses
@@ -58,6 +65,10 @@ class Computed:
         if first is None or step < first or self._losses_agree is None:
             return None
         return self._losses_agree
+
+    def _resumed_in(self, step: int) -> bool:
+        begun = {(attempt.number, attempt.base + 1) for attempt in self._history.attempts if attempt.base is not None}
+        return any((one.attempt, step) in begun for one in self._ours.get(step, {}).values())
 
     @cached_property
     def _losses_agree(self) -> bool | None:
@@ -72,11 +83,18 @@ class Computed:
         return set(total_of(self._theirs.values(), digests_of))
 
 
+def in_words(named_alike: bool) -> str:
+    """A clause about samples that may be computed."""
+    if named_alike:
+        return "have the twin's indices and other contents: the job may compute them"
+    return "have no indices and come from no data loader: the job computes them"
+
+
 def other_inputs(step: int) -> Finding:
     """The failure of a step whose samples differ and may have been computed."""
     return failed(
-        f"step {step} trained on other samples than in the twin, which the twin never used. They have no indices and "
-        "come from no data loader: the job computes them, and they follow from what it computed before",
+        f"step {step} trained on other samples than in the twin, which the twin never used. They "
+        f"{in_words(False)}, and they follow from what it computed before",
         First(What.COMPUTED, step), step=step,
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from torchaos.harness.record.result import Case, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling import html
 from torchaos.harness.telling.html import page
-from torchaos.harness.telling.html.account import checkpoints_of, samples_of
+from torchaos.harness.telling.html.account import checkpoints_of, folded, samples_of
 from torchaos.harness.telling.html.curves import curves_of
 from torchaos.harness.telling.html.event_words import words
 from torchaos.harness.telling.html.evidence import hangs_of, logs_of
@@ -260,6 +260,17 @@ def test_checkpoints_have_their_state(run: RunDir) -> None:
     states = {one["name"]: (one["state"], one["good"]) for one in checkpoints_of(Record.load(run))}
     assert states["step-14"] == ("damaged", False)
     assert next(state for name, (state, _) in states.items() if "step-10" in name).startswith("it no longer exists")
+
+
+def test_many_checkpoints_that_the_job_removed_are_one_row(run: RunDir) -> None:
+    """A job that keeps its newest two leaves one row for all the others; one that was loaded keeps its own."""
+    rows = checkpoints_of(Record.load(run))
+    gone = {**rows[0], "state": "it no longer exists", "loaded": []}
+    many = [{**gone, "name": f"step-{step}"} for step in range(40)]
+    many[20]["loaded"] = [1]
+    short = [row["name"] for row in folded([*many, *rows[-2:]])]
+    assert short == ["step-0 to step-19: 20 checkpoints", "step-20", "step-21 to step-39: 19 checkpoints",
+                     *(row["name"] for row in rows[-2:])]  # fmt: skip
 
 
 def test_one_file_that_is_overwritten_has_a_row_for_each_save() -> None:

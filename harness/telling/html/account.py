@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os.path
 from collections import Counter
@@ -20,6 +21,8 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Executions, StepTable
 
 _MOST_ROWS = 12
+_GONE = "it no longer exists"
+_SHOWN = 3  # successive checkpoints that no longer exist
 
 
 def samples_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
@@ -113,6 +116,23 @@ def checkpoints_of(run: Record) -> list[dict[str, Any]]:
     return rows + [_there(name, entry, _loads(run, name)) for name, entry in entries.items() if name not in saves]
 
 
+def folded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a table, with one row in place of several successive checkpoints that no longer exist, which a job
+    that keeps its newest ones leaves behind."""
+    short: list[dict[str, Any]] = []
+    for is_gone, group in itertools.groupby(rows, lambda row: row["state"] == _GONE and not row["loaded"]):
+        some = list(group)
+        if is_gone and len(some) > _SHOWN:
+            first, last = some[0], some[-1]
+            names = f"{first['name']} to {last['name']}: {len(some)} checkpoints"
+            short.append(
+                {**last, "name": names, "step": None, "at": None, "blocked": None, "state": "they no longer exist"}
+            )
+        else:
+            short += some
+    return short
+
+
 def _below(path: str, roots: Sequence[str], entries: Mapping[str, Any]) -> str:
     """The name of the checkpoint in the inventory. Names are compared by the end of the path, because a run directory
     may have been moved. If the inventory lacks the checkpoint: its path below the first of these folders that contains
@@ -147,7 +167,7 @@ def _gone(run: Record, later: Save | None, looked: bool) -> str:
     if later is not None:
         return "overwritten" if later.global_step is None else f"overwritten in step {later.global_step}"
     if looked:
-        return "it no longer exists"
+        return _GONE
     if Need.INVENTORY in run.plan.collect:
         return "not read: the run ended too early"
     return "not read: no assertion, such as checkpoint_integrity, needed it"

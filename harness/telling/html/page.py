@@ -23,7 +23,7 @@ from torchaos.harness.record.result import Recovery, Result
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.words import seconds_in_words
-from torchaos.harness.telling.html.account import checkpoints_of, samples_of
+from torchaos.harness.telling.html.account import checkpoints_of, folded, samples_of
 from torchaos.harness.telling.html.curves import curves_of
 from torchaos.harness.telling.html.event_words import words
 from torchaos.harness.telling.html.evidence import dumps_of, hangs_of, logs_of, stamps_of
@@ -76,7 +76,7 @@ def text(
         ],
         "recoveries": [_recovery(recovery) for recovery in result.recoveries],
         "landed": len(landings(run)), "has_steps": bool(curves["steps"]), "curves": curves,
-        "samples": samples_of(run, twins), "checkpoints": checkpoints_of(run),
+        "samples": samples_of(run, twins), "checkpoints": folded(checkpoints_of(run)),
         "logs": logs_of(folder, run), "hangs": hangs_of(run), "dumps": dumps_of(folder),
         "gpus": gpus,
         "story": _story(run), "environment": _environment(run), "job": _job(run),

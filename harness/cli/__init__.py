@@ -27,10 +27,11 @@ def main() -> None:
     # Else the end of the interpreter searches all objects for cycles, a sixth of the time of a short command.
     atexit.register(gc.freeze)
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="torchaos", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
-        sys.exit(ExitCode.USAGE)
+        context = getattr(error, "ctx", None)
+        hint = f"; see `{context.command_path} --help`" if context else ""
+        _fail(error.format_message().rstrip(".") + hint, ExitCode.USAGE)
     except click.Abort:
         sys.exit(ExitCode.INCONCLUSIVE)
     except ChaosError as error:

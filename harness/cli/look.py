@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,8 +13,21 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from torchaos.harness import registry
-from torchaos.harness.cli.options import AS_JSON, FILES, JSON, JUNIT, RUN_DIR, RUN_DIRS, SET, SUMMARY, VERBOSE, cli
-from torchaos.harness.cli.run import write_reports
+from torchaos.harness.cli.options import (
+    AS_JSON,
+    FILES,
+    JOB,
+    JSON,
+    JUNIT,
+    RUN_DIR,
+    RUN_DIRS,
+    SET,
+    SUMMARY,
+    VERBOSE,
+    WithCommand,
+    cli,
+)
+from torchaos.harness.cli.run import other_job, write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.grammar import GameDay
 from torchaos.harness.gameday.loader import load as load_day
@@ -30,7 +43,7 @@ from torchaos.harness.running.planner.job import check_script
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.schema import DIALECT, json_schema
-from torchaos.harness.scenario.yaml_source import read
+from torchaos.harness.scenario.yaml_source import Source, read
 from torchaos.harness.telling.terminal import console as show
 
 _MODELS: dict[str, type[BaseModel]] = {"scenario": Scenario, "gameday": GameDay, "gate": Gate}
@@ -75,15 +88,20 @@ def events(folder: Path) -> None:
         click.echo(f"{place} is damaged", err=True)
 
 
-@cli.command()
+@cli.command(cls=WithCommand)
 @FILES
+@JOB
 @SET
 @AS_JSON
-def validate(files: Sequence[Path], overrides: Sequence[str], as_json: bool) -> None:
-    """Check files without looking at the machine. FILES: scenarios, game days or gates, or folders of *.yaml files."""
+def validate(
+    files: Sequence[Path], job_file: Path | None, overrides: Sequence[str], as_json: bool, given: Sequence[str] = ()
+) -> None:  # fmt: skip
+    """Check files without looking at the machine. FILES: scenarios, game days, gates, or folders of them. COMMAND: as
+    for `torchaos run`."""
     errors: dict[Path, str] = {}
-    for file in _files_in(files):
-        errors[file] = _mistakes_in(file, overrides)
+    job = other_job(job_file, given, None)
+    for file in files:
+        errors[file] = _mistakes_in(file, overrides, job)
         if not errors[file] and not as_json:
             click.echo(f"{file}: well-formed")
     bad = [text for text in errors.values() if text]
@@ -94,16 +112,16 @@ def validate(files: Sequence[Path], overrides: Sequence[str], as_json: bool) -> 
         raise UsageError("\n".join(bad))
 
 
-def _mistakes_in(file: Path, overrides: Sequence[str]) -> str:
+def _mistakes_in(file: Path, overrides: Sequence[str], job: Source | None) -> str:
     """A line for each mistake. Empty if the file is well-formed."""
     try:
-        _check(file, overrides)
+        _check(file, overrides, job)
     except UsageError as error:
         return str(error)
     return ""
 
 
-def _check(file: Path, overrides: Sequence[str]) -> None:
+def _check(file: Path, overrides: Sequence[str], job: Source | None) -> None:
     """Raises UsageError with a line for each mistake."""
     data = read(file).data
     if "scenario" not in data and "gameday" in data:
@@ -111,18 +129,7 @@ def _check(file: Path, overrides: Sequence[str]) -> None:
     elif "scenario" not in data and "gate" in data:
         load_gate(file)
     else:
-        check_script(load(file, overrides).job, file)
-
-
-def _files_in(paths: Sequence[Path]) -> Iterator[Path]:
-    for path in paths:
-        if path.is_dir():
-            found = sorted(one for one in path.iterdir() if one.suffix in (".yaml", ".yml"))
-            if not found:
-                raise UsageError(f"{path}: it holds no scenario files (*.yaml); give a file, or another folder")
-            yield from found
-        else:
-            yield path
+        check_script(load(file, overrides, job).job, job.path if job else file)
 
 
 @cli.command("list")

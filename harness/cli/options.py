@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,8 +34,14 @@ def _begin_anew(context: click.Context, parameter: click.Parameter, path: Path |
     return path
 
 
+def _scenarios_in(context: click.Context, parameter: click.Parameter, paths: Sequence[Path]) -> list[Path]:
+    from torchaos.harness.scenario.kinds import KINDS, files_in
+
+    return files_in(paths, KINDS if context.info_name == "validate" else ("scenario",))
+
+
 class ScenarioFile(_PathType):
-    """A scenario file, or the name of a ready scenario."""
+    """A scenario file, a folder of them, or the name of a ready scenario."""
 
     name = "scenario"
 
@@ -102,7 +109,7 @@ class WithCommand(click.Command):
 
 RUN_DIRS = click.argument("folders", nargs=-1, required=True, type=RunFolder(), metavar="RUN_DIR...")
 RUN_DIR = click.argument("folder", type=RunFolder(), metavar="RUN_DIR")
-FILES = click.argument("files", nargs=-1, required=True, type=ScenarioFile())
+FILES = click.argument("files", nargs=-1, required=True, type=ScenarioFile(), callback=_scenarios_in)
 JOB = click.option(
     "--job", "job_file", type=PATH, metavar="FILE", help="Take the job from this file; COMMAND does the same."
 )

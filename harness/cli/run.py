@@ -86,7 +86,19 @@ class Planned:
     warnings: tuple[str, ...]
 
 
-@cli.command(cls=WithCommand)
+_CODES = """\b
+Exit codes: 0 all passed, 1 an assertion failed, 2 inconclusive, 3 bad usage or scenario,
+4 rollback incomplete, 5 internal error; of several runs the worst: 3, 4, 5, 1, 2, 0.
+
+\b
+Examples:
+  torchaos run chaos/kill-rank.yaml
+  torchaos run process/kill-rank -- torchrun --nproc-per-node 2 train.py
+  torchaos run chaos/ --set job.timeout=2m --junit junit.xml
+"""
+
+
+@cli.command(cls=WithCommand, epilog=_CODES)
 @FILES
 @JOB
 @click.option("--out", type=PATH, default=RUNS, help="The folder for run directories.", show_default=True)
@@ -110,9 +122,9 @@ def run(
     attach: int | None, consent: Sequence[str], job_file: Path | None, summary: Path | None, otel: bool,
     quiet: bool, verbose: bool, given: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Run scenarios against live jobs and judge them. FILES: scenario files, or names that `torchaos list scenarios`
-    shows. Each scenario runs with its own job, or with your job: the COMMAND after `--`, or the job in the file of
-    --job."""
+    """Run scenarios against live jobs and judge them. FILES: scenario files, folders of them, or names that `torchaos
+    list scenarios` shows. Each scenario runs with its own job, or with your job: the COMMAND after `--`, or the job in
+    the file of --job."""
     console = Console()
     job = other_job(job_file, given, attach)
     asked = partial(ask_of, times=repeat, at_least=at_least, rate=rate, confidence=confidence)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
@@ -130,7 +131,10 @@ def unknown(group: str, name: str) -> str:
     near = suggest(name, known)
     if near:
         return f"there is no {kind} {name!r}; did you mean {near!r}?"
-    return f"there is no {kind} {name!r}; use {', '.join(known) or f'none: no {kind} is installed'}"
+    if not known:
+        return f"there is no {kind} {name!r}; no {kind} is installed"
+    installed = f"use one that `torchaos list {group}` shows, or install the plug-in that has it for {sys.executable}"
+    return f"there is no {kind} {name!r}; {installed}"
 
 
 def suggest(word: str, names: Iterable[str]) -> str | None:

@@ -176,16 +176,80 @@ def test_validate_looks_for_the_script(tmp_path: Path) -> None:
 
 
 def test_validate_takes_a_folder(tmp_path: Path) -> None:
-    """All scenario files of the folder are checked; a folder that has none is a mistake."""
+    """All our files of the folder are checked, and no other YAML; a folder that has none is a mistake."""
     (tmp_path / "train.py").touch()
     for name in ("one.yaml", "two.yml"):
         (tmp_path / name).write_text(GOOD)
     (tmp_path / "notes.txt").touch()
+    (tmp_path / "config.yaml").write_text("model: {layers: 2}\njob: queue\n")
+    (tmp_path / "broken.yaml").write_text("model: [\n")
     done = CliRunner().invoke(cli, ["validate", str(tmp_path)], catch_exceptions=False)
     assert done.stdout.splitlines() == [f"{tmp_path / name}: well-formed" for name in ("one.yaml", "two.yml")]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="no scenario files"):
+    with pytest.raises(UsageError, match="it holds no scenario or gameday or gate"):
         CliRunner().invoke(cli, ["validate", str(tmp_path / "empty")], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("text", ["scenario: x\njob: [\n", GOOD.replace("scenario:", "scenaro:")])
+def test_a_broken_scenario_in_a_folder_is_told(tmp_path: Path, text: str) -> None:
+    """It is no other YAML: it has the key of a scenario, or all else that makes one."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(UsageError, match=r"bad.yaml:\d"):
+        CliRunner().invoke(cli, ["validate", str(tmp_path)], catch_exceptions=False)
+
+
+def test_plan_and_validate_take_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder, a ready scenario, another job: what can be run can be planned and validated with the same words. A
+    folder's game days are no scenarios for `plan`."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    Path("chaos").mkdir()
+    Path("chaos/one.yaml").write_text(GOOD.replace("train.py", "../train.py"))
+    Path("chaos/two.yaml").write_text(GOOD.replace("train.py", "../train.py"))
+    Path("chaos/day.yaml").write_text("gameday: night\n")
+    Path("job.yaml").write_text("job: {command: torchrun --nproc-per-node 2 train.py}\n")
+    for words in (["chaos"], ["process/kill-rank", "--job", "job.yaml"],
+                  ["process/kill-rank", "--", "torchrun", "--nproc-per-node", "2", "train.py"]):  # fmt: skip
+        plans = CliRunner().invoke(cli, ["plan", *words], catch_exceptions=False)
+        assert plans.stdout.count("nothing has been changed") == (2 if words == ["chaos"] else 1)
+        if words != ["chaos"]:
+            done = CliRunner().invoke(cli, ["validate", *words], catch_exceptions=False)
+            assert (done.exit_code, done.stdout.count("well-formed")) == (0, 1), done.output
+    wrong = ["validate", "process/kill-rank", "--", "torchrun", "--nproc-per-node", "2", "nosuch.py"]
+    with pytest.raises(UsageError, match=r"nosuch\.py: there is no such file"):
+        CliRunner().invoke(cli, wrong, catch_exceptions=False)
+
+
+def test_a_plan_says_only_what_there_is(tmp_path: Path) -> None:
+    """No name without a value, and the assertions without bounds once."""
+    (tmp_path / "train.py").touch()
+    text = GOOD.split("assert:")[0] + "assert: [completed, clean_exit, {recovery_time: {catch_up: 60s}}]\n"
+    said = " ".join(planned(tmp_path, text).stdout.split())
+    assert "recovery time catch up 60 s" in said
+    assert said.count("without bounds") == 1
+    assert "without bounds completed, clean_exit" in said
+    assert " ," not in said
+    assert "no bounds given" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run"], "error: Missing argument 'FILES...'; see `torchaos run --help`\n"),
+        (["nosuch"], "error: No such command 'nosuch'; see `torchaos --help`\n"),
+        (["plan", "--nosuch", "x"], "error: No such option '--nosuch'; see `torchaos plan --help`\n"),
+    ],
+)
+def test_a_wrong_command_line_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, words: list[str], says: str
+) -> None:
+    """It looks like every other error, and says where the right words are."""
+    monkeypatch.setattr("sys.argv", ["torchaos", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().err) == (3, says)
 
 
 def test_a_misspelt_key_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

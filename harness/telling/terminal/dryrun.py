@@ -51,7 +51,9 @@ def plan(plan: Plan, console: Console) -> None:
     pen.heading("Judged by")
     twins = int(plan.twin.get("runs", 0))
     against = f"{twins} fault-free {'twin' if twins == 1 else 'twins'} at most, from the cache if possible"
-    _rows(pen, {one.name: given("assertions", one) or "no bounds given" for one in plan.asserts}, width=22)
+    bounds = {one.name: given("assertions", one) for one in plan.asserts}
+    _rows(pen, bounds, width=22)
+    _rows(pen, {"without bounds": ", ".join(name for name, text in bounds.items() if not text)}, width=22)
     _rows(pen, {"against": against if twins else "no twin"}, width=22)
     pen.gap()
 
@@ -171,7 +173,8 @@ def given(group: str, named: Named) -> str:
         seconds = registry.seconds_of(registry.find(group, named.name))
     except UsageError:  # the plan comes from a machine with other plug-ins
         seconds = frozenset()
-    return pairs_in_words(named.params, seconds)
+    there = {name: value for name, value in named.params.items() if value not in (None, "", (), [], {})}
+    return pairs_in_words(there, seconds)
 
 
 def _times(number: int) -> str:

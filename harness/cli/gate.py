@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 
 from torchaos.harness.cli.explore import explore
-from torchaos.harness.cli.options import CONSENT, JSON, JUNIT, PATH, QUIET, RUNS, SUMMARY, WEBHOOK, cli
+from torchaos.harness.cli.options import CONSENT, JSON, JUNIT, PATH, QUIET, RUNS, SUMMARY, VERBOSE, WEBHOOK, cli
 from torchaos.harness.cli.results import notify, summarize
 from torchaos.harness.cli.run import run as run_scenarios
 from torchaos.harness.cli.run import write_reports
@@ -46,11 +46,12 @@ from torchaos.harness.telling.terminal import gate as report
 @SUMMARY
 @WEBHOOK
 @QUIET
+@VERBOSE
 @click.pass_context
 def gate(
     context: click.Context, file: Path, runs: Sequence[Path], environment: str | None, commit: str | None,
     run_missing: bool, consent: Sequence[str], junit_file: Path | None, json_file: Path | None, summary: Path | None,
-    webhook: str | None, quiet: bool,
+    webhook: str | None, quiet: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Decide on a release: judge runs by a gate's bounds and waivers.
 
@@ -83,16 +84,17 @@ def gate(
         missing = judged().missing  # until these have run, the reports list them
         files = tuple(one.path for one in missing if not one.explored)
         if files:
-            with suppress(SystemExit):  # the gate judges the result
+            with suppress(SystemExit):  # the gate judges the results, and tells them
                 context.invoke(
-                    run_scenarios, files=files, out=folders[0], overrides=setting.set, consent=consent, quiet=quiet
-                )
+                    run_scenarios, files=files, out=folders[0], overrides=setting.set, consent=consent, quiet=quiet,
+                    results_told=False,
+                )  # fmt: skip
         for one in missing:
             if one.explored:
                 with suppress(SystemExit):
                     context.invoke(explore, file=one.path, out=folders[0], overrides=setting.set, quiet=quiet)
     found = judged()
-    report.show(found, Console())
+    report.show(found, Console(), whole=verbose)
     summarize(found.results, summary)
     bad = [f"{one.scenario}: {one.reason}" for one in found.results if one.verdict is not Verdict.PASSED]
     notify(webhook, "gate", f"{found.gate} ({where})", found.exit_code.verdict, bad)

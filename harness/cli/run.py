@@ -120,7 +120,7 @@ def run(
     files: Sequence[Path], out: Path, seed: int | None, repeat: int | None, at_least: int | None, rate: float | None,
     confidence: float | None, junit_file: Path | None, json_file: Path | None, overrides: Sequence[str],
     attach: int | None, consent: Sequence[str], job_file: Path | None, summary: Path | None, otel: bool,
-    quiet: bool, verbose: bool, given: Sequence[str] = (),
+    quiet: bool, verbose: bool, given: Sequence[str] = (), results_told: bool = True,
 ) -> None:  # fmt: skip
     """Run scenarios against live jobs and judge them. FILES: scenario files, folders of them, or names that `torchaos
     list scenarios` shows. Each scenario runs with its own job, or with your job: the COMMAND after `--`, or the job in
@@ -136,12 +136,18 @@ def run(
     with suppress(*GONE):
         show.warnings(dict.fromkeys(text for run in runs for text in run.warnings), console)
     results: list[Result] = []
+
+    def tell(result: Result, page: Path | None) -> None:
+        """Prints the result. Of several runs, one that passed is told by its line of the summary."""
+        if results_told and (verbose or len(runs) == 1 or result.verdict is not Verdict.PASSED):
+            show.show(result, console, page, whole=verbose)
+
     with signals() as interrupted, working_on(runs):
         care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
         for one in runs:
             if interrupted.reason:
                 break
-            results.append(_run_one(one, console, interrupted, otel, quiet, verbose))
+            results.append(_run_one(one, console, interrupted, otel, quiet, tell))
             write_reports([*results, *pending[len(results) :]], junit_file, json_file, series.judged(results))
     told = [*results, *pending[len(results) :]]
     if summary:
@@ -154,7 +160,7 @@ def run(
                 click.echo(annotation(result, planned.source))
     repeats = series.judged(results, ended=True)
     write_reports(told, junit_file, json_file, repeats)
-    if len(results) > 1:
+    if len(results) > 1 and results_told:
         with suppress(*GONE):
             show.summary(results, console)
             for one_series in repeats:
@@ -255,7 +261,8 @@ def _watched(journal: Journal, plan: Plan, console: Console) -> Iterator[None]:
 
 
 def _run_one(
-    planned: Planned, console: Console, interrupted: Interrupt, otel: bool, quiet: bool, verbose: bool,
+    planned: Planned, console: Console, interrupted: Interrupt, otel: bool, quiet: bool,
+    tell: Callable[[Result, Path | None], None],
 ) -> Result:  # fmt: skip
     again = [
         *mask_words(
@@ -278,8 +285,7 @@ def _run_one(
     problems = keep(result, planned.folder, scenario_run.records)
     problems += trace(result, planned.folder) if otel else []
     with suppress(*GONE):
-        page = planned.folder.report if planned.folder.report.is_file() else None
-        show.show(result, console, page, whole=verbose)
+        tell(result, planned.folder.report if planned.folder.report.is_file() else None)
         for problem in problems:
             console.print(Text(f" note: {mask(problem)}", "yellow"), soft_wrap=True)
     return result

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -154,6 +155,33 @@ def test_the_example_runs_what_is_missing(tmp_path: Path) -> None:
     done = gate(home, "gate.yaml", "torchaos-runs", "--env", "ci")
     assert done.returncode == 1
     assert "no lost work " in done.stdout
+
+
+def test_short_and_whole(release: Release) -> None:
+    """A scenario that passed is one line; with -v its values and bounds are there too."""
+    freshen(release)
+    short, whole = (gate(release.home, release.file, "runs", *more).stdout for more in ((), ("-v",)))
+    assert [line.strip() for line in short.splitlines() if line.strip()][1:] == ["✔ kill"]
+    assert "caught up" not in short
+    assert "caught up" in whole
+
+
+def test_a_failure_that_follows_from_a_waived_one_is_told_so(failing: Release) -> None:
+    """The reader has waived the cause, and learns why the gate is still closed."""
+    failing.waive("forgets-optimizer", "loss_continuity")
+    failing.scenario("forgets-optimizer")
+    freshen(failing)
+
+    def link(result: Any) -> None:
+        for case in result["cases"]:
+            case["follows"] = "loss_continuity" if case["name"] == "checkpoint_integrity" else None
+
+    for path in failing.runs.rglob("result.json"):
+        change_json(path, link)
+    for more in ((), ("-v",)):
+        done = gate(failing.home, failing.file, "runs", *more)
+        assert done.returncode == 1
+        assert "it follows from loss_continuity, which is waived" in " ".join(done.stdout.split())
 
 
 def test_the_webhook_is_told(failing: Release, server: Server) -> None:

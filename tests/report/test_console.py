@@ -74,7 +74,7 @@ def test_one_cause_is_told_once(results: dict[str, Result], paper: type[Paper]) 
 def test_a_summary_looks_like_this(
     results: dict[str, Result], paper: type[Paper], golden: Callable[[str, str], None]
 ) -> None:
-    """Several results print as one table with a line each and a reason where one did not pass."""
+    """Several results print as one table with a line each."""
     file = paper()
     show.summary([*results.values()], sheet(file, 80))
     golden("summary-80", file.getvalue())

@@ -23,7 +23,7 @@ from torchaos.harness.telling.terminal.text import (
     pairs_in_words,
     value_in_words,
 )
-from torchaos.harness.telling.terminal.why import why, without_words
+from torchaos.harness.telling.terminal.why import without_words
 
 __all__ = ["catalogue", "plan", "ready_scenarios", "show", "summary", "summary_of", "warnings"]
 
@@ -163,7 +163,7 @@ def _footer(pen: Pen, result: Result, report: Path | None) -> None:
 
 
 def summary(results: Sequence[Result], console: Console) -> None:
-    """Prints a line for each scenario, with the reason if it did not pass."""
+    """Prints a line for each scenario."""
     pen = Pen(console)
     name_width = 1 + min(_LONGEST_NAME, max((len(result.scenario) for result in results), default=0))
     pen.heading("Summary")
@@ -180,8 +180,7 @@ def summary(results: Sequence[Result], console: Console) -> None:
             (pen.text(_most(caught, "never", seconds_in_words)), 10),
             (pen.text(_most(lost, "?", str)), 5),
         ]
-        told = "" if result.verdict is Verdict.PASSED else f": {why(result).lead}"
-        pen.row(cells, pen.text(f"{result.verdict.value}{told}", "" if not told else COLOURS[result.verdict]))
+        pen.row(cells, pen.text(result.verdict.value, COLOURS[result.verdict]))
     counts = Counter(result.verdict for result in results)
     counted = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
     pen.gap()

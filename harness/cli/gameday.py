@@ -17,11 +17,23 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from torchaos.harness.cli.interrupt import signals
-from torchaos.harness.cli.options import AS_JSON, CONSENT, JUNIT, PATH, QUIET, SEED, SET, SUMMARY, WEBHOOK, cli
+from torchaos.harness.cli.options import (
+    AS_JSON,
+    CONSENT,
+    JUNIT,
+    PATH,
+    QUIET,
+    SEED,
+    SET,
+    SUMMARY,
+    VERBOSE,
+    WEBHOOK,
+    cli,
+)
 from torchaos.harness.cli.results import notify, summarize
 from torchaos.harness.cli.run import GONE, write_reports
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.gameday import page, report
+from torchaos.harness.gameday import page, report, shown
 from torchaos.harness.gameday.day import Day, DayRun
 from torchaos.harness.gameday.draw import cut, draw
 from torchaos.harness.gameday.grammar import GameDay
@@ -59,10 +71,11 @@ from torchaos.harness.telling.trends.nights import Night
 @click.option(
     "--presets", "list_presets", is_flag=True, help="Print the published tables that faults can be drawn from."
 )
+@VERBOSE
 def gameday(
     file: Path | None, out: Path, seed: int | None, overrides: Sequence[str], consent: Sequence[str],
     junit_file: Path | None, only_plan: bool, as_json: bool, resume: Path | None, keep: bool, list_presets: bool,
-    summary: Path | None, webhook: str | None, quiet: bool,
+    summary: Path | None, webhook: str | None, quiet: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Inject faults for hours, at the rates of a real cluster."""
     if as_json and not only_plan:  # else a script that wants to look would start a day of faults
@@ -93,7 +106,7 @@ def gameday(
     if resume is None:
         assert file is not None
         _create(folder, file, plan)
-    sys.exit(_run(day, plan, folder, keep, junit_file, summary, console, webhook, quiet))
+    sys.exit(_run(day, plan, folder, keep, junit_file, summary, console, webhook, quiet, verbose))
 
 
 def _drawn(day: GameDay, file: Path, seed: int, overrides: Sequence[str], consent: Sequence[str]) -> Day:
@@ -117,7 +130,7 @@ def _create(folder: Path, file: Path, plan: Day) -> None:
 
 def _run(
     day: GameDay, plan: Day, folder: Path, keep: bool, junit_file: Path | None, summary: Path | None, console: Console,
-    webhook: str | None, quiet: bool,
+    webhook: str | None, quiet: bool, verbose: bool,
 ) -> ExitCode:  # fmt: skip
     with signals() as interrupted:
         run = DayRun(day, plan, folder, keep, (lambda text: None) if quiet else _tell)
@@ -138,9 +151,13 @@ def _run(
     write_reports([result], junit_file, None)
     summarize([result], summary)
     with suppress(*GONE):
-        console.print(Markdown(report.page(plan, str(folder), rounds, score, cases)))
+        if verbose:
+            console.print(Markdown(report.page(plan, str(folder), rounds, score, cases)))
+        else:
+            shown.show(plan, str(folder), rounds, score, cases, console)
     again = ["torchaos", "gameday", "--resume", str(folder), *(["--junit", str(junit_file)] if junit_file else [])]
-    _tell(f"Files: {folder}" + (f"; to continue: {shlex.join(again)}" if cut_short else ""))
+    if cut_short:
+        _tell(f"To continue: {shlex.join(again)}")
     notify(webhook, "game day", plan.name, code.verdict, why, str(folder))
     return code
 

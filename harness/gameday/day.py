@@ -16,15 +16,18 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.apart import apart
 from torchaos.harness.gameday.draw import SHORTEST_S, Round
+from torchaos.harness.gameday.following import following
 from torchaos.harness.gameday.grammar import GameDay, Risk
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.rounds import scenario_of
@@ -35,6 +38,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.stored import read_as
+from torchaos.harness.record.words import seconds_in_words
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,13 @@ def _risk(risk: Risk) -> dict[str, Any]:
     return risk.model_dump(by_alias=True, exclude_none=True) | lasts
 
 
+def _in_words(score: RoundScore) -> str:
+    """The verdict of a round, and how its faults ended."""
+    ended = Counter(fault.outcome.value for fault in score.faults)
+    told = ", ".join(f"{many} {outcome}" for outcome, many in ended.items())
+    return f"{score.verdict}{f', {told}' if told else ''} in {seconds_in_words(score.clock.wall_s)} of training"
+
+
 class DayRun:
     """Runs a game day. A signal handler may call `stop` and `hurry`; the current round is then ended in order."""
 
@@ -98,6 +109,8 @@ class DayRun:
                 begun = time.monotonic()
                 score = self._run(mine, lock)
                 elapsed_s += time.monotonic() - begun
+                left_s = max(0.0, self._day.duration - elapsed_s)
+                self._tell(f"round {score.number}: {_in_words(score)}; {seconds_in_words(left_s)} of the day are left")
                 if self._child.stopped and score.exit_code in JUDGED:  # a round that was cut short is no evidence
                     why = self._child.stopped
                     break
@@ -127,8 +140,12 @@ class DayRun:
         if home.exists():  # an earlier process was ended in the middle of this round
             home.rename(home.with_name(f"{home.name}-cut-short-{time.time_ns()}"))
         scenario = scenario_of(self._day, one, Path(self._plan.here), self._folder / "job")
-        self._tell(f"round {one.number}: {len(one.faults)} faults")
-        ran = self._child.run(scenario, home, self._plan.seed, self._plan.consent, (lock,))
+        names = [fault.id for fault in one.faults]
+        number, of = one.number + 1, len(self._plan.rounds)
+        many = f"{len(names)} {'fault' if len(names) == 1 else 'faults'}"
+        self._tell(f"{datetime.now():%H:%M:%S} round {one.number} ({number} of {of}): {many}")
+        with following(home / "console.log", names, self._tell):
+            ran = self._child.run(scenario, home, self._plan.seed, self._plan.consent, (lock,))
         folder, result = RunDir(Path(ran.result.run_dir)), ran.result
         if ran.code not in JUDGED:
             return RoundScore(one.number, result.verdict.value, result.reason, ran.code, result.run_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torchaos.harness.gameday.day import Day
 from torchaos.harness.gameday.draw import Round
@@ -120,16 +121,48 @@ def again_in_words(day: Day, folder: str, number: int) -> str:
     return shlex.join(["torchaos", "run", scenario, "--seed", str(day.seed), *consent])
 
 
-def _to_look_at(day: Day, rounds: Sequence[RoundScore], folder: str) -> list[str]:
-    """A line for each fault without a simple recovery, with its rounds."""
-    lines = []
+@dataclass(frozen=True)
+class ToLookAt:
+    """What ended otherwise than by a simple recovery, for one reason. `outcome` and `faults` are empty for a round
+    whose reason no fault has."""
+
+    outcome: str
+    reason: str
+    faults: tuple[str, ...]
+    rounds: tuple[int, ...]
+
+
+def to_look_at(rounds: Sequence[RoundScore]) -> list[ToLookAt]:
+    """What a reader should look at, each reason once."""
+    found: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for scored in rounds:
         bad = [fault for fault in scored.faults if fault.outcome is not Outcome.RECOVERED]
-        lines += [f"- round {scored.number}, {fault.id}: **{fault.outcome.value}**: {fault.reason}" for fault in bad]
-        if bad or scored.verdict != "passed":
-            again = again_in_words(day, folder, scored.number)
-            lines.append(f"  - round {scored.number} is {scored.verdict} ({scored.reason}); again: `{again}`")
+        for fault in bad:
+            found.setdefault((fault.outcome.value, fault.reason), []).append((fault.id, scored.number))
+        known = any(fault.reason and (fault.reason in scored.reason or scored.reason in fault.reason) for fault in bad)
+        if scored.verdict != "passed" and not known:
+            found.setdefault(("", f"{scored.verdict}: {scored.reason}"), []).append(("", scored.number))
+    return [
+        ToLookAt(outcome, reason, tuple(name for name, _ in each if name), tuple(dict.fromkeys(n for _, n in each)))
+        for (outcome, reason), each in found.items()
+    ]
+
+
+def _to_look_at(day: Day, rounds: Sequence[RoundScore], folder: str) -> list[str]:
+    """A line for each reason, with its faults and rounds, then the commands that run these rounds again."""
+    found = to_look_at(rounds)
+    lines = [
+        f"- {_rounds(one.rounds)}{''.join(f', {name}' for name in one.faults)}: "
+        f"{f'**{one.outcome}**: ' if one.outcome else ''}{one.reason}"
+        for one in found
+    ]
+    numbers = sorted({number for one in found for number in one.rounds})
+    lines += [f"- round {number} again: `{again_in_words(day, folder, number)}`" for number in numbers]
     return ["", "## To look at", "", *lines] if lines else []
+
+
+def _rounds(numbers: Sequence[int]) -> str:
+    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _end(day: Day, folder: str, rounds: Sequence[RoundScore]) -> list[str]:

@@ -162,8 +162,8 @@ def test_short_and_whole(release: Release) -> None:
     freshen(release)
     short, whole = (gate(release.home, release.file, "runs", *more).stdout for more in ((), ("-v",)))
     assert [line.strip() for line in short.splitlines() if line.strip()][1:] == ["✔ kill"]
-    assert "caught up" not in short
-    assert "caught up" in whole
+    assert "exit code 0 after step 12" not in short
+    assert "exit code 0 after step 12" in whole
 
 
 def test_a_failure_that_follows_from_a_waived_one_is_told_so(failing: Release) -> None:

@@ -7,7 +7,19 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from torchaos.harness.judging.gaps.unseen import why_unseen
-from torchaos.plugin import Assertion, Finding, Harm, History, Kind, Need, Record, failed, inconclusive, passed
+from torchaos.harness.judging.recovery.recovery import on_until_s
+from torchaos.plugin import (
+    Assertion,
+    Finding,
+    Harm,
+    History,
+    Need,
+    Record,
+    failed,
+    inconclusive,
+    landings,
+    passed,
+)
 
 _CALM = 5  # so many steps before the fault are needed to compare the speed of run and twin
 Times = Mapping[tuple[int, int], float]  # seconds that a step took, by (global step, rank)
@@ -132,9 +144,5 @@ def _mean(times: Times, keys: set[tuple[int, int]]) -> float:
 
 
 def _spans(run: Record) -> list[tuple[float, float]]:
-    """The times (CLOCK_MONOTONIC) from each landing of a fault until it was undone."""
-    spans = []
-    for hit in run.of_kind(Kind.APPLYING):
-        ends = [e.mono_s for e in run.of_fault(hit.data["fault"], Kind.ROLLED_BACK) if e.mono_s > hit.mono_s]
-        spans.append((hit.mono_s, min(ends, default=float("inf"))))
-    return spans
+    """The times (CLOCK_MONOTONIC) from each landing of a fault until it was over."""
+    return [(landing.at_s, on_until_s(run, landing)) for landing in landings(run)]

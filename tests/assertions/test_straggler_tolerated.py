@@ -10,7 +10,8 @@ import pytest
 
 from torchaos.assertions.straggler_tolerated import StragglerTolerated
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Finding, Outcome
+from torchaos.harness.contracts import Assertion, Finding, Outcome, Target
+from torchaos.harness.record.plan import After, PlannedFault
 
 FIRST, LAST = 12, 20  # steps during which the fault is on
 
@@ -130,3 +131,20 @@ def test_a_bound_that_none_can_keep_is_refused(ratio: float) -> None:
     """Noise alone breaks a ratio of 1."""
     with pytest.raises(ValueError, match="more than 1"):
         StragglerTolerated(ratio)
+
+
+def test_steps_after_the_slow_process_died_are_not_slow(trainer: Any) -> None:
+    """The slow rank was ended by step 18 and came back without the fault, whose time was not over yet: the clean steps
+    of the next attempt do not make the mean better."""
+    run, events = trainer(kills=[(18, 1)]).record(), list[Event]()
+    ends = {e.step: e.mono_s for e in run.events if e.kind is Kind.STEP and (e.rank, e.attempt) == (1, 0)}
+    for one in run.events:
+        late_s = 0.1 * sum(one.mono_s > ends[step - 1] for step in range(FIRST, 18))
+        at_s = ends[FIRST - 1] + 1e-5 if one.kind is Kind.APPLYING else one.mono_s + late_s
+        events.append(replace(one, mono_s=at_s))
+    back_s = max(e.mono_s for e in events if e.kind is Kind.STEP and (e.attempt, e.step) == (1, 12)) + 1e-5
+    events.append(Event(Kind.ROLLED_BACK, "harness", 5001, 0.0, back_s, data={"fault": "kill", "verified": True}))
+    fault = PlannedFault("kill", "straggle.sleep", "rank", Target((1,)), After(), {}, "", "", duration_s=20.0)
+    slow = replace(run, events=tuple(sorted(events, key=lambda e: e.mono_s)), plan=replace(run.plan, faults=(fault,)))
+    finding = StragglerTolerated(4.0).judge(slow, [trainer().record()])
+    assert finding.outcome is Outcome.FAILED, finding.reason

@@ -13,7 +13,7 @@ from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.judging.recovery.going_on import End, highest_up_to, put_back, steps_beyond, went_on
 from torchaos.harness.judging.recovery.last_save import owed
-from torchaos.harness.judging.recovery.ways_back import growths, lasted_s
+from torchaos.harness.judging.recovery.ways_back import growths, lasted_s, over_s
 from torchaos.harness.record.history import Attempt, History
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record
@@ -54,6 +54,11 @@ def _is_lasting(fault: PlannedFault | None) -> bool:
 def _is_in_process(fault: PlannedFault | None) -> bool:
     """Whether the fault is over when the process that it hit has ended."""
     return fault is not None and (fault.where == "rank" or registry.family_of(fault.inject) in ("process", "straggle"))
+
+
+def on_until_s(record: Record, landing: Landing) -> float:
+    """When the fault was over (CLOCK_MONOTONIC); infinite if it stayed."""
+    return over_s(record, landing, _is_in_process(_planned(record, landing)))
 
 
 def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | None:

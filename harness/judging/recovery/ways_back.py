@@ -25,17 +25,21 @@ def way_back_s(run: RunSoFar, landing: Landing, *kinds: Kind) -> float | None:
     return min(mine, default=None)
 
 
-def lasted_s(run: RunSoFar, landing: Landing, in_process: bool = False) -> float | None:
-    """The seconds for which the fault was on. None if it was on until the job or the run ended. `in_process`: it was
-    over when the last process that it hit had ended."""
+def over_s(run: RunSoFar, landing: Landing, in_process: bool = False) -> float:
+    """When the fault was over (CLOCK_MONOTONIC); infinite if it stayed. `in_process`: it was over when the last process
+    that it hit had ended, if the job was restarted then."""
     backs = [way_back_s(run, landing, Kind.ROLLED_BACK, Kind.EFFECT)]
-    later = [attempt.started_s for attempt in run.history.attempts if attempt.number > landing.attempt]
-    if in_process and landing.pids and later:
+    if in_process and landing.pids and any(attempt.number > landing.attempt for attempt in run.history.attempts):
         gone = {e.data["pid"]: e.mono_s for e in run.of_kind(Kind.RANK_EXITED) if e.data["pid"] in landing.pids}
         backs += [max(gone.values())] if gone.keys() == landing.pids else []
-    back_s = min((at for at in backs if at is not None and at > landing.at_s), default=math.inf)
+    return min((at for at in backs if at is not None and at > landing.at_s), default=math.inf)
+
+
+def lasted_s(run: RunSoFar, landing: Landing, in_process: bool = False) -> float | None:
+    """The seconds for which the fault was on, see over_s(). None if it was on until the job or the run ended."""
+    end_s = over_s(run, landing, in_process)
     ends = [event.mono_s for event in run.of_kind(Kind.JOB_EXITED, Kind.STOPPED) if event.mono_s > landing.at_s]
-    return None if back_s > min(ends, default=back_s) or back_s == math.inf else round(back_s - landing.at_s, 3)
+    return None if end_s == math.inf or end_s > min(ends, default=end_s) else round(end_s - landing.at_s, 3)
 
 
 def growths(run: RunSoFar) -> dict[int, Landing]:

@@ -8,6 +8,7 @@ run is a part of the pipeline's trace. Names of attributes: https://opentelemetr
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
@@ -15,6 +16,7 @@ from typing import Any
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.judging.landing.landings import Landing, landings
+from torchaos.harness.judging.recovery.recovery import on_until_s
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
 from torchaos.harness.record.secrecy import mask
@@ -62,8 +64,8 @@ def _fault(run: Record, result: Result, hit: Landing) -> Span:
     """From the moment at which it hit until it was taken back; a moment if it can't be taken back."""
     told = next((fault for fault in result.faults if fault.id == hit.fault), None)
     for_good = hit.fault in {event.data["record"] for event in run.of_kind(Kind.GUARDED) if event.data.get("why")}
-    undone = [event.mono_s for event in run.of_fault(hit.fault, Kind.ROLLED_BACK) if event.mono_s >= hit.at_s]
-    end_s = hit.at_s if for_good else min(undone, default=hit.at_s)
+    over_s = on_until_s(run, hit)
+    end_s = hit.at_s if for_good or over_s == math.inf else over_s
     span = Span(told.inject if told else hit.fault, hit.at_s, end_s, {
         "torchaos.fault.id": hit.fault, "torchaos.fault.attempt": hit.attempt,
         "torchaos.fault.ranks": sorted(hit.ranks),

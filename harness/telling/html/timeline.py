@@ -4,6 +4,7 @@ rank has a lane. The page names everything that was left out."""
 
 from __future__ import annotations
 
+import math
 import posixpath
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 from torchaos.harness.agent.stamps import Stamp
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.judging.landing.landings import Landing, landings
+from torchaos.harness.judging.recovery.recovery import on_until_s
 from torchaos.harness.record.history import Execution
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
@@ -97,11 +99,11 @@ def _faults(to: Timeline, run: Record, landed: Sequence[Landing], recoveries: Se
     else:
         lanes = dict.fromkeys(names, to.lane("faults", "fault"))
     for number, landing in enumerate(landed):
-        back = [e.mono_s for e in run.of_fault(landing.fault, Kind.ROLLED_BACK) if e.mono_s >= landing.at_s]
+        end = on_until_s(run, landing)
         final = {event.data["record"] for event in run.of_kind(Kind.GUARDED) if event.data.get("why")}
         caught = recoveries[number].parts.get("caught_up") if number < len(recoveries) else None
         over = landing.at_s + caught if caught is not None else to.start_s + to.end
-        end = back[0] if back else over
+        end = over if end == math.inf else end
         inject = names.get(landing.fault, "")
         label = landing.fault if inject in ("", landing.fault) else f"{landing.fault} ({inject})"
         whom = f" on rank {', '.join(map(str, sorted(landing.ranks)))}" if landing.ranks else ""

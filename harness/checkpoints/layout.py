@@ -161,6 +161,7 @@ class Checkpoint:
     unread: list[str] = field(default_factory=list)  # types of its files that may hold tensors but are not read
     opaque: list[str] = field(default_factory=list)  # entries that only real unpickling could create
     problems: list[Problem] = field(default_factory=list)
+    inner: list[str] = field(default_factory=list)  # its folders that are checkpoints of a known format: "weights/"
 
     @property
     def complete(self) -> bool:

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from kinds.files import FILES
+from kinds.frameworks import FRAMEWORKS
 from kinds.places import PLACES
 from kinds.writers import Row
 
 from torchaos.harness.checkpoints.verify.checks import Answer
 from torchaos.harness.cli import cli
 
+ROWS = [*FILES, *PLACES, *FRAMEWORKS]
 CODES = {Answer.WHOLE: 0, Answer.DAMAGED: 1, Answer.INCOMPLETE: 1, Answer.UNKNOWN: 2, Answer.UNTOLD: 2}
-DAMAGED = [(row, how) for row in [*FILES, *PLACES] for how in row.damages]
+DAMAGED = [(row, how) for row in ROWS for how in row.damages]
 
 
 def verified(path: Path) -> tuple[int, str]:
@@ -35,7 +37,7 @@ def make(row: Row, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("row", [*FILES, *PLACES], ids=lambda row: row.says)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.says)
 def test_a_healthy_one(row: Row, tmp_path: Path) -> None:
     """Each kind gets its own answer, with the exit code that belongs to it."""
     code, output = verified(make(row, tmp_path))

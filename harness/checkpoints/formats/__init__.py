@@ -172,4 +172,6 @@ def _nothing(name: str, found: Checkpoint) -> list[Problem]:
     if not any(file.size for file in found.files):
         return [Problem(Trouble.TORN, f"{name}: empty", found.path)]
     is_file = [file.path for file in found.files] == [found.path]
-    return [] if is_file else [Problem(Trouble.UNKNOWN, f"{name}: it holds no file of a known kind", found.path)]
+    return (
+        [] if is_file else [Problem(Trouble.UNKNOWN, f"{name}: none of its files has a name that is known", found.path)]
+    )

@@ -10,6 +10,7 @@ from typing import Any
 from ..contents import Contents
 from ..files import Files
 from ..layout import Checkpoint, File, Problem, Trouble, Unreadable
+from .names import UNKNOWN_LAYOUT
 from .table import of_folder, of_name, role_of, table
 
 _JSON = 1 << 26
@@ -31,6 +32,8 @@ def read_folder(files: Files, folder: str, into: Checkpoint, prefix: str = "") -
             if not files.is_dir(path):
                 _read_file(files, path, into, prefix, name)
             elif form := of_folder(files, path, files.names(path)):
+                if form.name != UNKNOWN_LAYOUT:
+                    into.inner.append(f"{prefix}{name}/")
                 form.read_folder(files, path, into, f"{prefix}{name}/")
             else:
                 read_folder(files, path, into, f"{prefix}{name}/")

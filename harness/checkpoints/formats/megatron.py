@@ -7,6 +7,7 @@ Megatron-LM's megatron/training/checkpointing.py and, in megatron-core 0.16.1, c
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -56,12 +57,23 @@ def _check(files: Files, folder: str, names: Sequence[str], into: Checkpoint, pr
         inside = {match[0]: files.names(f"{folder}/{match[0]}") for match in ranks}
         every = {name for each in inside.values() for name in each if name in _OF_RANK} or set(_OF_RANK[:1])
         missing = [f"{rank}/{name}" for rank, each in inside.items() for name in sorted(every - set(each))]
-        model = f"{prefix}mp_rank_"
-        sizes = [
-            int(value) for name, value in into.values.items()
-            if name.startswith(model) and name.endswith(":args.tensor_model_parallel_size") and value.isdecimal()
-        ]  # fmt: skip
-        count = max([*(int(match["tensor"]) + 1 for match in ranks), *(min(size, _MOST) for size in sizes)])
-        have = {int(match["tensor"]) for match in ranks}
-        missing += [f"mp_rank_{rank:02}" for rank in range(count) if rank not in have]
+        every_rank = _grid(ranks, into, f"{prefix}mp_rank_")
+        missing += [name for name in every_rank if not any(rank.startswith(name) for rank in inside)]
     into.problems += [Problem(Trouble.TORN, f"{prefix}{name}: missing") for name in missing]
+
+
+def _grid(ranks: Sequence[re.Match[str]], into: Checkpoint, head: str) -> list[str]:
+    """The names of the folders of all ranks, of which some are there. The sizes are in the arguments of the job, which
+    each rank saves."""
+
+    def count(axis: str) -> int:
+        sizes = [
+            min(int(value), _MOST) for name, value in into.values.items()
+            if name.startswith(head) and name.endswith(f":args.{axis}_model_parallel_size") and value.isdecimal()
+        ]  # fmt: skip
+        return max([*(int(match[axis] or 0) + 1 for match in ranks), *sizes])
+
+    if not any(match["pipeline"] for match in ranks):
+        return [f"mp_rank_{tensor:02}" for tensor in range(count("tensor"))]
+    grid = itertools.product(range(count("tensor")), range(count("pipeline")))
+    return [f"mp_rank_{tensor:02}_{pipeline:03}" for tensor, pipeline in grid]

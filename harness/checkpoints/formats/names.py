@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 UNFINISHED = re.compile(r"^\.|^tmp[-_]|[._-](partial|tmp|temp|incomplete|writing|damaged|corrupt)\b")
+UNKNOWN_LAYOUT = "dir"  # the name of Numbered: a folder that belongs to no other format
 NUMBERED = re.compile(r"(?P<word>checkpoint|ckpt|step|iter|iteration)[-_=]?(?P<number>\d+)")
 
 

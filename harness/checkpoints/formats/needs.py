@@ -53,15 +53,20 @@ def stands_alone(found: Checkpoint) -> bool:
 
 
 def one_stands_alone(found: Checkpoint) -> bool:
-    """Whether one file of a folder stands alone."""
-    for file in found.files:
-        head = f"{file.path[len(found.path) + 1 :]}:"
-        inner = Checkpoint(file.path, found.format)
-        inner.tensors = {name: tensor for name, tensor in found.tensors.items() if name.startswith(head)}
-        inner.values = {name: value for name, value in found.values.items() if name.startswith(head)}
-        if inner.tensors and stands_alone(inner):
-            return True
-    return False
+    """Whether one file of a folder stands alone, or one folder of a known format in it, and no other file is one of
+    several parts."""
+    names = [file.path[len(found.path) + 1 :] for file in found.files]
+    loose = [name for name in names if not name.startswith(tuple(found.inner))]
+    units = [*found.inner, *(f"{name}:" for name in loose)]
+    return not any(map(is_part, loose)) and any(stands_alone(_part(found, unit)) for unit in units)
+
+
+def _part(found: Checkpoint, head: str) -> Checkpoint:
+    """What of a folder is in one of its files or folders."""
+    part = Checkpoint(head, found.format)
+    part.tensors = {name: tensor for name, tensor in found.tensors.items() if name.startswith(head)}
+    part.values = {name: value for name, value in found.values.items() if name.startswith(head)}
+    return part
 
 
 def is_part(path: str) -> bool:

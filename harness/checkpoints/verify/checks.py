@@ -11,7 +11,7 @@ from torchaos.harness.record.result import ExitCode
 from .. import formats
 from ..files import Files
 from ..formats import needs, table
-from ..formats.numbered import Numbered
+from ..formats.names import UNKNOWN_LAYOUT
 from ..layout import Checkpoint, Problem, Trouble
 from .findings import Findings
 from .manifests import Manifests, Saved
@@ -135,7 +135,7 @@ def _left_open(layout: Checkpoint, manifest: bool) -> list[str]:
         return ["it holds only states of an optimizer or of generators"]
     if needs.is_part(layout.path):
         return ["whether other parts are missing: its name says that it is one of several"]
-    if manifest or layout.format != Numbered.name or needs.one_stands_alone(layout):
+    if manifest or layout.format != UNKNOWN_LAYOUT or needs.one_stands_alone(layout):
         return []
     return ["whether one of its files is missing: its layout is not known, and no manifest shows which were written"]
 

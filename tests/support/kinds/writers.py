@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import shutil
 import struct
 import tarfile
 import zipfile
@@ -170,6 +171,10 @@ def without(*names: str) -> Write:
     return damage
 
 
+def without_folder(name: str) -> Write:
+    return lambda path: shutil.rmtree(path / name)
+
+
 TORCH = {"cut": (cut, BAD), "one bit": (flip, BAD), "the first bit": (flip_first, BAD), "emptied": (emptied, BAD),
          "zeros at its start": (zero_start, BAD)}  # fmt: skip
 BLIND = {"cut": (cut, (UNKNOWN, *BAD)), "one bit": (flip, (UNKNOWN, *BAD)), "emptied": (emptied, BAD)}
@@ -317,3 +322,15 @@ def iteration(*names: str) -> Write:
                 file.unlink()
 
     return write
+
+
+def nemo(path: Path) -> None:
+    """The folder of NeMo 2: weights of Megatron, torch_dist, and a context."""
+    dcp(path / "weights")
+    torch.save({"args": {"seed": 1}}, path / "weights" / "common.pt")
+    tree({"weights/metadata.json": text('{"sharded_backend": "torch_dist"}'), "context/io.json": text("{}")})(path)
+
+
+def olmo(path: Path) -> None:
+    dcp(path / "model_and_optim")
+    tree({"train/rank0.pt": RNG, "train/rank1.pt": RNG, "config.yaml": text("a: 1")})(path)

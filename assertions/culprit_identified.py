@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchaos.harness.judging.ending.stalls import Stall, stalls_of
+from torchaos.harness.judging.ending.stalls import Stall, stalls_of, why_unseen
 from torchaos.harness.judging.recovery.pace import pace_of
 from torchaos.harness.watching.observers.opinion import Rule
 from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Outcome, Record, failed, inconclusive, passed
@@ -37,6 +37,8 @@ class CulpritIdentified(Assertion):
 
     def _judge(self, run: Record) -> Finding:
         stalls = [stall for stall in stalls_of(run) if stall.ranks]
+        if not stalls and (hang := next((stall for stall in stalls_of(run) if stall.attempt is not None), None)):
+            return inconclusive(f"no fault shows who is to blame for {hang.name}")
         if not stalls:
             return inconclusive("no fault was applied to a rank, so nobody could be blamed correctly")
         if self.report is not None:
@@ -49,6 +51,9 @@ class CulpritIdentified(Assertion):
         blamed = {stall: _named(run, stall) for stall in stalls}
         needed_s = _needed_s(run, stalls[0].since_s)
         short = [stall for stall in stalls if blamed[stall] is None and stall.until_s - stall.since_s < needed_s]
+        unseen = [why for stall in stalls if blamed[stall] is None and (why := why_unseen(run, stall))]
+        if unseen and not short:
+            return inconclusive(f"our observers could not tell whether the job hung; {unseen[0]}")
         pairs = [(stall.ranks, blamed[stall]) for stall in stalls if stall not in short]
         found = self._score(pairs, "our diagnosis") if pairs else None
         if found and (not short or found.outcome is Outcome.FAILED):

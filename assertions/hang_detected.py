@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torchaos.harness.judging.ending.stalls import Stall, stalls_of
+from torchaos.harness.judging.ending.stalls import Stall, stalls_of, why_unseen
 from torchaos.harness.watching.probes.known_failures import BY_NAME
 from torchaos.plugin import (
     Assertion,
@@ -31,7 +31,8 @@ class HangDetected(Assertion):
     """A stall was noticed in time. `by`: who must notice it: the job's own time-outs (docs/known-failures.md),
     torchaos's observers (by declaring a hang), or either. `pattern`: a regular expression for the log line by which the
     job reports the stall, if the line is not a known one. `within`: seconds from the fault until it is noticed.
-    `suspected_within`: seconds from the fault until the observers' first suspicion."""
+    `suspected_within`: seconds from the fault until the observers' first suspicion. If the recovery from the fault
+    hangs, that hang counts, from its own beginning."""
 
     name = "hang_detected"
     harm = Harm.REACTION
@@ -56,7 +57,7 @@ class HangDetected(Assertion):
         found = [self._noticed(run, one) for one in stalls]
         measured = {"noticed": found, "false_alarms": _false_alarms(run, stalls[0].since_s)}
         for stall, one in zip(stalls, found, strict=True):
-            if problem := self._problem(stall, one):
+            if problem := self._problem(run, stall, one):
                 return replace(problem, measured=measured)
         who, after = max((self._first_of(one) for one in found), key=lambda first: first[1] or 0.0)
         return passed(f"{who} noticed {after:.2f} s after the fault", **measured)
@@ -71,31 +72,33 @@ class HangDetected(Assertion):
             else (entry["who"] or "anybody", entry["after"])
         )
 
-    def _problem(self, stall: Stall, entry: dict[str, Any]) -> Finding | None:
+    def _problem(self, run: Record, stall: Stall, entry: dict[str, Any]) -> Finding | None:
         who, after = self._first_of(entry)
         lasted = stall.until_s - stall.since_s
         if after is None:
             if stall.died and self.by != "observers" and self.pattern is None:
                 return inconclusive(
-                    f"{stall.fault} ended after {lasted:.2f} s, when the ranks that it held up died, and no known line "
+                    f"{stall.name} ended after {lasted:.2f} s, when the ranks that it held up died, and no known line "
                     "of the log says why. If the job's own watchdog ended them, give a `pattern` for its log line"
                 )
             if self.within is not None and lasted < self.within:
                 return inconclusive(
-                    f"{stall.fault} lasted only {lasted:.2f} s, less than the time that {who} may take; make "
+                    f"{stall.name} lasted only {lasted:.2f} s, less than the time that {who} may take; make "
                     "the fault longer"
                 )
+            if self.by != "job" and (why := why_unseen(run, stall)):
+                return inconclusive(f"{stall.name}: our observers could not tell whether the job hung; {why}")
             others = f" (only {entry['who']} did)" if entry["who"] else ""
-            return failed(f"{stall.fault} was not noticed by {who} in the {lasted:.2f} s that it lasted{others}")
+            return failed(f"{stall.name} was not noticed by {who} in the {lasted:.2f} s that it lasted{others}")
         if self.within is not None and after > self.within:
             return failed(
-                f"{stall.fault} was noticed by {who} after {after:.2f} s, {after - self.within:.2f} s too late"
+                f"{stall.name} was noticed by {who} after {after:.2f} s, {after - self.within:.2f} s too late"
             )
         bound, suspected = self.suspected_within, entry["suspected"]
         if bound is not None and suspected is None:
-            return failed(f"{stall.fault}: our observers suspected nothing")
+            return failed(f"{stall.name}: our observers suspected nothing")
         if bound is not None and suspected > bound:
-            return failed(f"{stall.fault} was suspected after {suspected:.2f} s, {suspected - bound:.2f} s too late")
+            return failed(f"{stall.name} was suspected after {suspected:.2f} s, {suspected - bound:.2f} s too late")
         return None
 
     def _noticed(self, run: Record, stall: Stall) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class HangDetected(Assertion):
         known = {who: after for who, after in times.items() if after is not None}
         who = min(known, key=lambda name: known[name]) if known else ""
         return {
-            "fault": stall.fault, "who": who, "after": known.get(who), "job": job, "observers": ours,
+            "fault": stall.name, "who": who, "after": known.get(who), "job": job, "observers": ours,
             "suspected": suspected,
         }  # fmt: skip
 

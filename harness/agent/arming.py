@@ -53,6 +53,7 @@ def start() -> None:
 
 def _arm(who: Identity) -> None:
     from .agent import Agent
+    from .dumps import listen
     from .hooks import install
 
     plan = AgentPlan.read(os.environ[wire.ENV_PLAN])
@@ -60,4 +61,5 @@ def _arm(who: Identity) -> None:
     folder, source = Path(plan.events), who.source
     while (folder / f"{source}.jsonl").exists():  # written by this same process before it called exec
         source += "x"
+    listen(who)
     install(Agent(plan, who, wire.EventFile(folder / f"{source}.jsonl", source, who.rank, who.attempt)))

@@ -102,6 +102,7 @@ class Kind(str, Enum):
     HANG_OPINION = "hang.opinion"
     HANG_SUSPECTED = "hang.suspected"
     HANG_DECLARED = "hang.declared"
+    HANG_AT_END = "hang.at_end"
 
 
 _FLOATS = "list[float | None] | None"
@@ -217,6 +218,10 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.HANG_DECLARED: {
         "observers": "list[str]", "ranks": "list[Whole]", "since_s": "float", "opinions?": "list[dict]",
     },
+    # The run is about to end a job that did not end by itself. ranks: for each live rank, its number (rank), whether
+    # it waits, what it does (verb) and where, in words, the part of a core that it wants (cores), and its stack;
+    # + the result of the diagnosis
+    Kind.HANG_AT_END: {"ranks": "list[dict]", "culprits": "list[Whole]", "problems": "list[str]"},
 }  # fmt: skip
 
 # The keys that every payload of a kind has.

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.cli.options import AS_JSON, RunFolder, cli
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.judging.ending.hung import ranks_in_words
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.watching.diagnosis import blame, flight
@@ -58,11 +60,21 @@ def _diagnosis(folder: Path | None, pid: int | None) -> Diagnosis:
     run = RunDir(folder)
     if run.plan.is_file():
         if not run.stamps.is_dir():
+            if ends := list(Record.load(run).of_kind(Kind.HANG_AT_END)):
+                return _at_end(ends[-1])
             raise UsageError(
-                f"{folder}: no stamps of collectives in this run; only an assertion that needs them, such as "
-                "hang_detected, makes a run keep them"
+                f"{folder}: this run has no stamps of collectives, and its job was not ended in a hang; only an "
+                "assertion that needs them, such as hang_detected, makes a run keep stamps"
             )
         if Record.load(run).exit_code == 0:  # a rank that left by os._exit may have left an open stamp
             return Diagnosis(summary="the job ended with exit code 0: in the end no rank hung")
         return blame.diagnose(read_stamps(run.stamps))
     return blame.diagnose(flight.read_folder(folder))
+
+
+def _at_end(event: Event) -> Diagnosis:
+    """What the ranks did when the run had to end its job."""
+    found = Diagnosis(problems=[str(text) for text in event.data["problems"]])
+    found.culprits = set(event.data["culprits"])
+    found.summary = f"when the run ended the job, {ranks_in_words(event.data['ranks']) or 'no rank was alive'}"
+    return found

@@ -31,7 +31,7 @@ _BEFORE_S = 0.01  # seconds from the death to the resume
 # The harness's own events in the recorded run, and the end of that run, are left out.
 _NOT_PAST = frozenset({
     Kind.STAGE, Kind.NOTE, Kind.STOPPED, Kind.PROBED, Kind.GUARDED, Kind.HEALED, Kind.ROLLED_BACK, Kind.JOB_EXITED,
-    Kind.NODE_EXITED, Kind.HANG_OPINION, Kind.HANG_SUSPECTED, Kind.HANG_DECLARED,
+    Kind.NODE_EXITED, Kind.HANG_OPINION, Kind.HANG_SUSPECTED, Kind.HANG_DECLARED, Kind.HANG_AT_END,
 })  # fmt: skip
 
 

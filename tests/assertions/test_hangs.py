@@ -43,6 +43,31 @@ class Made:
         self.add(at_s - 0.5, Kind.HANG_SUSPECTED, observer="log", ranks=[], since_s=at_s - 1.0)
         return self.add(at_s, Kind.HANG_DECLARED, observers=["log", "stacks"], ranks=list(ranks), since_s=at_s - 1.0)
 
+    def opinion(self, at_s: float, observer: str, opinion: str, bound_s: float = 0.8, detail: str = "") -> Made:
+        data: dict[str, Any] = {
+            "observer": observer,
+            "opinion": opinion,
+            "quiet_s": 1.0,
+            "bound_s": bound_s,
+            "detail": detail,
+        }
+        return self.add(at_s, Kind.HANG_OPINION, **data)
+
+    def restarted(self, at_s: float, *ranks: int) -> Made:
+        """The rank that was hit dies, and the next attempt's ranks are up."""
+        self.add(at_s - 1.0, Kind.RANK_EXITED, 1, pid=11, start_ticks=1, exit_code=-9)
+        for rank in ranks:
+            data: dict[str, Any] = {
+                "pid": 20 + rank,
+                "start_ticks": 1,
+                "local_rank": rank,
+                "world_size": len(ranks),
+                "node": 0,
+            }
+            self.add(at_s, Kind.RANK_UP, rank, **data)
+            self._events[-1] = replace(self._events[-1], attempt=1)
+        return self
+
     def watchdog(self, at_s: float) -> Made:
         return self.add(at_s, Kind.LOG_CAUSE, cause="gloo-timeout", line="Timed out waiting", advice="")
 
@@ -203,3 +228,40 @@ def test_what_is_no_regular_expression_is_refused() -> None:
     check_parameters(HangDetected, {"pattern": "no progress ("}, (), lambda at, text, *more: told.append(text))
     assert len(told) == 1
     assert "not a regular expression" in told[0]
+
+
+def test_a_hang_of_the_recovery_counts(made: Made) -> None:
+    """The fault itself was over at once: what was to be noticed is the hang of the next attempt, from its beginning.
+    Nobody knows who is to blame for it."""
+    run = made.hit(10.0, 1).restarted(12.0, 0, 1).declared(20.0).back(60.0).run
+    finding = HangDetected(within=5.0).judge(run, [])
+    assert (finding.outcome, finding.reason) == (PASSED, "our observers noticed 1.00 s after the fault")
+    assert finding.measured["noticed"][0]["fault"] == "the hang of attempt 1 after stall"
+    assert HangDetected(within=0.5).judge(run, []).outcome is FAILED
+    assert CulpritIdentified().judge(run, []).outcome is INCONCLUSIVE
+
+
+def test_where_an_observer_was_blind_nothing_is_blamed_on_the_job(made: Made) -> None:
+    """The log was silent, and what had to confirm it could not see: the reason says who was blind, and why."""
+    made.hit(10.0, 1).opinion(9.0, "stacks", "blind", detail="py-spy is not installed").opinion(11.0, "log", "hangs")
+    run = made.opinion(10.0, "metrics", "active", detail="rank 0 wants 0.30 of a core").back(20.0).run
+    for assertion in (HangDetected(by="observers", within=5.0), CulpritIdentified()):
+        finding = assertion.judge(run, [])
+        assert finding.outcome is INCONCLUSIVE
+        assert "stacks (py-spy is not installed)" in finding.reason
+        assert "metrics active (rank 0 wants 0.30 of a core)" in finding.reason
+    assert HangDetected(by="job").judge(run, []).outcome is FAILED
+
+
+def test_observers_that_saw_everything_have_no_excuse(made: Made) -> None:
+    """Nobody was blind and the log was silent for longer than its bound: not to have noticed is a failure."""
+    made.hit(10.0, 1).opinion(9.0, "stacks", "active").opinion(11.0, "log", "hangs").opinion(9.0, "metrics", "active")
+    assert HangDetected(by="observers").judge(made.back(20.0).run, []).outcome is FAILED
+
+
+def test_a_job_that_pauses_long_needs_a_longer_stall(made: Made) -> None:
+    """The observers had learned its pauses, and need more time than the stall lasted."""
+    made.hit(10.0, 1).opinion(9.0, "log", "active", bound_s=30.0).opinion(9.0, "metrics", "active")
+    finding = HangDetected(by="observers", within=5.0).judge(made.back(20.0).run, [])
+    assert finding.outcome is INCONCLUSIVE
+    assert "30.00 s" in finding.reason

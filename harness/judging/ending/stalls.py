@@ -1,4 +1,4 @@
-"""The times during which faults held up a job."""
+"""The times during which faults held up a job, and what the observers of hangs could see of them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.judging.ending.hung import hang_at_end
 from torchaos.harness.record.record import Record
+from torchaos.harness.watching.observers.opinion import PROGRESS
 
 
 @dataclass(frozen=True)
 class Stall:
     """The time for which a fault may hold up the job: from its application until its rollback, the end of the processes
-    that it hit, the next fault, or the end of the run, whichever comes first. Times are CLOCK_MONOTONIC."""
+    that it hit, the next fault, or the end of the run, whichever comes first. If the recovery from the fault hung, the
+    time of that hang; nobody knows which ranks are to blame for it. Times are CLOCK_MONOTONIC."""
 
     fault: str
     ranks: frozenset[int]
     since_s: float
     until_s: float
     died: bool = False  # the stall ended because the processes ended
+    attempt: int | None = None  # if the recovery hung: the attempt that hung
+
+    @property
+    def name(self) -> str:
+        return self.fault if self.attempt is None else f"the hang of attempt {self.attempt} after {self.fault}"
 
 
 def stalls_of(run: Record) -> Iterator[Stall]:
@@ -43,7 +51,50 @@ def stalls_of(run: Record) -> Iterator[Stall]:
         exited = [e.mono_s for e in run.of_kind(Kind.JOB_EXITED) if e.mono_s > since]
         until = min([*back, *following, *exited, end])
         gone = _gone_at(run, fault, since)
-        yield Stall(fault, frozenset(ranks), since, min(until, gone), died=gone < until)
+        hang = _hang_after(run, fault, gone, until) if gone < until else None
+        yield hang or Stall(fault, frozenset(ranks), since, min(until, gone), died=gone < until)
+
+
+def _hang_after(run: Record, fault: str, since_s: float, until_s: float) -> Stall | None:
+    """The hang of an attempt that was started after `since_s`: one in which the run ended, or one that was declared and
+    after which the attempt made no step."""
+    hung = hang_at_end(run)
+    for attempt in run.history.attempts:
+        if not since_s <= attempt.started_s < until_s:
+            continue
+        last_s = run.history.executions.of_attempt(attempt.number).last_s() or 0.0
+        over_s = min(until_s, attempt.ended_s or until_s)
+        declared = [e for e in run.of_kind(Kind.HANG_DECLARED) if max(attempt.started_s, last_s) < e.mono_s <= over_s]
+        began = [float(declared[0].data["since_s"])] if declared else []
+        began += [hung.since_s] if hung and hung.attempt == attempt.number else []
+        if began:
+            return Stall(fault, frozenset(), max(attempt.started_s, min(began)), over_s, attempt=attempt.number)
+    return None
+
+
+def why_unseen(run: Record, stall: Stall) -> str | None:
+    """Why the observers could not tell that the job hung, as a clause: one of them was blind, or the stall was shorter
+    than the pauses that are usual in this job. None if they could have told, or if their opinions are not known."""
+    last: dict[str, Event] = {}
+    for event in run.of_kind(Kind.HANG_OPINION):
+        if event.mono_s <= stall.until_s:
+            last[str(event.data["observer"])] = event
+    said = {name: str(event.data["opinion"]) for name, event in last.items()}
+    blind = [f"{name} ({last[name].data['detail']})" for name, word in said.items() if word == "blind"]
+    progress = [last[name] for name in sorted(PROGRESS & said.keys()) if said[name] not in ("blind", "learning")]
+    if last and not progress:
+        return "neither the log nor the stamps had shown yet which pauses are usual in this job"
+    silent = [event for event in progress if event.data["opinion"] == "hangs"]
+    if silent and blind:
+        others = [
+            f"{name} {said[name]} ({last[name].data['detail']})" for name in sorted(said.keys() - PROGRESS)
+            if said[name] != "blind"
+        ]  # fmt: skip
+        return f"these were blind: {', '.join(blind)}" + (f"; the others: {', '.join(others)}" if others else "")
+    bounds = [float(event.data["bound_s"]) for event in progress]
+    if bounds and not silent and (lasted := stall.until_s - stall.since_s) < min(bounds):
+        return f"it lasted {lasted:.2f} s, and after the usual pauses of this job they need {min(bounds):.2f} s"
+    return None
 
 
 def _gone_at(run: Record, fault: str, since_s: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.judging.ending.hung import hang_at_end
 from torchaos.harness.judging.ending.teardown import TeardownAbort, aborts_at_exit, teardown_aborts
 from torchaos.harness.judging.ending.unstarted import survived
 from torchaos.harness.judging.recovery.recovery import recoveries
@@ -20,10 +21,19 @@ def causes_in_words(run: Record) -> list[str]:
 
 
 def because(run: Record) -> str:
-    """A clause for the reason of a job that did not come back, or did not end successfully, if attempts died of a known
-    failure of its libraries. Otherwise empty."""
+    """Clauses for the reason of a job that did not come back, or did not end successfully: how it hung at the end, and
+    whether attempts died of a known failure of its libraries. Empty if nothing is known."""
     if any(event.data.get("interrupted", True) for event in run.of_kind(Kind.STOPPED)):
         return ""  # the job might still have come back
+    return "".join(f"; {clause}" for clause in (_hang(run), _failure(run)) if clause)
+
+
+def _hang(run: Record) -> str:
+    found = hang_at_end(run)
+    return found.words if found else ""
+
+
+def _failure(run: Record) -> str:
     if run.exit_code == 0 and all(recovery.parts["caught_up"] is not None for recovery in recoveries(run)):
         return ""
     hit = {event.attempt for event in run.of_kind(Kind.APPLYING)}
@@ -37,7 +47,7 @@ def because(run: Record) -> str:
     name = str(died[0].data["cause"])
     attempts = sorted({event.attempt or 0 for event in died if event.data["cause"] == name})
     which = f"attempt {attempts[0]}" if len(attempts) == 1 else f"attempts {', '.join(map(str, attempts))}"
-    return f"; the log of {which}, which ended with an error, shows a known failure, {_in_words(died[0])}"
+    return f"the log of {which}, which ended with an error, shows a known failure, {_in_words(died[0])}"
 
 
 def _is_consequence(event: Event) -> bool:

@@ -41,7 +41,7 @@ from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.healer import Healed
 from torchaos.harness.undo.recovery import PROBES
-from torchaos.harness.watching.observers import report
+from torchaos.harness.watching.observers import at_end, report
 from torchaos.harness.watching.observers.leftovers import Leftovers
 from torchaos.harness.watching.observers.watch import hangs_of
 from torchaos.harness.watching.probes.gpus import GpuWatch
@@ -197,8 +197,23 @@ class Run:
         if self._stopped:
             self.journal.emit(Kind.STOPPED, self._stopped)
 
+    def _look_at_ranks(self) -> None:
+        """Records what the ranks do if the job has to be ended. A job on other machines has no ranks here."""
+        stopped = self._stopped
+        if stopped is None or stopped["interrupted"] or stopped["enough"] or self._job.done or self._hurried:
+            return
+        if not (ranks := self._job.ranks()) and isinstance(self._job, FarJob):
+            return
+        agents = None if self.plan.job.attached else self.folder.agent_plan.parent
+        try:
+            self.journal.emit(Kind.HANG_AT_END, at_end.look(ranks, agents))
+        except (OSError, ValueError, KeyError) as error:  # a process or file has just disappeared
+            text = f"what the ranks did at the end could not be read: {type(error).__name__}: {error}"
+            self.journal.emit(Kind.NOTE, {"text": text})
+
     def _collect(self) -> None:
         self._stage("collect")
+        self._look_at_ranks()
         if (left := self._leftovers.take(self._job.done and self._stopped is None, self._is_hurried)) is not None:
             self._save("leftovers", left)
         self._context.ended.set()

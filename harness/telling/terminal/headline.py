@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from torchaos.harness.agent.wire import Kind
+from torchaos.harness.judging.ending.hung import hang_at_end
 from torchaos.harness.judging.ending.unstarted import died_by_itself
 from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.record.record import Record
@@ -60,6 +61,8 @@ def happened(run: Record, result: Result) -> list[str]:
         found.append(f"And {left} more.")
     if not result.recoveries:
         found.append(how)
+    if hang := hang_at_end(run):
+        found.append(f"{hang.words[:1].upper()}{hang.words[1:]}.")
     if run.stopped and not run.ended_on_purpose:
         after = "" if result.steps is None else f" after step {result.steps}"
         found.append(f"Then the run was ended{after}: {run.stopped.data['reason']}.")

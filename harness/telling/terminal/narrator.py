@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.judging.ending.hung import ranks_in_words
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.words import target_in_words
 from torchaos.harness.telling.terminal.text import on_one_line, shortened
@@ -55,6 +56,7 @@ class Narrator:
             Kind.GPU_EVENT: lambda e: Line(f"GPU {e.data['gpu']}, node {e.data['node']}: {e.data['event']}", "yellow"),
             Kind.HANG_SUSPECTED: lambda e: Line(f"{e.data['observer']} suspects a hang", "yellow"),
             Kind.HANG_DECLARED: lambda e: Line(f"the job hangs; {e.data.get('summary', '')}", "bold yellow"),
+            Kind.HANG_AT_END: lambda e: Line(f"at the end, {ranks_in_words(e.data['ranks']) or 'no rank is alive'}"),
             Kind.GUARDED: self._guarded,
             Kind.ROLLED_BACK: lambda e: self._rolled_back(e, self._fault(e)),
             Kind.HEALED: lambda e: None if e.data["verified"] else self._rolled_back(e, str(e.data["record"])),

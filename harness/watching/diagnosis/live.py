@@ -27,15 +27,16 @@ _MOMENTS_S = (0.0, 0.31, 0.53, 0.17, 0.71, 0.23, 0.43, 0.13, 0.37, 0.61)
 
 def diagnose(
     ranks: Mapping[int, RankProcess], world: int = 0, stamps: Path | None = None, hangs: bool = False,
-    py_spy: Callable[[], str | None] = stacks.find_py_spy,
+    py_spy: Callable[[], str | None] = stacks.find_py_spy, seen: Mapping[int, stacks.Stack] | None = None,
 ) -> Diagnosis:  # fmt: skip
     """The diagnosis of a live job.
 
     `world`: the number of ranks that should exist. `stamps`: the folder of the agent's stamps. `hangs`: the job is
     known to hang, so one look at the stacks is enough; otherwise several looks take some seconds. `py_spy`: finds the
-    program that reads stacks. A stopped or missing process explains a hang by itself. So does a network that loses what
-    a rank sends: then no rank is to blame for a wait. Next in weight are the stamps, because they show which rank is in
-    which collective, and then the stacks."""
+    program that reads stacks; `seen`: the stacks of a job that hangs, by rank, if they were read already. A stopped or
+    missing process explains a hang by itself. So does a network that loses what a rank sends: then no rank is to blame
+    for a wait. Next in weight are the stamps, because they show which rank is in which collective, and then the
+    stacks."""
     states = _states(ranks)
     found = Diagnosis()
     gone = set(range(world)) - set(ranks)
@@ -45,33 +46,35 @@ def diagnose(
         if state in _STUCK:
             found.blame([rank], HIGH, _STUCK[state])
     calls = read_stamps(stamps, None if hangs else time.monotonic()) if stamps and stamps.is_dir() else Calls({})
-    seen = blame.diagnose(calls)
-    found.problems += seen.problems
+    said = blame.diagnose(calls)
+    found.problems += said.problems
     groups = {members for record in calls.ranks.values() for members in record.groups.values()}
-    odd = _by_stacks(ranks, sorted(groups, key=len), found, 1 if hangs or found.culprits else len(_MOMENTS_S), py_spy())
+    looks = 1 if hangs or found.culprits else len(_MOMENTS_S)
+    in_groups = sorted(groups, key=len)
+    odd = stacks.outliers(seen, in_groups) if seen is not None else _by_stacks(ranks, in_groups, found, looks, py_spy())
     for rank, state in states.items():
-        if state == "D" and (hangs or rank in odd or rank in seen.culprits):  # otherwise it may be writing a checkpoint
+        if state == "D" and (hangs or rank in odd or rank in said.culprits):  # otherwise it may be writing a checkpoint
             found.blame([rank], MEDIUM, "it is in an uninterruptible sleep in the kernel")
     if found.culprits:
         for rank in found.culprits:
-            found.say(rank, *seen.evidence.get(rank, []))
-    elif (seen.culprits or odd) and _is_cut(ranks):
-        for rank in sorted(seen.culprits | odd.keys()):
-            found.suspect([rank], *seen.evidence.get(rank, []), odd.get(rank, ""))
+            found.say(rank, *said.evidence.get(rank, []))
+    elif (said.culprits or odd) and _is_cut(ranks):
+        for rank in sorted(said.culprits | odd.keys()):
+            found.suspect([rank], *said.evidence.get(rank, []), odd.get(rank, ""))
         found.suspect(ranks)
         found.problems.append(
             "data that a rank sends does not arrive, and the kernel sends it again and again: the network explains who "
             "waits for whom"
         )
-    elif seen.culprits:
-        for rank in sorted(seen.culprits):
-            found.blame([rank], seen.confidence, *seen.evidence[rank], odd.get(rank, ""))
+    elif said.culprits:
+        for rank in sorted(said.culprits):
+            found.blame([rank], said.confidence, *said.evidence[rank], odd.get(rank, ""))
     elif odd:
         for rank, words in odd.items():
             found.blame([rank], MEDIUM, words)
         if 2 * len(odd) > len(ranks):
             found.confidence = LOW
-    found.suspect(seen.suspects - found.culprits if not found.culprits else ())
+    found.suspect(said.suspects - found.culprits if not found.culprits else ())
     return found
 
 

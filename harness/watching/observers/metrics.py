@@ -20,7 +20,7 @@ from torchaos.harness.watching.observers.opinion import Learned, Opinion
 from torchaos.harness.watching.probes.sockets import Sockets
 
 _WINDOW_S = 0.4  # CPU time is counted in units of 10 ms, so a shorter window would be too coarse
-_IDLE, _SPINS = 0.15, 0.7  # parts of a core: at most and at least
+IDLE, _SPINS = 0.15, 0.7  # parts of a core: at most and at least
 _IO_BYTES = 32 << 10  # a rank that reads and writes more in the window is at work
 _MOST = 8  # ranks that are described
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -38,7 +38,7 @@ class _Sample(NamedTuple):
     io: int
 
 
-class _Use:
+class Use:
     """The use of one process during the last window."""
 
     def __init__(self) -> None:
@@ -81,8 +81,8 @@ class Idle:
     name = "metrics"
 
     def __init__(self) -> None:
-        self._uses: dict[int, _Use] = {}
-        self._children: dict[int, _Use] = {}
+        self._uses: dict[int, Use] = {}
+        self._children: dict[int, Use] = {}
         self._learned = Learned(needed=0)
         self._sockets = Sockets()
         self.stopped: list[int] = []
@@ -118,15 +118,15 @@ class Idle:
     def _is_quiet(self, now_s: float, ranks: Sequence[RankProcess]) -> bool:
         busy, spinning = [], []
         self.stopped, self.idle = [], []
-        self._uses = {rank.pid: self._uses.get(rank.pid, _Use()) for rank in ranks}
+        self._uses = {rank.pid: self._uses.get(rank.pid, Use()) for rank in ranks}
         for rank in ranks:
             use = self._uses[rank.pid]
             use.look(rank.pid, now_s)
             if use.state in ("T", "t"):
                 self.stopped.append(rank.rank)
-            elif use.state == "D" or not use.whole or use.moved > _IO_BYTES or _IDLE < use.cores < _SPINS:
+            elif use.state == "D" or not use.whole or use.moved > _IO_BYTES or IDLE < use.cores < _SPINS:
                 busy.append(rank.rank)
-            elif use.cores <= _IDLE:
+            elif use.cores <= IDLE:
                 self.idle.append(rank.rank)
             else:
                 spinning.append(rank.rank)
@@ -152,10 +152,10 @@ class Idle:
                 if pid not in below and found.parent in parents | below:
                     below.add(pid)
                     added = True
-        self._children = {pid: self._children.get(pid, _Use()) for pid in below - parents}
+        self._children = {pid: self._children.get(pid, Use()) for pid in below - parents}
         for pid, use in self._children.items():
             use.look(pid, now_s)
-        return sum(use.cores for use in self._children.values() if use.whole) > _IDLE
+        return sum(use.cores for use in self._children.values() if use.whole) > IDLE
 
 
 def _queued_s(pid: int) -> float:

@@ -2,7 +2,8 @@
 they blame, and how many false alarms they raise.
 
 The jobs use gloo and have 2 to 8 ranks; half of them have no agent. A stall is a SIGSTOP of one rank, or user code of
-one rank that blocks: in a sleep, at a lock that is never released, or in a read of a pipe that is never written. Each
+one rank that blocks: in a sleep, at a lock that is never released, in a read of a pipe that is never written, or in the
+wait in which the agent holds a rank. Each
 stall ends when it was declared (or after 15 s), and the same job goes on to the next stall. The healthy jobs have slow
 first steps, checkpoints that rank 0 writes while the others wait, evaluations, one of them long, and a compiler that
 runs for seconds. In half of them, the ranks spin while they wait.
@@ -10,11 +11,14 @@ runs for seconds. In half of them, the ranks spin while they wait.
 A partition separates two nodes, each a network namespace with one rank (as root). There are jobs whose ranks sleep
 while they wait, and jobs whose ranks spin, as hosts of GPUs do. It is declared without py-spy, and no rank is to blame.
 
+With --load N, N busy processes run beside the jobs all the time, as on a busy machine.
+
 The observers see the processes, the log and the stamps; they do not know what this script does to the job. All their
 opinions are recorded, so that the curve of detection time against false alarms can be computed later for other values
 of k.
 
 Usage: python ci/campaigns/stalls.py [--stalls 100] [--partitions 0] [--healthy-minutes 60] [--seed 1] [--json FILE]
+           [--load 8] [--without-py-spy]
 """
 
 from __future__ import annotations
@@ -24,16 +28,18 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-KINDS = ("sigstop", "sleep", "lock", "read")
+KINDS = ("sigstop", "sleep", "lock", "read", "held")
 PARTITIONS = ("cut, ranks sleep", "cut, ranks spin")
 GIVE_UP_S, PARALLEL, HEALTHY_RANKS = 15.0, 4, 2
 KS = (1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -98,6 +104,10 @@ def _stall(order: Path, lock: threading.Lock, folder: Path) -> None:
         elif kind == "read":
             with open(folder / "pipe", "rb", buffering=0) as file:
                 file.read(1)
+        elif kind == "held":
+            from torchaos.harness.agent.page import wait_until
+
+            wait_until(lambda: False, time.monotonic() + 3600)
     except GoOn:
         order.unlink()
 
@@ -286,14 +296,16 @@ def partitions(many: int) -> list[dict[str, Any]]:
 SIZES = [(ranks, agent) for ranks in (2, 3, 4, 6, 8) for agent in (True, False)]
 
 
-def stalls(many: int, draw: random.Random, sizes: Sequence[tuple[int, bool]] = SIZES) -> list[dict[str, Any]]:
+def stalls(
+    many: int, draw: random.Random, sizes: Sequence[tuple[int, bool]] = SIZES, stacks: bool = True
+) -> list[dict[str, Any]]:
     """Runs `many` stalls in total, all kinds in turn. `sizes`: for each job, its number of ranks, and whether it has
-    the agent."""
+    the agent. `stacks`: with py-spy."""
     found: list[dict[str, Any]] = []
     for number, (ranks, agent) in enumerate(sizes):
         share = many // len(sizes) + (number < many % len(sizes))
         with tempfile.TemporaryDirectory() as name:
-            session = Session(ranks, agent, Path(name)).start()
+            session = Session(ranks, agent, Path(name), stacks=stacks).start()
             try:
                 if not session.wait_for_steps(60):
                     raise SystemExit(f"the job did not start:\n{session.log.read_text()[-2000:]}")
@@ -309,8 +321,21 @@ def stalls(many: int, draw: random.Random, sizes: Sequence[tuple[int, bool]] = S
     return found
 
 
-def healthy(minutes: float) -> dict[str, Any]:
-    """Runs healthy jobs side by side, for `minutes` of job time in total."""
+@contextmanager
+def load(many: int) -> Iterator[None]:
+    """Busy processes, as of other users of the machine."""
+    code = "while True: pass"
+    running = [subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True) for _ in range(many)]
+    try:
+        yield
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def healthy(minutes: float, stacks: bool = True) -> dict[str, Any]:
+    """Runs healthy jobs side by side, for `minutes` of job time in total. `stacks`: with py-spy."""
     seconds = minutes * 60 / PARALLEL
     with tempfile.TemporaryDirectory() as name:
         sessions = []
@@ -318,7 +343,9 @@ def healthy(minutes: float) -> dict[str, Any]:
             folder = Path(name) / str(number)
             folder.mkdir()
             sessions.append(
-                Session(HEALTHY_RANKS, number % 2 == 0, folder, healthy=True, spins=number >= PARALLEL // 2).start()
+                Session(
+                    HEALTHY_RANKS, number % 2 == 0, folder, healthy=True, spins=number >= PARALLEL // 2, stacks=stacks
+                ).start()
             )
         cpu = time.process_time()
         try:
@@ -424,6 +451,8 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=0, help="of each of the two kinds; needs root")
     parser.add_argument("--healthy-minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--load", type=int, default=0, help="busy processes beside the jobs")
+    parser.add_argument("--without-py-spy", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--pauses", action="store_true", help=argparse.SUPPRESS)
@@ -431,9 +460,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.train:
         train(args.train, args.pauses, args.spins)
-    found = stalls(args.stalls, random.Random(args.seed)) if args.stalls else []
-    found += partitions(args.partitions)
-    calm = healthy(args.healthy_minutes) if args.healthy_minutes else None
+    with load(args.load):
+        stacks = not args.without_py_spy
+        found = stalls(args.stalls, random.Random(args.seed), stacks=stacks) if args.stalls else []
+        found += partitions(args.partitions)
+        calm = healthy(args.healthy_minutes, stacks) if args.healthy_minutes else None
     result = summary(found, calm)
     print(json.dumps(result, indent=1, default=str))
     if args.json:

@@ -13,7 +13,8 @@ from pathlib import Path
 import click
 
 from torchaos.harness.agent.quantities import parse_duration
-from torchaos.harness.cli.options import AS_JSON, PATH, RUNS, RunFolder, cli
+from torchaos.harness.cli.options import AS_JSON, PATH, RunFolder, cli
+from torchaos.harness.cli.outs import RUNS
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.running.nodes import leftovers

@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from torchaos.harness.agent.stamps import ranks_in
 from torchaos.harness.cli.commands import Commands
 from torchaos.harness.cli.json_out import json_option
+from torchaos.harness.cli.outs import RUNS, outs_of
 
 if TYPE_CHECKING:
     _PathType = click.ParamType[Path]
@@ -22,7 +23,6 @@ else:
     _PathType = _RanksType = click.ParamType  # older versions of click have no type argument
 
 PATH = click.Path(path_type=Path)
-RUNS = Path("torchaos-runs")  # where run directories go, unless --out names another folder
 LATEST = "latest"
 
 
@@ -58,13 +58,16 @@ class ScenarioFile(_PathType):
 
 
 class RunFolder(_PathType):
-    """A run directory, or `latest`: the newest run below the folder where run directories go."""
+    """A run directory, or `latest`: the newest run below the folders where the runs of this folder went; `OUT/latest`:
+    the newest run in OUT."""
 
     name = "run directory"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(str(value))
-        return latest() if str(path) == LATEST and not path.exists() else path
+        if path.name != LATEST or path.exists():
+            return path
+        return latest(outs_of(Path.cwd()) if str(path) == LATEST else (path.parent,))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         named = [CompletionItem(LATEST)] if LATEST.startswith(incomplete) else []
@@ -84,15 +87,15 @@ class Ranks(_RanksType):
         return ranks_in(str(value))
 
 
-def latest(out: Path = RUNS) -> Path:
-    """The newest run directory. Raises UsageError if there is none."""
+def latest(outs: Sequence[Path] = (RUNS,)) -> Path:
+    """The newest run directory in these folders. Raises UsageError if there is none."""
     from torchaos.harness.contracts import UsageError
 
-    runs = (path for path in out.glob("*/plan.json") if (path.parent / "events").is_dir())  # an exploration has none
-    plans = sorted(runs, key=lambda path: path.stat().st_mtime_ns)
-    if not plans:
-        raise UsageError(f"{LATEST}: there is no run in {out.absolute()}; name a run directory, or change the folder")
-    return plans[-1].parent
+    plans = (path for out in outs for path in out.glob("*/plan.json"))
+    runs = [path for path in plans if (path.parent / "events").is_dir()]  # an exploration has none
+    if not runs:
+        raise UsageError(f"{LATEST}: there is no run in {outs[0].absolute()}; name a run directory, or OUT/{LATEST}")
+    return max(runs, key=lambda path: path.stat().st_mtime_ns).parent
 
 
 class WithCommand(click.Command):
@@ -152,7 +155,7 @@ CONFIDENCE = click.option("--confidence", type=_SHARE, help="Confidence of the b
 
 
 @click.group(
-    cls=Commands, epilog="RUN_DIR may be `latest`: the newest run in torchaos-runs.",
+    cls=Commands, epilog="RUN_DIR may be `latest`: the newest run that was started in this folder.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 @click.version_option(package_name="torchaos")

@@ -12,7 +12,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from torchaos.harness.cli.options import AS_JSON, OTEL, PATH, RUN_DIRS, RUNS, SUMMARY, Ranks, RunFolder, cli
+from torchaos.harness.cli.options import AS_JSON, OTEL, PATH, RUN_DIRS, SUMMARY, Ranks, RunFolder, cli
+from torchaos.harness.cli.outs import RUNS
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.judging.verdict.verdict import judge, records_of
 from torchaos.harness.machine.disk import write_atomically

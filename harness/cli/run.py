@@ -37,7 +37,6 @@ from torchaos.harness.cli.options import (
     QUIET,
     RATE,
     REPEAT,
-    RUNS,
     SEED,
     SET,
     SUMMARY,
@@ -45,6 +44,7 @@ from torchaos.harness.cli.options import (
     WithCommand,
     cli,
 )  # fmt: skip
+from torchaos.harness.cli.outs import RUNS, remember
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
@@ -142,6 +142,7 @@ def run(
         if results_told and (verbose or len(runs) == 1 or result.verdict is not Verdict.PASSED):
             show.show(result, console, page, whole=verbose)
 
+    remember(out)
     with signals() as interrupted, working_on(runs):
         care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
         for one in runs:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
 from torchaos.harness.cli.options import RunFolder, latest
+from torchaos.harness.cli.outs import remember
 from torchaos.harness.contracts import UsageError
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs"
@@ -34,6 +35,27 @@ def test_it_is_the_run_that_began_last(runs: Path) -> None:
     """Whatever the names are, and whatever was written into the directories later."""
     (runs / "a" / "report.html").touch()
     assert latest().absolute() == runs / "b"
+
+
+def test_it_finds_the_runs_of_another_folder(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that went to another folder by --out counts in the folder in which it was started, and nowhere else. A
+    folder that is gone is forgotten; OUT/latest names the folder itself."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(runs.parent / "state"))
+    other = runs.parent / "else" / "where"
+    newest = other / "d" / "plan.json"
+    (newest.parent / "events").mkdir(parents=True)
+    newest.touch()
+    os.utime(newest, (4, 4))
+    assert RunFolder()("latest").absolute() == runs / "b", "it was not started here"
+    assert RunFolder()("else/where/latest") == Path("else/where/d")
+    remember(Path("else/where"))
+    remember(runs)
+    remember(Path("gone"))
+    assert RunFolder()("latest") == other / "d"
+    (runs.parent / "sub").mkdir()
+    monkeypatch.chdir(runs.parent / "sub")
+    with pytest.raises(UsageError, match="there is no run in"):
+        RunFolder()("latest")
 
 
 def test_an_exploration_is_no_run(runs: Path) -> None:

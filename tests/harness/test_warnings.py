@@ -302,3 +302,11 @@ def test_a_copied_line_has_its_place(tmp_path: Path) -> None:
         planned(tmp_path, GOOD.replace("torchrun ", "torchrun --nnodes $SLURM_NNODES "))
     (warning,) = warned(tmp_path, GOOD.replace("--out {run}", "--out {run} --data $SCRATCH"))
     assert warning.startswith(":3:12: no shell reads the command, so the job gets the text $SCRATCH")
+
+
+def test_a_local_rank_that_there_is_not_is_told_as_one(tmp_path: Path) -> None:
+    """With its place, and not as the rank of another number."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "kill.yaml").write_text(GOOD.replace("{rank: 1}", "{local_rank: 4}"))
+    with pytest.raises(UsageError, match=r"kill.yaml:\d+:\d+: .*there is no local rank 4; each node has 2"):
+        CliRunner().invoke(cli, ["plan", str(tmp_path / "kill.yaml")], catch_exceptions=False)

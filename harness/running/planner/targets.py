@@ -65,7 +65,11 @@ def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random
     elif target.ranks is not None:
         ranks = target.ranks
     elif target.local_rank is not None:
-        ranks = [rank for rank in ranks if rank % per_node == target.local_rank] or [job.world_size]
+        if target.local_rank >= per_node:
+            raise UsageError(
+                f"{where}: there is no local rank {target.local_rank}; each node has {per_node}, counted from 0"
+            )
+        ranks = [rank for rank in ranks if rank % per_node == target.local_rank]
     elif target.count is not None or target.percent is not None:
         count = target.count or max(1, math.floor(job.world_size * (target.percent or 0) / 100))
         if count > len(world):

@@ -16,6 +16,7 @@ from torchaos.harness.judging.verdict.verdict import verdict_of
 from torchaos.harness.record.plan import Named, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Result, Verdict
+from torchaos.harness.telling.terminal.narrator import Narrator
 
 KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(1, 18, Phase.BACKWARD), {}, "", "")
 STALE = "Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: SO_ERROR: Connection refused"
@@ -75,6 +76,17 @@ def test_a_dead_peer_is_no_news(lost: Record) -> None:
     """That connections to a dead rank are reset explains nothing: neither a note nor a reason."""
     met = plus(lost, log_line(lost, "peer-gone", 1, 0.5, "Connection reset by peer"))
     assert (because(met), causes_in_words(met)) == ("", [])
+
+
+def test_while_a_run_goes_on_only_causes_are_told(lost: Record) -> None:
+    """Ranks lose their connections at a healthy end, too, so this is not told; a failure of a library is, once."""
+    narrator = Narrator(lost.plan)
+    gone = [log_line(lost, name, 1, 0.5, "some line") for name in ("store-gone", "peer-gone", "terminated")]
+    assert [narrator.tell(event) for event in gone] == [None, None, None]
+    stale = log_line(lost, "gloo-stale-store", 1, 0.5)
+    told = narrator.tell(stale)
+    assert told is not None
+    assert (told.text, narrator.tell(stale)) == ("recognised: gloo-stale-store", None)
 
 
 def test_a_cause_of_a_later_version_speaks_for_itself(lost: Record) -> None:

@@ -10,6 +10,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.words import last_words_in_words
 from torchaos.harness.watching.probes.causes import BY_NAME, cause_of
+from torchaos.harness.watching.probes.log_adapters import without_ansi
 
 _MOST_LINES, _LONGEST = 5, 200  # lines; characters of a line
 _FAILED = re.compile(r"failed \(exitcode: ")  # torchelastic reports a failed rank; torchelastic's traceback follows
@@ -103,7 +104,7 @@ def _own(lines: Sequence[str]) -> list[str]:
 
 def _kept(lines: Sequence[str]) -> list[str]:
     """The lines without torchrun's own lines, and without lines that several ranks repeat."""
-    lines = [_RANK.sub("", line, count=1) for line in lines]
+    lines = [_RANK.sub("", without_ansi(line)) for line in lines]
     return list(
         dict.fromkeys(line.strip() for line in lines if line.strip() and not _LOGGED.match(line) and line.strip(" ^~"))
     )

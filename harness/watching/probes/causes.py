@@ -20,12 +20,12 @@ OWN_WATCHDOG = "own-watchdog"  # a line by which the scenario says that the job 
 _SIGNS = (  # each known failure has one of them on its line, in lower case; a look for them is 40 times quicker
     "error", "fail", "exception", "timed out", "timeout", "terminate", "nvrm", "out of memory", "cuda gpus", "cublas",
     "oom", "watchdog", "heartbeat", "reaping", "of section", "been open", "in use", "eaddrinuse", "by peer",
-    "by remote", "broken pipe", "not known", "resolution", "hostname", "no space", "enospc", "quota", "edquot", "stale",
-    "read-only", "endpoint", "responding", "too many open", "killed", "bad_alloc", "cancelled", "signal", "segfault",
-    "segmentation", "sigsegv", "barrier", "waiting for clients", "completion", "got async", "duplicate gpu",
-    "multiple ranks",
-    "shared memory", "no route", "unreachable", "is down", "abort", "refused", "unavailable", "cannot connect",
-    "max retries", "running low", "low on resource", "shut down", "disconnected", "wait timeout", "no socket", "closed",
+    "by remote", "broken pipe", "not known", "resolution", "hostname", "no space", "enospc", "quota", "edquot",
+    "stale", "read-only", "endpoint", "responding", "too many open", "killed", "bad_alloc", "cancelled", "signal",
+    "segfault", "segmentation", "sigsegv", "barrier", "waiting for clients", "completion", "got async",
+    "duplicate gpu", "multiple ranks", "shared memory", "no route", "unreachable", "is down", "abort", "refused",
+    "unavailable", "cannot connect", "max retries", "fault by gpu", "running low", "low on resource", "shut down",
+    "disconnected", "wait timeout", "no socket", "closed",
 )  # fmt: skip
 _LONGEST, _MOST = 500, 2000  # characters of a line: that are kept, and that are looked at
 

@@ -74,7 +74,10 @@ _CLIENT = re.compile(
     r"|\b(?:huggingface|hf_hub|google\.api_core|StatusCode|redis|ray\.exceptions|GcsRpc|sentry|kafka|psycopg|prometheus)"
 )
 _STORE = re.compile(r"\[c10d\]|TCPStore|SocketImpl|store->|DistNetworkError|DistStoreError")
-_PEER = re.compile(r"\bpair\.cc:|\bgloo\b|\bGloo\b|ProcessGroup(?:Gloo|NCCL)|\bR?NCCL\b|\bRCCL\b|DistBackendError")
+_PEER = re.compile(
+    r"\bpair\.cc:|\b[Gg]loo\b|ProcessGroup(?:Gloo|NCCL)|\b[NR]CCL\b|DistBackendError"
+    r"|\bsocket(?:Start|Poll|Try|Finalize|Progress)\w*: "
+)
 _EITHER = re.compile(f"{_STORE.pattern}|{_PEER.pattern}")
 _LOST = r"Connection reset by peer|Connection closed by (?:remote )?peer|Broken pipe"
 _NO_NAME = (
@@ -85,13 +88,16 @@ _NO_NAME = (
 # The first cause whose pattern matches a line counts.
 CAUSES = (
     _cause(
-        "gloo-stale-store", "torch", r"Gloo connectFullMesh failed.*(?:Connection refused|timed out|[Tt]imeout)",
+        "gloo-stale-store", "torch",
+        r"Gloo connectFullMesh failed.*(?:Connection refused|timed out|[Tt]imeout)"
+        r"|gloo/transport/tcp/\S+ connect .*Connection refused",
         "after a restart, the ranks read gloo addresses of the previous attempt from torchrun's store; "
         "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the job's environment",
         "2.5, 2.13", "pytorch/pytorch#135712", after_restart=True,
     ),
     _cause(
-        "gloo-connect", "gloo", r"Gloo connectFullMesh failed",
+        "gloo-connect", "gloo",
+        r"Gloo connectFullMesh failed|gloo/transport/tcp/\S+ connect .*Connection refused",
         "the ranks could not connect to each other; check GLOO_SOCKET_IFNAME and the network between the nodes",
         "2.13", "NVIDIA/Megatron-LM#877", after_restart=False,
     ),
@@ -124,6 +130,7 @@ CAUSES = (
         "cuda-error", "CUDA",
         r"\b(?:CUDA|HIP)(?: driver)? error: |cuDNN error: CUDNN_STATUS|\bCUBLAS_STATUS_(?!SUCCESS)\w+"
         r"|\.cuh?:\d+: .*Assertion .* failed|Unexpected error from cudaGetDeviceCount|No CUDA GPUs are available"
+        r"|(?:Memory access fault|HW Exception) by GPU|\bHSA_STATUS_ERROR_\w+"
         r"|cudaError(?!Success|_t|String)[A-Z]\w+",
         "a kernel or a GPU failed, perhaps in an earlier call than the one that reports it; CUDA_LAUNCH_BLOCKING=1 "
         "shows the call, and the kernel's log shows an Xid if it was the GPU",
@@ -151,7 +158,7 @@ CAUSES = (
     _cause(
         "nccl-net", "the network",
         r"NET/\w+ ?: ?Got completion (?:from peer|with error)|NET/IB ?: .*Got async (?:error )?event"
-        r"|NET/OFI .*completed with error|NCCL WARN Call to ibv_\w+ failed",
+        r"|NET/OFI .*(?:completed with error|RC: -?[1-9])|efa_\w+_handle_error\(\)|NCCL WARN Call to ibv_\w+ failed",
         "a transfer of NCCL between two nodes failed; check the adapters, cables and switches of the two (ibstat, the "
         "port's counters)",
         "", "NVIDIA/nccl#1405", "NVIDIA/nccl#1814",
@@ -303,7 +310,8 @@ CAUSES = (
     _cause(
         "storage", "the storage",
         _raised(r"OSError: \[Errno (?:5|30|116|121)\]")
-        + r"|Error: \[Errno (?:107|108|110|112)\] [^:]*: ['\"]/|PytorchStreamWriter failed writing",
+        + r"|Error: \[Errno (?:107|108|110|112)\] [^:]*: ['\"]/|PytorchStreamWriter failed writing"
+        r"|\. unexpected pos \d+ vs \d+",
         "a file system failed under the job; check the mount and its server",
         "", common=r"Stale (?:NFS )?file handle|Read-only file system|Remote I/O error|\bLustreError: "
         r"|(?:\bfuse|/\S+): (?:Transport endpoint is not connected|Input/output error)|nfs: server \S+ not responding",
@@ -339,8 +347,8 @@ CAUSES = (
     ),
     _cause(
         "segfault", "the job",
-        r"Fatal Python error: Segmentation fault|Segfault encountered|SIGSEGV\) received|\*\*\* SIGSEGV"
-        r"|[Ss]ignal: Segmentation fault|Caught signal 11|Segmentation fault +\(core dumped\)",
+        r"Fatal Python error: Segmentation fault|Segfault encountered|SIGSEGV\) received|with signal SIGSEGV"
+        r"|\*\*\* SIGSEGV|[Ss]ignal: Segmentation fault|Caught signal 11|Segmentation fault +\(core dumped\)",
         "native code of a library used memory that is not its own; PYTHONFAULTHANDLER=1 shows the line of Python",
         "",
     ),

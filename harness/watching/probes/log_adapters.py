@@ -19,21 +19,23 @@ _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|Na
 _COUNT = (  # `1,000`, but not `10%` or `3 ms`
     r"(?P<step>\d{1,3}(?:,\d{3})+|\d+)(?![\d%]|[.,]\d|[A-Za-z]|\s*(?:%|(?:ms|s|sec|seconds)\b))"
 )
+_OTHER_LOSSES = "actor critic value policy unsupervised disc gen kl aux reg"
 _LOSS = (
-    r"(?<![\w/.-])(?:(?:train(?:ing)?|lm|total|avg|mean|smooth)[ _/-])?[Ll]oss(?:es)?\b\s*[:=]?\s*"
-    r"(?:\[|\(|tensor\()?(?P<loss>NUMBER)(?![\d/%])"
+    "".join(f"(?<!(?i:{word} ))" for word in _OTHER_LOSSES.split())
+    + r"(?<![\w/.-])(?:(?:train(?:ing)?|lm|total|avg|mean|smooth|ce|nll|cross[ _-]entropy)[ _/-])*[Ll]oss(?:es)?\b"
+    r"\s*[:=]?\s*(?:\[|\(|tensor\()?(?P<loss>NUMBER)(?![\d/%])"
 )
 _RATE = r"(?<![\w/])(?i:lr|learning[ _-]rate)\b\s*[:=]?\s*\[?(?P<lr>NUMBER)"
 _STEP = (
-    r"(?<![\w/.-])(?:global[ _]|(?:train(?:ing)?|trainer)[ _/](?:global_)?|optim(?:izer)?[ _])?[Ss]teps?"
-    r"(?:\s*[:=#\[(]\s*\[?\s*|\s+\[?\s*)COUNT"
+    r"(?<![\w/.-])(?:global[ _]|(?:train(?:ing)?|trainer)[ _/](?:global_)?|optim(?:izer)?[ _])?"
+    r"(?:[Ss]teps?|num_updates)(?:\s*[:=#\[(]\s*\[?\s*|\s+\[?\s*)COUNT"
 )
 _ITERATION = r"(?<![\w/.-])(?:[Ii]ter(?:ation)?s?|ITER|[Uu]pdates?)(?:\s*[:=#\[(]\s*\[?\s*|\s+\[?\s*)COUNT"
 _KEYS = r"""["'](?:global_|train_|train/|trainer/(?:global_)?)?(?:steps?|iter(?:ation)?|num_updates)"""
 # An evaluation: the word before a count or a loss, as in `eval step 3`, `val loss`, `[valid] Epoch 1`; a field that
 # says so; and the losses of both, which nanoGPT prints of an evaluation.
 _EVALUATION = re.compile(
-    r"(?i)(?<![a-z])(?:eval(?:uat\w+)?|val|valid\w*|test(?:ing)?|dev)(?:[\s\]):|,_/\"'-]|set)*"
+    r"(?i)(?<![a-z])(?:eval(?:uat\w+)?|val|valid\w*|test(?:ing)?|dev)(?:[\s\](){}:|,_/\"'-]|set|data|metrics?|results?)*"
     r"(?:global[ _])?(?:step|iter|epoch|loss|batch|update)"
 )
 _EVALUATES = re.compile(
@@ -92,7 +94,7 @@ def _is_no_training(line: str, found: re.Match[str]) -> bool:
         return True
     if "step" not in groups or not _IN_AN_EPOCH.search(line[: found.start("step")]):
         return False
-    is_step = re.search(r"(?i)step\W*$", line[: found.start("step")])
+    is_step = re.search(r"(?i)(?:step|num_updates)\W*$", line[: found.start("step")])
     return not is_step or re.match(r"\s*/\s*\d", line[found.end("step") :]) is not None
 
 
@@ -153,7 +155,7 @@ ADAPTERS: Mapping[str, LineAdapter] = {
         _adapter("detectron2", r"\biter: COUNT\s+(?:total_)?loss: (?P<loss>NUMBER)", r"\blr: (?P<lr>NUMBER)"),
         _adapter("torchft", r"(?:^|[\s:])\[COUNT\] loss = (?P<loss>NUMBER)"),
         _adapter(
-            "diffusers", r"\bSteps:\s+\d+%\|.*?\|\s*COUNT/\d+ \[.*?\bstep_loss=(?P<loss>NUMBER)",
+            "diffusers", r"\bSteps:\s+\d+%\|.*?\|\s*COUNT/\d+ \[.*?\b(?:step_)?loss=(?P<loss>NUMBER)",
             r"\blr=(?P<lr>NUMBER)",
         ),
         _adapter(

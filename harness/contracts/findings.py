@@ -16,7 +16,6 @@ class Need(str, Enum):
     STEPS = "steps"
     LOSS = "loss"
     SAMPLES = "samples"
-    COMPUTED = "computed samples"  # by the job itself, from its parameters
     CHECKPOINTS = "checkpoints"  # saves and loads as events
     INVENTORY = "inventory"  # the checkpoints on disk after the run, tensor by tensor
     TWIN = "twin"

@@ -81,9 +81,9 @@ class CheckpointIntegrity(Assertion):
             return inconclusive(
                 f"{listed(unread_paths)} can't be read, and in the twin neither: nothing could be judged"
             )
-        closed = next((checkpoint for checkpoint in ours if checkpoint.closed), None)
+        closed = _closed(ours, theirs)
         if closed:
-            return inconclusive(f"{closed.at} was not read: {closed.closed}")
+            return closed
         held = Held(run)
         broken = _broken(ours) or _claimed(run, ours) or _too_old(run, ours, unread_paths) or held.finding
         if broken:
@@ -164,6 +164,20 @@ def _was_mended(damage: Damage, attempt: Attempt, twins: Sequence[Record], ours:
     return bool(both) and len(both) == len(since) and all(
         part in one.tensors and one.tensors == other.tensors for one, other in both
     )  # fmt: skip
+
+
+def _closed(ours: Sequence[Checkpoint], theirs: Sequence[Sequence[Checkpoint]]) -> Finding | None:
+    """What a checkpoint means of which nothing was read. If the twin's was read, its bytes have changed."""
+    closed = next((checkpoint for checkpoint in ours if checkpoint.closed), None)
+    if closed is None:
+        return None
+    if closed.obstacle and theirs and all(_reads(each, closed.path) for each in theirs):
+        return failed(f"{closed.at} can't be read, and the twin's can: {closed.closed}", checkpoint=closed.path)
+    return inconclusive(f"{closed.at} was not read: {closed.closed}")
+
+
+def _reads(theirs: Sequence[Checkpoint], path: str) -> bool:
+    return any(other.path == path and other.good and not other.closed for other in theirs)
 
 
 def _none(run: Record, twins: Sequence[Record]) -> Finding:

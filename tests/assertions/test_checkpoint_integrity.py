@@ -628,6 +628,15 @@ def test_a_saved_checkpoint_that_is_of_another_kind_now_is_damaged(trainer: Any)
     assert (both.outcome, "step-30 can't be read, and in the twin neither" in both.reason) == (Outcome.PASSED, True)
 
 
+def test_what_can_be_read_in_the_twin_only_is_damaged(trainer: Any) -> None:
+    """A flipped bit can make a pickle one that the reader does not know. Without a twin, nothing is known."""
+    limit = {"kind": "limit", "text": "step-10: .metadata can't be read: a key that is a list"}
+    ours = _inventory(_one(10, tensors={}, values={}, problems=[limit]))
+    finding = _judge(trainer, ours, _inventory())
+    assert (finding.outcome, "and the twin's can: step-10: .metadata" in finding.reason) == (Outcome.FAILED, True)
+    assert _judge(trainer, ours).outcome is Outcome.INCONCLUSIVE
+
+
 @pytest.mark.parametrize(("kind", "outcome"), [("unreadable", "passed"), ("limit", "passed"), ("crc", "failed")])
 def test_what_can_not_be_read_in_the_twin_either(trainer: Any, kind: str, outcome: str) -> None:
     """No fault made it so, and the rest of the checkpoint is compared. A wrong check sum counts all the same."""

@@ -69,9 +69,9 @@ def _chosen(files: Files, where: str, every: bool) -> Sequence[str]:
     layouts = formats.in_order([_outline(files, path) for path in finished])
     newest = [one for one in layouts if one.step == layouts[-1].step]
     known = [one.path for one in newest if one.format != formats.UNKNOWN] or [one.path for one in newest]
-    if len(known) == 1 or files.is_dir(known[-1]):
+    if len(known) == 1 or (files.is_dir(known[-1]) and newest[-1].step is not None):
         return known[-1:]
-    # Several files of one step: each is a checkpoint of its own, or they are the parts of one of unknown layout.
+    # Several of one step: each is a checkpoint of its own, or they are the parts of one of unknown layout.
     alone = all(formats.needs.stands_alone(formats.read(files, path)) for path in known)
     return known[-1:] if alone else [posixpath.commonpath(known)]
 

@@ -172,6 +172,4 @@ def _nothing(name: str, found: Checkpoint) -> list[Problem]:
     if not any(file.size for file in found.files):
         return [Problem(Trouble.TORN, f"{name}: empty", found.path)]
     is_file = [file.path for file in found.files] == [found.path]
-    return (
-        [] if is_file else [Problem(Trouble.UNKNOWN, f"{name}: none of its files has a name that is known", found.path)]
-    )
+    return [] if is_file else [Problem(Trouble.UNKNOWN, f"{name}: it holds nothing that is read", found.path)]

@@ -185,4 +185,11 @@ PLACES = [
         tree({"state.pt": saved(training), "_SUCCESS": raw(b""), ".done": raw(b"")}),
         WHOLE,
     ),
+    Row(
+        "parts that are folders of a known format",
+        "out",
+        tree({f"{name}/{file}": put for name in ("text", "vision") for file, put in INDEXED.items()}),
+        UNTOLD,
+        {"a shard is missing": (without("text/model-00001-of-00002.safetensors"), BAD)},
+    ),
 ]

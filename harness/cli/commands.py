@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from itertools import takewhile
 from signal import SIGPIPE
 from typing import Any, NamedTuple
 
@@ -17,6 +18,11 @@ class Listed(NamedTuple):
     module: str  # `--help` also shows the first sentence of the command's own help
     summary: str  # the first sentence of the command's own help
 
+
+# The first page of `torchaos --help` describes these, and names the commands that people rarely need.
+FIRST = ("init", "run", "validate", "explore", "gameday", "explain", "report", "gate", "doctor", "list")
+_RARE = ("exec", "node", "events", "schema", "bisect", "shrink")  # only `--help --all` has them
+_ALL = "--all"
 
 GROUPS: Mapping[str, Mapping[str, Listed]] = {
     "Inject faults": {
@@ -77,10 +83,25 @@ class Commands(click.Group):
                 raise SystemExit(128 + SIGPIPE) from None
             raise
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Takes `--all` before any command: then the help describes all commands."""
+        own = [*takewhile(lambda word: word.startswith("-"), args)]
+        if _ALL in own:
+            ctx.meta[_ALL] = True
+            args = ["--help"]
+        return super().parse_args(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        whole = _ALL in ctx.meta
         for title, group in GROUPS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, listed.summary) for name, listed in group.items()], col_spacing=2)
+            shown = {name: listed for name, listed in group.items() if whole or name in FIRST}
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl([(name, listed.summary) for name, listed in shown.items()], col_spacing=2)
+        if not whole:
+            with formatter.section("More"):
+                others = ", ".join(name for name in ALL if name not in (*FIRST, *_RARE))
+                formatter.write_text(f"{others}; `torchaos --help --all` describes all {len(ALL)} commands")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         return [*self._completed(incomplete), *click.Command.shell_complete(self, ctx, incomplete)]

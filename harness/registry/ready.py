@@ -9,6 +9,11 @@ from pathlib import Path
 from torchaos.harness.contracts import UsageError
 
 _GAME_DAYS = "gamedays"
+# To start with: they need nothing but torchrun, and find what most often goes wrong.
+FIRST = (
+    "process/kill-rank", "process/kill-during-save", "process/freeze-rank", "checkpoint/truncated-checkpoint",
+    "checkpoint/flipped-bits",
+)  # fmt: skip
 
 
 def folder() -> Path:

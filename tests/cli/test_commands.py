@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from torchaos.harness import cli as package
 from torchaos.harness.cli import cli
@@ -33,6 +35,21 @@ def test_a_summary_is_the_first_sentence_of_the_command_s_help(name: str) -> Non
     assert command is not None
     assert (command.help or "").startswith(ALL[name].summary)
     assert len(ALL[name].summary) <= 66
+
+
+def test_the_first_page_describes_ten_commands() -> None:
+    """Who reads it first needs no more; most others are named, those for launchers and editors only on the page of all
+    commands. `--all` of a command stays its own."""
+    first, whole = (CliRunner().invoke(cli, words).stdout for words in (["--help"], ["--help", "--all"]))
+    assert CliRunner().invoke(cli, ["--all", "-h"]).stdout == whole
+    assert [name for name in ALL if f"  {name} " in whole and ALL[name].summary in whole] == [*ALL]
+    assert len([name for name in ALL if ALL[name].summary in first]) == 10
+    assert not any(
+        re.search(rf"\b{name}\b", first) for name in ("exec", "node", "events", "schema", "bisect", "shrink")
+    )
+    named = [name for name in ALL if re.search(rf"\b{name}\b", first)]
+    assert len(named) == len(ALL) - 6
+    assert CliRunner().invoke(cli, ["verify", "--all", "/nowhere/at/all"]).stdout == ""
 
 
 @pytest.mark.parametrize("start", ["help", "completion"])

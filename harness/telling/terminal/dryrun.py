@@ -18,6 +18,7 @@ from torchaos.harness.contracts import Irreversible, UsageError
 from torchaos.harness.record.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.secrecy import mask, mask_env
 from torchaos.harness.record.words import moment_in_words, seconds_in_words, target_in_words
+from torchaos.harness.registry import ready
 from torchaos.harness.running.planner.transport import Machine, transport_of
 from torchaos.harness.scenario.parameters import parameters_of
 from torchaos.harness.scenario.sizes import size_in_words
@@ -65,11 +66,13 @@ def warnings(texts: Iterable[str], console: Console) -> None:
 
 
 def ready_scenarios(abouts: Mapping[str, str], console: Console) -> None:
-    """Prints the ready scenarios: name and description."""
+    """Prints the ready scenarios: name and description. First come those to start with."""
     pen = Pen(console)
-    pen.heading("Ready scenarios, for `torchaos run NAME`")
-    for name, about in abouts.items():
-        pen.row([(pen.text(name, "bold"), 35)], pen.text(about), indent=3)
+    rest = [name for name in abouts if name not in ready.FIRST]
+    for title, names in (("Start with these, by `torchaos run NAME`", ready.FIRST), ("More ready scenarios", rest)):
+        pen.heading(title)
+        for name in names:
+            pen.row([(pen.text(name, "bold"), 35)], pen.text(abouts[name]), indent=3)
 
 
 def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None:

@@ -16,8 +16,8 @@ from torchaos.harness.contracts import UsageError
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity)"
-_COUNT = (  # `1,000`, but not `10%` or `3 ms`
-    r"(?P<step>\d{1,3}(?:,\d{3})+|\d+)(?![\d%]|[.,]\d|[A-Za-z]|\s*(?:%|(?:ms|s|sec|seconds)\b))"
+_COUNT = (  # `1,000` and `10.0`, but not `10%` or `3 ms`
+    r"(?P<step>\d{1,3}(?:,\d{3})+|\d+)(?:\.0+)?(?![\d%]|[.,]\d|[A-Za-z]|\s*(?:%|(?:ms|s|sec|seconds)\b))"
 )
 _OTHER_LOSSES = "actor critic value policy unsupervised disc gen kl aux reg"
 _LOSS = (
@@ -32,10 +32,10 @@ _STEP = (
 )
 _ITERATION = r"(?<![\w/.-])(?:[Ii]ter(?:ation)?s?|ITER|[Uu]pdates?)(?:\s*[:=#\[(]\s*\[?\s*|\s+\[?\s*)COUNT"
 _KEYS = r"""["'](?:global_|train_|train/|trainer/(?:global_)?)?(?:steps?|iter(?:ation)?|num_updates)"""
-# An evaluation: the word before a count or a loss, as in `eval step 3`, `val loss`, `[valid] Epoch 1`; a field that
-# says so; and the losses of both, which nanoGPT prints of an evaluation.
+# An evaluation, or a look back: the word before a count or a loss, as in `eval step 3`, `val loss`, `[valid] Epoch 1`;
+# a field that says so; and the losses of both, which nanoGPT prints of an evaluation.
 _EVALUATION = re.compile(
-    r"(?i)(?<![a-z])(?:eval(?:uat\w+)?|val|valid\w*|test(?:ing)?|dev)(?:[\s\](){}:|,_/\"'-]|set|data|metrics?|results?)*"
+    r"(?i)(?<![a-z])(?:eval(?:uat\w+)?|val|valid\w*|test(?:ing)?|dev|best|lowest|previous)(?:[\s\](){}:|,_/\"'-]|set|data|metrics?|results?)*"
     r"(?:global[ _])?(?:step|iter|epoch|loss|batch|update)"
 )
 _EVALUATES = re.compile(

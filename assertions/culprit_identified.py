@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchaos.harness.judging.ending.stalls import Stall, stalls_of, why_unseen
+from torchaos.harness.judging.ending.stalls import Stall, stalls_of, why_unread, why_unseen
 from torchaos.harness.judging.recovery.pace import pace_of
 from torchaos.harness.watching.observers.opinion import Rule
 from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Outcome, Record, failed, inconclusive, passed
@@ -54,6 +54,9 @@ class CulpritIdentified(Assertion):
         unseen = [why for stall in stalls if blamed[stall] is None and (why := why_unseen(run, stall))]
         if unseen and not short:
             return inconclusive(f"our observers could not tell whether the job hung; {unseen[0]}")
+        unread = [why for stall in stalls if blamed[stall] == frozenset() and (why := why_unread(run, stall))]
+        if unread:
+            return inconclusive(f"a hang was declared and nobody blamed, since no stacks could be read: {unread[0]}")
         pairs = [(stall.ranks, blamed[stall]) for stall in stalls if stall not in short]
         found = self._score(pairs, "our diagnosis") if pairs else None
         if found and (not short or found.outcome is Outcome.FAILED):

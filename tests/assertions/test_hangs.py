@@ -253,6 +253,15 @@ def test_where_an_observer_was_blind_nothing_is_blamed_on_the_job(made: Made) ->
     assert HangDetected(by="job").judge(run, []).outcome is FAILED
 
 
+def test_without_stacks_nobody_is_blamed(made: Made) -> None:
+    """A hang was declared, and what names a rank that sleeps in its own code could not be read; a wrong name is wrong
+    all the same."""
+    made.opinion(9.0, "stacks", "blind", detail="py-spy is not installed").hit(10.0, 1)
+    finding = CulpritIdentified().judge(made.declared(12.0).back(20.0).run, [])
+    assert (finding.outcome, "py-spy is not installed" in finding.reason) == (INCONCLUSIVE, True)
+    assert CulpritIdentified().judge(made.declared(15.0, 0).run, []).outcome is FAILED
+
+
 def test_observers_that_saw_everything_have_no_excuse(made: Made) -> None:
     """Nobody was blind and the log was silent for longer than its bound: not to have noticed is a failure."""
     made.hit(10.0, 1).opinion(9.0, "stacks", "active").opinion(11.0, "log", "hangs").opinion(9.0, "metrics", "active")

@@ -75,10 +75,7 @@ def _hang_after(run: Record, fault: str, since_s: float, until_s: float) -> Stal
 def why_unseen(run: Record, stall: Stall) -> str | None:
     """Why the observers could not tell that the job hung, as a clause: one of them was blind, or the stall was shorter
     than the pauses that are usual in this job. None if they could have told, or if their opinions are not known."""
-    last: dict[str, Event] = {}
-    for event in run.of_kind(Kind.HANG_OPINION):
-        if event.mono_s <= stall.until_s:
-            last[str(event.data["observer"])] = event
+    last = _opinions(run, stall)
     said = {name: str(event.data["opinion"]) for name, event in last.items()}
     blind = [f"{name} ({last[name].data['detail']})" for name, word in said.items() if word == "blind"]
     progress = [last[name] for name in sorted(PROGRESS & said.keys()) if said[name] not in ("blind", "learning")]
@@ -95,6 +92,21 @@ def why_unseen(run: Record, stall: Stall) -> str | None:
     if bounds and not silent and (lasted := stall.until_s - stall.since_s) < min(bounds):
         return f"it lasted {lasted:.2f} s, and after the usual pauses of this job they need {min(bounds):.2f} s"
     return None
+
+
+def why_unread(run: Record, stall: Stall) -> str | None:
+    """Why the diagnosis had no stacks of the ranks, as a clause; None if it had, or if that is not known."""
+    stacks = _opinions(run, stall).get("stacks")
+    return str(stacks.data["detail"]) if stacks and stacks.data["opinion"] == "blind" else None
+
+
+def _opinions(run: Record, stall: Stall) -> dict[str, Event]:
+    """The last opinion of each observer in the stall."""
+    return {
+        str(event.data["observer"]): event
+        for event in run.of_kind(Kind.HANG_OPINION)
+        if event.mono_s <= stall.until_s
+    }  # fmt: skip
 
 
 def _gone_at(run: Record, fault: str, since_s: float) -> float:

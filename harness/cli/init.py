@@ -48,7 +48,7 @@ def init(output: Path, no_look: bool, quiet: bool, given: Sequence[str] = ()) ->
     draft = draft_of(given or EXAMPLE, Path.cwd())
     if given and draft.script and not draft.script.path.is_file():
         raise UsageError(f"{draft.script.path}: there is no such file; correct the command, or change the folder")
-    draft.cwd = os.path.relpath(Path.cwd(), output.parent)
+    draft.cwd = os.path.relpath(draft.cwd, output.parent)
     text = scenario_text(_name(output), draft, _STEP, _TIMEOUT_S, {})
     _write_new(output, text)
     click.echo(f"{output}: written")
@@ -57,10 +57,13 @@ def init(output: Path, no_look: bool, quiet: bool, given: Sequence[str] = ()) ->
     if not given:
         _tell("check", ["it has an example for a command; write yours there"])
         return
+    if draft.launcher == "slurm" and "SLURM_JOB_ID" not in os.environ:
+        no_look = True
+        _tell("look", ["the job was not run, because that needs nodes; in an allocation (salloc), init runs it"])
     code = ExitCode.PASSED if no_look else _look(output, draft, text, quiet)
     if no_look:
         _tell("check", [f"step {_STEP} for the kill: it must lie between two checkpoints, before the job's end"])
-    _tell("next", [f"torchaos plan {output}", f"torchaos run {output}"])
+    _tell("next", [f"torchaos plan {output}", " ".join([*draft.allocation, f"torchaos run {output}"])])
     sys.exit(code)
 
 

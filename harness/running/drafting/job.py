@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchaos.harness.running.drafting.heads import with_option
+from torchaos.harness.running.drafting.launch import launch_of
 from torchaos.harness.running.drafting.script import Script, read_script
-from torchaos.harness.running.launchers.torchrun_line import restarts_of, script_of, world_of
+from torchaos.harness.running.launchers.torchrun_line import own_part, restarts_of, script_of, world_of
 from torchaos.harness.running.planner.transport import OWN_STORE
 from torchaos.harness.scenario.other_job import checkpoints_in
 
@@ -21,13 +22,15 @@ _FOLDER = re.compile(
     r"--((checkpoint|ckpt|chkpt|save|output|out|work|default[-_]root)s?([-_]?(dir|path|folder|root|directory))?|dir)s?"
 )
 _WITH_SEED = "Hugging Face Trainer"  # its default is 42
-_OTHER_LAUNCHERS = ("accelerate", "deepspeed", "python", "python3")
 
 
 @dataclass
 class Draft:
     command: list[str]
-    cwd: str = "."  # relative to the scenario's folder
+    cwd: str = "."  # in the scenario: relative to its folder
+    launcher: str = "local"
+    nodes: int = 0  # 0: the command says it, or there is one
+    allocation: list[str] = field(default_factory=list)  # variables for salloc
     env: dict[str, str] = field(default_factory=dict)
     world_size: int | None = None  # must be written into the scenario, because the command does not show it
     ranks: int = 2
@@ -42,9 +45,13 @@ class Draft:
 
 def draft_of(command: Sequence[str], cwd: Path, env: Mapping[str, str] = os.environ) -> Draft:
     """The draft for a command that the user types in the folder `cwd`."""
-    draft = Draft(_by_torchrun(list(command)))
-    if draft.command != list(command):
-        draft.assumed.append(f"torchrun starts the ranks: {shlex.join(command)} became {shlex.join(draft.command)}")
+    launch = launch_of(command, cwd, env)
+    draft = Draft(launch.words, launcher=launch.launcher, nodes=launch.nodes, env=launch.adds)
+    draft.allocation, draft.assumed, draft.to_check = launch.allocation, launch.assumed, launch.to_check
+    cwd = cwd / launch.folder
+    draft.cwd = str(cwd)
+    if unknown := sorted({one for word in draft.command for one in re.findall(r"\$\w+|\$\{\w+", word)}):
+        draft.to_check.append(f"no shell fills in {', '.join(unknown).replace('{', '')}; write the values")
     _ranks(draft, env)
     _restarts(draft, env)
     name = script_of(draft.command)
@@ -61,16 +68,6 @@ def draft_of(command: Sequence[str], cwd: Path, env: Mapping[str, str] = os.envi
     return draft
 
 
-def _by_torchrun(words: list[str]) -> list[str]:
-    """The command with the same script started by torchrun, if it was started by a program whose ranks torchaos can't
-    find. Otherwise the same command."""
-    program = words[0].rpartition("/")[2]
-    script = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
-    if program not in _OTHER_LAUNCHERS or script is None or _torchrun_in(words) is not None:
-        return words
-    return ["torchrun", "--nproc-per-node", "2", *words[script:]]
-
-
 def _torchrun_in(command: Sequence[str]) -> int | None:
     """The index of the word torchrun, or of its module. None if there is none."""
     known = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
@@ -80,7 +77,7 @@ def _torchrun_in(command: Sequence[str]) -> int | None:
 def _ranks(draft: Draft, env: Mapping[str, str]) -> None:
     per_node, nodes = world_of(draft.command, env)
     if per_node:
-        draft.ranks = per_node * (nodes or 1)
+        draft.ranks = per_node * (draft.nodes or nodes or 1)
     elif _torchrun_in(draft.command) is None:
         draft.world_size = draft.ranks
         draft.to_check.append(
@@ -94,9 +91,11 @@ def _ranks(draft: Draft, env: Mapping[str, str]) -> None:
 
 def _restarts(draft: Draft, env: Mapping[str, str]) -> None:
     if restarts_of(draft.command, env) == 0:
-        at = (_torchrun_in(draft.command) or 0) + 1
-        draft.command[at:at] = ["--max-restarts", "3"]
-        draft.assumed.append("torchrun starts the ranks again after a death: --max-restarts 3 was added")
+        begin, end = own_part(draft.command) or (1, 1)
+        was = len(draft.command)
+        draft.command = with_option(draft.command, begin, end, "max-restarts", "3")
+        how = "was added" if len(draft.command) == was + 2 else "took the place of 0"
+        draft.assumed.append(f"torchrun starts the ranks again after a death: --max-restarts 3 {how}")
 
 
 def _says(draft: Draft, script: Script) -> None:

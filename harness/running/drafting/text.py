@@ -9,7 +9,6 @@ from torchaos.harness.running.drafting.job import Draft
 from torchaos.harness.running.planner.transport import OWN_STORE
 from torchaos.harness.scenario.yaml_source import dumped
 
-_SCHEMA = "torchaos-schema.json"
 _ASSERTIONS = {
     "recovery_time": "{catch_up: 60s}",
     "loss_continuity": "",
@@ -33,16 +32,17 @@ def scenario_text(name: str, draft: Draft, step: int, timeout_s: float, blind: M
         job.append(f"  env: {{{', '.join(f'{name}: {_one_line(value)}' for name, value in draft.env.items())}}}{note}")
     if draft.checkpoints:
         job.append(f"  checkpoints: {{path: {_one_line(draft.checkpoints)}}}")
+    if draft.nodes > 1:
+        job.append(f"  nodes: {draft.nodes}")
     if draft.world_size:
         job.append(f"  world_size: {draft.world_size}")
     job.append(f"  timeout: {timeout_s:.0f}s # of one run")
     blind = blind if draft.checkpoints else {**blind, "checkpoint_integrity": "needs job.checkpoints.path"}
     judged = [_assertion(name, bounds, blind.get(name, "")) for name, bounds in _ASSERTIONS.items()]
     return "\n".join([
-        f"# yaml-language-server: $schema={_SCHEMA}",
-        f"# `torchaos schema > {_SCHEMA}` lets your editor complete and check this file.",
         f"scenario: {name}",
         "description: One rank dies without warning; only the steps since the last checkpoint may be lost.",
+        *([f"launcher: {draft.launcher}"] if draft.launcher != "local" else []),
         "job:",
         *job,
         "faults:",

@@ -57,8 +57,8 @@ def restarts_of(command: Sequence[str], env: Mapping[str, str]) -> int | None:
 def options_of(command: Sequence[str]) -> list[tuple[str, str]]:
     """torchrun's own options and their values, empty for a switch, such as ("rdzv-endpoint", "h0:29500"). Empty if the
     command does not run torchrun."""
-    first = next((n for n, word in enumerate(command[:4]) if _is_torchrun(word)), None)
-    own = _own(command[first + 1 :]) if first is not None else ()
+    part = own_part(command)
+    own = command[part[0] : part[1]] if part else ()
     found: list[tuple[str, str]] = []
     for word in own:
         if word.startswith("--"):
@@ -67,6 +67,12 @@ def options_of(command: Sequence[str]) -> list[tuple[str, str]]:
         elif found and not found[-1][1]:
             found[-1] = (found[-1][0], word)
     return found
+
+
+def own_part(command: Sequence[str]) -> tuple[int, int] | None:
+    """Where torchrun's own options are among the words. None if the command does not run torchrun."""
+    first = next((n for n, word in enumerate(command[:4]) if _is_torchrun(word)), None)
+    return (first + 1, first + 1 + len(_own(command[first + 1 :]))) if first is not None else None
 
 
 def container_in(command: Sequence[str]) -> str:

@@ -1,0 +1,217 @@
+"""Launch lines and batch scripts as other people write them, made small, and what `torchaos init` makes of each."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.running.drafting.job import draft_of
+
+RUN = "torchrun --max-restarts 3"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Scripts that save nowhere, so that no option for a folder is added."""
+    for name in ("train.py", "main.py", "pretrain_gpt.py", "echo.py"):
+        (tmp_path / name).write_text("import torch\n")
+    (tmp_path / "one.yaml").write_text("num_machines: 1\nnum_processes: 4\nmixed_precision: fp16\ngpu_ids: all\n")
+    return tmp_path
+
+
+LINES = [
+    ("torchrun --max_restarts 0 train.py", f"{RUN} train.py", {}),
+    ("torchrun --max-restarts=0 --nproc_per_node=4 train.py", f"{RUN} --nproc_per_node=4 train.py", {}),
+    ("torchrun --standalone --nnodes=1 --nproc-per-node=8 train.py --max_restarts 0",
+     f"{RUN} --standalone --nnodes=1 --nproc-per-node=8 train.py --max_restarts 0", {}),
+    ("python -m torch.distributed.run --nproc_per_node 2 --max_restarts=0 -m pkg.train",
+     "python -m torch.distributed.run --nproc_per_node 2 --max-restarts 3 -m pkg.train", {}),
+    ("python -m torch.distributed.launch --nproc_per_node=2 train.py",
+     "python -m torch.distributed.launch --max-restarts 3 --nproc_per_node=2 train.py", {}),
+    ("python -u train.py --lr 1e-3", f"{RUN} --nproc-per-node 2 train.py --lr 1e-3", {}),
+    ("python -m pkg.train --lr 1e-3", f"{RUN} --nproc-per-node 2 -m pkg.train --lr 1e-3", {}),
+    ("accelerate launch --num_processes 8 --mixed_precision bf16 train.py", f"{RUN} --nproc-per-node 8 train.py",
+     {"ACCELERATE_MIXED_PRECISION": "bf16"}),
+    ("accelerate launch --multi_gpu --main_process_port=29601 --num_processes=2 --gpu_ids=0,1 --num_machines=1 "
+     "--dynamo_backend=no main.py", f"{RUN} --nproc-per-node 2 main.py", {"CUDA_VISIBLE_DEVICES": "0,1"}),
+    ("accelerate launch --config_file one.yaml train.py --config_file x",
+     f"{RUN} --nproc-per-node 4 train.py --config_file x", {"ACCELERATE_MIXED_PRECISION": "fp16"}),
+    ("accelerate launch --num_machines 2 --num_processes 16 --machine_rank 0 --main_process_ip 10.0.0.1 -m pkg.train",
+     f"{RUN} --nproc-per-node 8 -m pkg.train", {}),
+    ("accelerate launch --cpu --num-processes 2 train.py", f"{RUN} --nproc-per-node 2 train.py",
+     {"ACCELERATE_USE_CPU": "true"}),
+    ("deepspeed --num_gpus 4 train.py --deepspeed ds.json",
+     f"{RUN} --nproc-per-node 4 train.py --deepspeed ds.json", {}),
+    ("deepspeed --include localhost:1,3 --master_port 29600 train.py", f"{RUN} --nproc-per-node 2 train.py",
+     {"CUDA_VISIBLE_DEVICES": "1,3"}),
+    ("CUDA_VISIBLE_DEVICES=0,1 OMP_NUM_THREADS=4 torchrun --nproc-per-node 2 train.py",
+     f"{RUN} --nproc-per-node 2 train.py", {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "4"}),
+    ("torchrun --nnodes 4 --node_rank 0 --master_addr h0 --master_port 29500 --nproc_per_node 8 train.py",
+     f"{RUN} --nproc_per_node 8 train.py", {}),
+    ("mpirun -np 4 -x NCCL_DEBUG python train.py", f"{RUN} --nproc-per-node 4 train.py", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "became", "env"), LINES, ids=[line for line, _, _ in LINES])
+def test_a_line_for_one_machine(project: Path, line: str, became: str, env: dict[str, str]) -> None:
+    """Options are replaced in their place, numbers of ranks are kept, and the settings of another launcher go to the
+    environment."""
+    draft = draft_of(line.split(), project, {})
+    assert " ".join(draft.command) == became
+    assert {name: value for name, value in draft.env.items() if name[:5] != "TORCH"} == env
+    assert draft.launcher == "local"
+
+
+SLURM = [
+    ("srun -N 2 --ntasks-per-node=1 --gpus-per-node=8 torchrun --nproc-per-node 8 train.py",
+     2, f"{RUN} --nproc-per-node 8 train.py", 16),
+    ('srun -p llm_s -n 8 -N 8 --ntasks-per-node=1 --gpus-per-task=8 -w "HOST-[1-8]" torchrun --nproc_per_node 8 '
+     "--rdzv_backend c10d --rdzv_id 101 --rdzv_endpoint 10.1.1.1:29500 --local-ranks-filter 0 ./train.py --x y",
+     8, f"{RUN} --nproc_per_node 8 --local-ranks-filter 0 ./train.py --x y", 64),
+    ("srun --nodes=2 --ntasks-per-node=4 --gpus-per-task=1 python train.py", 2,
+     f"{RUN} --nproc-per-node 4 train.py", 8),
+    ("srun -l -N2 bash -c torchrun\\ --nproc-per-node\\ 4\\ --node-rank\\ $SLURM_NODEID\\ train.py",
+     2, f"{RUN} --nproc-per-node 4 train.py", 8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "nodes", "became", "ranks"), SLURM, ids=[line for line, *_ in SLURM])
+def test_a_line_with_srun(project: Path, line: str, nodes: int, became: str, ranks: int) -> None:
+    """srun, its options and what torchaos sets for each node are left out; the number of nodes is kept."""
+    draft = draft_of(shlex.split(line), project, {})
+    assert (draft.launcher, draft.nodes, " ".join(draft.command), draft.ranks) == ("slurm", nodes, became, ranks)
+
+
+HEAD = "#!/bin/bash\n#SBATCH --job-name=x\n#SBATCH --nodes={} # how many\n#SBATCH --ntasks-per-node={}\n"
+SCRIPTS = {
+    "pytorch's own multi-node example": (HEAD.format(4, 1) + """
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+head_node=${nodes[0]}
+head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
+echo Node IP: $head_node_ip
+export LOGLEVEL=INFO
+srun torchrun \\
+--nnodes 4 \\
+--nproc_per_node 1 \\
+--rdzv_id $RANDOM \\
+--rdzv_backend c10d \\
+--rdzv_endpoint $head_node_ip:29500 \\
+train.py 50 10
+""", 4, f"{RUN} --nproc_per_node 1 train.py 50 10", 4),
+    "AWS' FSDP example: arrays of options": (HEAD.format(4, 1) + """
+set -ex;
+GPUS_PER_NODE=8 # 4 for G5.12x, 8 for P4/P5
+declare -a TORCHRUN_ARGS=(
+    --nproc_per_node=$GPUS_PER_NODE
+    --nnodes=$SLURM_JOB_NUM_NODES
+    --rdzv_id=$SLURM_JOB_ID   # the job
+    --rdzv_backend=c10d
+    --rdzv_endpoint=$(hostname)
+)
+export TRAIN_SCRIPT=./train.py
+declare -a TRAINING_ARGS=(
+    --max_context_width=8192
+    --model_type=mistral
+)
+AUTO_RESUME=""
+if [ -d "/opt/sagemaker_cluster" ]; then
+    echo "Detected Hyperpod cluster"
+    AUTO_RESUME="--auto-resume=1"
+fi
+srun ${AUTO_RESUME} -l torchrun "${TORCHRUN_ARGS[@]}" $TRAIN_SCRIPT "${TRAINING_ARGS[@]}"
+""", 4, f"{RUN} --nproc_per_node=8 ./train.py --max_context_width=8192 --model_type=mistral", 32),
+    "BigScience: LAUNCHER and CMD in bash -c": (HEAD.format(2, 1) + """#SBATCH --gres=gpu:8
+module load cuda/12
+source activate base
+GPUS_PER_NODE=8
+NNODES=$SLURM_NNODES
+MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+export CMD=" \\
+    pretrain_gpt.py --micro-batch-size 2 \\
+    "
+export LAUNCHER="python -u -m torch.distributed.run \\
+    --nproc_per_node $GPUS_PER_NODE \\
+    --nnodes $NNODES \\
+    --rdzv_endpoint $MASTER_ADDR:6000 \\
+    --max_restarts 0 \\
+    --tee 3 \\
+    "
+srun --jobid $SLURM_JOBID bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD" 2>&1 | tee main.log
+""", 2, "python -u -m torch.distributed.run --nproc_per_node 8 --max-restarts 3 --tee 3 pretrain_gpt.py "
+     "--micro-batch-size 2", 16),
+    "Hugging Face's accelerate example": (HEAD.format(4, 1) + """#SBATCH --gres=gpu:4
+source activateEnvironment.sh
+export GPUS_PER_NODE=4
+head_node_ip=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+export LAUNCHER="accelerate launch \\
+    --num_processes $((SLURM_NNODES * GPUS_PER_NODE)) \\
+    --num_machines $SLURM_NNODES \\
+    --rdzv_backend c10d \\
+    --main_process_ip $head_node_ip \\
+    --main_process_port 29500 \\
+    "
+export SCRIPT="train.py"
+export SCRIPT_ARGS=" \\
+    --mixed_precision fp16 \\
+    "
+export CMD="$LAUNCHER $SCRIPT $SCRIPT_ARGS"
+srun $CMD
+""", 4, f"{RUN} --nproc-per-node 4 train.py --mixed_precision fp16", 16),
+    "Lightning: srun starts each rank": (HEAD.format(2, 8) + """#SBATCH --gres=gpu:8
+#SBATCH --signal=SIGUSR1@90
+export NCCL_DEBUG=INFO
+srun python3 train.py --devices 8
+""", 2, f"{RUN} --nproc-per-node 8 train.py --devices 8", 16),
+    "one node without srun": ("""#!/bin/bash
+#SBATCH -N 1 -p gpu -A acct
+#SBATCH --gpus-per-node=4
+cd $HOME/code && torchrun --standalone --nproc_per_node=$SLURM_GPUS_ON_NODE train.py > log 2>&1
+""", 1, f"{RUN} --nproc_per_node=4 train.py", 4),
+    "a script of a shell in the step": (HEAD.format(2, 1) + "srun --label bash inner.sh --lr 1\n",
+     2, f"{RUN} --nproc-per-node 4 main.py --lr 1", 8),
+    "the shell's own quotes and $@": (HEAD.format(2, 1) + "srun sh -xeuc '\n  torchrun \\\n"
+     "   --nnodes $SLURM_NNODES --node-rank $SLURM_NODEID --nproc-per-node 2 \\\n   main.py'\n", 2,
+     f"{RUN} --nproc-per-node 2 main.py", 4),
+    "preparation before the job": (HEAD.format(2, 1) + "python echo.py\nsrun torchrun --nproc-per-node 2 train.py\n", 2,
+     f"{RUN} --nproc-per-node 2 train.py", 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "nodes", "became", "ranks"), SCRIPTS.values(), ids=SCRIPTS)
+def test_a_batch_script(project: Path, text: str, nodes: int, became: str, ranks: int) -> None:
+    """Its #SBATCH lines give the nodes, and its line with the launcher, with variables filled in, becomes the command
+    of one node."""
+    (project / "x.sbatch").write_text(text)
+    (project / "inner.sh").write_text('exec torchrun --nproc-per-node 4 --rdzv-endpoint $H:1 main.py "$@"\n')
+    draft = draft_of(["sbatch", "x.sbatch"], project, {"HOME": "/home/me"})
+    assert (draft.launcher, draft.nodes, " ".join(draft.command), draft.ranks) == ("slurm", nodes, became, ranks)
+
+
+@pytest.mark.parametrize(
+    ("line", "script", "why"),
+    [
+        ("sbatch x.sbatch", "#SBATCH -N 2\nsrun --container-image=nemo.sqsh --container-mounts=/a:/b torchrun a.py\n",
+         "srun --container-image=nemo.sqsh: the container has no torchaos; start torchaos inside"),
+        ("sbatch x.sbatch", "#SBATCH --container-image nvcr.io/x\nsrun torchrun a.py\n",
+         "--container-image=nvcr.io/x: the job's"),
+        ("sbatch x.sbatch",
+         "ARGS=(--container-image $PWD/p.sqsh\n --container-mounts /a)\nsrun -l \"${ARGS[@]}\" torchrun a.py\n",
+         "srun --container-image=.*p.sqsh: the container has no torchaos"),
+        ("sbatch x.sbatch", "srun apptainer exec --nv a.sif torchrun a.py\n",
+         "apptainer: the ranks would be in a container"),
+        ("sbatch x.sbatch", "#SBATCH --array=0-3\nsrun torchrun a.py\n", "--array=0-3: each task of a job array"),
+        ("sbatch x.sbatch", "#SBATCH -N 2\nmake all\n", "x.sbatch: no line of it starts torchrun, srun or a script"),
+        ("sbatch none.sbatch", "", "none.sbatch: it can't be read: No such file"),
+        ("singularity run --nv a.sif python train.py", "", "singularity: the ranks would be in a container"),
+        ("docker run --gpus all img torchrun train.py", "", "docker: the ranks would be in a container"),
+        ("accelerate config", "", "it starts no job; write accelerate launch"),
+    ],
+)  # fmt: skip
+def test_what_init_can_not_draft(project: Path, line: str, script: str, why: str) -> None:
+    """It says precisely what it can't do, and what to do instead."""
+    (project / "x.sbatch").write_text(script)
+    with pytest.raises(UsageError, match=why):
+        draft_of(line.split(), project, {"PWD": "/work"})

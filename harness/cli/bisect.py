@@ -15,7 +15,7 @@ import click
 
 from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import JOB, PATH, QUIET, SEED, SET, ScenarioFile, WithCommand, cli
-from torchaos.harness.cli.run import other_job, plans_of
+from torchaos.harness.cli.run import plans_of
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.narrowing.bisect import Bisect, Range
 from torchaos.harness.narrowing.packages import Packages
@@ -24,6 +24,7 @@ from torchaos.harness.record.environment import installed, job_python
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.release.repeats.ask import ask_of
 from torchaos.harness.running.twins.twin_key import key_of
+from torchaos.harness.scenario.other_job import other_job
 
 _HERE = ("local", "netns")  # launchers whose ranks see the folders of this machine, and its Python
 

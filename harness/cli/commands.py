@@ -29,7 +29,7 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
         "init": Listed("init", "Write a first scenario for your job, and show what was seen of it."),
         "run": Listed("run", "Run scenarios against live jobs and judge them."),
         "plan": Listed("run", "Show what a run would do, and change nothing."),
-        "validate": Listed("look", "Check files without looking at the machine."),
+        "validate": Listed("validate", "Check files without looking at the machine."),
         "explore": Listed("explore", "Try every moment at which the whole job can die."),
         "gameday": Listed("gameday", "Inject faults for hours, at the rates of a real cluster."),
         "shrink": Listed("shrink", "Find the smallest set of a game day's faults that still fails."),

@@ -31,7 +31,7 @@ from torchaos.harness.cli.options import (
     cli,
 )
 from torchaos.harness.cli.results import summarize
-from torchaos.harness.cli.run import GONE, Planned, other_job, plans_of, working_on, write_reports
+from torchaos.harness.cli.run import GONE, Planned, plans_of, working_on, write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.exploring.choice import MODELS, models_of
 from torchaos.harness.exploring.damaged import faults_of
@@ -47,6 +47,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask_words
 from torchaos.harness.registry import ready
 from torchaos.harness.release.repeats.ask import ask_of
+from torchaos.harness.scenario.other_job import other_job
 from torchaos.harness.telling.files import explored as files
 from torchaos.harness.telling.files.placeholder import placeholder_result
 from torchaos.harness.telling.html import explored as page

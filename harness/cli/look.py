@@ -1,4 +1,4 @@
-"""The commands that change nothing: judge, events, validate, list, doctor, schema."""
+"""The commands that change nothing: judge, events, list, doctor, schema."""
 
 from __future__ import annotations
 
@@ -15,35 +15,26 @@ from rich.console import Console
 from torchaos.harness import registry
 from torchaos.harness.cli.options import (
     AS_JSON,
-    FILES,
-    JOB,
     JSON,
     JUNIT,
     RUN_DIR,
     RUN_DIRS,
-    SET,
     SUMMARY,
     VERBOSE,
-    WithCommand,
     cli,
 )
-from torchaos.harness.cli.run import other_job, write_reports
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.cli.run import write_reports
 from torchaos.harness.gameday.grammar import GameDay
-from torchaos.harness.gameday.loader import load as load_day
 from torchaos.harness.judging.verdict.verdict import judge as judge_folder
 from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.result import ExitCode, Result, worst
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import ready
 from torchaos.harness.release.gate.grammar import Gate
-from torchaos.harness.release.gate.loader import load as load_gate
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.planner.job import check_script
-from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.schema import DIALECT, json_schema
-from torchaos.harness.scenario.yaml_source import Source, read
+from torchaos.harness.scenario.yaml_source import read
 from torchaos.harness.telling.terminal import console as show
 
 _MODELS: dict[str, type[BaseModel]] = {"scenario": Scenario, "gameday": GameDay, "gate": Gate}
@@ -86,50 +77,6 @@ def events(folder: Path) -> None:
         click.echo(event.to_line(), nl=False)
     for place in damaged:
         click.echo(f"{place} is damaged", err=True)
-
-
-@cli.command(cls=WithCommand)
-@FILES
-@JOB
-@SET
-@AS_JSON
-def validate(
-    files: Sequence[Path], job_file: Path | None, overrides: Sequence[str], as_json: bool, given: Sequence[str] = ()
-) -> None:  # fmt: skip
-    """Check files without looking at the machine. FILES: scenarios, game days, gates, or folders of them. COMMAND: as
-    for `torchaos run`."""
-    errors: dict[Path, str] = {}
-    job = other_job(job_file, given, None)
-    for file in files:
-        errors[file] = _mistakes_in(file, overrides, job)
-        if not errors[file] and not as_json:
-            click.echo(f"{file}: well-formed")
-    bad = [text for text in errors.values() if text]
-    if as_json:
-        click.echo(json.dumps([{"file": str(file), "mistakes": text} for file, text in errors.items()]))
-        sys.exit(ExitCode.USAGE if bad else ExitCode.PASSED)
-    if bad:
-        raise UsageError("\n".join(bad))
-
-
-def _mistakes_in(file: Path, overrides: Sequence[str], job: Source | None) -> str:
-    """A line for each mistake. Empty if the file is well-formed."""
-    try:
-        _check(file, overrides, job)
-    except UsageError as error:
-        return str(error)
-    return ""
-
-
-def _check(file: Path, overrides: Sequence[str], job: Source | None) -> None:
-    """Raises UsageError with a line for each mistake."""
-    data = read(file).data
-    if "scenario" not in data and "gameday" in data:
-        check_script(load_day(file, overrides).job, file)
-    elif "scenario" not in data and "gate" in data:
-        load_gate(file)
-    else:
-        check_script(load(file, overrides, job).job, job.path if job else file)
 
 
 @cli.command("list")

@@ -62,7 +62,7 @@ from torchaos.harness.running.twins.scenario_run import ScenarioRun, error_resul
 from torchaos.harness.running.upkeep.commands import at_work
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Repeat
-from torchaos.harness.scenario.other_job import COMMAND_LINE, job_in, job_of, text_of
+from torchaos.harness.scenario.other_job import COMMAND_LINE, other_job, text_of
 from torchaos.harness.scenario.yaml_source import Source
 from torchaos.harness.telling.files import jsonfile, junit
 from torchaos.harness.telling.files.placeholder import placeholder_result
@@ -213,14 +213,6 @@ def plans_of(
         warnings = tuple(warnings_of(plan, scenario, file, job))
         folder = RunDir((out / name).absolute())
         yield Planned(plan, folder, file, text_of(file, job), options, ask, warnings)
-
-
-def other_job(file: Path | None, command: Sequence[str], attach: int | None) -> Source | None:
-    """The job of the user, by its command, file or process; None if the scenario's own job is used. Raises UsageError
-    if it is given twice."""
-    if sum((file is not None, bool(command), attach is not None)) > 1:
-        raise UsageError("the job is given twice; write --job FILE, --attach PID or -- COMMAND")
-    return job_in(file) if file else job_of(command) if command else None
 
 
 def _job_options(job: Source | None) -> tuple[str, ...]:

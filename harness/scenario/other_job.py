@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
+from torchaos.harness.contracts import UsageError
 from torchaos.harness.registry import ready
 from torchaos.harness.scenario.placeholders import fill_some
 from torchaos.harness.scenario.yaml_source import Keys, Place, Problem, ScenarioError, Source, dumped, raw, read
@@ -32,6 +33,14 @@ def job_of(command: Sequence[str]) -> Source:
     if folder := checkpoints_in(command):
         job["checkpoints"] = {"path": folder}
     return Source(COMMAND_LINE, {"job": job}, {("job",): Place(0, 0)})
+
+
+def other_job(file: Path | None, command: Sequence[str], attach: int | None) -> Source | None:
+    """The job of the user, by its command, file or process; None if the scenario's own job is used. Raises UsageError
+    if it is given twice."""
+    if sum((file is not None, bool(command), attach is not None)) > 1:
+        raise UsageError("the job is given twice; write --job FILE, --attach PID or -- COMMAND")
+    return job_in(file) if file else job_of(command) if command else None
 
 
 def checkpoints_in(command: Sequence[str]) -> str | None:

@@ -67,3 +67,19 @@ def test_help_and_completion_import_no_command(start: str) -> None:
     assert any("recover" in line for line in shown)
     heavy = {f"{package.__name__}.{listed.module}" for listed in ALL.values()} | {"numpy", "pydantic", "rich", "torch"}
     assert heavy & set(imported.split()) == set()
+
+
+def test_validate_imports_only_what_reads_a_file(tmp_path: Path) -> None:
+    """It runs at each commit: neither the engine nor what draws on a terminal is imported."""
+    file = tmp_path / "kill.yaml"
+    (tmp_path / "train.py").touch()
+    file.write_text(
+        "scenario: kill\njob: {command: torchrun --nproc-per-node 2 train.py}\nassert: [completed]\n"
+        "faults: [{inject: process.kill, target: {rank: 1}, when: {step: 18}}]\n"
+    )
+    words = ["torchaos", "validate", str(file)]
+    main = f"import sys; sys.argv = {words}; from torchaos.harness.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", f"{PRINT}; {main}"], capture_output=True, text=True, check=True)
+    *shown, imported = done.stdout.splitlines()
+    assert shown == [f"{file}: well-formed"]
+    assert not {"rich", "torch", "psutil", "torchaos.harness.running.engine.run"} & {*imported.split()}

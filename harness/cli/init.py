@@ -23,8 +23,9 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.running.drafting.job import EXAMPLE, Draft, draft_of
 from torchaos.harness.running.drafting.look import Look
-from torchaos.harness.running.drafting.seen import kill_step, seen_in
-from torchaos.harness.running.drafting.text import scenario_text
+from torchaos.harness.running.drafting.moment import chosen_in
+from torchaos.harness.running.drafting.seen import seen_in
+from torchaos.harness.running.drafting.text import AFTER_A_LOOK, scenario_text
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.upkeep.commands import at_work
 from torchaos.harness.scenario import load
@@ -109,14 +110,15 @@ def _look(output: Path, draft: Draft, text: str, quiet: bool) -> ExitCode:
         _tell("not seen" if one.blind else "seen", [f"{one.name}: {one.words}"])
         blind |= dict.fromkeys(one.blind, f"{one.name} were not seen")
     _tell("left out", [f"{name}: {why}" for name, why in blind.items()])
-    better = scenario_text(_name(output), draft, _step(record), _timeout_s(record), blind)
+    moment = chosen_in(record)
+    if moment:
+        _tell("kill", [moment.says] if moment.says else [])
+        _tell("not shown", moment.misses)
+    step = moment.step if moment else _STEP
+    better = scenario_text(_name(output), draft, step, _timeout_s(record), blind, AFTER_A_LOOK)
     if output.read_text(encoding="utf-8") == text:
         write_atomically(output, better)
     return ExitCode.INCONCLUSIVE if look.problem else ExitCode.PASSED
-
-
-def _step(run: Record) -> int:
-    return kill_step(run) or _STEP
 
 
 def _timeout_s(run: Record) -> float:

@@ -134,6 +134,24 @@ def test_what_fixes_the_seed(project: Path, line: str, seeds: int) -> None:
     assert len(read_script(project / "train.py").seeds) == seeds
 
 
+@pytest.mark.parametrize(
+    ("line", "seeds", "loads"),
+    [
+        ("model = DQN('MlpPolicy', env, seed=3)", 1, 0), ("model = DQN.load('last.zip')", 0, 1), ("fix_seed(3)", 1, 0),
+        ("net.load_state_dict(state)", 0, 1), ("manager.restore_or_init()", 0, 1), ("json.load(file)", 0, 0),
+        ("DQN('MlpPolicy', env, seed=None)", 0, 0), ("cfg = yaml.load(file)", 0, 0),
+    ],
+)  # fmt: skip
+def test_what_only_a_run_can_show(project: Path, line: str, seeds: int, loads: int) -> None:
+    """A call that may fix the seed or load a checkpoint is asked about, and not called none."""
+    (project / "train.py").write_text(f"import torch\n{line}\n")
+    script = read_script(project / "train.py")
+    assert (len(script.perhaps_seeds), len(script.perhaps_loads)) == (seeds, loads)
+    said = "\n".join(draft_of(["torchrun", "train.py"], project, {}).to_check)
+    assert ("no seed was found" in said) is not bool(seeds)
+    assert ("no load of a checkpoint was found" in said) is not bool(loads)
+
+
 def test_a_trainer_seeds_too_late_for_its_model(project: Path) -> None:
     """Hugging Face's Trainer sets its seed when it is made, which is after the model."""
     (project / "train.py").write_text(
@@ -149,7 +167,12 @@ def test_what_must_be_checked(project: Path) -> None:
     (project / "helpers.py").write_text("backend = 'nccl'\n")
     draft = draft_of(["torchrun", "train.py"], project, {})
     said = "\n".join(draft.to_check)
-    for text in ("sets no seed", "loads no checkpoint", "nothing shows where the job saves", "the job has one rank"):
+    for text in (
+        "no seed was found",
+        "no load of a checkpoint was found",
+        "nothing shows where the job saves",
+        "the job has one rank",
+    ):
         assert text in said
     assert draft.env == {}  # its helper names NCCL
     (project / "train.py").write_text("def broken(:\n")

@@ -108,19 +108,21 @@ def _says(draft: Draft, script: Script) -> None:
         draft.assumed.append(f"the seed is fixed, by {script.seeds[0]}")
     elif script.framework == _WITH_SEED:
         draft.to_check.append(
-            f"{name} sets no seed: Trainer sets one when it is made, so a model that was made before, from random "
-            "weights, is another in each run; call set_seed first"
+            f"no seed was found in {name}: Trainer sets one when it is made, so a model that was made before, from "
+            "random weights, is another in each run; call set_seed first"
         )
+    elif script.perhaps_seeds:
+        draft.to_check.append(f"does {script.perhaps_seeds[0]} fix the weights and the dropout in each rank?")
     elif not script.unread:
         draft.to_check.append(
-            f"{name} sets no seed: without a fixed seed, no loss can be compared with a run without faults"
+            f"no seed was found in {name}: without a fixed seed, no loss can be compared with a run without faults"
         )
     if script.loads:
         draft.assumed.append(f"it resumes by itself, by {script.loads[0]}")
+    elif script.perhaps_loads:
+        draft.to_check.append(f"does it resume by itself, by {script.perhaps_loads[0]}? If not, it begins anew")
     elif not script.unread:
-        draft.to_check.append(
-            f"{name} loads no checkpoint, as far as its text shows: after a restart it would begin anew"
-        )
+        draft.to_check.append(f"no load of a checkpoint was found in {name}: after a restart it would begin anew")
 
 
 def _folder(draft: Draft) -> None:

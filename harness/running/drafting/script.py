@@ -19,6 +19,12 @@ _SEEDS = re.compile(r"(torch\.(cuda\.|random\.)?)?manual_seed(_all)?|(.*\.)?(see
 _LOADS = re.compile(
     r"(^|\.)(torch\.load|\w*load_checkpoint|load_state|load_file|load_model|dcp\.load|checkpoint\.load)$"
 )
+# Calls that may fix the seed, or load a checkpoint: only a run shows it.
+_PERHAPS_SEEDS = re.compile(r"(.*\.)?\w*seed\w*", re.IGNORECASE)
+_PERHAPS_LOADS = re.compile(r"(.*\.)?(load|load_state_dict|\w*restore\w*|\w*resume\w*|load_latest\w*|maybe_load\w*)")
+_OTHER_LOADS = re.compile(
+    r"(json|yaml|toml|tomllib|np|numpy|pickle|OmegaConf|csv|cpp_extension|datasets|librosa)\.load"
+)
 _RESUMES = frozenset({"resume_from_checkpoint", "ckpt_path"})  # keyword arguments of frameworks
 _MOST_BYTES, _MOST_FILES = 1 << 20, 20
 
@@ -33,6 +39,8 @@ class Script:
     options: dict[str, str] = field(default_factory=dict)  # options of the script's command line, such as --dir
     seeds: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
+    perhaps_seeds: list[str] = field(default_factory=list)  # such as `seed` in a call
+    perhaps_loads: list[str] = field(default_factory=list)
     words: set[str] = field(default_factory=set)  # texts, such as nccl
     unread: str = ""  # why the script could not be read
 
@@ -87,5 +95,15 @@ def _of_call(node: ast.Call, place: str, script: Script) -> None:
         script.options |= {text: place for text in texts if isinstance(text, str) and text.startswith("--")}
     if _SEEDS.fullmatch(name):
         script.seeds.append(f"{name} ({place})")
+    elif any(argument.arg in ("seed", "random_state") and not _is_none(argument.value) for argument in node.keywords):
+        script.perhaps_seeds.append(f"seed in {name}(...) ({place})")
+    elif _PERHAPS_SEEDS.fullmatch(name) and not name.endswith("manual_seed"):
+        script.perhaps_seeds.append(f"{name} ({place})")
     if _LOADS.search(name) or _RESUMES & {argument.arg for argument in node.keywords}:
         script.loads.append(f"{name} ({place})")
+    elif _PERHAPS_LOADS.fullmatch(name) and not _OTHER_LOADS.fullmatch(name):
+        script.perhaps_loads.append(f"{name} ({place})")
+
+
+def _is_none(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None

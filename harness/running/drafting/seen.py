@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchaos.harness.judging.gaps.unseen import why_unseen
-from torchaos.harness.judging.twins.first_uses import FirstUses
 from torchaos.harness.record.history import Save
 from torchaos.harness.record.record import Record
 
@@ -35,9 +34,11 @@ def seen_in(run: Record) -> Iterator[Seen]:
     yield _share("losses", count, len(steps), why_unseen(run, "loss"), "loss_continuity")
     drawn = "by index" if (steps.column("in_indices") > 0).any() else "by contents"
     count = int(steps.samples_known.sum())
-    yield _share("samples", count, len(steps), why_unseen(run, "samples"), "sample_accounting", drawn)
+    yield _share("samples", count, len(steps), why_unseen(run, "samples"), "sample_accounting", more=drawn)
     count = sum(execution.parameters is not None for execution in steps.with_state)
-    yield _share("parameters", count, len(steps), why_unseen(run, "parameters"), "state_restored")
+    yield _share("parameters", count, len(steps), why_unseen(run, "parameters"), "state_restored", "parameter_digest")
+    if not any(execution.lr for execution in steps):
+        yield Seen("learning rates", "no optimizer of torch made a step", ("lr_continuity",))
     yield _saves([save for save in run.history.saves if save.ok])
     if elsewhere := saved_elsewhere(run):
         yield Seen("checkpoint files", elsewhere, ("checkpoint_integrity",))
@@ -56,9 +57,9 @@ def saved_elsewhere(run: Record) -> str:
     return f"they were saved to {posixpath.dirname(saved[-1])}, not below {named}: the next run would resume from them"
 
 
-def _share(name: str, count: int, steps: int, why: str, assertion: str, more: str = "") -> Seen:
+def _share(name: str, count: int, steps: int, why: str, *blind: str, more: str = "") -> Seen:
     if not count:
-        return Seen(name, why, (assertion,))
+        return Seen(name, why, blind)
     return Seen(name, f"in {'every step' if count == steps else f'{count} of {steps} steps'}{more and ', ' + more}")
 
 
@@ -76,21 +77,3 @@ def _saves(saves: list[Save]) -> Seen:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def kill_step(run: Record) -> int | None:
-    """A step at which a death costs work, and after which enough steps follow: between two checkpoints, after the
-    second if possible, and in the second epoch if it has a checkpoint, because a wrong order of samples may show only
-    there. None if the run made too few steps."""
-    last = run.history.last_step
-    if last is None or last < 3:
-        return None
-    found = {save.global_step for save in run.history.saves if save.ok and save.global_step}
-    at = sorted(step for step in found if step < last)
-    if not at:
-        return last // 2 + 1
-    epoch = min(FirstUses(run.history.by_step()).repeated(), default=last)
-    second = at[1:] or at
-    begin = next((step for step in second if step >= epoch), second[0])
-    end = min((step for step in at if step > begin), default=last)
-    return min(begin + max(1, (end - begin) // 2), last - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torchaos.harness.running.drafting.job import Draft
 from torchaos.harness.running.planner.transport import OWN_STORE
@@ -18,11 +18,14 @@ _ASSERTIONS = {
     "checkpoint_integrity": "",
     "completed": "",
 }
+AFTER_A_LOOK = ("lr_continuity", "parameter_digest")  # judged only if a run has shown that they can be
 
 
-def scenario_text(name: str, draft: Draft, step: int, timeout_s: float, blind: Mapping[str, str]) -> str:
+def scenario_text(
+    name: str, draft: Draft, step: int, timeout_s: float, blind: Mapping[str, str], more: Sequence[str] = ()
+) -> str:  # fmt: skip
     """The text of the scenario file. `name`: the scenario's name; `step`: the step in which the rank dies. `blind`:
-    assertions that see too little of this job, with the reason."""
+    assertions that see too little of this job, with the reason. `more`: assertions beside the usual ones."""
     rank = draft.ranks - 1
     job = [f"  command: {_one_line(_command(draft), flow=False)}"]
     if draft.cwd != ".":
@@ -38,7 +41,10 @@ def scenario_text(name: str, draft: Draft, step: int, timeout_s: float, blind: M
         job.append(f"  world_size: {draft.world_size}")
     job.append(f"  timeout: {timeout_s:.0f}s # of one run")
     blind = blind if draft.checkpoints else {**blind, "checkpoint_integrity": "needs job.checkpoints.path"}
-    judged = [_assertion(name, bounds, blind.get(name, "")) for name, bounds in _ASSERTIONS.items()]
+    judged = [
+        _assertion(name, bounds, blind.get(name, ""))
+        for name, bounds in [*_ASSERTIONS.items(), *((one, "") for one in more)]
+    ]
     return "\n".join([
         f"scenario: {name}",
         "description: One rank dies without warning; only the steps since the last checkpoint may be lost.",

@@ -177,6 +177,22 @@ cd $HOME/code && torchrun --standalone --nproc_per_node=$SLURM_GPUS_ON_NODE trai
      f"{RUN} --nproc-per-node 2 main.py", 4),
     "preparation before the job": (HEAD.format(2, 1) + "python echo.py\nsrun torchrun --nproc-per-node 2 train.py\n", 2,
      f"{RUN} --nproc-per-node 2 train.py", 4),
+    "litgpt as a module, four tasks on a node": ("""#!/bin/bash -l
+#SBATCH --nodes=2
+#SBATCH --gres=gpu:a100:4
+#SBATCH --ntasks-per-node=4
+conda activate env
+srun python -m litgpt pretrain --devices 4
+""", 2, f"{RUN} --nproc-per-node 4 -m litgpt pretrain --devices 4", 8),
+    "GPUs of the whole job, and torchrun counts them": (
+        "#SBATCH --nodes 2\n#SBATCH --gpus=8\nsrun torchrun --nproc_per_node=gpu --nnodes=$SLURM_JOB_NUM_NODES "
+        "--rdzv_endpoint=$(scontrol show hostnames | head -n1):29500 train.py &\nwait\n",
+        2, f"{RUN} --nproc-per-node 4 train.py", 8),
+    "a function of the shell": ("#SBATCH -N 2\nrun() {\n  torchrun --nproc-per-node 4 --nnodes 2 train.py\n}\n"
+     "export -f run\nsrun bash -c run\n", 2, f"{RUN} --nproc-per-node 4 train.py", 8),
+    "a variable before the command": (
+     "#SBATCH -N 2\nsrun bash -c 'NCCL_DEBUG=INFO torchrun --nproc-per-node 2 train.py'\n", 2,
+     f"{RUN} --nproc-per-node 2 train.py", 4),
 }  # fmt: skip
 
 
@@ -204,6 +220,8 @@ def test_a_batch_script(project: Path, text: str, nodes: int, became: str, ranks
          "apptainer: the ranks would be in a container"),
         ("sbatch x.sbatch", "#SBATCH --array=0-3\nsrun torchrun a.py\n", "--array=0-3: each task of a job array"),
         ("sbatch x.sbatch", "#SBATCH -N 2\nmake all\n", "x.sbatch: no line of it starts torchrun, srun or a script"),
+        ("sbatch x.sbatch", "#SBATCH -N 4 --ntasks-per-node=8\nsrun with_env.sh python train.py ${@}\n",
+         "with_env.sh python train.py: it shows no torchrun"),
         ("sbatch none.sbatch", "", "none.sbatch: it can't be read: No such file"),
         ("singularity run --nv a.sif python train.py", "", "singularity: the ranks would be in a container"),
         ("docker run --gpus all img torchrun train.py", "", "docker: the ranks would be in a container"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from torchaos.harness.running.drafting.heads import is_start, slurm_options
 
 _SET = re.compile(r"(?:(export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=(.*)", re.S)
-_NAME = re.compile(r"\$(?:(\w+|@|\*)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})|\$\(\(([^()]*)\)\)")
+_NAME = re.compile(r"\$(?:(\w+|@|\*)|\{(\w+|@|\*)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})|\$\(\(([^()]*)\)\)")
 _BLOCKS = {"if": 1, "for": 1, "while": 1, "until": 1, "case": 1, "fi": -1, "done": -1, "esac": -1}
 _KEYWORDS = ("then", "else", "do", "time", "exec", "eval", "command")
 _PREPARES = ("module", "source", ".", "conda", "micromamba", "ml", "spack")
@@ -60,7 +60,7 @@ def parse_batch(text: str, args: Sequence[str], env: Mapping[str, str], given: M
         for part in _parts(line):
             word = part.split(None, 1)[0] if part.split() else ""
             depth += _BLOCKS.get(word, 0)
-            if set_ := _SET.fullmatch(part):
+            if (set_ := _SET.fullmatch(part)) and not (set_[1] is None and _has_command(set_[4])):
                 _assign(set_, known, found, depth)
                 continue
             words = _words(part, known)
@@ -101,6 +101,14 @@ def _assign(set_: re.Match[str], known: dict[str, str | list[str]], found: Batch
     known[name] = f"{known.get(name, '')}{value}" if more else value
     if how == "export" and not _LATER.match(name) and not re.search(r"[$`]", value):
         found.exported[name] = value
+
+
+def _has_command(value: str) -> bool:
+    """Whether a command follows the value of a variable, as in `A=1 torchrun train.py`."""
+    try:
+        return not value.startswith("(") and len(shlex.split(_hidden(value))) > 1
+    except ValueError:
+        return False
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:

@@ -88,6 +88,11 @@ def launch_of(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Laun
     if head := container_in(launch.words):
         raise UsageError(f"{head}: the ranks would be in a container without torchaos; {_IN_A_CONTAINER}")
     _torchrun(launch)
+    if launch.launcher == "slurm" and own_part(launch.words) is None:
+        raise UsageError(
+            f"{shlex.join(launch.words)}: it shows no torchrun, which torchaos starts on each node; give init the line "
+            "with torchrun, and write launcher: slurm and job.nodes"
+        )
     if launch.words != list(command):
         became = shlex.join(launch.words)
         launch.assumed.insert(0, f"torchrun starts the ranks: {shlex.join(command)} became {became}")

@@ -80,23 +80,44 @@ def events(folder: Path) -> None:
 
 
 @cli.command("list")
-@click.argument("kinds", nargs=-1, type=click.Choice(["scenarios", *registry.GROUPS]), metavar="[KIND]...")
+@click.argument("names", nargs=-1, metavar="[KIND | NAME]...")
 @AS_JSON
-def list_(kinds: Sequence[str], as_json: bool) -> None:
-    """List ready scenarios, faults, assertions and other parts. KIND: scenarios, injectors, assertions, conditions,
-    launchers or formats."""
+@VERBOSE
+def list_(names: Sequence[str], as_json: bool, verbose: bool) -> None:
+    """List ready scenarios, faults, assertions and other parts, a line each. KIND: scenarios, injectors, assertions,
+    conditions, launchers or formats. NAME: shows one of them in full."""
+    kinds = [name for name in names if name in ("scenarios", *registry.GROUPS)]
+    parts = [name for name in names if name not in kinds]
     abouts: dict[str, str] = {}
-    if not kinds or "scenarios" in kinds:
-        texts = {name: read(ready.folder() / f"{name}.yaml").data for name in ready.names()}
+    wanted = [name for name in ready.names() if not names or "scenarios" in kinds or name in parts]
+    if wanted:
+        texts = {name: read(ready.folder() / f"{name}.yaml").data for name in wanted}
         abouts = {name: str(data.get("description", "")) for name, data in texts.items()}
-    groups = {one: registry.all_of(one) for one in registry.GROUPS if one in kinds or not kinds}
+    groups = {
+        one: {
+            name: registry.find(one, name) for name in registry.names(one) if not names or one in kinds or name in parts
+        }
+        for one in registry.GROUPS
+    }
+    known = {name for named in groups.values() for name in named} | abouts.keys()
+    if strange := next((name for name in parts if name not in known), None):
+        every = [
+            *registry.GROUPS,
+            "scenarios",
+            *ready.names(),
+            *(n for one in registry.GROUPS for n in registry.names(one)),
+        ]
+        near = registry.suggest(strange, every)
+        hint = f"did you mean {near!r}?" if near else "`torchaos list` shows what there is"
+        raise UsageError(f"there is no kind, scenario or part {strange!r}; {hint}")
+    groups = {one: named for one, named in groups.items() if named or one in kinds or not names}
     if as_json:
-        parts = {one: {name: show.summary_of(found) for name, found in named.items()} for one, named in groups.items()}
-        click.echo(json.dumps({**({"scenarios": abouts} if abouts else {}), **parts}))
+        told = {one: {name: show.summary_of(found) for name, found in named.items()} for one, named in groups.items()}
+        click.echo(json.dumps({**({"scenarios": abouts} if abouts else {}), **told}))
         return
     if abouts:
-        show.ready_scenarios(abouts, Console())
-    show.catalogue(groups, Console())
+        show.ready_scenarios(abouts, Console(), whole=verbose or bool(parts), counted=not names and not verbose)
+    show.catalogue(groups, Console(), whole=verbose or bool(parts))
 
 
 @cli.command()

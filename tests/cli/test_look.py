@@ -14,8 +14,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from torchaos.harness import registry
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.registry import ready
 from torchaos.harness.running import capabilities
 
 REPOSITORY = Path(__file__).parents[2]
@@ -104,6 +106,21 @@ def test_json_is_a_flag_of_what_only_looks(tmp_path: Path) -> None:
     assert "job" in told["validate"][0]["mistakes"]
     assert told["explain"]["title"].startswith("kill")
     assert {row["change"] for row in told["compare"]} == {"new", "unclear"}
+
+
+def test_the_list_is_short() -> None:
+    """A line for each part, also in a pipe; one part in full by its name, and a mistyped name gets a hint."""
+    lines = CliRunner().invoke(cli, ["list", "assertions"]).output.split("Assertions")[1].strip().splitlines()
+    assert len(lines) == len(registry.names("assertions"))
+    scenarios = CliRunner().invoke(cli, ["list", "scenarios"]).output.strip().splitlines()
+    assert len(scenarios) == 1 + len(ready.names())
+    whole = CliRunner().invoke(cli, ["list", "-v"]).output
+    assert len(CliRunner().invoke(cli, ["list"]).output.splitlines()) < 200 < len(whole.splitlines())
+    one = CliRunner().invoke(cli, ["list", "recovery_time"]).output
+    assert "catch_up" in one
+    assert "loss_continuity" not in one
+    with pytest.raises(UsageError, match=r"did you mean 'process\.kill'"):
+        CliRunner().invoke(cli, ["list", "proces.kill"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("command", ["schema", "list", "doctor", "plan process/kill-rank"])

@@ -62,7 +62,7 @@ def test_the_guide_explains_every_part() -> None:
 
 def test_list_shows_them(torchaos: Torchaos) -> None:
     """What another package offers by entry point stands in the list, with its parameters."""
-    done = torchaos("list")
+    done = torchaos("list", "-v")
     assert done.returncode == 0, done.stderr
     assert "straggler.pause" in done.stdout
     assert "length = 2.0" in done.stdout

@@ -6,8 +6,10 @@ import io
 import json
 import os
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +19,7 @@ from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling.explain.happened import happened
 from torchaos.harness.telling.explain.shown import tell
 from torchaos.harness.telling.explain.story import Story, story_of
 
@@ -129,6 +132,32 @@ def test_a_run_that_was_ended_before_its_job_was_started(copy: Path) -> None:
     story = story_of(RunDir(copy))
     assert story.seen[0] == "The job was never started: SIGTERM was received"
     assert story.title == "kill, seed 0: inconclusive"
+
+
+def test_checkpoints_in_a_row_share_a_line(trainer: Any) -> None:
+    """Twelve saves before the death and after it: the last before each event, and how many came before it."""
+    run = trainer(kills=[(18, 1)], every=1).record()
+    short, whole = (happened(run, whole=whole) for whole in (False, True))
+    saves = [one.text for one in short if "is saved" in one.text]
+    assert saves == [
+        "the checkpoint of step 17 is saved: step-17; 16 more were saved before it",
+        "the checkpoint of step 30 is saved: step-30; 12 more were saved before it",
+    ]
+    assert sum("is saved" in one.text for one in whole) == 30
+    assert any("steps 1 to 17 are done" in one.text for one in short)
+
+
+def test_a_name_that_says_another_step_is_told(trainer: Any) -> None:
+    """The reader sees that name and step contradict each other."""
+    run = trainer(every=10).record()
+    events = [
+        replace(e, data={**e.data, "path": "/job/checkpoints/step-11"})
+        if e.data.get("path") == "/job/checkpoints/step-10" else e
+        for e in run.events
+    ]  # fmt: skip
+    told = [one.text for one in happened(replace(run, events=tuple(events)))]
+    assert "the checkpoint of step 10 is saved: step-11, a name that says 11" in told
+    assert "the checkpoint of step 20 is saved: step-20" in told
 
 
 def test_what_each_observer_thought_is_told(copy: Path) -> None:

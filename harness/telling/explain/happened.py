@@ -5,13 +5,14 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.history import Attempt, Execution, Executions, Save
-from torchaos.harness.record.history.checkpoints import final_path
+from torchaos.harness.record.history.checkpoints import final_path, number_in_name
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
 from torchaos.harness.telling.terminal.narrator import Narrator
@@ -21,6 +22,7 @@ from torchaos.harness.telling.terminal.text import on_one_line
 _ELSEWHERE = frozenset({
     Kind.STAGE, Kind.STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.BEGUN, Kind.ARMED, Kind.HELD,
 })  # fmt: skip
+_FEW = 2  # checkpoints in a row that get a line each
 _MOST = 400  # lines; a longer story is cut in the middle
 
 
@@ -29,12 +31,18 @@ class Moment(NamedTuple):
     text: str
 
 
-def happened(run: Record) -> list[Moment]:
-    """One line for each notable event of a run, in order of time."""
+class Saved(Moment):
+    """A checkpoint that was saved, one of many."""
+
+
+def happened(run: Record, *, whole: bool = True) -> list[Moment]:
+    """One line for each notable event of a run, in order of time. If not `whole`, checkpoints that were saved without
+    anything else between them share a line."""
     if not run.events:
         return []
     began = run.events[0].mono_s
     moments = sorted([*_events(run), *_of_history(run)], key=lambda one: one.at_s)
+    moments = moments if whole else _folded(moments)
     with_steps = (
         moments if run.plan.job.replicas > 1 else _with_steps(run, moments)
     )  # each replica has its own steps at the same time
@@ -44,6 +52,17 @@ def happened(run: Record) -> list[Moment]:
         gap = Moment(lines[_MOST // 2].at_s, f"({left_out} lines are left out here)")
         lines = [*lines[: _MOST // 2], gap, *lines[-(_MOST // 2) :]]
     return lines
+
+
+def _folded(moments: Sequence[Moment]) -> list[Moment]:
+    found: list[Moment] = []
+    for are_saves, group in groupby(moments, key=lambda one: isinstance(one, Saved)):
+        some = list(group)
+        if are_saves and len(some) > _FEW:
+            more = f"; {len(some) - 1} more were saved before it"
+            some = [some[-1]._replace(text=some[-1].text + more)]
+        found += some
+    return found
 
 
 def _events(run: Record) -> Iterator[Moment]:
@@ -72,7 +91,7 @@ def _of_history(run: Record) -> Iterator[Moment]:
     for number, part in enumerate(parts):
         who = f"replica {number}: " if len(parts) > 1 else ""
         for attempt in (*_attempts(part), *_saves(part)):
-            yield Moment(attempt.at_s, f"{who}{attempt.text}")
+            yield attempt._replace(text=f"{who}{attempt.text}")
 
 
 def _is_empty(event: Event, for_good: set[str]) -> bool:
@@ -125,7 +144,13 @@ def _saves(run: Record) -> Iterator[Moment]:
         elif not save.ok:
             yield Moment(save.ended_s, f"a checkpoint{step}, {_name(save)}, could not be saved")
         else:
-            yield Moment(save.ended_s, f"the checkpoint{step} is saved: {_name(save)}")
+            yield Saved(save.ended_s, f"the checkpoint{step} is saved: {_name(save)}{_other_number(save)}")
+
+
+def _other_number(save: Save) -> str:
+    """A remark if the name of the checkpoint has another number than its step. Both can't be right."""
+    named = number_in_name(posixpath.basename(final_path(save.path)))
+    return "" if None in (named, save.global_step) or named == save.global_step else f", a name that says {named}"
 
 
 def _name(save: Save) -> str:

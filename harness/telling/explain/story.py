@@ -47,8 +47,9 @@ class Story:
     doubts: tuple[str, ...]  # reasons why the story may be incomplete
 
 
-def story_of(folder: RunDir) -> Story:
-    """The story of a run. Raises UsageError if the plan can't be read."""
+def story_of(folder: RunDir, *, whole: bool = True) -> Story:
+    """The story of a run; not `whole`: with fewer lines of what is usual. Raises UsageError if the plan can't be
+    read."""
     run, doubts = _load(folder)
     result = _judged(folder, doubts)
     verdict = result.verdict.value if result else "not judged"
@@ -56,7 +57,7 @@ def story_of(folder: RunDir) -> Story:
         f"{run.plan.scenario}, seed {run.plan.seed}: {verdict}",
         run.plan.description,
         tuple(_planned(run.plan)),
-        tuple(happened(run)) or (Moment(0.0, "nothing was recorded: the run ended before it had begun"),),
+        tuple(happened(run, whole=whole)) or (Moment(0.0, "nothing was recorded: the run ended before it had begun"),),
         (*_start(run), *(_seen(result) if result else ())),
         tuple(_why(result)) if result else (),
         tuple(doubts),

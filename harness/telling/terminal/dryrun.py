@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, is_dataclass
 from typing import Any
@@ -26,6 +28,7 @@ from torchaos.harness.telling.terminal.pen import Pen
 from torchaos.harness.telling.terminal.text import name_in_words, pairs_in_words, printable
 
 _LABEL = 12
+_END_OF_SENTENCE = re.compile(r"(?<=[.:;]) (?=[A-Z`])")
 
 
 def plan(plan: Plan, console: Console) -> None:
@@ -65,23 +68,42 @@ def warnings(texts: Iterable[str], console: Console) -> None:
         console.print(Text.assemble(("warning: ", "bold yellow"), printable(mask(text))), soft_wrap=True)
 
 
-def ready_scenarios(abouts: Mapping[str, str], console: Console) -> None:
-    """Prints the ready scenarios: name and description. First come those to start with."""
+def ready_scenarios(abouts: Mapping[str, str], console: Console, *, whole: bool = True, counted: bool = False) -> None:
+    """Prints the ready scenarios: name and description; not `whole`: a line each. First come those to start with.
+    `counted`: of the others only their families and numbers."""
     pen = Pen(console)
-    rest = [name for name in abouts if name not in ready.FIRST]
-    for title, names in (("Start with these, by `torchaos run NAME`", ready.FIRST), ("More ready scenarios", rest)):
-        pen.heading(title)
+    first = [name for name in ready.FIRST if name in abouts]
+    rest = [name for name in abouts if name not in first]
+    for title, names in (("Start with these, by `torchaos run NAME`", first), ("More ready scenarios", rest)):
+        if names:
+            pen.heading(title)
+        if names is rest and counted:
+            families = Counter(name.partition("/")[0] for name in rest)
+            told = ", ".join(f"{many} of {family}" for family, many in sorted(families.items()))
+            pen.row([], pen.text(f"{len(rest)}: {told}; `torchaos list scenarios` shows them"), indent=3)
+            return
         for name in names:
-            pen.row([(pen.text(name, "bold"), 35)], pen.text(abouts[name]), indent=3)
+            _listed(pen, name, 35, abouts[name], whole, console)
 
 
-def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Prints all plug-ins, by group, with their parameters and defaults."""
+def _listed(pen: Pen, name: str, width: int, about: str, whole: bool, console: Console) -> None:
+    """Prints a name and what it is. In short, that is a line: of a pipe the whole sentence, of a terminal what fits."""
+    first = about if whole else _END_OF_SENTENCE.split(about, maxsplit=1)[0]
+    if whole or console.is_terminal:
+        pen.row([(pen.text(name, "bold"), width)], pen.text(first), indent=3, most=0 if whole else 1)
+    else:
+        pen.long_line(pen.text(f"  {name}", "bold"), width + 2, first)
+
+
+def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console, *, whole: bool = True) -> None:
+    """Prints plug-ins, by group, with their parameters and defaults; not `whole`: a line each."""
     pen = Pen(console)
     for group, named in groups.items():
         pen.heading(group.capitalize())
         for name, found in sorted(named.items()):
-            pen.row([(pen.text(name, "bold"), 22)], pen.text(summary_of(found)), indent=3)
+            _listed(pen, name, 22, summary_of(found), whole, console)
+            if not whole:
+                continue
             if group == "injectors" and found.consent:
                 pen.row([(Text(), 22)], pen.text(f"can hurt the host: needs the consent {found.consent}"), indent=3)
             own = parameters_of(found) if is_dataclass(found) else []

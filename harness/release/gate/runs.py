@@ -135,7 +135,10 @@ def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[
         one for one in runs if one.known_result is not None and one.known_result.scenario == wanted.scenario.scenario
     ]
     if others:
-        return [], (f"it has {len(others)} runs, but none was made from this text of {wanted.path.name}; run it again")
+        return [], (
+            f"it has {len(others)} {'run' if len(others) == 1 else 'runs'}, but none was made from this text of "
+            f"{wanted.path.name}; run it again"
+        )
     return [], f"there is no run of it; do `torchaos {'explore' if wanted.explored else 'run'} {wanted.path}`"
 
 

@@ -18,6 +18,7 @@ from torchaos.harness.record.result import Result
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.html.page import render
 
+_HEIGHTS = {"create": 6, "open": 6, "mkdir": 6, "write": 8, "close": 4}  # the usual; all others are drawn high
 _STEP, _LANE = 12, 22  # distance of operations and of lanes, in units of the picture
 _MOST = 1500  # the most operations that are shown
 _WIDTH = 1000  # width of the picture of the run's time
@@ -88,7 +89,7 @@ def _line(found: Explored) -> dict[str, Any]:
     operations = [
         {
             "x": number * _STEP, "y": ranks.index(operation.rank) * _LANE + 4, "kind": operation.kind.value,
-            "words": str(operation),
+            "words": str(operation), "height": _HEIGHTS.get(operation.kind.value, 14),
         }
         for number, operation in enumerate(shown)
     ]  # fmt: skip

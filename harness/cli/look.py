@@ -24,6 +24,7 @@ from torchaos.harness.cli.options import (
     cli,
 )
 from torchaos.harness.cli.run import write_reports
+from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.grammar import GameDay
 from torchaos.harness.judging.verdict.verdict import judge as judge_folder
 from torchaos.harness.record.events.journal import read_journal

@@ -74,7 +74,7 @@ def _changed(folder: Path, text: str, change: PodChange = CHANGE) -> list[dict[s
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
 def test_a_kind_whose_pods_never_end(tmp_path: Path, kind: str) -> None:
     """The API server takes only restartPolicy: Always in such an object, but torchrun must restart the ranks."""
-    with pytest.raises(UsageError, match=f"the pods of a {kind} can't be the nodes: Kubernetes itself starts"):
+    with pytest.raises(UsageError, match=f"the pods of kind {kind} can't be the nodes: Kubernetes itself starts"):
         _changed(tmp_path, JOB.replace("batch/v1", "apps/v1").replace("kind: Job", f"kind: {kind}"))
 
 

@@ -40,7 +40,7 @@ def why_not(object_: Mapping[str, Any]) -> str:
     """Why the pods of this object can't be nodes, and what to write instead."""
     kinds = ", ".join(kind if group in _GROUPS else f"{kind} of {group}" for kind, group in _COUNTED)
     unknown = f"torchaos does not know how it runs its pods; write one of {kinds}, or name it in job.pods.objects"
-    return f"the pods of a {object_['kind']} can't be the nodes: {refused(object_) or unknown}"
+    return f"the pods of kind {object_['kind']} can't be the nodes: {refused(object_) or unknown}"
 
 
 def refused(object_: Mapping[str, Any]) -> str:

@@ -22,6 +22,8 @@ from torchaos.harness.machine import proc
 from torchaos.harness.watching.diagnosis import stacks
 from torchaos.harness.watching.observers import at_end
 
+TORCH = "/v/site-packages/torch/distributed/distributed_c10d.py"
+HOOK = ("CollectiveHook._hook.<locals>.collective", "/v/site-packages/torchaos/harness/agent/collectives.py")
 LIBRARY = "import time\ndef {name}(): time.sleep(600)\n"
 
 
@@ -96,6 +98,22 @@ def test_a_stamp_names_the_collective(tmp_path: Path) -> None:
         _look(ranks, tmp_path, words)
     for stamps in made:
         stamps.close()
+
+
+@pytest.mark.parametrize(
+    ("inner", "words"),
+    [
+        ([("barrier", TORCH), ("_exception_logger.<locals>.wrapper", TORCH), HOOK], "in barrier (train.py:7)"),
+        ([("wait", "/usr/lib/python3.11/threading.py")], "in wait (train.py:7)"),
+        ([("f", "/v/site-packages/torch/a.py"), ("_find_and_load", "<frozen importlib._bootstrap>")],
+         "in an import (train.py:7)"),
+        ([], "in train.py:7"),
+    ],
+)  # fmt: skip
+def test_what_the_user_s_line_called(inner: list[tuple[str, str]], words: str) -> None:
+    """The function that it called, without wrappers of torch and hooks of our agent."""
+    frames = [stacks.Frame(function, file, 1) for function, file in inner]
+    assert at_end._where(stacks.Stack(1, (*frames, stacks.Frame("<module>", "/job/train.py", 7))), None) == words
 
 
 def test_what_could_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchaos.harness.agent import dumps
+
 _TIMEOUT_S = 5.0
+_AGENT = f"{Path(dumps.__file__).parent}/"
 _STDLIB = sysconfig.get_paths()["stdlib"].rpartition("/")[2]  # such as python3.11; the job's Python may be another
 _COLLECTIVES = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/")
 
@@ -23,6 +26,11 @@ class Frame:
     function: str
     file: str
     line: int
+
+    @property
+    def is_of_agent(self) -> bool:
+        """Whether it is of torchaos's agent, whose hooks call what the job called."""
+        return self.file.startswith(_AGENT) or "/torchaos/harness/agent/" in self.file
 
     def __str__(self) -> str:
         return f"{self.function} ({self.file}:{self.line})"
@@ -43,8 +51,11 @@ class Stack:
 
     @property
     def user(self) -> Frame | None:
-        """The innermost frame outside the standard library and installed packages; None if there is none."""
-        own = [frame for frame in self.frames if not _is_stdlib(frame.file) and "site-packages" not in frame.file]
+        """The innermost frame outside the standard library, installed packages and our agent; None if there is none."""
+        own = [
+            frame for frame in self.frames
+            if not _is_stdlib(frame.file) and "site-packages" not in frame.file and not frame.is_of_agent
+        ]  # fmt: skip
         return own[0] if own else None
 
     @property

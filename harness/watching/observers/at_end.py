@@ -96,8 +96,10 @@ def _called(stack: Stack) -> str:
     for part, words in _PARTS.items():
         if any(part in frame.file for frame in stack.frames):
             return words
-    names = (frame.function.rpartition(".")[2] for frame in reversed(inner))
-    return next((name for name in names if name not in _WRAPPERS), "")
+    if inner and inner[-1].file.startswith("<frozen importlib"):
+        return "an import"
+    names = (frame.function.rpartition(".")[2] for frame in reversed(inner) if not frame.is_of_agent)
+    return next((name for name in names if name not in _WRAPPERS and not name.startswith("<")), "")
 
 
 def _name(file: str) -> str:

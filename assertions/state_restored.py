@@ -1,10 +1,11 @@
-"""Did every resume begin with the parameters and the optimizer's moments that the job had when it saved them?"""
+"""Did every resume begin with the parameters, buffers and optimizer's moments that the job had when it saved them?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torchaos.harness.judging.checkpoints.begun import in_words
 from torchaos.harness.judging.checkpoints.carried import Carried, resumes_carried
 from torchaos.harness.judging.ending.unrestarted import not_restarted
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
@@ -13,8 +14,9 @@ from torchaos.plugin import Assertion, Finding, First, Harm, Need, Record, What,
 
 @dataclass(frozen=True)
 class StateRestored(Assertion):
-    """Each attempt that resumed after step N began with the parameters and the optimizer's moments that an earlier
-    attempt had after step N, bit for bit; or step N+1 led both attempts to the same state. The check sums are added up
+    """Each attempt that resumed after step N began with the parameters and the optimizer's moments with which an
+    earlier attempt went on after step N, bit for bit; or step N+1 led both attempts to the same state. Frozen
+    parameters, buffers, and what optimizers of plain classes keep, are compared by name. The check sums are added up
     over the ranks, so the number of ranks may change. No twin is needed. Inconclusive for parts that are not DTensors,
     as in FSDP1, DeepSpeed and Megatron, unless each rank has exactly the same parts as before."""
 
@@ -52,7 +54,7 @@ class StateRestored(Assertion):
                 "DTensors"
             )
         return passed(
-            f"parameters and moments of the optimizer are bit for bit as before, over {found[-1].in_words}"
+            f"{_list(found[-1].kept)} are bit for bit as before, over {found[-1].in_words}"
             + (f" and {len(found) - 1} more before it" if len(found) > 1 else ""),
             resumes=len(found),
         )
@@ -66,11 +68,16 @@ def _nothing_was_saved(run: Record) -> bool:
     return bool(ends) and min(ends) > max(attempt.started_s for attempt in run.history.attempts)
 
 
+def _list(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def _lost(carried: Carried) -> Finding:
     state = " and the ".join(carried.lost)
     return failed(
         f"the {state} with which attempt {carried.attempt.number} began are not those that attempt "
-        f"{carried.saver.number} had after step {carried.step}: they were not restored exactly, "
+        f"{carried.saver.number} had after step {carried.step}: "
+        f"{in_words(carried.others, carried.attempt.world_size) or 'they were not restored exactly'}, "
         f"over {carried.in_words}",
         First(What.PARAMETERS, carried.step), step=carried.step, lost=len(carried.lost),
     )  # fmt: skip

@@ -56,7 +56,7 @@ class Agent:
         self.lasting = Lasting()
         self.look_for_saves: Callable[[], Any] | None = None  # called when a backward, step or rename begins
         # Called in each phase that may be the first of a step, while the state with which a step begins is wanted.
-        self.state_begins: Callable[[wire.Phase], Any] | None = None
+        self.state_begins: Callable[..., Any] | None = None
         self.orders = Orders(self)
         self.epochs = Epochs(self)
         self.hooks = self._wanted()

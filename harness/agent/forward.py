@@ -71,7 +71,7 @@ class ForwardHook:
 
     def _begins(self, inputs: Any) -> None:
         if self._agent.state_begins is not None:
-            self._agent.state_begins(Phase.FORWARD)
+            self._agent.state_begins(Phase.FORWARD, inputs)
         self._trained(inputs)
 
     def _cover_init(self, kind: Any) -> None:

@@ -2,24 +2,25 @@
 at two moments: when a save begins, so that the checkpoint can be compared with them later; and in the first step of a
 process and the first step after each load or save, so that a resume can be compared with the run that it continues.
 
-In that step, the state is read when the forward of a wrapped model begins; without such a forward, when the backward
-begins. Only the thread that trains reads it, because another thread may save an earlier copy. In all other steps, this
-costs one look at an attribute for each forward and backward."""
+In that step, the state is read when the forward of a wrapped model begins, with the model's inputs; without such a
+forward, when the backward begins. Only the thread that trains reads it, because another thread may save an earlier
+copy. In all other steps, this costs one look at an attribute for each forward and backward."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from .agent import Agent
 from .check_sums import plain_of_each
-from .names import Names, kind_of
+from .names import Named, Names, kind_of, tensors_in
 from .randomness import states
 from .wire import Kind, Phase
 
 HOOK = "kept"
-_MOST = 20_000  # tensors of one kind
+_MOST, _INPUTS = 20_000, 64  # tensors of one quantity; inputs of the model
 _LONG = ("parameters", "frozen", "buffers", "moments", "unsaved")
 
 
@@ -51,14 +52,17 @@ class StateSums:
                 self._last = (agent.steps_over, found)
                 self._emit(Kind.KEPT, {**found, "rng": states()})
 
-    def _step_begins(self, phase: Phase) -> None:
-        """Must be called when a forward of a wrapped model begins, and before a backward or an optimizer's step."""
+    def _step_begins(self, phase: Phase, inputs: Any = ()) -> None:
+        """Must be called when a forward of a wrapped model begins, with its inputs, and before a backward or an
+        optimizer's step."""
         if threading.get_ident() != self._agent.thread:
             return
         if phase is Phase.FORWARD:
             self._has_forward = True
             if not self._begun:
-                self._begun = {**self._look(), "rng": states(), "at": phase.value}
+                given = dict(tensors_in("", inputs, self._torch.Tensor))
+                summed = self._summed({"inputs": given if len(given) <= _INPUTS else {}})
+                self._begun = {**self._look(), **summed, "rng": states(), "at": phase.value}
         elif begun := self._begun:
             self._agent.state_begins, self._begun = None, {}
             drawn = [name for name, state in states().items() if begun["rng"].get(name) != state]
@@ -71,12 +75,14 @@ class StateSums:
         """The check sums by quantity and name. Quantities with too many tensors are left out."""
         wanted = {what: of for what, of in self._names.look(self._agent.optimizers).items() if len(of) <= _MOST}
         unsaved = sorted(wanted.pop("unsaved", ()))
+        return {**self._summed(wanted), **({"unsaved": unsaved} if unsaved else {})}
+
+    def _summed(self, wanted: Mapping[str, Named]) -> dict[str, dict[str, list[str]]]:
         sums = iter(plain_of_each(self._torch, [each for of in wanted.values() for each in of.values()]))
-        found = {
+        return {
             what: {name: [kind_of(each), total] for name, each in of.items() if (total := next(sums))}
             for what, of in wanted.items()
         }
-        return {**found, **({"unsaved": unsaved} if unsaved else {})}
 
     def _emit(self, kind: Kind, data: dict[str, Any]) -> None:
         """Writes the event, without the long values that this process has written before."""

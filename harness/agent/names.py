@@ -17,7 +17,7 @@ from .state import parameters
 # The parts that wrappers (DDP, torch.compile, FSDP, checkpointing of activations) add to a parameter's name.
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _ALWAYS, _TRIES = 2, 4  # searches: in any case, and at most
-_DEEP = 3  # containers inside each other in the state of an optimizer
+_DEEP = 4  # containers inside each other
 
 Named = dict[str, Any]  # tensors by name
 
@@ -92,7 +92,7 @@ class Names:
                             yield from self._tensors(f"{known}/{name}", kept)
 
     def _tensors(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        return _tensors(name, value, self._torch.Tensor)
+        return tensors_in(name, value, self._torch.Tensor)
 
 
 def plain_name(name: str) -> str:
@@ -134,16 +134,16 @@ def _of_optimizers(optimizers: Sequence[Any], names: Mapping[int, str]) -> Itera
             if (name := names.get(id(parameter))) is not None and isinstance(state, Mapping):
                 for key, value in state.items():
                     if key != "step":  # a counter, which is recorded as such
-                        yield from _tensors(f"{name}/{key}", value, Tensor)
+                        yield from tensors_in(f"{name}/{key}", value, Tensor)
 
 
-def _tensors(name: str, value: Any, kind: type, depth: int = _DEEP) -> Iterator[tuple[str, Any]]:
-    """The tensors in a value of an optimizer's state, which may be a container."""
+def tensors_in(name: str, value: Any, kind: type, depth: int = _DEEP) -> Iterator[tuple[str, Any]]:
+    """The tensors in a value, which may be a container."""
     if isinstance(value, kind):
         yield name, value
     elif depth and isinstance(value, (Mapping, list, tuple)):
         for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _tensors(f"{name}.{key}", each, kind, depth - 1)
+            yield from tensors_in(f"{name}.{key}", each, kind, depth - 1)
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> Named:

@@ -179,8 +179,10 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     # (check_sums.py), by name; _STATE: the rest of the state
     Kind.KEPT: {"parameters": "dict[str, KindAndSum]", **_STATE},
     # The same in the first step of a process, and in the first step after each load or save of this rank, before the
-    # step. at: the phase when it was read (forward, or backward); drawn: the generators that the forward drew from
-    Kind.BEGUN: {"parameters?": "dict[str, KindAndSum]", **_STATE, "at": "str", "drawn?": "list[str]"},
+    # step. at: the phase when it was read (forward, or backward); inputs: the tensors that the model gets in the
+    # forward; drawn: the generators that the forward drew from
+    Kind.BEGUN: {"parameters?": "dict[str, KindAndSum]", **_STATE, "at": "str",
+                 "inputs?": "dict[str, KindAndSum]", "drawn?": "list[str]"},
     Kind.RENAMED: {"path": "str", "to": "str"},  # a path that this rank saved, or a folder above it, is renamed
     Kind.LOAD_BEGIN: {"path": "str", "format": "str"},  # format: as in a save
     # numbers: step counts found in the contents

@@ -20,6 +20,7 @@ class State:
     sums: Mapping[str, Sums]  # by quantity; one that is missing was not seen
     unsaved: frozenset[str]  # buffers that their module keeps out of its state_dict
     rng: Mapping[str, str]  # a digest of each random number generator
+    inputs: Sums  # of the model, in this step; empty if they were not seen
     drawn: frozenset[str] | None  # generators that the forward drew from; None: not seen
 
     @property
@@ -44,5 +45,6 @@ def states(events: Iterable[Event]) -> Iterator[State]:
             {what: there[what] for what in QUANTITIES if what in there},
             frozenset(there.get("unsaved", ())),
             data.get("rng", {}),
+            data.get("inputs", {}),
             None if drawn is None else frozenset(drawn),
         )

@@ -161,6 +161,7 @@ dist.destroy_process_group()
     assert first.data["unsaved"] == ["bias"]
     assert first.data["moments"] == {}
     assert (first.data["at"], first.data["drawn"]) == ("forward", ["torch"])
+    assert first.data["inputs"] == after.data["inputs"] == {".0.0": ["float32 1x4", f"{4 * 0x3F800000:016x}"]}
     assert {"torch", "python"} <= set(first.data["rng"])
     assert first.data["rng"]["torch"] != after.data["rng"]["torch"]
     assert first.data["rng"]["python"] == after.data["rng"]["python"]

@@ -174,3 +174,110 @@ def test_a_journal_of_an_agent_without_moments_is_inconclusive(trainer: Any) -> 
         for name in ("moments", "restored_moments"):
             event.data.pop(name, None)
     assert StateRestored().judge(record, ()).outcome is Outcome.INCONCLUSIVE
+
+
+NAMES = ("net.0.weight", "net.2.weight")
+
+
+def _entry(value: float) -> list[str]:
+    return ["float32 4x4", f"{int(value * 2**40) % 2**64:016x}"]
+
+
+def _named(trainer: Any, begins: Any = None, worlds: Any = None, during_save: float = 0.0, goes_on: bool = True) -> Any:
+    """A trainer whose agent records the state by name: two parameters with a moment each, one of which an optimizer of
+    a plain class keeps; a buffer, a frozen parameter. Rank 0 alone saves. `begins` changes what attempt 1 begins
+    with."""
+
+    class Named(trainer):  # type: ignore[misc]
+        def _state(self, step: int) -> dict[str, Any]:
+            moments = {f"{NAMES[0]}/exp_avg": _entry(step + 1.5), f"{NAMES[1]}/m": _entry(step + 1.75)} if step else {}
+            return {
+                "parameters": {NAMES[0]: _entry(step + 1.0)}, "frozen": {NAMES[1]: _entry(step + 1.25)},
+                "buffers": {"norm.mean": _entry(step + 0.125), "cache": _entry(step + 0.25)}, "unsaved": ["cache"],
+                "moments": moments, "rng": {"torch": f"{step:016x}"}, "at": "forward", "drawn": ["torch"],
+                "inputs": {".0.0": _entry(step + 0.0625)},
+            }  # fmt: skip
+
+        def _step(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            for rank in range(world if local == 1 else 1):
+                if local == 1 or ((step - 1) % self.every == 0 and goes_on):
+                    begun = self._state(step - 1)
+                    if attempt and local == 1 and begins:
+                        begins(begun, rank)
+                    self.emit(Kind.BEGUN, begun, rank, attempt, local - 1)
+            super()._step(attempt, world, state, step, local)
+
+        def _save(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            kept = {name: of for name, of in self._state(step).items() if name not in ("at", "drawn", "inputs")}
+            kept["parameters"] = {NAMES[0]: _entry(step + 1.0 + during_save)}
+            self.emit(Kind.KEPT, kept, 0, attempt, local)
+            super()._save(attempt, world, state, step, local)
+
+    return Named(kills=((13, 1),), state_seen=True, noise=True, global_batch=True, worlds=worlds or {})
+
+
+def _exchanged(begun: Any, rank: int) -> None:
+    moments = begun["moments"]
+    first, second = moments
+    moments[first], moments[second] = moments[second], moments[first]
+
+
+@pytest.mark.parametrize(
+    ("begins", "words"),
+    [
+        (None, None),
+        (lambda begun, rank: begun["moments"].pop(f"{NAMES[1]}/m"), "the moments of net.2.weight are missing"),
+        (_exchanged, "the moments of net.0.weight hold those of net.2.weight, and 1 more hold those of others"),
+        (lambda begun, rank: begun["moments"].update({f"{NAMES[1]}/m": _entry(6.75)}),
+         "the moments of net.2.weight are those after step 5"),
+        (lambda begun, rank: begun["frozen"].update({NAMES[1]: _entry(1.25)}),
+         "the frozen parameters net.2.weight are those of a fresh start"),
+        (lambda begun, rank: rank and begun["frozen"].update({NAMES[1]: _entry(99)}),
+         "the frozen parameters net.2.weight on rank 1 are others"),
+        (lambda begun, rank: begun["buffers"].update({"norm.mean": _entry(0.125)}),
+         "the buffers norm.mean on rank 0 are those of a fresh start"),
+        (lambda begun, rank: begun["buffers"].update({"cache": ["float32 4x4", "1" * 16]}), "the buffers cache on"),
+        (lambda begun, rank: begun["parameters"].update({NAMES[0]: _entry(99)}), "the parameters net.0.weight are"),
+        (lambda begun, rank: begun["rng"].update(torch="7" * 16), None),
+    ],
+)  # fmt: skip
+def test_each_part_of_the_state_is_seen_by_its_name(trainer: Any, begins: Any, words: str | None) -> None:
+    """What an optimizer of a plain class keeps, frozen parameters, buffers, moments on the wrong parameters: it is said
+    what they are instead, and on which rank. Random numbers are no part of this question."""
+    found = StateRestored().judge(_named(trainer, begins).record(), ())
+    assert (found.outcome is Outcome.FAILED) is (words is not None), found.reason
+    assert (words or "parameters, frozen parameters, buffers and moments of the optimizer are") in found.reason
+
+
+def test_other_values_in_the_model_during_the_save(trainer: Any) -> None:
+    """A job saves an average and goes on with its own parameters: a resume that goes on with the average has lost them,
+    and one that puts its own back has not."""
+
+    def average(begun: Any, rank: int) -> None:
+        begun["parameters"] = {NAMES[0]: _entry(11.5)}
+
+    lost = StateRestored().judge(_named(trainer, average, during_save=0.5).record(), ())
+    assert lost.outcome is Outcome.FAILED
+    assert "are those that were in the model during the save, and not those with which the job went on" in lost.reason
+    assert StateRestored().judge(_named(trainer, during_save=0.5).record(), ()).outcome is Outcome.PASSED
+
+
+def test_what_was_not_seen_is_not_called_equal(trainer: Any) -> None:
+    """The job died before it went on after its save: its buffers may have changed after the save."""
+    found = StateRestored().judge(_named(trainer, goes_on=False).record(), ())
+    assert found.reason.startswith("parameters, frozen parameters and moments of the optimizer are bit for bit"), found
+
+
+def test_a_buffer_without_effect_is_no_state(trainer: Any) -> None:
+    """A cache in no state_dict, and a step that led to the same as before; a buffer of the state_dict counts though."""
+
+    def same(name: str) -> Finding:
+        def begins(begun: Any, rank: int) -> None:
+            begun["buffers"][name] = ["float32 4x4", "1" * 16]
+
+        job = _named(trainer, begins)
+        job.noise = 0.0
+        return StateRestored().judge(job.record(), ())
+
+    assert same("cache").outcome is Outcome.PASSED
+    assert same("norm.mean").outcome is Outcome.FAILED

@@ -1,8 +1,10 @@
-"""Compares the state with which an attempt began with the state that was saved: did the resume restore parameters and
-optimizer moments?
+"""Compares the state with which an attempt began with the state with which the job went on after its save, or, if the
+job died before that, with the state that was saved: did the resume restore it?
 
-No twin is needed, and the number of ranks may change. The check sums (agent/check_sums.py) add up over the ranks that
-share the parameters, so the sum of eight ranks before a resume is comparable with the sum of six ranks after it."""
+The state is compared by name (begun.py). In a run without such a record, the check sums of all parameters and of all
+moments are compared. No twin is needed, and the number of ranks may change. The check sums (agent/check_sums.py) add up
+over the ranks that share the parameters, so the sum of eight ranks before a resume is comparable with the sum of six
+ranks after it."""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.agent.check_sums import is_whole, over_all, plain
+from torchaos.harness.judging.checkpoints.begun import MOMENTS, Begun, Other, begun_with
 from torchaos.harness.judging.checkpoints.kept import ParameterSums
 from torchaos.harness.record.history import Attempt, Execution, History
 from torchaos.harness.record.record import Record
@@ -17,12 +20,15 @@ from torchaos.harness.record.record import Record
 
 @dataclass(frozen=True)
 class Carried:
-    """One resume, and whether each state was equal before and after it. None: it is not known."""
+    """One resume, and whether each state was equal before and after it. None: it was not seen."""
 
     attempt: Attempt  # the attempt that resumed
     saver: Attempt  # the last earlier attempt that did the step from which `attempt` resumed
     parameters: bool | None
     moments: bool | None
+    frozen: bool | None = None
+    buffers: bool | None = None
+    others: tuple[Other, ...] = ()  # what is not as it was, by name
 
     @property
     def step(self) -> int:
@@ -34,8 +40,19 @@ class Carried:
 
     @property
     def lost(self) -> list[str]:
-        restored = (("parameters", self.parameters), ("moments of the optimizer", self.moments))
-        return [name for name, equal in restored if equal is False]
+        return [name for name, equal in self._restored if equal is False]
+
+    @property
+    def kept(self) -> list[str]:
+        """What was restored."""
+        return [name for name, equal in self._restored if equal]
+
+    @property
+    def _restored(self) -> list[tuple[str, bool | None]]:
+        return [
+            ("parameters", self.parameters), ("frozen parameters", self.frozen), ("buffers", self.buffers),
+            ("moments of the optimizer", self.moments),
+        ]  # fmt: skip
 
     @property
     def in_words(self) -> str:
@@ -68,16 +85,35 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
         saved = _of(history, saver, attempt.base)
         if len(first) != attempt.world_size or len(saved) != saver.world_size:
             yield Carried(attempt, saver, None, None)
-        elif _same(first, _of(history, saver, attempt.base + 1)):
-            yield Carried(attempt, saver, True, True)
-        else:
+            continue
+        next_ = _of(history, saver, attempt.base + 1)
+        same = _same(first, next_)
+        begun = begun_with(run, attempt.number, attempt.base, attempt.started_s)
+        begun.others = [other for other in begun.others if not (same and _is_scratch(other, begun))]
+        parameters, moments = begun.equal("parameters"), begun.equal(MOMENTS)
+        if same:
+            parameters, moments = True, moments is not False
+        if parameters is None:
             restored, after = _by_rank(first, "restored"), _by_rank(saved, "parameters")
-            continued = _by_rank(_of(history, saver, attempt.base + 1), "restored")
-            as_saved = _are_those_of_the_save(restored, kept.total_at(attempt.base))
-            yield Carried(
-                attempt, saver, as_saved or _equal(restored, _of_all(continued, after)) or _equal(restored, after),
-                _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments")),
-            )  # fmt: skip
+            continued = _of_all(_by_rank(next_, "restored"), after)
+            parameters = _equal(restored, continued)
+            if parameters is None:
+                as_saved = _are_those_of_the_save(restored, kept.total_at(attempt.base))
+                parameters = as_saved or _equal(restored, after)
+        if moments is None:
+            moments = _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments"))
+        others = tuple(begun.of("parameters", "frozen", "buffers", MOMENTS))
+        frozen, buffers = begun.equal("frozen"), begun.equal("buffers")
+        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others)
+
+
+def _is_scratch(other: Other, begun: Begun) -> bool:
+    """Whether this part of the state had no effect on a step that led to the same parameters and moments: what an
+    optimizer keeps for the time of a step alone (SAM), or a buffer that is no state (a cache). An optimizer of a plain
+    class is not excused, because its parameters are not among those that were compared."""
+    if other.quantity == "buffers":
+        return other.name in begun.unsaved
+    return other.quantity in ("parameters", MOMENTS) and other.of in begun.parameters
 
 
 def _same(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:

@@ -94,7 +94,7 @@ def _snapshots(run: Record) -> Iterator[tuple[int, int, Mapping[int, Mapping[str
     times: dict[tuple[int, int, int], int] = defaultdict(int)
     for state in states(run.beside_steps):
         event = state.event
-        step, rank, attempt = _step_of(run.history, event), event.rank or 0, event.attempt or 0
+        step, rank, attempt = step_of(run.history, event), event.rank or 0, event.attempt or 0
         if step is not None and not state.begun:
             found[attempt, step, times[attempt, step, rank]][rank] = state.sums["parameters"]
             times[attempt, step, rank] += 1
@@ -103,7 +103,7 @@ def _snapshots(run: Record) -> Iterator[tuple[int, int, Mapping[int, Mapping[str
         yield step, worlds.get(attempt, 0), of_ranks
 
 
-def _step_of(history: History, event: Event) -> int | None:
+def step_of(history: History, event: Event) -> int | None:
     own = [segment for segment in history.segments if segment.number == (event.attempt or 0)]
     begun = [segment for segment in own if (segment.after, segment.started_s) < (event.step or 0, event.mono_s)] or own[
         :1

@@ -33,7 +33,7 @@ _HOOKS_OF_NEED = {
     Need.SAMPLES: ("samples",),
     Need.CHECKPOINTS: ("checkpoints",),
     Need.INVENTORY: ("checkpoints", "kept"),
-    Need.TWIN: (),
+    Need.TWIN: ("checkpoints", "kept"),
     Need.LEFTOVERS: (),
     Need.STATE: ("state", "checkpoints", "kept"),
     Need.COLLECTIVES: ("collectives", "stamps"),

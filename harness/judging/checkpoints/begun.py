@@ -1,0 +1,283 @@
+"""Compares the state with which an attempt began, by name (agent/kept.py), with the state with which the run had gone
+on after the same step before, or with that of a twin.
+
+Quantities that all ranks hold alike are compared on all ranks, even if only one rank saved. A parameter is held alike
+if all ranks began the job with the same values of it, each with all of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torchaos.harness.agent.check_sums import MODULUS, is_whole
+from torchaos.harness.judging.checkpoints.kept import step_of
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.states import State, states
+
+MOMENTS, RNG, INPUTS = "moments", "rng", "inputs"
+OF_MODEL = ("parameters", "frozen", "buffers")
+_SHARED = ("parameters", "frozen", MOMENTS)  # what ranks may hold alike
+_DIGITS = 16
+_MISSING = ("", "")
+Entry = Sequence[str]  # type and shape, check sum
+Of = Mapping[int, State]  # by rank
+
+
+@dataclass(frozen=True)
+class Other:
+    """A part of the state that is not what it was."""
+
+    quantity: str  # one of states.QUANTITIES, RNG or INPUTS
+    name: str
+    ranks: tuple[int, ...]
+    holds: str  # what it is instead, as a clause in the plural
+
+    @property
+    def of(self) -> str:
+        """The name of the parameter that a moment belongs to; any other name."""
+        return self.name.partition("/")[0] if self.quantity == MOMENTS else self.name
+
+
+_EXCHANGED = "hold those of"
+_NOUNS = {
+    "parameters": "parameters", "frozen": "frozen parameters", "buffers": "buffers", MOMENTS: "moments of",
+    INPUTS: "inputs", RNG: "RNG state of",
+}  # fmt: skip
+
+
+def in_words(others: Sequence[Other], world: int) -> str:
+    """What is not as it was, in clauses. Empty if there is nothing. `world`: the number of ranks."""
+    groups: dict[tuple[str, str, tuple[int, ...]], list[Other]] = defaultdict(list)
+    for other in others:
+        groups[other.quantity, _EXCHANGED if _EXCHANGED in other.holds else other.holds, other.ranks].append(other)
+    return "; ".join(_clause(of, world) for of in groups.values())
+
+
+def _clause(others: Sequence[Other], world: int) -> str:
+    """Of others that differ in the name alone, or that all hold values of another name."""
+    first, more = others[0], len({other.of for other in others}) - 1
+    where = "" if len(first.ranks) == world else f" on rank {', '.join(map(str, first.ranks))}"
+    likewise, apart = (f" and {more} more" if more else ""), ""
+    if more and _EXCHANGED in first.holds:
+        likewise, apart = "", f", and {more} more {_EXCHANGED} others"
+    return f"the {_NOUNS[first.quantity]} {first.of}{likewise}{where} {first.holds}{apart}"
+
+
+@dataclass
+class Begun:
+    """`seen`: the ranks on which each quantity was compared."""
+
+    others: list[Other] = field(default_factory=list)
+    seen: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    parameters: frozenset[str] = frozenset()  # names of those that torch optimizers train
+    unsaved: frozenset[str] = frozenset()  # buffers that are in no state_dict
+    drawn: frozenset[str] | None = None  # generators that the forward drew from; None: not seen
+
+    def equal(self, quantity: str) -> bool | None:
+        """None: not seen."""
+        if any(other.quantity == quantity for other in self.others):
+            return False
+        return True if self.seen.get(quantity) else None
+
+    def of(self, *quantities: str) -> list[Other]:
+        return [other for other in self.others if other.quantity in quantities]
+
+
+class Recorded:
+    """All recorded states of a run, by global step."""
+
+    def __init__(self, run: Record) -> None:
+        self._run = run
+        self._at: dict[int, list[State]] = defaultdict(list)
+        for state in states(run.beside_steps):
+            step = step_of(run.history, state.event)
+            if step is not None:
+                self._at[step].append(state)
+
+    def begun(self, step: int, *, attempt: int | None = None, before_s: float = float("inf")) -> dict[int, State]:
+        """By rank, the last state with which step `step` + 1 began, in this attempt, before this time."""
+        return {
+            state.event.rank or 0: state
+            for state in self._at.get(step, ())
+            if state.begun and state.event.mono_s < before_s and attempt in (None, state.event.attempt)
+        }
+
+    def saved(self, step: int, before_s: float) -> dict[int, State]:
+        found = (state for state in self._at.get(step, ()) if not state.begun and state.event.mono_s < before_s)
+        return {state.event.rank or 0: state for state in found}
+
+    @cached_property
+    def fresh(self) -> dict[int, State]:
+        """The states with which the job began."""
+        return self.begun(0, attempt=min((one.number for one in self._run.history.attempts), default=0))
+
+    def after(self, quantity: str, name: str, entry: Entry, but: int) -> int | None:
+        """The last other step after which this part of the state was recorded with these values."""
+        for step in sorted(self._at, reverse=True):
+            known = (state.sums.get(quantity, {}).get(name) for state in self._at[step])
+            if step != but and any(one is not None and tuple(one) == tuple(entry) for one in known):
+                return step
+        return None
+
+
+def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Record | None = None) -> Begun:
+    """Compares the state with which `attempt` began to train after step `base`. `since_s`: when it began, in seconds of
+    CLOCK_MONOTONIC; the run's own state after that step was recorded before."""
+    own = Recorded(run)
+    mine = {r: state for r, state in own.begun(base, attempt=attempt).items() if state.event.mono_s >= since_s}
+    found = Begun()
+    if not mine:
+        return found
+    first = next(iter(mine.values()))
+    found.parameters = frozenset(name for state in mine.values() for name in state.sums.get("parameters", ()))
+    found.unsaved, found.drawn = first.unsaved, _drawn(mine)
+    went_on, saved = own.begun(base, before_s=since_s), own.saved(base, since_s)
+    twins = Recorded(twin).begun(base) if twin is not None else {}
+    alike = _alike(own.fresh)
+    for quantity in (*OF_MODEL, MOMENTS, INPUTS, RNG):
+        sources = [went_on, saved, twins] if quantity in ("frozen", MOMENTS) else [went_on, twins]
+        for reference in sources:
+            if due := _due(mine, reference, quantity, alike):
+                _compare(found, quantity, mine, due)
+                break
+    words = _Words(own, base, went_on or saved or twins, saved)
+    found.others = [words.said(other, mine) for other in found.others]
+    return found
+
+
+def _drawn(mine: Of) -> frozenset[str] | None:
+    known = [state.drawn for state in mine.values() if state.drawn is not None]
+    return frozenset().union(*known) if known else None
+
+
+def _alike(fresh: Of) -> frozenset[str]:
+    """The parameters that all ranks hold alike."""
+    entries: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for state in fresh.values():
+        for name, entry in (*state.sums.get("parameters", {}).items(), *state.sums.get("frozen", {}).items()):
+            entries[name].add(tuple(entry))
+    return frozenset(name for name, of in entries.items() if len(of) == 1 and is_whole(next(iter(of))[1]))
+
+
+def _values(state: State, quantity: str) -> dict[str, Entry] | None:
+    if quantity == RNG:
+        return {name: ("", digest) for name, digest in state.rng.items()} or None
+    if quantity == INPUTS:
+        return dict(state.inputs) or None
+    values = state.sums.get(quantity)
+    return None if values is None else dict(values)
+
+
+def _due(mine: Of, reference: Of, quantity: str, alike: frozenset[str]) -> dict[int, dict[str, Entry]]:
+    """What each rank should have, as far as it was recorded."""
+    of = {rank: values for rank, state in reference.items() if (values := _values(state, quantity)) is not None
+          and (quantity not in ("buffers", RNG) or rank not in mine or _at(state) == _at(mine[rank]))}  # fmt: skip
+    due = {rank: of[rank] for rank in mine if rank in of}
+    if of and quantity in _SHARED:
+        lent = {name: entry for name, entry in next(iter(of.values())).items() if name.partition("/")[0] in alike}
+        held = {name for state in mine.values() for name in _values(state, quantity) or ()}
+        for rank in mine.keys() - due.keys():
+            theirs = _values(mine[rank], quantity) or {}
+            # A rank that keeps the moments of other parameters (ZeRO stage 1) lacks none that another rank keeps.
+            due[rank] = {
+                name: entry for name, entry in lent.items() if name in theirs or not theirs or name not in held
+            }
+    if any(not is_whole(entry[1]) for values in due.values() for entry in values.values()):
+        return _of_parts(mine, due, of, quantity)
+    return due
+
+
+def _of_parts(
+    mine: Of, due: Mapping[int, dict[str, Entry]], of: Mapping[int, dict[str, Entry]], quantity: str
+) -> dict[int, dict[str, Entry]]:
+    """`due`, for ranks that share tensors. If they share them in another way than before, the sums over all ranks are
+    compared: a rank is due what it has if the sums agree."""
+    own = {rank: _values(state, quantity) or {} for rank, state in mine.items()}
+    found: dict[int, dict[str, Entry]] = {rank: {} for rank in mine}
+    for name in {name for values in of.values() for name in values}:
+        before, now = ({r: v[name] for r, v in each.items() if name in v} for each in (of, own))
+        if before.keys() == now.keys() and all(_place(before[r]) == _place(now[r]) for r in now):
+            for rank in now:
+                found[rank][name] = before[rank]
+        elif before and now:
+            equal = _whole(before) == _whole(now)
+            for rank in now:
+                found[rank][name] = now[rank] if equal else _MISSING
+    return found
+
+
+def _place(entry: Entry) -> str:
+    return entry[1][:-_DIGITS]
+
+
+def _whole(entries: Mapping[int, Entry]) -> int:
+    """The sum of the whole tensor. Equal parts have equal places, and count once."""
+    by_place = {_place(entry): int(entry[1][-_DIGITS:], 16) for entry in entries.values()}
+    return sum(by_place.values()) % MODULUS
+
+
+def _at(state: State) -> object:
+    return state.event.data.get("at")
+
+
+def _compare(found: Begun, quantity: str, mine: Of, due: Mapping[int, Mapping[str, Entry]]) -> None:
+    other: dict[str, list[int]] = defaultdict(list)
+    for rank, values in sorted(due.items()):
+        have = _values(mine[rank], quantity)
+        if have is None:
+            continue
+        found.seen[quantity].add(rank)
+        for name, entry in values.items():
+            lacks = name not in have and (quantity == MOMENTS and name.partition("/")[0] in _trained(mine[rank]))
+            if lacks or (name in have and tuple(have[name]) != tuple(entry)):
+                other[name].append(rank)
+    found.others += [Other(quantity, name, tuple(ranks), "") for name, ranks in other.items()]
+
+
+def _trained(state: State) -> set[str]:
+    return {*state.sums.get("parameters", ()), *state.sums.get("frozen", ())}
+
+
+class _Words:
+    """What a part of the state is instead of what it should be."""
+
+    def __init__(self, own: Recorded, base: int, due: Of, saved: Of) -> None:
+        self._own, self._base, self._due, self._saved = own, base, due, saved
+
+    def said(self, other: Other, mine: Of) -> Other:
+        rank = other.ranks[0]
+        entry = (_values(mine[rank], other.quantity) or {}).get(other.name)
+        holds = "are missing" if entry is None else next(self._holds(other, rank, entry), "are others")
+        return Other(other.quantity, other.name, other.ranks, holds)
+
+    def _holds(self, other: Other, rank: int, entry: Entry) -> Iterator[str]:
+        quantity, name = other.quantity, other.name
+        due = _values(self._due[rank if rank in self._due else min(self._due)], quantity) if self._due else None
+        was = (due or {}).get(name)
+        if was is not None and was[0] != entry[0]:
+            yield f"have the form {entry[0]} instead of {was[0]}"
+        if quantity == INPUTS:
+            return
+        fresh = self._own.fresh.get(rank)
+        if fresh is not None and (_values(fresh, quantity) or {}).get(name) == entry:
+            yield "are those of a fresh start"
+        if quantity == RNG:
+            ranks = [r for r, state in self._due.items() if r != rank and state.rng.get(name) == entry[1]]
+            if ranks:
+                yield f"are those of rank {ranks[0]}"
+            return
+        if any(_said_equal(state, quantity, name, entry) for state in self._saved.values()):
+            yield "are those that were in the model during the save, and not those with which the job went on"
+        if int(entry[1][-_DIGITS:], 16):
+            of = [one for one, known in (due or {}).items() if one != name and tuple(known) == tuple(entry)]
+            if of:
+                yield f"{_EXCHANGED} {of[0].partition('/')[0]}"
+            if (step := self._own.after(quantity, name, entry, self._base)) is not None:
+                yield f"are those after step {step}"
+
+
+def _said_equal(state: State, quantity: str, name: str, entry: Entry) -> bool:
+    known = state.sums.get(quantity, {}).get(name)
+    return known is not None and tuple(known) == tuple(entry)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 import numpy.typing as npt
 
-from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
 from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.noise.quantities import RATE, Steps, relative
+from torchaos.harness.judging.noise.quantities import RATE, Steps
 from torchaos.harness.judging.noise.tolerance import CERTAIN, LEARNED_FACTOR, Tolerance, learned
 from torchaos.harness.judging.twins.agreement import before, history_of, uneven, unreported, until
+from torchaos.harness.judging.twins.rates import Differing, story
 from torchaos.harness.record.history import Executions, StepTable
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
 from torchaos.harness.record.steps.table import equal
 from torchaos.plugin import (
     Assertion,
-    Execution,
     Finding,
     First,
     Harm,
@@ -40,20 +39,6 @@ from torchaos.plugin import (
 Array = npt.NDArray[Any]
 
 _ROUNDING = RATE.floor
-_FEW = 4  # so many steps are needed to find a shift of the schedule
-
-
-@dataclass(frozen=True)
-class Differing:
-    step: int
-    rank: int
-    group: int
-    ours: float | None
-    theirs: float | None
-
-    @property
-    def relative(self) -> float:
-        return 1.0 if self.ours is None or self.theirs is None else relative(self.ours, self.theirs)
 
 
 @dataclass(frozen=True)
@@ -105,9 +90,8 @@ def _compared(history: History, twin: History, twins: Sequence[StepTable], allow
     if first and (odd := uneven(theirs)):
         return inconclusive(f"{_words(first, 'in the twin')} But {odd}: it is not known whether that is a defect.")
     if first:
-        story = f"{_words(first, 'in the twin')} {_story(history, ours, theirs, first)}"
         return failed(
-            story, First(What.RATE, first.step),
+            f"{_words(first, 'in the twin')} {story(history, ours, theirs, first)}", First(What.RATE, first.step),
             step=first.step, rank=first.rank, group=first.group, relative_difference=first.relative,
         )  # fmt: skip
     common = ours.keys() & theirs.keys()
@@ -195,55 +179,6 @@ def _suspects(ours: StepTable, theirs: StepTable, allowed: Tolerance, factor: fl
     both = Both.of(ours, theirs)
     far = both.beyond("lr", lambda step: _allowed(allowed, step, factor))
     return sorted({*both.ours.numbers[both.ours.any(far)].tolist(), *both.apart.tolist()})
-
-
-def _story(history: History, ours: Steps, theirs: Steps, first: Differing) -> str:
-    of = ours[first.step][first.rank]
-    resumed = resumed_in_words(history, of)
-    mine = {step: _rate(by_rank, first) for step, by_rank in ours.items()}
-    twins = {step: _rate(by_rank, first) for step, by_rank in theirs.items()}
-    own = [step for step in sorted(ours) if _is_with(of, ours[step].get(first.rank))]
-    later = [step for step in own if step >= first.step]
-    change = next((count for count, step in enumerate(later) if mine[step] != first.ours), None)
-    if change is None and _near(mine.get(first.step - 1), first.ours) and len({twins.get(step) for step in later}) == 1:
-        return (
-            f"In that step the twin's rate changed, and the job's did not, {resumed}: most likely the schedule, or "
-            "what it follows, was not restored."
-        )
-    window = later[: max(_FEW, (change or 0) + 1)]  # a rate that stays the same would fit many shifts
-    since_the_resume = [step for step in own if step <= window[-1]]
-    if len(window) > 1 and len({mine[step] for step in since_the_resume}) == 1:
-        return f"It stays at {first.ours:g} {resumed}: the job no longer follows the schedule, or did not restore it."
-    shift = _shift(mine, twins, since_the_resume) or _shift(mine, twins, window)
-    if shift is None:
-        return f"No shift of the twin's rates explains the rates {resumed}: most likely the schedule was not restored."
-    if window[0] + shift == min(twins):
-        return f"They are the twin's from step {min(twins)} on, {resumed}: the schedule was started again."
-    steps = "one step" if abs(shift) == 1 else f"{abs(shift)} steps"
-    if shift > 0:
-        return f"The schedule is {steps} ahead, as if it made steps while it was restored, {resumed}."
-    why = ", as if saved before its own step" if shift == -1 else ""
-    return f"The schedule is {steps} behind{why}, {resumed}."
-
-
-def _shift(mine: Mapping[int, float | None], twins: Mapping[int, float | None], window: Sequence[int]) -> int | None:
-    """The smallest number of steps by which the rates are shifted; None if no shift explains them."""
-    shifts = sorted((other - window[0] for other in twins if other != window[0]), key=abs)
-    return next((by for by in shifts if all(_near(mine[step], twins.get(step + by)) for step in window)), None)
-
-
-def _near(one: float | None, other: float | None) -> bool:
-    return one is not None and other is not None and relative(one, other) <= _ROUNDING
-
-
-def _rate(by_rank: Mapping[int, Execution], first: Differing) -> float | None:
-    one = by_rank.get(first.rank) or next(iter(by_rank.values()))
-    return one.lr[first.group] if first.group < len(one.lr) else None
-
-
-def _is_with(step: Execution, other: Execution | None) -> bool:
-    """Whether both steps are of the same attempt, without a rollback in between."""
-    return other is not None and (step.attempt, step.segment) == (other.attempt, other.segment)
 
 
 def _has_rates(steps: Executions) -> Array:

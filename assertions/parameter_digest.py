@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness.agent.check_sums import is_whole
+from torchaos.harness.judging.checkpoints.begun import in_words
 from torchaos.harness.judging.checkpoints.carried import carried_into
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
@@ -159,29 +160,37 @@ class _Digests:
                 "The job had not been restarted by then: most likely the fault itself changed the parameters of a rank."
             )
         carried = carried_into(self._run, attempt)
+        if carried and carried.others:
+            return f"The state was not restored: {in_words(carried.others, life.world_size)}."
         exact = carried and carried.parameters and carried.moments
-        if step > life.base + 1 and not exact:
-            return (
-                "They were equal in the steps before: most likely the optimizer's state of one rank was not restored."
-            )
         norms = [one.norm for one in self._ours[step].values() if one.norm is not None]
         if norms and max(relative(norms[0], norm) for norm in norms) > ROUNDING:
             return (
-                "The norms of their gradients differ too, although DDP makes them equal: most likely the gradients "
-                "are no longer averaged."
+                "The norms of their gradients differ too, although DDP makes them equal: the gradients are no longer "
+                "averaged."
             )
         if exact:
-            return "They began with the state that was saved: most likely other state of one rank was not restored."
-        loaded = "most likely not all ranks loaded the same weights or optimizer state"
+            return "They began with the parameters and moments that were saved: what else differs was not recorded."
+        begun = {one.restored for one in self._ours.get(life.base + 1, {}).values()}
+        if None not in begun and len(begun) > 1:
+            return f"They began step {life.base + 1} with different parameters: not all ranks loaded the same."
         if len(norms) < 2:
-            return f"Their gradients were not seen: {loaded}, or gradients are no longer averaged."
-        return f"Their gradients' norms are equal: {loaded}."
+            return "Their gradients were not seen, and so the cause is not known."
+        return "Their gradients' norms are equal: what differs in the update was not recorded."
 
     def _replicas(self) -> str:
         if not self._are_replicas:
-            return "the ranks hold parts of the model, or there is only one rank, so there are no replicas to compare"
+            return f"{self._no_replicas()}, so there are no replicas to compare"
         steps = [step for step, by_rank in self._ours.items() if _differ(by_rank) is False]
         return f"the replicas are equal after each of {len(steps)} steps"
+
+    def _no_replicas(self) -> str:
+        healthy = self._theirs[0] if self._twins else self._early
+        if all(len(by_rank) < 2 for by_rank in self._ours.values()):
+            return "there is only one rank"
+        if any(map(_differ, healthy.values())):
+            return "the ranks hold different parameters without the fault too"
+        return "the ranks hold parts of the model"
 
     def _unseen(self) -> str | None:
         """Says which parameters of replicas were not seen. The last step of a superseded attempt may be missing,

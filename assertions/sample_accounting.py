@@ -13,6 +13,7 @@ from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import absences, absent_in_words, why_no_steps
 from torchaos.harness.judging.twins.agreement import before, common, history_of, unreported, until
+from torchaos.harness.judging.twins.causes import inputs_in_words
 from torchaos.harness.judging.twins.computed import Computed, equal_but_for_rounding, in_words, other_inputs
 from torchaos.harness.judging.twins.first_uses import FirstUses, came_earlier, indices_of
 from torchaos.harness.judging.twins.sample_words import ONE_SUM, differ_somehow, differs, story
@@ -79,7 +80,8 @@ class SampleAccounting(Assertion):
         ours = until(history.by_step(), last if teardown_aborts(run, last) else None)
         landed = landings(run)
         early = before(history, landed[0].at_s) if landed else ours
-        return _against(history, ours, theirs, early, unreported(history, ours, twin.history, theirs))
+        blind = unreported(history, ours, twin.history, theirs)
+        return _against(history, ours, theirs, early, blind, inputs_in_words(run, twin))
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
         """Compares the samples that each replica consumed in its own steps with the twin's samples of these steps.
@@ -120,8 +122,9 @@ def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding |
 
 
 def _against(
-    history: History, ours: StepTable, theirs: StepTable, early: StepTable, blind: Collection[int]
+    history: History, ours: StepTable, theirs: StepTable, early: StepTable, blind: Collection[int], made: str = ""
 ) -> Finding:  # fmt: skip
+    """`made`: a clause about what the job made of its samples, if that was other than in the twin."""
     stages = without_data(ours, theirs)
     ours, theirs, early = (table.without_ranks(stages) for table in (ours, theirs, early))
     doubtful = [step for step in not_surely_same(early, theirs) if step in early and step in theirs]
@@ -164,8 +167,10 @@ def _against(
     total = _total(ours)
     spared = ", ".join(map(str, sorted(stages)))
     left_out = f"; rank {spared} has no samples and no loss, in the run or in the twin, and was left out"
+    exactly = "given to the job as in the twin" if made else "consumed exactly as in the twin"
     return unseen or passed(
-        f"all {total} samples of {len(ours)} steps were consumed exactly as in the twin: none skipped, none repeated"
+        f"all {total} samples of {len(ours)} steps were {exactly}: none skipped, none repeated"
+        f"{f'; but {made}' if made else ''}"
         f"{left_out if stages else ''}"
         f"{f'. {ONE_SUM.capitalize()}; these sums are equal' if by_sum else ''}",
         samples=total, skipped=0, repeated=0,

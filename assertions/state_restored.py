@@ -9,6 +9,7 @@ from torchaos.harness.judging.checkpoints.begun import in_words
 from torchaos.harness.judging.checkpoints.carried import Carried, resumes_carried
 from torchaos.harness.judging.ending.unrestarted import not_restarted
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
+from torchaos.harness.judging.twins.claims import said
 from torchaos.plugin import Assertion, Finding, First, Harm, Need, Record, What, each, failed, inconclusive, passed
 
 
@@ -54,7 +55,7 @@ class StateRestored(Assertion):
                 "DTensors"
             )
         return passed(
-            f"{_list(found[-1].kept)} are bit for bit as before, over {found[-1].in_words}"
+            f"{said('restored', found=_list(found[-1].kept))}, over {found[-1].in_words}"
             + (f" and {len(found) - 1} more before it" if len(found) > 1 else ""),
             resumes=len(found),
         )

@@ -4,6 +4,7 @@ state that a resume does not restore: rng, rng1 (of rank 1 alone), optimizer, mo
 from __future__ import annotations
 
 import copy
+import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ class Trainer:
     off: float = 0.0  # by which part of itself the weight is off after a resume
     rotates: bool = False  # the ranks' parts of a batch, and all that depends on them, with each attempt
     epoch: int = 1 << 30  # batches of all ranks in an epoch
+    named: bool = False  # the state with which steps begin, by name, after a resume and after each save
     sharded: bool = False  # as FSDP2: every rank has a part, and the check sums add up
     _events: list[Event] = field(default_factory=list)
     _now: float = 100.0
@@ -145,10 +147,13 @@ class Trainer:
         lr, counted = 0.1 * (1 - state.sched_step / (2 * self.steps)), state.sched_step
         parts = [list(range(first + rank * size, first + (rank + 1) * size)) for rank in range(world)]
         noise = [self._noise.random() * 1e-7 if self.noise else 0.0 for _rank in range(world)]
+        drawn = [hashlib.md5(repr(rng.getstate()).encode()).hexdigest()[:16] for rng in state.rngs[:world]]
         losses = [
             state.weight + 0.01 * state.rngs[rank].random() + 1e-4 * (sum(parts[rank]) % 97) + noise[rank]
             for rank in range(world)
         ]
+        if self.named and (local == 1 or (step - 1) % self.every == 0):
+            self._tell_state(attempt, state, drawn, local - 1)
         begun, kept = state.weight, state.momentum
         state.opt_step, state.sched_step = state.opt_step + 1, state.sched_step + 1
         state.momentum = 0.9 * state.momentum + sum(losses) / world
@@ -180,6 +185,17 @@ class Trainer:
             self.emit(Kind.LOG_STEP, {"step": step, "adapter": "regex", "loss": losses[0], "lr": lr})
         if step % self.every == 0:
             self._save(attempt, world, state, step, local)
+
+    def _tell_state(self, attempt: int, state: State, rngs: Sequence[str], local: int) -> None:
+        for rank, rng in enumerate(rngs):
+            entries = {name: ["float32 1", f"{int(value * 2**40) % MODULUS:016x}"]
+                       for name, value in (("weight", state.weight), ("weight/momentum", state.momentum))}  # fmt: skip
+            data = {
+                "parameters": {"weight": entries["weight"]}, "frozen": {}, "buffers": {},
+                "moments": {"weight/momentum": entries["weight/momentum"]} if state.momentum else {},
+                "rng": {"torch": rng}, "at": "forward", "drawn": ["torch"], "inputs": {},
+            }  # fmt: skip
+            self.emit(Kind.BEGUN, data, rank, attempt, local)
 
     def _sum(self, value: float, rank: int, world: int) -> str:
         """A check sum of a number that this rank holds as a whole, or a part of."""

@@ -42,14 +42,18 @@ def _file(sums: Sums, prefix: str = "model.pt:model.") -> dict[str, int]:
     return {prefix + name: total for name, total in sums.items()}
 
 
-def _told(run: Record, parts: bool = False) -> Record:
-    """With what the agent tells as each save begins. `parts`: each rank has one of each parameter."""
+def _told(run: Record, parts: bool = False, copies: bool = False) -> Record:
+    """With what the agent tells as each save begins. `parts`: each rank has one of each parameter; `copies`: the ranks
+    have the same one, which is the whole."""
     events = list[Event]()
     for event in run.events:
         events.append(event)
         step = number_in_name(str(event.data.get("path"))) if event.kind is Kind.SAVE_BEGIN else None
         if step is not None:
-            sums = {name: _sum(total, event.rank or 0, parts) for name, total in _sums(step).items()}
+            sums = {
+                name: f"part0-{total:016x}" if copies else _sum(total, event.rank or 0, parts)
+                for name, total in _sums(step).items()
+            }
             told = {"parameters": {name: [_kind(name), one] for name, one in sums.items()}}
             events.append(replace(event, kind=Kind.KEPT, seq=event.seq + 10**6, mono_s=event.mono_s + 1e-6, data=told))
     return replace(run, events=tuple(events))
@@ -143,6 +147,8 @@ def test_a_part_that_is_there_twice_is_failed(trainer: Any) -> None:
     )  # fmt: skip
     whole = _judge(trainer, _checkpoints(_file(_sums(30))), parts=True)
     assert (whole.outcome, whole.measured["own"]) == (Outcome.PASSED, 6)
+    copied = _judge(trainer, _checkpoints(_file(_sums(30))), copies=True)  # a mesh of fewer dimensions than the job's
+    assert (copied.outcome, copied.measured["own"]) == (Outcome.PASSED, 6), copied.reason
     stale = _judge(trainer, _checkpoints(_file(_sums(20))), parts=True)
     assert (stale.outcome, "of step 20" in stale.reason) == (Outcome.FAILED, True)
 

@@ -46,7 +46,7 @@ def test_a_schedule_that_goes_on_passes(trainer: Any) -> None:
 @pytest.mark.parametrize(
     ("rate", "words"),
     [
-        (lambda step: _rate(step - 15), "They are the twin's from step 1 on, after the resume from step 15"),
+        (lambda step: _rate(step - 15), "The rates are the twin's from step 1 on, after the resume from step 15"),
         (lambda step: _rate(step + 1), "The schedule is one step ahead"),
         (lambda step: _rate(step - 1), "The schedule is one step behind"),
         (lambda step: _rate(step + 3), "The schedule is 3 steps ahead"),

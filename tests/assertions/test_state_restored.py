@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Outcome
+from torchaos.harness.judging.checkpoints.begun import RNG, begun_with, in_words
 
 
 def judged(trainer: Any, **more: Any) -> Finding:
@@ -183,25 +185,25 @@ def _entry(value: float) -> list[str]:
     return ["float32 4x4", f"{int(value * 2**40) % 2**64:016x}"]
 
 
-def _named(trainer: Any, begins: Any = None, worlds: Any = None, during_save: float = 0.0, goes_on: bool = True) -> Any:
+def _named(trainer: Any, begins: Any = None, during_save: float = 0.0, goes_on: bool = True) -> Any:
     """A trainer whose agent records the state by name: two parameters with a moment each, one of which an optimizer of
     a plain class keeps; a buffer, a frozen parameter. Rank 0 alone saves. `begins` changes what attempt 1 begins
     with."""
 
     class Named(trainer):  # type: ignore[misc]
-        def _state(self, step: int) -> dict[str, Any]:
+        def _state(self, step: int, rank: int = 0) -> dict[str, Any]:
             moments = {f"{NAMES[0]}/exp_avg": _entry(step + 1.5), f"{NAMES[1]}/m": _entry(step + 1.75)} if step else {}
             return {
                 "parameters": {NAMES[0]: _entry(step + 1.0)}, "frozen": {NAMES[1]: _entry(step + 1.25)},
                 "buffers": {"norm.mean": _entry(step + 0.125), "cache": _entry(step + 0.25)}, "unsaved": ["cache"],
-                "moments": moments, "rng": {"torch": f"{step:016x}"}, "at": "forward", "drawn": ["torch"],
+                "moments": moments, "rng": {"torch": f"{rank}{step:015x}"}, "at": "forward", "drawn": ["torch"],
                 "inputs": {".0.0": _entry(step + 0.0625)},
             }  # fmt: skip
 
         def _step(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
             for rank in range(world if local == 1 else 1):
                 if local == 1 or ((step - 1) % self.every == 0 and goes_on):
-                    begun = self._state(step - 1)
+                    begun = self._state(step - 1, rank)
                     if attempt and local == 1 and begins:
                         begins(begun, rank)
                     self.emit(Kind.BEGUN, begun, rank, attempt, local - 1)
@@ -213,7 +215,7 @@ def _named(trainer: Any, begins: Any = None, worlds: Any = None, during_save: fl
             self.emit(Kind.KEPT, kept, 0, attempt, local)
             super()._save(attempt, world, state, step, local)
 
-    return Named(kills=((13, 1),), state_seen=True, noise=True, global_batch=True, worlds=worlds or {})
+    return Named(kills=((13, 1),), state_seen=True, noise=True, global_batch=True)
 
 
 def _exchanged(begun: Any, rank: int) -> None:
@@ -281,3 +283,57 @@ def test_a_buffer_without_effect_is_no_state(trainer: Any) -> None:
 
     assert same("cache").outcome is Outcome.PASSED
     assert same("norm.mean").outcome is Outcome.FAILED
+
+
+def test_samples_of_which_the_job_made_others_are_not_called_equal(trainer: Any) -> None:
+    """The loader gave the right samples, and the job cut or normalised them in another way after the resume."""
+
+    def cut(begun: Any, rank: int) -> None:
+        begun["inputs"] = {".0.0": ["float32 4x2", "1" * 16]}
+
+    for begins, words in ((None, "consumed exactly as in the twin"), (cut, "have the form float32 4x2 instead of")):
+        found = SampleAccounting().judge(_named(trainer, begins).record(), [_named(trainer).record()])
+        assert found.outcome is Outcome.PASSED, found.reason
+        assert words in found.reason
+    assert "exactly" not in found.reason
+
+
+@pytest.mark.parametrize(
+    ("digest", "words"),
+    [
+        (None, None),
+        (f"1{0:015x}", "the states of the RNG torch on rank 1 are those of a fresh start"),
+        (f"0{10:015x}", "the states of the RNG torch on rank 1 are those of rank 0"),
+    ],
+)
+def test_the_generator_of_a_rank_that_saves_nothing(trainer: Any, digest: str | None, words: str | None) -> None:
+    """Its state after the step was not recorded. It was lost if it is that of the start, or that of the rank that
+    saved; otherwise nothing is known about it."""
+
+    def begins(begun: Any, rank: int) -> None:
+        if rank and digest:
+            begun["rng"]["torch"] = digest
+
+    run = _named(trainer, begins).record()
+    attempt = run.history.attempts[1]
+    others = begun_with(run, attempt.number, 10, attempt.started_s).of(RNG)
+    assert in_words(others, 2) == (f"{words}" if words else "")
+
+
+def test_parts_that_are_shared_out_in_another_way(trainer: Any) -> None:
+    """Two ranks had the halves of a parameter, and one rank has the whole after the resume: the sums are compared."""
+
+    def halves(whole: int) -> Any:
+        class Shared(trainer):  # type: ignore[misc]
+            def _step(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+                for rank in range(world):
+                    place, own = (f"part{rank}-", 50 + rank) if world == 2 else ("", whole)
+                    sums = {"weight": ["float32 4x4", f"{place}{own:016x}"]}
+                    data = {"parameters": sums, "frozen": {}, "buffers": {}, "moments": {}, "rng": {}, "at": "forward"}
+                    self.emit(Kind.BEGUN, data, rank, attempt, local - 1)
+                super()._step(attempt, world, state, step, local)
+
+        run = Shared(kills=((13, 1),), state_seen=True, noise=True, global_batch=True, worlds={1: 1}).record()
+        return begun_with(run, 1, 10, run.history.attempts[1].started_s).equal("parameters")
+
+    assert (halves(101), halves(102)) == (True, False)

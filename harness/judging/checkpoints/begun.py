@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from torchaos.harness.agent.check_sums import MODULUS, is_whole
 from torchaos.harness.judging.checkpoints.kept import step_of
@@ -19,7 +20,7 @@ from torchaos.harness.record.states import State, states
 MOMENTS, RNG, INPUTS = "moments", "rng", "inputs"
 OF_MODEL = ("parameters", "frozen", "buffers")
 _SHARED = ("parameters", "frozen", MOMENTS)  # what ranks may hold alike
-_DIGITS = 16
+_DIGITS, _FEW = 16, 3
 _MISSING = ("", "")
 Entry = Sequence[str]  # type and shape, check sum
 Of = Mapping[int, State]  # by rank
@@ -36,14 +37,16 @@ class Other:
 
     @property
     def of(self) -> str:
-        """The name of the parameter that a moment belongs to; any other name."""
+        """The name of the parameter that a moment belongs to; the argument that an input is; any other name."""
+        if self.quantity == INPUTS:  # such as .0.1, the second positional argument, or .1.mask, a keyword argument
+            return f"(argument {self.name.split('.', 2)[-1]})"
         return self.name.partition("/")[0] if self.quantity == MOMENTS else self.name
 
 
 _EXCHANGED = "hold those of"
 _NOUNS = {
     "parameters": "parameters", "frozen": "frozen parameters", "buffers": "buffers", MOMENTS: "moments of",
-    INPUTS: "inputs", RNG: "RNG state of",
+    INPUTS: "model's inputs", RNG: "states of the RNG",
 }  # fmt: skip
 
 
@@ -108,6 +111,16 @@ class Recorded:
         found = (state for state in self._at.get(step, ()) if not state.begun and state.event.mono_s < before_s)
         return {state.event.rank or 0: state for state in found}
 
+    @property
+    def always_drawn(self) -> frozenset[str] | None:
+        """The generators whose state was another one each time that it was recorded. None if it was recorded only a few
+        times: other code than the model draws now and then, such as a loader when an epoch begins."""
+        first = min((one.number for one in self._run.history.attempts), default=0)
+        own = [by_rank[0].rng for step in sorted(self._at) if 0 in (by_rank := self.begun(step, attempt=first))]
+        if len(own) < _FEW:
+            return None
+        return frozenset(name for name in own[0] if all(a[name] != b.get(name) for a, b in pairwise(own) if name in a))
+
     @cached_property
     def fresh(self) -> dict[int, State]:
         """The states with which the job began."""
@@ -132,7 +145,7 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
         return found
     first = next(iter(mine.values()))
     found.parameters = frozenset(name for state in mine.values() for name in state.sums.get("parameters", ()))
-    found.unsaved, found.drawn = first.unsaved, _drawn(mine)
+    found.unsaved, found.drawn = first.unsaved, _drawn(mine) or own.always_drawn
     went_on, saved = own.begun(base, before_s=since_s), own.saved(base, since_s)
     twins = Recorded(twin).begun(base) if twin is not None else {}
     alike = _alike(own.fresh)
@@ -142,9 +155,22 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
             if due := _due(mine, reference, quantity, alike):
                 _compare(found, quantity, mine, due)
                 break
+    _compare_unsaved_generators(found, mine, own.fresh, went_on or twins)
     words = _Words(own, base, went_on or saved or twins, saved)
-    found.others = [words.said(other, mine) for other in found.others]
+    found.others = [said for other in found.others for said in words.said(other, mine)]
     return found
+
+
+def _compare_unsaved_generators(found: Begun, mine: Of, fresh: Of, due: Of) -> None:
+    """Finds generators of ranks whose own state after that step was not recorded, because another rank saved: they were
+    not restored if they are as they were when the job began, or as those of the rank that saved, which had others."""
+    for rank, state in mine.items():
+        if rank in found.seen[RNG] or rank not in fresh:
+            continue
+        for name in found.drawn or ():
+            of_others = {of.rng.get(name) for r, of in due.items() if r in fresh and fresh[r].rng != fresh[rank].rng}
+            if state.rng.get(name) in {fresh[rank].rng.get(name), *of_others} - {None}:
+                found.others.append(Other(RNG, name, (rank,), ""))
 
 
 def _drawn(mine: Of) -> frozenset[str] | None:
@@ -246,11 +272,14 @@ class _Words:
     def __init__(self, own: Recorded, base: int, due: Of, saved: Of) -> None:
         self._own, self._base, self._due, self._saved = own, base, due, saved
 
-    def said(self, other: Other, mine: Of) -> Other:
-        rank = other.ranks[0]
-        entry = (_values(mine[rank], other.quantity) or {}).get(other.name)
-        holds = "are missing" if entry is None else next(self._holds(other, rank, entry), "are others")
-        return Other(other.quantity, other.name, other.ranks, holds)
+    def said(self, other: Other, mine: Of) -> Iterator[Other]:
+        """Yields `other` with its words, once for the ranks with the same words."""
+        ranks: dict[str, list[int]] = defaultdict(list)
+        for rank in other.ranks:
+            entry = (_values(mine[rank], other.quantity) or {}).get(other.name)
+            ranks["are missing" if entry is None else next(self._holds(other, rank, entry), "are others")].append(rank)
+        for holds, those in ranks.items():
+            yield Other(other.quantity, other.name, tuple(those), holds)
 
     def _holds(self, other: Other, rank: int, entry: Entry) -> Iterator[str]:
         quantity, name = other.quantity, other.name

@@ -30,7 +30,7 @@ OTHER_WORLD = 0.01  # relative: the least tolerance for means over another numbe
 
 @dataclass(frozen=True)
 class Difference:
-    what: str  # "loss", "learning rate" or "number of losses"
+    what: str  # "loss", "learning rate" or "number of losses"; "parameters": then the values are the gradient's norms
     step: int  # global
     rank: int | None  # None: the mean over the ranks
     ours: float | None

@@ -1,7 +1,8 @@
-"""Finds the most likely cause why a resumed job computes other values than its twin, from the other differences.
+"""Finds the most likely cause why a resumed job computes other values than its twin: what differed first, in the order
+of the data flow, of all that was recorded.
 
-A quantity is said to differ or to agree only if it was seen. A quantity that was not seen is named, and stays a
-possible cause. State that the resume restored exactly (`state_restored` passes) is no cause."""
+A quantity is said to differ or to agree only if it was seen, and a quantity that was not recorded is never a cause
+(claims.py). What acts in the update alone can't have changed the first loss after a resume."""
 
 from __future__ import annotations
 
@@ -11,28 +12,24 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torchaos.harness.judging.checkpoints.begun import INPUTS, MOMENTS, RNG, begun_with, in_words
 from torchaos.harness.judging.checkpoints.carried import carried_into
 from torchaos.harness.judging.noise.quantities import Steps, relative
 from torchaos.harness.judging.twins.agreement import Difference
+from torchaos.harness.judging.twins.claims import said
+from torchaos.harness.judging.twins.rates import Differing, story
 from torchaos.harness.judging.twins.samples import renumbered
 from torchaos.harness.record.history import Execution, History, Segment, StepTable
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
 
-_Counter = Callable[[Execution], float | None]
-_UPDATE = (
-    "optimizer counter",
-    "learning rate",
-)  # they act in the update, so they change only the losses of later steps
-
-
-_MOMENTS = "optimizer's moments at the start"
+_UPDATE = (MOMENTS, "optimizer counter", "learning rate")  # they act in the update, so they change only later losses
 _SETTLED = 5  # steps: a job that is not deterministic differs from its twin earlier
 
 
 class _Fact(NamedTuple):
-    """A quantity that differs from the twin's."""
+    """A quantity that differs from what it should be."""
 
     quantity: str  # empty: the clause itself proves the cause
     step: int  # global; the first step in which it differs
@@ -46,40 +43,180 @@ class Cause(NamedTuple):
     short: str = ""  # the cause alone; empty if it is not known
 
 
-def likeliest_cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Difference) -> Cause:
+def likeliest_cause(
+    run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, twin: Record | None = None
+) -> Cause:
     """The most likely cause of the first difference. `history`: the run's history, from its agent or from its log.
-    `ours`, `theirs`: the steps of the run and of its first twin."""
+    `ours`, `theirs`: the steps of the run and of its first twin. `twin`: None if the steps are compared with their
+    first execution."""
     part = _part_of(history, next(iter(ours[first.step].values())))
     if part is None or part.base is None:
         return Cause("The step from which that attempt continued is not known, and so the cause is not known either.")
-    base, later = (
-        part.base,
-        any(segment.number == part.number and segment.after < part.after for segment in history.segments),
-    )
-    if base == 0 and part is history.segments[0]:
+    later = any(segment.number == part.number and segment.after < part.after for segment in history.segments)
+    if part.base == 0 and part is history.segments[0]:
         return Cause(_without_a_restart(sum(step < first.step for step in ours.keys() & theirs.keys())))
-    since = [step for step in sorted(ours.keys() & theirs.keys()) if base < step <= first.step]
-    carried = None if later else carried_into(run, part.number)
-    weights = {} if carried and carried.parameters else _weights(base, ours, theirs)
-    moments = bool(carried and carried.moments)
-    began = "after the job went back to step" if later else "in the attempt that resumed after step"
-    where = f"{began} {base}"
-    exact = [_accumulation(base, ours, theirs, first), _loss_scale(ours, theirs, first), _lost(base, weights)]
-    facts = [_Fact("", first.step, clause) for clause in exact if clause]
-    facts += [fact for fact in (_data(since, ours, theirs), _optimizer(since, ours, theirs, moments),
-                                _schedule(since, ours, theirs)) if fact]  # fmt: skip
+    found = _Resumed(run, history, ours, theirs, first, part, later, twin)
+    where = f"{'after the job went back to step' if later else 'in the attempt that resumed after step'} {part.base}"
+    facts = found.facts
     late = [fact for fact in facts if fact.quantity in _UPDATE and fact.step == first.step and first.what == "loss"]
     acted = [fact.clause for fact in facts if fact not in late]
     besides = f" Besides, {'; '.join(fact.clause for fact in late)}." if late else ""
     if acted:
         causes = "; ".join(acted)
         return Cause(f"Most likely cause, {where}: {causes}.{besides}", causes)
-    differ = {fact.quantity for fact in facts}
-    seen = [what for what in _compared(since, ours, theirs, weights, moments) if what not in differ]
-    guess = _by_elimination(base, ours, theirs, first, weights, seen)
-    same = f"all other compared quantities are equal ({', '.join(seen)}), so " if seen else ""
-    unseen = "" if "samples" in seen else " (the samples were not seen)"
-    return Cause(f"{where[0].upper()}{where[1:]}, {same}{guess}{unseen}.{besides}", guess)
+    equal, unseen = found.compared({fact.quantity for fact in facts})
+    guess = found.unrecorded()
+    clauses = [said("equal", found=f"{_and(equal)} {'is' if len(equal) == 1 else 'are'}")] if equal else []
+    clauses += [said("unseen", found=f"{_and(unseen)} {'was' if len(unseen) == 1 else 'were'}")] if unseen else []
+    clauses.append(guess)
+    return Cause(f"{where[0].upper()}{where[1:]}, {'; '.join(clauses)}.{besides}", guess)
+
+
+def inputs_in_words(run: Record, twin: Record) -> str:
+    """A clause about the first resume whose first step gave the model other inputs than before, or than in the twin.
+    Empty if there is none."""
+    for part in run.history.segments:
+        if part.base:
+            begun = begun_with(run, part.number, part.base, part.started_s, twin)
+            if others := begun.of(INPUTS):
+                world = max((len(one.ranks) for one in run.history.attempts), default=0)
+                return said("other inputs", found=in_words(others, world), step=part.base + 1)
+    return ""
+
+
+class _Resumed:
+    """The part of an attempt with the first difference, compared with the twin and with the run's own record."""
+
+    def __init__(
+        self, run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, part: Segment, later: bool,
+        twin: Record | None,
+    ) -> None:  # fmt: skip
+        self._run, self._history, self._ours, self._theirs, self._first = run, history, ours, theirs, first
+        self._base = part.base or 0
+        self._since = [step for step in sorted(ours.keys() & theirs.keys()) if self._base < step <= first.step]
+        self._ranks = sorted(ours[first.step])
+        self._begun = begun_with(run, part.number, self._base, part.started_s, twin)
+        self._carried = None if later else carried_into(run, part.number)
+        self._weights = self._ranks_with_other_weights()
+
+    def _ranks_with_other_weights(self) -> Mapping[int, str] | None:
+        if self._carried and self._carried.parameters:
+            return {}
+        if (equal := self._begun.equal("parameters")) is not None:
+            return {} if equal else {0: ""}
+        return _weights(self._base, self._ours, self._theirs)
+
+    @property
+    def facts(self) -> list[_Fact]:
+        """What differs, in the order of the data flow."""
+        ours, theirs, since = self._ours, self._theirs, self._since
+        exact = [_accumulation(self._base, ours, theirs, self._first), _loss_scale(ours, theirs, self._first)]
+        data, state = _data(since, ours, theirs), list(self._state())
+        if data and data.step > self._base + 1 and any(fact.quantity not in (RNG, *_UPDATE) for fact in state):
+            data = None  # it came later than what differed from the start, and may follow from it
+        elif not data:
+            state = [*self._inputs(), *state] if not any(fact.quantity == "parameters" for fact in state) else state
+        update = [*self._moments(), _optimizer(since, ours, theirs), self._schedule()]
+        proved = [_Fact("", self._first.step, clause) for clause in exact if clause]
+        return [fact for fact in (*proved, data, *state, *update) if fact]
+
+    def _state(self) -> Iterator[_Fact]:
+        step, world = self._base + 1, len(self._ranks)
+        if self._weights:
+            found = in_words(self._begun.of("parameters"), world) or _lost(self._base, self._weights)
+            yield _Fact("parameters", step, said("weights", found=found))
+        for quantity in ("frozen", "buffers"):
+            if others := self._begun.of(quantity):
+                yield _Fact(quantity, step, said(quantity, found=in_words(others, world)))
+        drawn = self._begun.drawn or frozenset()
+        if others := [other for other in self._begun.of(RNG) if other.name in drawn]:
+            yield _Fact(RNG, step, said("rng", found=in_words(others, world)))
+
+    def _inputs(self) -> Iterator[_Fact]:
+        others, step = self._begun.of(INPUTS), self._base + 1
+        mine, twins = self._ours.get(step, {}), self._theirs.get(step, {})
+        if others and all(
+            rank in mine and rank in twins and mine[rank].samples_seen and twins[rank].samples_seen
+            for rank in others[0].ranks
+        ):
+            yield _Fact(INPUTS, step, said("inputs", found=in_words(others, len(self._ranks)), step=step))
+
+    def _moments(self) -> Iterator[_Fact]:
+        others = self._begun.of(MOMENTS)
+        if others or (self._carried and self._carried.moments is False):
+            found = in_words(others, len(self._ranks)) or "their check sums are others"
+            yield _Fact(MOMENTS, self._base + 1, said("moments", found=found))
+
+    def _schedule(self) -> _Fact | None:
+        since, ours, theirs = self._since, self._ours, self._theirs
+        if counted := _counter(since, ours, theirs, "schedule", lambda step: step.sched_step):
+            return counted
+        for step, run, twin in _pairs(_other_in(since, ours, theirs, "lr"), ours, theirs):
+            for group, (mine, twins) in enumerate(zip(run.lr, twin.lr, strict=False)):
+                if relative(mine, twins) > 1e-9:
+                    words = story(self._history, ours, theirs, Differing(step, run.rank, group, mine, twins))
+                    told = f"{words[0].lower()}{words[1:].rstrip('.')}"
+                    clause = said("learning rate", ours=mine, theirs=twins, step=step, story=told)
+                    return _Fact("learning rate", step, clause)
+        return None
+
+    def compared(self, differ: set[str]) -> tuple[list[str], list[str]]:
+        """The quantities that are equal, and those that were not seen. The former were seen on all ranks of all these
+        steps, or on the ranks that are named."""
+        mine, twins = StepTable.of(self._ours).at(self._since), StepTable.of(self._theirs).at(self._since)
+        same_ranks, both = not len(Both.of(mine, twins).apart), (mine.executions, twins.executions)
+        every, none = set(self._ranks), set[int]()
+        carried = self._carried
+        quantities = {
+            "samples": ("samples", every if all(steps.samples_seen.all() for steps in both) else none),
+            INPUTS: ("inputs of the model", self._begun.seen[INPUTS]),
+            "parameters": ("weights at the start", every if self._weights is not None else none),
+            "frozen": ("frozen parameters", self._begun.seen["frozen"]),
+            "buffers": ("buffers", self._begun.seen["buffers"]),
+            RNG: ("RNG states", self._begun.seen[RNG]),
+            MOMENTS: (
+                "optimizer's moments at the start",
+                every if carried and carried.moments else self._begun.seen[MOMENTS],
+            ),
+            "optimizer counter": (
+                "optimizer counter",
+                every if same_ranks and not any(np.isnan(steps.column("opt_step")).any() for steps in both) else none,
+            ),
+            "learning rate": (
+                "learning rate",
+                every if same_ranks and all((lengths(steps.column("lr")) > 0).all() for steps in both) else none,
+            ),
+        }
+        equal, unseen = [], []
+        for quantity, (name, seen) in quantities.items():
+            if quantity in differ or self._begun.of(quantity):
+                continue
+            if quantity == RNG and self._begun.drawn == frozenset():
+                continue  # the model draws from none
+            if seen:
+                equal.append(name if seen >= every else f"{name} of rank {_list(sorted(seen))}")
+            if (missing := every - seen) and quantity not in (INPUTS, "frozen"):
+                unseen.append(name if missing >= every else f"{name} of rank {_list(sorted(missing))}")
+        return equal, unseen
+
+    def unrecorded(self) -> str:
+        """A clause about the cause if every recorded quantity agrees: in which part of a step it acts."""
+        first, agreed = self._first, self._first.step - self._base - 1
+        if first.what == "number of losses":
+            return said("backwards")
+        if first.what == "parameters":
+            if first.ours is None or first.theirs is None:
+                return said("not recorded", part="backward or the update", why="no loss differs")
+            return said("update" if first.ours == first.theirs else "gradients")
+        if agreed:
+            why = "the first loss agrees" if agreed == 1 else f"the first {agreed} losses agree"
+            return said("not recorded", part="update, or shows late", why=why)
+        if self._weights is None and _like_the_start(self._ours, first):
+            return said("start")
+        mine, twins = self._ours[first.step], self._theirs[first.step]
+        differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
+        only = f" of rank {_list(differ)} alone" if 0 < len(differ) < len(mine) else ""
+        return said("not recorded", part="forward", why=f"the first loss{only} differs")
 
 
 def _part_of(history: History, execution: Execution) -> Segment | None:
@@ -107,10 +244,7 @@ def _accumulation(base: int, ours: Steps, theirs: Steps, first: Difference) -> s
     mine, twins = ours[first.step], theirs[first.step]
     if not all(_is_end_of(mine[rank].samples, twins[rank].samples) for rank in mine.keys() & twins.keys()):
         return None
-    return (
-        f"gradient accumulation: the first step had {first.ours:g} backwards and {first.theirs:g} in the twin, as if "
-        "the checkpoint was written in the middle of an accumulation, without its gradients"
-    )
+    return said("accumulation", ours=first.ours, theirs=first.theirs)
 
 
 def _is_end_of(part: Sequence[str | None], whole: Sequence[str | None]) -> bool:
@@ -130,10 +264,7 @@ def _loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:
     factor = next(iter(factors), 0.0)
     if len(factors) > 1 or not math.isfinite(factor) or factor <= 0 or math.frexp(factor)[0] != 0.5:
         return None
-    return (
-        f"the loss scale (GradScaler) was not restored: every loss of step {first.step} is exactly {factor:g} times "
-        "the twin's"
-    )
+    return said("loss scale", step=first.step, factor=factor)
 
 
 def _weights(base: int, ours: Steps, theirs: Steps) -> dict[int, str] | None:
@@ -156,12 +287,10 @@ def _weights(base: int, ours: Steps, theirs: Steps) -> dict[int, str] | None:
     }
 
 
-def _lost(base: int, weights: dict[int, str] | None) -> str | None:
-    if not weights:
-        return None
+def _lost(base: int, weights: Mapping[int, str]) -> str:
     kinds = [(words, [rank for rank in weights if weights[rank] == words]) for words in dict.fromkeys(weights.values())]
     clauses = " and ".join(f"those of rank {_list(ranks)} {words}" for words, ranks in kinds)
-    return f"the model's weights were not restored: before step {base + 1} {clauses}"
+    return f"before step {base + 1} {clauses}"
 
 
 def _other_in(since: Sequence[int], ours: Steps, theirs: Steps, *columns: str) -> list[int]:
@@ -176,17 +305,14 @@ def _data(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
         if ours[step].keys() != theirs[step].keys():
             mine, twins = _all_samples(ours[step]), _all_samples(theirs[step])
             if mine is not None and twins is not None and mine != twins:
-                return _Fact("samples", step, f"the data: all ranks together were given other samples in step {step}")
+                return _Fact("samples", step, said("data", who="all ranks together were", step=step))
             continue
         for rank, execution in sorted(ours[step].items()):
             their = theirs[step][rank]
             if execution.samples_seen and their.samples_seen and execution.samples != their.samples:
                 if execution.indices and execution.indices == their.indices and not renumbered(ours, theirs):
-                    return _Fact("samples", step, (
-                        f"an RNG: rank {rank} was given the right samples with other contents in step {step}, as if "
-                        "the RNG of the augmentation was not restored"
-                    ))  # fmt: skip
-                return _Fact("samples", step, f"the data order: rank {rank} was given other samples in step {step}")
+                    return _Fact("samples", step, said("contents", rank=rank, step=step))
+                return _Fact("samples", step, said("data", who=f"rank {rank} was", step=step))
     return None
 
 
@@ -196,32 +322,18 @@ def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
     return sorted(str(sample) for execution in by_rank.values() for sample in execution.samples)
 
 
-def _optimizer(since: Sequence[int], ours: Steps, theirs: Steps, moments: bool) -> _Fact | None:
-    state = "a part of the optimizer's state" if moments else "the optimizer's state"
-    return _counter(since, ours, theirs, "optimizer counter", state, lambda step: step.opt_step)
+def _optimizer(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
+    return _counter(since, ours, theirs, "optimizer counter", lambda step: step.opt_step)
 
 
-def _schedule(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
-    counted = _counter(since, ours, theirs, "learning rate", "the LR schedule", lambda step: step.sched_step)
-    if counted:
-        return counted
-    for step, run, twin in _pairs(_other_in(since, ours, theirs, "lr"), ours, theirs):
-        for mine, twins in zip(run.lr, twin.lr, strict=False):
-            if relative(mine, twins) > 1e-9:
-                counted_on = run.sched_step is not None and run.sched_step == twin.sched_step
-                lost = "the optimizer's learning rate" if counted_on else "the LR schedule"
-                more = ", although the counter of the LR schedule was" if counted_on else ""
-                clause = f"{lost} was not restored{more}: {mine:g} instead of {twins:g} in step {step}"
-                return _Fact("learning rate", step, clause)
-    return None
-
-
-def _counter(since: Sequence[int], ours: Steps, theirs: Steps, what: str, state: str, read: _Counter) -> _Fact | None:
+def _counter(
+    since: Sequence[int], ours: Steps, theirs: Steps, claim: str, read: Callable[[Execution], float | None]
+) -> _Fact | None:
     for step, run, twin in _pairs(_other_in(since, ours, theirs, "opt_step", "sched_step"), ours, theirs):
         mine, twins = read(run), read(twin)
         if mine is not None and twins is not None and mine != twins:
-            counts = f"its own step counter stood at {mine:g} after step {step}, and at {twins:g} in the twin"
-            return _Fact(what, step, f"{state} was not restored: {counts}")
+            quantity = "learning rate" if claim == "schedule" else claim
+            return _Fact(quantity, step, said(claim, ours=mine, theirs=twins, step=step))
     return None
 
 
@@ -229,49 +341,6 @@ def _pairs(since: Sequence[int], ours: Steps, theirs: Steps) -> Iterator[tuple[i
     for step in since:
         for rank in sorted(ours[step].keys() & theirs[step].keys()):
             yield step, ours[step][rank], theirs[step][rank]
-
-
-def _compared(
-    since: Sequence[int], ours: Steps, theirs: Steps, weights: Mapping[int, str] | None, moments: bool
-) -> list[str]:
-    """The quantities that were seen on all ranks of all these steps, in the run and in the twin."""
-    mine, twins = StepTable.of(ours).at(since), StepTable.of(theirs).at(since)
-    same_ranks, both = not len(Both.of(mine, twins).apart), (mine.executions, twins.executions)
-    seen = {
-        "samples": all(steps.samples_seen.all() for steps in both),
-        "weights at the start": weights is not None,
-        _MOMENTS: moments,
-        "optimizer counter": same_ranks and not any(np.isnan(steps.column("opt_step")).any() for steps in both),
-        "learning rate": same_ranks and all((lengths(steps.column("lr")) > 0).all() for steps in both),
-    }
-    return [what for what, is_seen in seen.items() if is_seen]
-
-
-def _by_elimination(
-    base: int, ours: Steps, theirs: Steps, first: Difference, weights: Mapping[int, str] | None, seen: Sequence[str]
-) -> str:
-    """A clause about the most likely cause if every recorded quantity agrees. The cause was then not recorded. `seen`:
-    the quantities that were compared."""
-    if first.what == "number of losses":
-        return "nothing that was recorded explains why it had another number of backwards"
-    data = [] if "samples" in seen else ["the data order"]
-    update = ["gradient clipping"] if _MOMENTS in seen else ["optimizer state (momentum)"]
-    acts = _or(*update, "gradient scaling", *data)
-    agreed = first.step - base - 1
-    if agreed == 1:
-        return f"most likely, state that acts in the update was not restored, since the first loss agrees: {acts}"
-    if agreed:
-        return f"since the first {agreed} losses agree, it is something that shows late: {acts}, or a later fault"
-    if weights is None and _like_the_start(ours, first):
-        nearer = "the loss is nearer to that of the start than to the twin's"
-        return f"most likely the model's weights were not restored: {nearer}"
-    mine, twins = ours[first.step], theirs[first.step]
-    differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
-    if 0 < len(differ) < len(mine):
-        own = _or("the RNG state (dropout)", *data)
-        return f"since only rank {_list(differ)} differs, most likely {own} of that rank was not restored"
-    others = [] if weights is not None else ["the model's weights"]
-    return f"most likely {_or('the RNG state (dropout)', *others, *data)} was not restored"
 
 
 def _like_the_start(ours: Steps, first: Difference) -> bool:
@@ -287,5 +356,5 @@ def _list(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-def _or(*names: str) -> str:
-    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -53,7 +53,7 @@ class Comparison:
     be used to judge the run."""
 
     def __init__(self, run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> None:
-        self._run, self._history, self._twins = run, history, _steps_of(twins)
+        self._run, self._history, self._twins, self._twin = run, history, _steps_of(twins), twins[0]
         self._invalid = apart_before(run, history, twins, tolerance)
         last = max(self._twins[0], default=0)
         self._done = until(history.by_step(), last if teardown_aborts(run, last) else None)
@@ -137,7 +137,7 @@ class Comparison:
         words = f"{in_words(first, 'in the twin')}{more}"
         if odd := uneven(self._twins[0]):
             return inconclusive(f"{words} But {odd}: it is not known whether the difference is a defect.")
-        cause = likeliest_cause(self._run, self._history, self._ours, self._twins[0], first)
+        cause = likeliest_cause(self._run, self._history, self._ours, self._twins[0], first, self._twin)
         finding = failed(f"{words} {cause.words}", first_of(first), **measured_of(first))
         return replace(finding, cause=cause.short)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torchaos.harness.contracts import Finding, First, What, failed, inconclusive, passed
-from torchaos.harness.judging.checkpoints.carried import carried_into
 from torchaos.harness.judging.checkpoints.clashes import clashes
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
@@ -16,7 +15,7 @@ from torchaos.harness.judging.noise.drift import PUT_BACK, Loaded, drift, loaded
 from torchaos.harness.judging.noise.quantities import WEIGHTS, Steps, relative
 from torchaos.harness.judging.noise.rounding import ROUNDING, but_for_rounding, rounded_from
 from torchaos.harness.judging.noise.tolerance import CAP, CERTAIN, certainly_beyond, distances, learned
-from torchaos.harness.judging.twins.agreement import differences, uneven, until
+from torchaos.harness.judging.twins.agreement import Difference, differences, uneven, until
 from torchaos.harness.judging.twins.causes import Cause, likeliest_cause
 from torchaos.harness.record.history import Execution, History
 from torchaos.harness.record.record import Record
@@ -169,23 +168,14 @@ class AgainstTwins:
 
     def _why_other(self, first: int, rank: int) -> Cause:
         found = next(differences(self._ours, self._theirs, 0.0), None)
-        if found is not None:
-            return likeliest_cause(self._run, self._history, self._ours, self._theirs, found)
         mine, twins = self._ours[first][rank], self._theirs[first][rank]
-        losses = "The losses agree" if mine.loss_seen and twins.loss_seen else "The losses were not seen"
         life = self._history.attempt(mine.attempt)
-        if life is None or not life.number:
+        if found is None and (life is None or not life.number):
+            losses = "The losses agree" if mine.loss_seen and twins.loss_seen else "The losses were not seen"
             words = f"{losses}, and the job had not been restarted by then: most likely the fault itself changed them."
             return Cause(words, "the fault itself changed the parameters")
-        if mine.norm is None or twins.norm is None:
-            return Cause(f"{losses}, and the gradients were not seen.")
-        if mine.norm == twins.norm:
-            carried = carried_into(self._run, mine.attempt)
-            lost = "settings" if carried and carried.moments else "state or settings"
-            cause = f"the optimizer's {lost} were not restored"
-            return Cause(f"{losses}, and the gradients' norms do: most likely {cause}.", cause)
-        cause = "the gradients are averaged or scaled in another way"
-        return Cause(f"{losses}, and the gradients' norms don't: most likely {cause}.", cause)
+        found = found or Difference("parameters", first, rank, mine.norm, twins.norm, 0.0)
+        return likeliest_cause(self._run, self._history, self._ours, self._theirs, found, self._twins[0])
 
     def _reached(self, saved: Sequence[int | None]) -> str:
         if not saved:

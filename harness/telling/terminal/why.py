@@ -14,7 +14,7 @@ from torchaos.harness.telling.terminal.text import name_in_words
 
 _END_OF_SENTENCE = re.compile(r"\. (?=[A-Z])")
 _SURE = ("most likely", "since only")  # how a cause begins that says by itself how sure it is
-_VAGUE = ("since the first", "nothing")  # how a cause begins that names several possible causes, or none
+_VAGUE = ("something", "nothing")  # how a cause begins that names several possible causes, or none
 _MOST_NAMES = 4
 _NAME = re.compile(r"[._:/=\d]")  # in a word: it is the name of a file, a fault or the like
 

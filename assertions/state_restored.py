@@ -54,8 +54,9 @@ class StateRestored(Assertion):
                 "from its earlier sum: not all ranks reported a sum, or they hold parts of the model that are not "
                 "DTensors"
             )
+        restored = said("restored", found=_list(found[-1].kept))
         return passed(
-            f"{said('restored', found=_list(found[-1].kept))}, over {found[-1].in_words}"
+            f"{restored}, over {found[-1].in_words}"
             + (f" and {len(found) - 1} more before it" if len(found) > 1 else ""),
             resumes=len(found),
         )

@@ -25,6 +25,12 @@ from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
 
 _UPDATE = (MOMENTS, "optimizer counter", "learning rate")  # they act in the update, so they change only later losses
+_NAMES = {
+    "samples": "samples", INPUTS: "inputs of the model", "parameters": "weights at the start",
+    "frozen": "frozen parameters", "buffers": "buffers", RNG: "RNG states",
+    MOMENTS: "optimizer's moments at the start", "optimizer counter": "optimizer counter",
+    "learning rate": "learning rate",
+}  # fmt: skip
 _SETTLED = 5  # steps: a job that is not deterministic differs from its twin earlier
 
 
@@ -165,38 +171,24 @@ class _Resumed:
         steps, or on the ranks that are named."""
         mine, twins = StepTable.of(self._ours).at(self._since), StepTable.of(self._theirs).at(self._since)
         same_ranks, both = not len(Both.of(mine, twins).apart), (mine.executions, twins.executions)
-        every, none = set(self._ranks), set[int]()
-        carried = self._carried
-        quantities = {
-            "samples": ("samples", every if all(steps.samples_seen.all() for steps in both) else none),
-            INPUTS: ("inputs of the model", self._begun.seen[INPUTS]),
-            "parameters": ("weights at the start", every if self._weights is not None else none),
-            "frozen": ("frozen parameters", self._begun.seen["frozen"]),
-            "buffers": ("buffers", self._begun.seen["buffers"]),
-            RNG: ("RNG states", self._begun.seen[RNG]),
-            MOMENTS: (
-                "optimizer's moments at the start",
-                every if carried and carried.moments else self._begun.seen[MOMENTS],
-            ),
-            "optimizer counter": (
-                "optimizer counter",
-                every if same_ranks and not any(np.isnan(steps.column("opt_step")).any() for steps in both) else none,
-            ),
-            "learning rate": (
-                "learning rate",
-                every if same_ranks and all((lengths(steps.column("lr")) > 0).all() for steps in both) else none,
-            ),
+        every, begun, carried = set(self._ranks), self._begun, self._carried
+        in_all_steps = {
+            "samples": all(steps.samples_seen.all() for steps in both),
+            "parameters": self._weights is not None,
+            MOMENTS: bool(carried and carried.moments),
+            "optimizer counter": same_ranks and not any(np.isnan(s.column("opt_step")).any() for s in both),
+            "learning rate": same_ranks and all((lengths(steps.column("lr")) > 0).all() for steps in both),
         }
         equal, unseen = [], []
-        for quantity, (name, seen) in quantities.items():
-            if quantity in differ or self._begun.of(quantity):
+        for quantity, name in _NAMES.items():
+            seen = every if in_all_steps.get(quantity) else begun.seen[quantity] & every
+            is_idle = quantity == RNG and begun.drawn == frozenset()  # the model draws from none
+            if quantity in differ or begun.of(quantity) or is_idle:
                 continue
-            if quantity == RNG and self._begun.drawn == frozenset():
-                continue  # the model draws from none
             if seen:
-                equal.append(name if seen >= every else f"{name} of rank {_list(sorted(seen))}")
+                equal.append(name if seen == every else f"{name} of rank {_list(sorted(seen))}")
             if (missing := every - seen) and quantity not in (INPUTS, "frozen"):
-                unseen.append(name if missing >= every else f"{name} of rank {_list(sorted(missing))}")
+                unseen.append(name if missing == every else f"{name} of rank {_list(sorted(missing))}")
         return equal, unseen
 
     def unrecorded(self) -> str:

@@ -55,8 +55,11 @@ class StateSums:
     def _step_begins(self, phase: Phase, inputs: Any = ()) -> None:
         """Must be called when a forward of a wrapped model begins, with its inputs, and before a backward or an
         optimizer's step."""
-        if threading.get_ident() != self._agent.thread:
-            return
+        cuda = self._torch.cuda
+        if threading.get_ident() != self._agent.thread or (
+            cuda.is_initialized() and cuda.is_current_stream_capturing()
+        ):
+            return  # to read a value would break the capture of a CUDA graph
         if phase is Phase.FORWARD:
             self._has_forward = True
             if not self._begun:

@@ -249,6 +249,9 @@ def _at(state: State) -> object:
 
 
 def _compare(found: Begun, quantity: str, mine: Of, due: Mapping[int, Mapping[str, Entry]]) -> None:
+    """Buffers are right too if they are those of another rank: DDP gives all ranks those of rank 0 in each forward, and
+    a checkpoint has the buffers of one rank."""
+    of_any = {(name, tuple(entry)) for values in due.values() for name, entry in values.items()}
     other: dict[str, list[int]] = defaultdict(list)
     for rank, values in sorted(due.items()):
         have = _values(mine[rank], quantity)
@@ -257,7 +260,8 @@ def _compare(found: Begun, quantity: str, mine: Of, due: Mapping[int, Mapping[st
         found.seen[quantity].add(rank)
         for name, entry in values.items():
             lacks = name not in have and (quantity == MOMENTS and name.partition("/")[0] in _trained(mine[rank]))
-            if lacks or (name in have and tuple(have[name]) != tuple(entry)):
+            differs = name in have and tuple(have[name]) != tuple(entry)
+            if lacks or (differs and not (quantity == "buffers" and (name, tuple(have[name])) in of_any)):
                 other[name].append(rank)
     found.others += [Other(quantity, name, tuple(ranks), "") for name, ranks in other.items()]
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from torchaos.harness.agent.check_sums import is_whole, over_all, plain
 from torchaos.harness.judging.checkpoints.begun import MOMENTS, Begun, Other, begun_with
 from torchaos.harness.judging.checkpoints.kept import ParameterSums
+from torchaos.harness.judging.noise.quantities import LOSS
+from torchaos.harness.judging.noise.rounding import ROUNDING
 from torchaos.harness.record.history import Attempt, Execution, History
 from torchaos.harness.record.record import Record
 
@@ -89,7 +91,12 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
         next_ = _of(history, saver, attempt.base + 1)
         same = _same(first, next_)
         begun = begun_with(run, attempt.number, attempt.base, attempt.started_s)
-        begun.others = [other for other in begun.others if not (same and _is_scratch(other, begun))]
+        begun.others = [
+            other
+            for other in begun.others
+            if not (other.name in begun.unsaved and not _differ(first, next_))
+            and not (same and _is_scratch(other, begun))
+        ]
         parameters, moments = begun.equal("parameters"), begun.equal(MOMENTS)
         if same:
             parameters, moments = True, moments is not False
@@ -109,11 +116,17 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
 
 def _is_scratch(other: Other, begun: Begun) -> bool:
     """Whether this part of the state had no effect on a step that led to the same parameters and moments: what an
-    optimizer keeps for the time of a step alone (SAM), or a buffer that is no state (a cache). An optimizer of a plain
-    class is not excused, because its parameters are not among those that were compared."""
-    if other.quantity == "buffers":
-        return other.name in begun.unsaved
+    optimizer keeps for the time of a step alone (SAM). An optimizer of a plain class is not excused, because its
+    parameters are not among those that were compared."""
     return other.quantity in ("parameters", MOMENTS) and other.of in begun.parameters
+
+
+def _differ(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:
+    """Whether the losses of a step are seen to differ by more than rounding does. A buffer in no state_dict may be a
+    cache or a statistic, and is state only if it acts on the loss."""
+    of = {execution.rank: execution for execution in theirs}
+    pairs = [(one, of[one.rank]) for one in ours if one.rank in of]
+    return any(LOSS.apart(LOSS.read(one), LOSS.read(other), 0.0) > ROUNDING for one, other in pairs)
 
 
 def _same(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:

@@ -160,6 +160,8 @@ class _Resumed:
         for step, run, twin in _pairs(_other_in(since, ours, theirs, "lr"), ours, theirs):
             for group, (mine, twins) in enumerate(zip(run.lr, twin.lr, strict=False)):
                 if relative(mine, twins) > 1e-9:
+                    if step == self._base + 1 and run.sched_step is not None and run.sched_step == twin.sched_step:
+                        return _Fact("learning rate", step, said("rate", ours=mine, theirs=twins, step=step))
                     words = story(self._history, ours, theirs, Differing(step, run.rank, group, mine, twins))
                     told = f"{words[0].lower()}{words[1:].rstrip('.')}"
                     clause = said("learning rate", ours=mine, theirs=twins, step=step, story=told)

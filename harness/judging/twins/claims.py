@@ -62,6 +62,11 @@ CLAIMS: Mapping[str, Claim] = {
         "in the twin",
         "the scheduler's step counter in the step",
     ),
+    "rate": Claim(
+        "the optimizer's learning rate was not restored, although the counter of the LR schedule was: {ours:g} instead "
+        "of {theirs:g} in step {step}",
+        "the learning rate and the scheduler's step counter in the first step of the attempt",
+    ),
     "learning rate": Claim(
         "the learning rate was {ours:g} instead of {theirs:g} in step {step}: {story}",
         "the learning rates of the steps since the resume",

@@ -85,8 +85,8 @@ def events(folder: Path) -> None:
 @AS_JSON
 @VERBOSE
 def list_(names: Sequence[str], as_json: bool, verbose: bool) -> None:
-    """List ready scenarios, faults, assertions and other parts, a line each. KIND: scenarios, injectors, assertions,
-    conditions, launchers or formats. NAME: shows one of them in full."""
+    """List ready scenarios, faults, assertions and other parts. Each has a line. KIND: scenarios, injectors,
+    assertions, conditions, launchers or formats. NAME: shows one of them in full."""
     kinds = [name for name in names if name in ("scenarios", *registry.GROUPS)]
     parts = [name for name in names if name not in kinds]
     abouts: dict[str, str] = {}

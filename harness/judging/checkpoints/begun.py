@@ -157,7 +157,11 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
                 break
     _compare_unsaved_generators(found, mine, own.fresh, went_on or twins)
     words = _Words(own, base, went_on or saved or twins, saved)
-    found.others = [said for other in found.others for said in words.said(other, mine)]
+    ranks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for other in found.others:
+        for rank, holds in words.said(other, mine):
+            ranks[other.quantity, other.name, holds].add(rank)
+    found.others = [Other(quantity, name, tuple(sorted(of)), holds) for (quantity, name, holds), of in ranks.items()]
     return found
 
 
@@ -276,14 +280,11 @@ class _Words:
     def __init__(self, own: Recorded, base: int, due: Of, saved: Of) -> None:
         self._own, self._base, self._due, self._saved = own, base, due, saved
 
-    def said(self, other: Other, mine: Of) -> Iterator[Other]:
-        """Yields `other` with its words, once for the ranks with the same words."""
-        ranks: dict[str, list[int]] = defaultdict(list)
+    def said(self, other: Other, mine: Of) -> Iterator[tuple[int, str]]:
+        """Yields each rank with its words."""
         for rank in other.ranks:
             entry = (_values(mine[rank], other.quantity) or {}).get(other.name)
-            ranks["are missing" if entry is None else next(self._holds(other, rank, entry), "are others")].append(rank)
-        for holds, those in ranks.items():
-            yield Other(other.quantity, other.name, tuple(those), holds)
+            yield rank, "are missing" if entry is None else next(self._holds(other, rank, entry), "are others")
 
     def _holds(self, other: Other, rank: int, entry: Entry) -> Iterator[str]:
         quantity, name = other.quantity, other.name

@@ -92,7 +92,7 @@ def _listed(pen: Pen, name: str, width: int, about: str, whole: bool, console: C
     if whole or console.is_terminal:
         pen.row([(pen.text(name, "bold"), width)], pen.text(first), indent=3, most=0 if whole else 1)
     else:
-        pen.long_line(pen.text(f"  {name}", "bold"), width + 2, first)
+        pen.long_line(Text("  ").append_text(pen.text(name, "bold")), width + 2, first)
 
 
 def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console, *, whole: bool = True) -> None:

@@ -13,7 +13,7 @@ from torchaos.harness.judging.checkpoints.resumes import Resume, name_of, resume
 from torchaos.harness.judging.ending.unrestarted import not_restarted
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import why_no_steps
-from torchaos.harness.record.history.believing import in_words
+from torchaos.harness.record.history.evidence import in_words
 from torchaos.harness.record.replicas import records_of
 from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, each, failed, inconclusive, passed
 

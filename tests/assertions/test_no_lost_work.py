@@ -15,16 +15,21 @@ from torchaos.harness.record.history import Execution, Executions, History
 
 
 def _from(run: Any, base: int) -> Any:
-    """The record of a job whose second attempt loaded the checkpoint of step `base` (0: none)."""
+    """The record of a job whose second attempt loaded the checkpoint of step `base` (0: none), and made the steps after
+    it again."""
+    loaded = next(event.data["numbers"]["step"] for event in run.events if event.kind is Kind.LOAD_END)
+    made = {}
+    for event in run.events:
+        if event.kind is Kind.STEP:
+            made[(event.step or 0) + loaded * (event.attempt or 0), event.rank] = event.data
     events = []
     for event in run.events:
         if event.kind is Kind.LOAD_END and event.attempt == 1:
             if base:
                 path = f"/job/checkpoints/step-{base}"
                 events.append(replace(event, data={**event.data, "path": path, "numbers": {"step": base}}))
-        elif event.kind is Kind.STEP and event.attempt == 1 and not base:
-            counted = {"opt_step": event.step, "sched_step": (event.step or 1) - 1}
-            events.append(replace(event, data={**event.data, **counted, "samples": [], "losses": []}))
+        elif event.kind is Kind.STEP and event.attempt == 1:
+            events.append(replace(event, data=made[base + (event.step or 0), event.rank]))
         else:
             events.append(event)
     return replace(run, events=tuple(events))
@@ -51,7 +56,7 @@ def test_an_older_checkpoint_is_told(trainer: Any) -> None:
 
 
 def test_a_start_from_scratch_is_told(trainer: Any) -> None:
-    """No load at all, and counters that begin anew."""
+    """No load at all, and the first steps are made again."""
     finding = NoLostWork().judge(_from(trainer(kills=[(18, 1)]).record(), 0), [])
     assert finding.outcome is Outcome.FAILED
     assert "started from scratch, although the checkpoint of step 15" in finding.reason

@@ -11,7 +11,7 @@ import pytest
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, First, Outcome, What
-from torchaos.harness.record.history.believing import SAMPLES
+from torchaos.harness.record.history.evidence import SAMPLES
 from torchaos.harness.record.steps.execution import of_payload
 from torchaos.harness.record.steps.samples import sums_of
 

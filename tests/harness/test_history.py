@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,17 @@ from hypothesis import strategies as st
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.history import Executions, History, base_of, saved_as
 from torchaos.harness.record.history.alignment import align
-from torchaos.harness.record.history.believing import Witness, decide
 from torchaos.harness.record.history.checkpoints import number_in_contents, number_in_name, read_saves
+from torchaos.harness.record.history.evidence import (
+    CONTENTS,
+    LOG,
+    LOSSES,
+    OPTIMIZER,
+    RECORD,
+    SAMPLES,
+    Witness,
+    decide,
+)
 
 
 def _trainer() -> Any:
@@ -98,10 +108,10 @@ def test_a_witness_that_disagrees_is_kept_as_evidence(broken: str, name: str) ->
 
 
 def test_nobody_knows_the_base() -> None:
-    """Nothing loaded, no counter, and samples and losses like nothing before: the steps have no global step."""
-    run = Trainer(
-        kills=[(18, 1)], loads_seen=False, counters_seen=False, samples_seen=False, broken=frozenset({"rng"})
-    ).record()
+    """Nothing loaded, no counter, and samples and losses like nothing before: the steps have no global step. The rates
+    alone are no proof."""
+    broken = frozenset({"rng"})
+    run = Trainer(kills=[(18, 1)], loads_seen=False, counters_seen=False, samples_seen=False, broken=broken).record()
     assert run.history.unplaced == (1,)
     assert run.history.last_step == 17
 
@@ -207,8 +217,9 @@ def test_a_load_that_failed_says_nothing() -> None:
     assert (attempt.base, attempt.loaded, attempt.conflicts) == (15, "/job/checkpoints/step-15", ())
 
 
-def test_a_checkpoint_that_was_loaded_in_part_is_believed_last() -> None:
-    """One file of it was read and another could not be: a job that then began anew says so by its counters."""
+def test_a_checkpoint_that_was_loaded_and_not_used_is_no_resume() -> None:
+    """One file of it was read and another could not be: the job began anew. So it did if it read both files, and used
+    nothing of them: its losses are those of the first steps."""
     run = Trainer(kills=[(18, 1)], broken=frozenset({"optimizer", "sampler", "schedule", "rng", "weights"})).record()
     events = []
     for event in run.events:
@@ -224,7 +235,8 @@ def test_a_checkpoint_that_was_loaded_in_part_is_believed_last() -> None:
     again = [_with(e, ok=True) if e.data.get("path", "").endswith("model.pt") else e for e in events]
     attempt = History.of(again).attempt(1)
     assert attempt is not None
-    assert (attempt.base, attempt.loaded) == (15, "/job/checkpoints/step-15/model.pt")
+    assert attempt.base == 0
+    assert attempt.conflicts[0].startswith("the loaded checkpoint on rank 0, 1 says 15 steps were done, not 0")
 
 
 def test_base_of_is_known_while_the_first_step_is_under_way() -> None:
@@ -303,7 +315,7 @@ def test_a_log_line_is_a_witness_too() -> None:
     ]  # fmt: skip
     attempt = History.of([*blind.events, *lines]).attempt(1)
     assert attempt is not None
-    assert (attempt.base, [one.name for one in attempt.witnesses]) == (15, ["the job's log"])
+    assert (attempt.base, [one.name for one in attempt.witnesses]) == (15, ["the learning rates", "the job's log"])
 
 
 @pytest.mark.parametrize(
@@ -350,14 +362,31 @@ def test_a_file_written_in_place_is_known_by_its_last_save() -> None:
     assert (found.local_step, found.ok) == (10, True)
 
 
-def test_decide_narrows_down_what_is_left_open() -> None:
-    """A number that may count from 0 or from 1 is settled by the next witness; a lone vague one settles nothing."""
-    contents = Witness("contents", 15, "", (16,))
-    assert decide([contents, Witness("optimizer", 16, "")]) == (16, ())
-    assert decide([contents, Witness("samples", 0, "")])[0] == 15
-    assert decide([Witness("samples", None, "", (0, 10))]) == (None, ())
-    assert decide([Witness("samples", None, "", (0, 10)), Witness("log", 10, "", (9, 11))]) == (10, ())
-    assert decide([]) == (None, ())
+def test_the_base_contradicts_the_least_weight() -> None:
+    """A number that may count from 0 or from 1 is settled by any other witness; a vague witness alone settles nothing,
+    and neither does the position in the data, which a job may have lost. The order of the witnesses does not matter."""
+    contents = Witness(CONTENTS, 15, "", (16,))
+    for base, said in (
+        (16, [contents, Witness(OPTIMIZER, 16, "")]),
+        (15, [contents, Witness(SAMPLES, 0, "")]),
+        (None, [Witness(OPTIMIZER, None, "", (10, 20))]),
+        (10, [Witness(SAMPLES, None, "", (0, 10)), Witness(LOG, 10, "", (9, 11))]),
+        (None, [Witness(SAMPLES, 10, "")]),
+        (None, []),
+    ):
+        assert decide(said)[0] == decide(said[::-1])[0] == base
+
+
+def test_what_the_job_computes_outweighs_its_counter() -> None:
+    """The optimizer's counter was saved one step ahead of the weights. The losses, the samples and the file say where
+    the job went on; the counter is the finding."""
+    said = [
+        Witness(RECORD, 21, "saved in a thread", tuple(range(20, 0, -1))), Witness(CONTENTS, 20, "step = 20", (21,)),
+        Witness(OPTIMIZER, 21, "it stood at 22"), Witness(SAMPLES, 20, ""), Witness(LOSSES, 20, ""), Witness(LOG, 20, ""),
+    ]  # fmt: skip
+    assert decide(said) == (20, ("the optimizer's own step counter says 21 steps were done, not 20: it stood at 22",))
+    assert decide([said[1], said[2]])[0] is not None
+    assert decide([replace(said[1], name=RECORD, also=()), said[2]]) == (None, ())
 
 
 @given(st.lists(st.integers(0, 3), min_size=3, max_size=30), st.data())

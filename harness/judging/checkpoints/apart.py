@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchaos.harness.record.history import Segment
-from torchaos.harness.record.history.believing import OPTIMIZER, RECORD, Witness
+from torchaos.harness.record.history.evidence import OPTIMIZER, RECORD, Witness
 
 
 @dataclass(frozen=True)

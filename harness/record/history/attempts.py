@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.record.history.believing import Witness
+from torchaos.harness.record.history.evidence import Witness
 from torchaos.harness.record.history.segments import Segment
 
 _BORN = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.STEP, Kind.ELASTIC_WORKER)

@@ -196,10 +196,19 @@ def number_in_name(path: str) -> int | None:
     return None
 
 
-def says_step(path: str) -> bool:
-    """Whether the name states that its number is a step or an iteration. The number in other names may count saves."""
+def counts_steps(path: str, saves: Iterable[Save]) -> bool:
+    """Whether the number in the name of a save counts steps and not saves. The name may say so. Otherwise the numbers
+    of other saves show it, if one is the step of its save, or if they grow like the steps of their saves. They may lag
+    behind: a thread writes late. `saves`: of the first attempt."""
     part = next((part for part in reversed(path.split("/")) if _STEP_IN_NAME.search(part)), "")
-    return bool(re.search(r"(?:step|iter)[a-z]*[-_=]?\d", part, re.I))
+    if re.search(r"(?:step|iter)[a-z]*[-_=]?\d", part, re.I):
+        return True
+    known = sorted((save.local_step, told) for save in saves if (told := number_in_name(save.path)) is not None)
+    if not known:
+        return False
+    (first, first_told), (last, last_told) = known[0], known[-1]
+    grows = last > first and 0.75 < (last_told - first_told) / (last - first) < 1.34
+    return grows or any(step == told for step, told in known)
 
 
 # The most reliable first. Plurals and totals may be settings, epochs are no steps, and a scheduler counts one step

@@ -21,11 +21,12 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.events.merged import Merged
 from torchaos.harness.record.history import attempts, checkpoints
 from torchaos.harness.record.history.attempts import Attempt
-from torchaos.harness.record.history.believing import LOG, RECORD, Witness
 from torchaos.harness.record.history.checkpoints import Load, Save
+from torchaos.harness.record.history.evidence import LOG, RECORD, Witness
 from torchaos.harness.record.history.logged import from_log, log_interval
 from torchaos.harness.record.history.placing import Lines, Placing
 from torchaos.harness.record.history.segments import Segment
+from torchaos.harness.record.history.states import States, read_snapshots
 from torchaos.harness.record.steps import Execution, Executions, StepTable
 from torchaos.harness.record.steps.executions import UNPLACED
 
@@ -59,7 +60,7 @@ class History:
             placing = Placing(
                 found, {each.number: seen.of_attempt(each.number) for each in found}, _by_attempt(saves), loads,
                 _lines(ordered), [twin.by_step().executions] if twin else [], uneven,
-                _ahead(ordered), _blind(ordered, found),
+                _ahead(ordered), _blind(ordered, found), States(read_snapshots(ordered)),
             )  # fmt: skip
             placed = tuple(placing.place(attempt) for attempt in found)
             return cls(placed, placing.all_placed(seen), tuple(placing.saved), tuple(loads), "agent", uneven)

@@ -1,27 +1,30 @@
 """Goes through the attempts in order and gives their steps global numbers. Pure.
 
 An attempt has one or more segments. The first begins with the attempt. Another begins if a checkpoint is loaded between
-two steps and training continues from it, or if the job returns to a state that it kept in memory. Steps before such a
-load were only a warm-up if the attempt had loaded and saved nothing before them. A warm-up is left out of the
-history."""
+two steps and training continues from it, or if the job returns to a state that it kept in memory. Each part of an
+attempt between two such points is placed by what was seen in that part alone. Steps before a return were only a warm-up
+if the attempt had loaded and saved nothing before them; a warm-up is left out of the history."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import inf
 
 from torchaos.harness.record.history.attempts import Attempt
-from torchaos.harness.record.history.believing import decide, goes_on_from, is_done_again_from
 from torchaos.harness.record.history.checkpoints import (  # fmt: skip
     Load,
     Save,
     checkpoint_of,
+    counts_steps,
     number_in_name,
     saved_as,
-    says_step,
     whole_loads,
 )
+from torchaos.harness.record.history.evidence import decide
 from torchaos.harness.record.history.segments import BySteps, Segment, by_place, goings_back, may_begin
+from torchaos.harness.record.history.states import States, segment_at
 from torchaos.harness.record.history.witnesses import Scene, hear, log_lead
 from torchaos.harness.record.steps import Executions
 
@@ -43,6 +46,7 @@ class Placing:
     uneven: Collection[int] = ()  # the numbers of steps that the ranks of one attempt made, if they differ
     ahead: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # by attempt and rank: see Scene
     blind: Collection[int] = ()  # the numbers of attempts whose steps or saves may not have been seen
+    states: States = field(default_factory=States)
     placed: list[Executions] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
     foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
@@ -50,66 +54,70 @@ class Placing:
 
     def place(self, attempt: Attempt) -> Attempt:
         """The attempt with the base of each of its segments. Attempts must come in order."""
-        own = self.seen[attempt.number]
+        own, placed_before = self.seen[attempt.number], len(self.placed)
         loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
-        segments = [self._segment(attempt, [], 0, loads.get(0, []))]
-        is_first = attempt is self.found[0] or (len(own) > 0 and self._is_first(attempt))
-        if is_first and segments[0].base is not None:
-            told = [load.path for load in whole_loads(loads.get(0, []))]
-            self.foreign = dict.fromkeys(told, segments[0].base) if segments[0].base == 0 else {}
-        steps, done, placed_before = BySteps(own), 0, len(self.placed)
-        for place in sorted((loads.keys() - {0}) | set(goings_back(steps))):
-            here = loads.get(place, [])
-            if here and not may_begin(here, steps[place], steps[place + 1]):
-                continue
-            self._put(own, done, place, segments[-1])
-            done = place
-            segment, straight_on = self._segment(attempt, segments, place, here), segments[-1].global_step(place)
-            goes_on = goes_on_from if here else is_done_again_from
-            if goes_on(segment.base, segment.witnesses, straight_on):
-                if here and len(segments) == 1 and self._only_warmed_up(segments[0], segment):
+        steps = BySteps(own)
+        returns = [
+            place for place in sorted((loads.keys() - {0}) | set(goings_back(steps)))
+            if place not in loads or may_begin(loads[place], steps[place], steps[place + 1])
+        ]  # fmt: skip
+        segments = list[Segment]()
+        for place, until in pairwise([0, *returns, int(own.local_step.max(initial=0))]):
+            part = self._segment(attempt, segments, place, until, loads.get(place, []))
+            if not segments or (part.base is not None and part.base != segments[-1].global_step(place)):
+                if self._only_warmed_up(segments, part):
                     del self.placed[placed_before:]
                     segments.clear()
-                segments.append(segment)
-        self._put(own, done, int(own.local_step.max(initial=0)), segments[-1])
+                segments.append(part)
+            self._put(own, place, until, segments[-1])
+            self.states.add(attempt.number, segments, self.placed[-1], own.at(own.local_step <= until).last_s() or 0.0)
+        self.states.add(attempt.number, segments, own[:0], inf)
+        first = segments[0]
+        if first.base is not None and (attempt is self.found[0] or (len(own) and self._is_first(attempt))):
+            told = [load.path for load in whole_loads(loads.get(0, []))]
+            self.foreign = dict.fromkeys(told, first.base) if first.base == 0 else {}
         self._calibrate(attempt)
         self.saved += self._placed_saves(attempt.number, segments)
-        made = [placed_part.placed.global_step for placed_part in self.placed[placed_before:]]
+        made = [steps_.placed.global_step for steps_ in self.placed[placed_before:]]
         placed = [int(step) for steps_ in made if len(steps_) for step in (steps_.min(), steps_.max())]
-        first = segments[0]
         return replace(
             attempt, base=first.base, witnesses=first.witnesses, conflicts=first.conflicts, loaded=first.loaded,
             first_step=min(placed, default=None), last_step=max(placed, default=None), segments=tuple(segments),
         )  # fmt: skip
 
-    def _segment(self, attempt: Attempt, before: Sequence[Segment], place: int, loads: Sequence[Load]) -> Segment:
-        """The segment that begins after `place` local steps, after the segments `before` of the same attempt."""
+    def _segment(
+        self, attempt: Attempt, before: Sequence[Segment], place: int, until: int, loads: Sequence[Load]
+    ) -> Segment:
+        """The segment that begins after `place` local steps, after the segments `before` of the same attempt, from what
+        was seen up to the step `until`."""
         own = self.seen[attempt.number]
-        ends = [load.mono_s for load in loads] or own.at(own.local_step == place).mono_s.tolist()
+        step = own.local_step
+        ends = [load.mono_s for load in loads] or own.at(step == place).mono_s.tolist()
         since_s = max(ends, default=attempt.started_s) if place else attempt.started_s
-        later = own.at(own.local_step > place) if place else own
+        until_s = float(own.at(step == until + 1).mono_s.min(initial=inf))
         first = not place and self._is_first(attempt)
         scene = Scene(
+            number=attempt.number,
             first=first,
             alone=attempt is self.found[0],
-            own=later,
+            own=own.at((step > place) & (step <= until)),
             after=place,
+            straight=before[-1].global_step(place) if before else None,
             loads=loads,
-            lines=[line for line in self._lines_of(attempt) if line[0] >= since_s],
+            lines=[line for line in self._lines_of(attempt) if since_s <= line[0] < until_s],
             saves=[*self.saved, *self._placed_saves(attempt.number, before)],
+            blind=any(self._is_blind(earlier) for earlier in self.found if earlier.number < attempt.number),
             known=[*self.twin, *(part.placed for part in self.placed)],
+            states=self.states,
             log_offset=self.log_offset,
             foreign={} if first else self.foreign,
             ahead=self.ahead.get(attempt.number, {}),
         )
         witnesses = hear(scene)
         base, conflicts = decide(witnesses)
-        if base is not None and base >= _MOST:
+        if (base is not None and base >= _MOST) or (self.uneven and attempt is not self.found[0]):
             base, conflicts = None, ()
-        if self.uneven and attempt is not self.found[0]:
-            base, conflicts = None, ()
-        whole = whole_loads(loads)
-        used = _used(whole, scene.saves, base)
+        used = _used(whole_loads(loads), scene.saves, base)
         if used and base is not None:
             self._correct(used, base)
         return Segment(
@@ -125,6 +133,10 @@ class Placing:
             or self._lines_of(earlier) for earlier in before
         )  # fmt: skip
 
+    def _is_blind(self, attempt: Attempt) -> bool:
+        """Whether steps or saves of the attempt may not have been seen."""
+        return attempt.number in self.blind or (not len(self.seen[attempt.number]) and bool(self._lines_of(attempt)))
+
     def _put(self, own: Executions, after: int, up_to: int, segment: Segment) -> None:
         part = own.at((after < own.local_step) & (own.local_step <= up_to))
         part.place(segment.base, segment.after)
@@ -134,28 +146,29 @@ class Placing:
         """All steps that were placed, in order."""
         return seen.joined(self.placed)
 
-    def _only_warmed_up(self, first: Segment, then: Segment) -> bool:
-        saves = self.saves.get(first.number, ())
-        return first.loaded is None and all(save.begun_s > then.started_s for save in saves)
+    def _only_warmed_up(self, before: Sequence[Segment], then: Segment) -> bool:
+        """Whether the steps before `then` only warmed up: nothing was loaded or saved before them, and then the job
+        loads a checkpoint, or returns to the state with which it began."""
+        if len(before) != 1 or before[0].loaded is not None or (then.in_memory and then.base != before[0].base):
+            return False
+        return all(save.begun_s > then.started_s for save in self.saves.get(then.number, ()))
 
     def _placed_saves(self, attempt: int, segments: Sequence[Segment]) -> list[Save]:
         return [self._placed_save(save, segments) for save in self.saves.get(attempt, ())] if segments else []
 
     def _placed_save(self, save: Save, segments: Sequence[Segment]) -> Save:
-        own = [
-            segment for segment in segments if (segment.after, segment.started_s) < (save.local_step, save.begun_s)
-        ] or segments[:1]
-        step, told = own[-1].global_step(save.local_step), number_in_name(save.path)
-        if save.in_thread and step is not None and told is not None and 0 < told <= step and self._counts_steps(save):
+        own, local_step = self.seen[save.attempt], save.local_step
+        apart = bool(len(own)) and not own.ranks & set(save.ranks)  # its ranks make no steps of their own
+        if apart:
+            local_step = int(own.at(own.mono_s <= save.begun_s).local_step.max(initial=0))
+        step, told = segment_at(segments, local_step, save.begun_s).global_step(local_step), number_in_name(save.path)
+        late = save.in_thread and step is not None and told is not None and 0 < told <= step
+        if (late or apart) and told is not None and self._counts_steps(save):
             step = told
         return replace(save, global_step=step)
 
     def _counts_steps(self, save: Save) -> bool:
-        """Whether the number in the name of a save is a step."""
-        first = self.saves.get(self.found[0].number, ())
-        return says_step(save.path) or any(
-            number_in_name(first_save.path) == first_save.local_step for first_save in first
-        )
+        return counts_steps(save.path, self.saves.get(self.found[0].number, ()))
 
     def _correct(self, load: Load, base: int) -> None:
         """Corrects the step of a save after its load. A job may write the state of an earlier step, in a thread or from

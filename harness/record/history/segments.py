@@ -10,8 +10,8 @@ from math import inf
 
 import numpy as np
 
-from torchaos.harness.record.history.believing import Witness
 from torchaos.harness.record.history.checkpoints import Load, number_in_contents, number_in_name
+from torchaos.harness.record.history.evidence import Witness
 from torchaos.harness.record.steps import Execution, Executions
 
 

@@ -1,22 +1,11 @@
-"""The witnesses of an attempt's base, which is the number of global steps before its first step.
-
-A job that comes back may start counting at any number, so its own count alone is not trusted. In order of trust:
-
-1. the checkpoint that was loaded: the global step at which this run itself recorded its saving
-2. a number of steps in its contents, then a number in its name
-3. the optimizer's own step counter, then the LR scheduler's
-4. the samples, then the losses, of its first steps, compared with those of earlier steps (of this run, or of the twin);
-   and only then a checkpoint of which it loaded some files and failed to load others, or a file of another run that the
-   first attempt loaded too
-5. for the first attempt that made steps, if nothing that it loaded is of this run: its start
-6. the job's log lines
-
-believing.py decides if they disagree. If a checkpoint is loaded between two steps, the same witnesses are asked about
-the steps after it."""
+"""The witnesses of a job's base, which is the number of global steps before its first step, or before its next step
+after a load. A job that comes back may start counting at any number, so its own count alone is not trusted. evidence.py
+says what each kind of witness observes, and decides."""
 
 from __future__ import annotations
 
 import math
+import posixpath
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -28,25 +17,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchaos.harness.record.history import believing as names
+from torchaos.harness.record.history import evidence as names
 from torchaos.harness.record.history.alignment import FEW, align
-from torchaos.harness.record.history.believing import Witness, of_this_run
 from torchaos.harness.record.history.checkpoints import (
     Load,
     Save,
+    checkpoint_of,
     number_in_contents,
     number_in_name,
     saved_as,
     whole_loads,
 )
+from torchaos.harness.record.history.evidence import Witness
+from torchaos.harness.record.history.states import States
 from torchaos.harness.record.steps import Execution, Executions
 from torchaos.harness.record.steps.execution import with_values
 from torchaos.harness.record.steps.samples import sums_of
 
 Array = npt.NDArray[Any]
 Read = Callable[[Execution], float | None]
-_LATE = 1000  # the most steps by which a thread may write late
 Said = tuple[tuple[int, ...], str]  # bases that fit, a preferred one first; the fact that this is based on
+Tell = Callable[[Load, Sequence[Save]], Said | None]
+_LATE = 1000  # the most steps by which a thread may write late
+_OTHER_RANKS = 0.2  # the trust in the lesser part of the ranks
+_UNKNOWN_FILE = 0.5  # the trust in a file that this run was not seen to save
+_FIRST_ONLY = 0.5  # the trust in losses if only the first agrees
+_NEAR = 1e-4  # relative; losses that are farther apart are not equal but for rounding
+_MOST_STARTS = 256  # steps that begin like an attempt
 
 
 @dataclass(frozen=True)
@@ -54,16 +51,20 @@ class Scene:
     """The facts about an attempt, or about a point in it, from which its base is determined. Local steps are counted
     from that point."""
 
+    number: int  # of the attempt
     first: bool  # no attempt before it made a step or a save
     alone: bool  # there was no attempt before it
-    own: Executions
+    own: Executions  # up to the next point at which the job may have gone back
     loads: Sequence[Load]  # before its first step
-    lines: Sequence[tuple[float, int]]  # (mono_s, step) of the job's log in this attempt
+    lines: Sequence[tuple[float, int]]  # (mono_s, step) of the job's log in this part
     saves: Sequence[Save]  # of earlier attempts, placed
+    blind: bool  # the saves of some earlier attempt may not have been seen
     known: Sequence[Executions]  # of earlier attempts, and of the twin: placed
     log_offset: int  # by how much the log's count is usually ahead of ours
+    states: States = field(default_factory=States)  # of earlier attempts
     foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     after: int = 0  # steps of the attempt before that point
+    straight: int | None = None  # the global step at that point, if the steps before simply go on
     # By rank: by how much the optimizer's own counter is ahead of the training, if it was new in this attempt.
     ahead: Mapping[int, int] = field(default_factory=dict)
 
@@ -79,66 +80,102 @@ class Scene:
 
 
 def hear(scene: Scene) -> list[Witness]:
-    """All witnesses of the base, the most trusted first."""
+    """All witnesses of the base."""
     whole = whole_loads(scene.loads)
     ours = [load for load in whole if load.path not in scene.foreign]
-    saved_here = [load for load in ours if saved_as(load.path, scene.saves, load.mono_s)]
-    files = replace(scene, loads=saved_here or ours)
-    record = _of_loads(names.RECORD, files, _save_record)
-    of_files = [*_of_loads(names.CONTENTS, files, _contents), *_of_loads(names.NAME, files, _name)]
-    running = [
+    samples = _of_samples(scene)
+    return [
+        *_of_state(scene),
+        *(_of_files(ours, scene) or _of_foreign(whole, scene)),
         *_of_counter(names.OPTIMIZER, scene, lambda execution: execution.opt_step, "opt_step", scene.ahead),
         *_of_counter(names.SCHEDULER, scene, lambda execution: execution.sched_step, "sched_step", None),
-        *_of_samples(scene),
-        *_of_content(
-            names.LOSSES, scene, lambda execution: execution.losses if execution.loss_seen else None, _first_loss
-        ),
+        *_of_content(names.RATES, scene, lambda execution: execution.lr or None, _first_rate),
+        *samples,
+        *_of_losses(scene, samples),
+        *_of_log(scene),
+        *_of_start(scene),
     ]
-    log = _of_log(scene)
-    start: list[Witness] = []
-    begins = scene.first and (scene.alone or all(0 in witness.fits for witness in log))
-    if begins and not record and not of_this_run(of_files, [*running, *log]):
-        of_files, start = (
-            [],
-            [
-                Witness(
-                    names.START, 0, "it is the first attempt with steps, and loaded nothing that is known to be its own"
-                )
-            ],
-        )
-    in_part = [load for load in scene.loads if load not in whole]
-    return [
-        *record, *of_files, *running,
-        *_of_loads(names.IN_PART, replace(scene, loads=in_part), _save_record),
-        *_of_loads(names.FOREIGN, replace(scene, loads=[] if ours else whole), _as_the_first(scene)),
-        *start, *log,
-    ]  # fmt: skip
 
 
-def _grouped(name: str, by_rank: Mapping[int, Said], preferred: bool = False) -> list[Witness]:
-    """One witness for each group of ranks that agree, the largest group first."""
+def _of_state(scene: Scene) -> list[Witness]:
+    found = scene.states.began_with(scene.number, scene.after, scene.own)
+    return [_open(names.STATE, found, "to the bit, its parameters were those after that step")] if found else []
+
+
+def _of_start(scene: Scene) -> list[Witness]:
+    if scene.straight is not None:
+        return [Witness(names.STRAIGHT, scene.straight, "the attempt was at this step before")]
+    if scene.first and (scene.alone or not scene.lines or any(0 in witness.fits for witness in _of_log(scene))):
+        return [Witness(names.START, 0, "it is the first attempt with steps")]
+    nothing = not scene.blind and not scene.saves and not scene.loads
+    return [Witness(names.UNSAVED, 0, "no attempt before it saved a checkpoint")] if nothing else []
+
+
+def _open(name: str, fits: Sequence[int], rests_on: str, ranks: Sequence[int] = (), trust: float = 1.0) -> Witness:
+    """A witness that prefers none of the steps that fit, unless only one fits."""
+    only = len(fits) == 1
+    return Witness(name, fits[0] if only else None, rests_on, () if only else tuple(fits), tuple(ranks), trust)
+
+
+def _grouped(name: str, by_rank: Mapping[int, Said], trust: float = 1.0) -> list[Witness]:
+    """A witness for each group of ranks that agree, the largest group first. The others are trusted less, so that some
+    ranks that have another state do not make the step of all unknown."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in sorted(by_rank):
         groups[by_rank[rank][0]].append(rank)
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
     return [
-        Witness(name, fits[0], by_rank[ranks[0]][1], fits[1:], tuple(ranks))
-        if preferred or len(fits) == 1
-        else Witness(name, None, by_rank[ranks[0]][1], fits, tuple(ranks))
-        for fits, ranks in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
+        _open(name, fits, by_rank[ranks[0]][1], ranks, trust if not place else trust * _OTHER_RANKS)
+        for place, (fits, ranks) in enumerate(ordered)
     ]
 
 
-def _of_loads(name: str, scene: Scene, tell: Callable[[Load, Sequence[Save]], Said | None]) -> list[Witness]:
-    """The witnesses of loads. A rank that loaded several checkpoints may have continued from any of them. If nothing
-    else decides, it is the last."""
-    by_rank: dict[int, Said] = {}
-    for load in scene.loads:
-        found = tell(load, scene.saves) if load.ok else None
-        if found:
-            fits, rests_on = found
-            earlier = by_rank[load.rank][0] if load.rank in by_rank else ()
-            by_rank[load.rank] = tuple(dict.fromkeys((*fits, *earlier))), rests_on
-    return _grouped(name, by_rank, preferred=True)
+def _of_files(loads: Sequence[Load], scene: Scene) -> list[Witness]:
+    """The witnesses of the checkpoints that were loaded. A rank that loaded several may have gone on from any."""
+    saved_here = [load for load in loads if saved_as(load.path, scene.saves, load.mono_s)]
+    trust = 1.0 if saved_here else _UNKNOWN_FILE
+    return [
+        replace(witness, trust=witness.trust * trust)
+        for name, tell in ((names.RECORD, _save_record), (names.CONTENTS, _contents), (names.NAME, _name))
+        for witness in _of_loads(name, saved_here or loads, scene.saves, tell)
+    ]
+
+
+def _of_loads(name: str, loads: Sequence[Load], saves: Sequence[Save], tell: Tell) -> list[Witness]:
+    """A checkpoint that was loaded and says nothing silences the others: the job may have gone on from that one."""
+    said: dict[int, dict[str, list[Said]]] = defaultdict(lambda: defaultdict(list))  # by rank and checkpoint
+    for load in reversed(loads):
+        if load.ok:
+            known = tell(load, saves)
+            said[load.rank][_set_of_files(load.path)] += [known] if known else []
+    by_rank = {
+        rank: [each for known in of_checkpoint.values() for each in known]
+        for rank, of_checkpoint in said.items() if all(of_checkpoint.values())
+    }  # fmt: skip
+    groups: dict[tuple[tuple[int, ...], ...], list[int]] = defaultdict(list)
+    for rank in sorted(by_rank):
+        groups[tuple(dict.fromkeys(fits for fits, _rests_on in by_rank[rank]))].append(rank)
+    found = []
+    for fits, ranks in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1])):
+        trust, rests_on = _OTHER_RANKS if found else 1.0, by_rank[ranks[0]][0][1]
+        if len(fits) == 1:
+            found.append(Witness(name, fits[0][0], rests_on, fits[0][1:], tuple(ranks), trust))
+        else:
+            each = tuple(dict.fromkeys(step for of_one in fits for step in of_one))
+            found.append(Witness(name, None, rests_on, each, tuple(ranks), trust))
+    return found
+
+
+def _set_of_files(path: str) -> str:
+    """The checkpoint to which a file belongs: by the step in its path, or else its folder."""
+    own = checkpoint_of(path)
+    return own if number_in_name(own) is not None else posixpath.dirname(own)
+
+
+def _of_foreign(loads: Sequence[Load], scene: Scene) -> list[Witness]:
+    """The witness of files that the first attempt loaded too, before anything of this run was saved."""
+    bases = sorted({scene.foreign[load.path] for load in loads if load.path in scene.foreign})
+    return [_open(names.FOREIGN, bases, "the first attempt loaded this file too, and began there")] if bases else []
 
 
 def _save_record(load: Load, saves: Sequence[Save]) -> Said | None:
@@ -148,14 +185,6 @@ def _save_record(load: Load, saves: Sequence[Save]) -> Said | None:
     before = range(save.global_step - 1, max(0, save.global_step - _LATE), -1) if save.in_thread else ()
     rests_on = f"{save.path} was saved after step {save.global_step}, in attempt {save.attempt}"
     return (save.global_step, *before), rests_on
-
-
-def _as_the_first(scene: Scene) -> Callable[[Load, Sequence[Save]], Said | None]:
-    def tell(load: Load, saves: Sequence[Save]) -> Said | None:
-        base = scene.foreign.get(load.path)
-        return None if base is None else ((base,), f"the first attempt loaded {load.path} too, and began after {base}")
-
-    return tell
 
 
 def _contents(load: Load, saves: Sequence[Save]) -> Said | None:
@@ -262,8 +291,15 @@ def _union(parts: Iterable[Hashable]) -> Hashable:
 
 
 def _first_loss(steps: Executions) -> Array:
-    losses = steps.column("losses")
-    return losses[:, 0] if losses.shape[1] else np.full(len(steps), np.nan)
+    return _first_of(steps.column("losses"))
+
+
+def _first_rate(steps: Executions) -> Array:
+    return _first_of(steps.column("lr"))
+
+
+def _first_of(values: Array) -> Array:
+    return values[:, 0] if values.shape[1] else np.full(len(values), np.nan)
 
 
 def _of_samples(scene: Scene) -> list[Witness]:
@@ -297,13 +333,14 @@ def _sum(execution: Execution) -> Hashable:
 
 
 def _of_content(
-    name: str, scene: Scene, read: Callable[[Execution], Hashable], key_of: Callable[[Executions], Array]
+    name: str, scene: Scene, read: Callable[[Execution], Hashable], key_of: Callable[[Executions], Array],
+    only_first: bool = False,
 ) -> list[Witness]:  # fmt: skip
     """The witness of the contents of steps, such as losses, aligned rank by rank. `key_of`: a number for each step;
-    only steps with equal numbers may be equal."""
+    only steps with equal numbers may be equal. `only_first`: only the first step of each rank is compared."""
     own: dict[int, dict[int, Hashable]] = defaultdict(dict)
     for execution in scene.start:
-        if (key := read(execution)) is not None:
+        if (key := read(execution)) is not None and not (only_first and own[execution.rank]):
             own[execution.rank][execution.local_step] = key
     if not own:
         return []
@@ -311,6 +348,8 @@ def _of_content(
     begun = scene.own.at(np.isin(scene.own.local_step - scene.after, list(firsts)))
     keys = np.unique(key_of(begun))
     starts = {int(step) for part in scene.known for step in np.unique(part.at(np.isin(key_of(part), keys)).global_step)}
+    if len(starts) > _MOST_STARTS:
+        return []  # a constant shows nothing
     near = _around(starts, firsts)
     reference: dict[int, dict[int, list[Hashable]]] = {rank: defaultdict(list) for rank in own}
     for execution in scene.known_where(lambda steps: np.isin(steps.global_step, near)):
@@ -320,7 +359,36 @@ def _of_content(
     for rank, seen in own.items():
         if fits := align(seen, reference[rank]):
             by_rank[rank] = fits, f"those of its step {min(seen)} are those of step {fits[0] + min(seen)}"
-    return _grouped(name, by_rank)
+    return _grouped(name, by_rank, _FIRST_ONLY if only_first else 1.0)
+
+
+def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
+    """The witness of the losses. If they are those of no earlier steps: that of the first loss alone, because later
+    losses may differ by rounding. If that is not known either: the steps with the same samples and other losses."""
+
+    def read(execution: Execution) -> Hashable:
+        return execution.losses if execution.loss_seen else None
+
+    found = _of_content(names.LOSSES, scene, read, _first_loss) or _of_content(
+        names.LOSSES, scene, read, _first_loss, only_first=True
+    )
+    fits = {step for witness in samples for step in witness.fits}
+    own = {execution.rank: execution for execution in reversed(scene.start) if execution.loss_seen}
+    if found or not own or len(fits) > _MOST_STARTS:
+        return found
+    due = {step + execution.local_step for step in fits for execution in own.values()}
+    near: dict[int, list[bool]] = defaultdict(list)
+    for execution in scene.known_where(lambda steps: np.isin(steps.global_step, list(due))):
+        mine, step = own.get(execution.rank), execution.global_step
+        if mine and step is not None and execution.loss_seen:
+            near[step - mine.local_step].append(_are_near(mine.losses, execution.losses))
+    unlike = tuple(sorted(step for step in fits if near[step] and not any(near[step])))
+    return [Witness(names.UNLIKE, None, "the same samples gave other losses", against=unlike)] if unlike else []
+
+
+def _are_near(ours: Sequence[float | None], theirs: Sequence[float | None]) -> bool:
+    pairs = list(zip(ours, theirs, strict=False))
+    return all(a is not None and b is not None and math.isclose(a, b, rel_tol=_NEAR) for a, b in pairs)
 
 
 def _around(steps: Iterable[int], firsts: Iterable[int]) -> list[int]:
@@ -374,7 +442,9 @@ def _of_log(scene: Scene) -> list[Witness]:
         return []
     base = ahead - scene.log_offset
     near = tuple(candidate for candidate in (base - 1, base + 1) if candidate >= 0)
-    return [Witness(names.LOG, base, f"its step numbers are {base} ahead of those of the attempt", near)]
+    return [
+        Witness(names.LOG, base, f"its step numbers are {base} ahead of those of the attempt", near if base else ())
+    ]
 
 
 def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> int | None:

@@ -1,0 +1,163 @@
+"""The model by which the step is found from which a job went on: its base, the number of global steps before its first
+step.
+
+A job's state has parts: the weights, the optimizer, the schedule, the data, the files and the log. A restart may put
+each part back to a step of its own. A *witness* observes one part, and says which steps fit. Each kind of witness has a
+weight: how unlikely it is that the witness is wrong. The base is the step that contradicts the least weight. So the
+order in which witnesses are heard does not matter, and no witness decides alone over what all others show.
+
+Three facts keep the model honest:
+
+- Witnesses of one group are wrong together (a file that was loaded only to be looked at), so a group counts once, with
+  the heaviest of those that it contradicts.
+- A part that stands at its beginning may only show that it was not restored. All such parts count as one light group.
+- "At another step" is always an answer too. It contradicts every witness. If it is not clearly worse than the best
+  step, or if another step is not, the base is not known.
+
+A witness that disagrees with the base stays visible: it is evidence that its part of the state was not restored."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+STATE, LOSSES, UNLIKE = "the state itself", "the losses", "the losses of the same samples"
+OPTIMIZER, SCHEDULER, RATES = "the optimizer's own step counter", "the LR scheduler's counter", "the learning rates"
+RECORD, CONTENTS = "the loaded checkpoint", "the contents of the loaded checkpoint"
+NAME, FOREIGN = "the name of the loaded checkpoint", "the file of another run"
+SAMPLES, LOG = "the samples", "the job's log"
+START, UNSAVED, STRAIGHT = "the start", "what had been saved", "the steps before"
+
+
+class Kind(NamedTuple):
+    """A kind of witness. `doubt`: how it can be wrong."""
+
+    group: str
+    weight: float
+    doubt: str
+
+
+KINDS: Mapping[str, Kind] = {
+    STATE: Kind("state", 16.0, "two steps had the same parameters to the bit"),
+    LOSSES: Kind("losses", 8.0, "two steps had the same losses to the bit"),
+    OPTIMIZER: Kind("optimizer", 4.5, "the counter was not restored, or was saved before or after the weights"),
+    RECORD: Kind("file", 4.5, "the file was loaded for something else, or holds the state of an earlier step"),
+    CONTENTS: Kind("file", 4.0, "as above, or the number counts something else"),
+    NAME: Kind("file", 2.4, "as above, or the number counts something else"),
+    FOREIGN: Kind("file", 2.4, "the file is loaded at each start, whatever the job goes on from"),
+    STRAIGHT: Kind("straight on", 3.5, "the job put an earlier state back"),
+    START: Kind("start", 3.0, "the job went on from a state that was not seen"),
+    UNSAVED: Kind("start", 0.7, "the job saved in a way that was not seen"),
+    SCHEDULER: Kind("schedule", 2.0, "the schedule was not restored"),
+    RATES: Kind("schedule", 0.9, "the schedule was not restored"),
+    LOG: Kind("log", 1.0, "the job counts in another way"),
+    SAMPLES: Kind("samples", 0.9, "the position in the data was not restored"),
+    UNLIKE: Kind("unlike", 0.8, "other state, such as that of the random numbers, was not restored"),
+}
+_MARGIN = 1.0  # the least weight between an answer and the next best one
+_ANEW = "anew"  # the group of all parts that stand at their beginning
+_PARTS = frozenset({OPTIMIZER, SCHEDULER, RATES, LOG, SAMPLES})  # these begin anew if nothing restores them
+_ANEW_WEIGHT = 0.9
+_FIRST_STATE_WEIGHT = 3.0  # of the state itself, if it is that of the beginning: then only the weights may be lost
+_ASSUMED = frozenset({START, UNSAVED, STRAIGHT})  # what is so unless something else is seen
+_MANY = 64  # fits; a witness with more names no candidates but its preferred one
+_ELSEWHERE = -1
+
+
+@dataclass(frozen=True)
+class Witness:
+    """The statement of one witness about the steps before the first step."""
+
+    name: str  # of its kind, see KINDS
+    value: int | None  # the step that it prefers; None: several fit equally well
+    rests_on: str  # the observation, for messages
+    also: tuple[int, ...] = ()  # other steps that fit as well
+    ranks: tuple[int, ...] = ()
+    trust: float = 1.0  # the part of its kind's weight that it has
+    against: tuple[int, ...] = ()  # steps that do not fit, if it knows only these
+
+    @cached_property
+    def fits(self) -> tuple[int, ...]:
+        return self.also if self.value is None else (self.value, *self.also)
+
+    @cached_property
+    def _fitting(self) -> frozenset[int]:
+        return frozenset(self.fits)
+
+    def contradicts(self, base: int) -> bool:
+        return base in self.against if self.against else base not in self._fitting
+
+    @property
+    def weight(self) -> float:
+        if self._begins_anew:
+            return _ANEW_WEIGHT
+        if self.name == STATE and self._fitting == {0}:
+            return _FIRST_STATE_WEIGHT
+        return KINDS[self.name].weight * self.trust
+
+    @property
+    def group(self) -> str:
+        return _ANEW if self._begins_anew else KINDS[self.name].group
+
+    @property
+    def _begins_anew(self) -> bool:
+        return self.name in _PARTS and self._fitting == {0}
+
+
+def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
+    """The base, and a sentence for each witness that disagrees with it. The base is None if it is not known; it is
+    never guessed."""
+    heard = [witness for witness in witnesses if witness.fits or witness.against]
+    candidates = {fit for witness in heard for fit in witness.fits[: None if len(witness.fits) <= _MANY else 1]}
+    costs = {base: _cost(base, heard) for base in (*candidates, _ELSEWHERE)}
+    least = min(costs.values())
+    near = {base for base, cost in costs.items() if cost < least + _MARGIN}
+    base = near.pop() if len(near) == 1 else _preferred(near, heard)
+    if base in (None, _ELSEWHERE):
+        return None, ()
+    return base, tuple(_disagrees(witness, base) for witness in _against(base, heard))
+
+
+def _against(base: int, witnesses: Sequence[Witness]) -> list[Witness]:
+    """The witnesses that the base contradicts, of each group only those of the heaviest kind. At the start, files of
+    other runs are none."""
+    at_start = any(witness.name == START and not witness.contradicts(base) for witness in witnesses)
+    found = [
+        witness for witness in witnesses
+        if witness.fits and witness.contradicts(base) and witness.name not in _ASSUMED
+        and not (at_start and witness.group == "file")
+    ]  # fmt: skip
+    heaviest = {KINDS[each.name].group: each.name for each in sorted(found, key=lambda each: KINDS[each.name].weight)}
+    return [witness for witness in found if heaviest[KINDS[witness.name].group] == witness.name]
+
+
+def _cost(base: int, witnesses: Iterable[Witness]) -> float:
+    """The weight of all that the base contradicts."""
+    heaviest: dict[str, float] = defaultdict(float)
+    for witness in witnesses:
+        if witness.contradicts(base):
+            heaviest[witness.group] = max(heaviest[witness.group], witness.weight)
+    return sum(heaviest.values())
+
+
+def _preferred(near: set[int], witnesses: Sequence[Witness]) -> int | None:
+    """The step among equally good ones that a witness prefers for which all of them fit."""
+    if _ELSEWHERE in near:
+        return None
+    for witness in sorted(witnesses, key=lambda witness: -witness.weight):
+        if witness.value in near and not any(witness.contradicts(base) for base in near):
+            return witness.value
+    return None
+
+
+def _disagrees(witness: Witness, base: int) -> str:
+    said = " or ".join(str(fit) for fit in witness.fits[:3])
+    where = f" on rank {in_words(witness.ranks)}" if witness.ranks else ""
+    return f"{witness.name}{where} says {said} steps were done, not {base}: {witness.rests_on}"
+
+
+def in_words(ranks: Iterable[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks)

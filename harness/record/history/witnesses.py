@@ -155,7 +155,7 @@ def _of_loads(name: str, loads: Sequence[Load], saves: Sequence[Save], tell: Tel
     groups: dict[tuple[tuple[int, ...], ...], list[int]] = defaultdict(list)
     for rank in sorted(by_rank):
         groups[tuple(dict.fromkeys(fits for fits, _rests_on in by_rank[rank]))].append(rank)
-    found = []
+    found = list[Witness]()
     for fits, ranks in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1])):
         trust, rests_on = _OTHER_RANKS if found else 1.0, by_rank[ranks[0]][0][1]
         if len(fits) == 1:

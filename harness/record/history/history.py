@@ -26,7 +26,7 @@ from torchaos.harness.record.history.evidence import LOG, RECORD, Witness
 from torchaos.harness.record.history.logged import from_log, log_interval
 from torchaos.harness.record.history.placing import Lines, Placing
 from torchaos.harness.record.history.segments import Segment
-from torchaos.harness.record.history.states import States, read_snapshots
+from torchaos.harness.record.history.snapshots import Snapshots
 from torchaos.harness.record.steps import Execution, Executions, StepTable
 from torchaos.harness.record.steps.executions import UNPLACED
 
@@ -60,7 +60,7 @@ class History:
             placing = Placing(
                 found, {each.number: seen.of_attempt(each.number) for each in found}, _by_attempt(saves), loads,
                 _lines(ordered), [twin.by_step().executions] if twin else [], uneven,
-                _ahead(ordered), _blind(ordered, found), States(read_snapshots(ordered)),
+                _ahead(ordered), _blind(ordered, found), Snapshots.of(ordered),
             )  # fmt: skip
             placed = tuple(placing.place(attempt) for attempt in found)
             return cls(placed, placing.all_placed(seen), tuple(placing.saved), tuple(loads), "agent", uneven)

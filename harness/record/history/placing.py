@@ -24,7 +24,7 @@ from torchaos.harness.record.history.checkpoints import (  # fmt: skip
 )
 from torchaos.harness.record.history.evidence import decide
 from torchaos.harness.record.history.segments import BySteps, Segment, by_place, goings_back, may_begin
-from torchaos.harness.record.history.states import States, segment_at
+from torchaos.harness.record.history.snapshots import Snapshots, segment_at
 from torchaos.harness.record.history.witnesses import Scene, hear, log_lead
 from torchaos.harness.record.steps import Executions
 
@@ -46,7 +46,7 @@ class Placing:
     uneven: Collection[int] = ()  # the numbers of steps that the ranks of one attempt made, if they differ
     ahead: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # by attempt and rank: see Scene
     blind: Collection[int] = ()  # the numbers of attempts whose steps or saves may not have been seen
-    states: States = field(default_factory=States)
+    states: Snapshots = field(default_factory=Snapshots)
     placed: list[Executions] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
     foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt

@@ -29,7 +29,7 @@ from torchaos.harness.record.history.checkpoints import (
     whole_loads,
 )
 from torchaos.harness.record.history.evidence import Witness
-from torchaos.harness.record.history.states import States
+from torchaos.harness.record.history.snapshots import Snapshots
 from torchaos.harness.record.steps import Execution, Executions
 from torchaos.harness.record.steps.execution import with_values
 from torchaos.harness.record.steps.samples import sums_of
@@ -61,7 +61,7 @@ class Scene:
     blind: bool  # the saves of some earlier attempt may not have been seen
     known: Sequence[Executions]  # of earlier attempts, and of the twin: placed
     log_offset: int  # by how much the log's count is usually ahead of ours
-    states: States = field(default_factory=States)  # of earlier attempts
+    states: Snapshots = field(default_factory=Snapshots)  # of earlier attempts
     foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     after: int = 0  # steps of the attempt before that point
     straight: int | None = None  # the global step at that point, if the steps before simply go on

@@ -1,0 +1,120 @@
+"""The states that were seen in a run, by their check sums: at saves and in the steps after loads and saves
+(record/states.py), and after each step if the plan asks for it (agent/state.py).
+
+Two states are equal if the same parameters have the same bits. So a state shows after which step it was, whatever the
+file is called from which it came."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchaos.harness.agent.check_sums import MODULUS, PART, SHARD, is_whole
+from torchaos.harness.agent.wire import Event
+from torchaos.harness.record.history.segments import Segment
+from torchaos.harness.record.states import State, states
+from torchaos.harness.record.steps import Executions
+
+_DIGITS = 16  # of a plain sum
+Sums = Mapping[str, str]  # by name
+
+
+@dataclass
+class Snapshots:
+    """The steps after which each state was seen. Attempts that are placed are added one after the other."""
+
+    _states: Mapping[int, Sequence[State]] = field(default_factory=dict)  # by attempt
+    _steps: dict[Hashable, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Snapshots:
+        by_attempt: dict[int, list[State]] = defaultdict(list)
+        for state in states(events):
+            if _parameters(state):
+                by_attempt[state.event.attempt or 0].append(state)
+        return cls(by_attempt)
+
+    def add(self, number: int, segments: Sequence[Segment], own: Executions, until_s: float) -> None:
+        """Adds the states of steps that are placed (`own`), and the snapshots of their attempt up to that time."""
+        seen = [state for state in self._states.get(number, ()) if state.event.mono_s <= until_s]
+        for (local_step, _times), of_ranks in _together(seen).items():
+            part = segment_at(segments, local_step, min(state.event.mono_s for state in of_ranks.values()))
+            step = part.global_step(local_step) if part.after <= local_step else None
+            if step is not None:
+                sums = {rank: _parameters(state) for rank, state in of_ranks.items()}
+                self._steps[_key(sums.values())].add(step)
+                for rank, of_rank in sums.items():
+                    self._steps[rank, _key([of_rank])].add(step)
+        for name, before in (("parameters", 0), ("restored", 1)):
+            for step, texts in _by_step(own, name).items():
+                self._steps[_over_ranks(texts)].add(step - before)
+
+    def began_with(self, number: int, after: int, own: Executions) -> tuple[int, ...]:
+        """The known steps whose state is the one with which the attempt went on after `after` local steps. If only some
+        ranks had reported their states before: the steps that fit for all of them."""
+        begun = {
+            state.event.rank or 0: _parameters(state) for state in self._states.get(number, ())
+            if state.begun and state.event.step == after
+        }  # fmt: skip
+        found = set(self._steps.get(_key(begun.values()), ()))
+        if not found:
+            of_ranks = [self._steps.get((rank, _key([sums])), set()) for rank, sums in begun.items()]
+            known = [steps for steps in of_ranks if steps]
+            found = set.intersection(*known) if known else set()
+        if not found:
+            first = own.at(own.local_step == after + 1)
+            texts = [execution.restored for execution in first.with_state if execution.restored is not None]
+            found = self._steps.get(_over_ranks(texts), set()) if texts and len(texts) == len(first) else set()
+        return tuple(sorted(found))
+
+
+def segment_at(segments: Sequence[Segment], local_step: int, mono_s: float) -> Segment:
+    """The segment of an attempt to which something belongs that happened after so many steps, at that time."""
+    begun = [part for part in segments if (part.after, part.started_s) < (local_step, mono_s)]
+    return (begun or segments[:1])[-1]
+
+
+def _parameters(state: State) -> Sums:
+    """The check sums of the trained parameters. If no optimizer of torch trains any, of all parameters."""
+    of = state.sums.get("parameters") or state.sums.get("frozen") or {}
+    return {name: str(text) for name, (_kind, text) in of.items()}
+
+
+def _together(seen: Sequence[State]) -> Mapping[tuple[int, int], Mapping[int, State]]:
+    """The states of all ranks that belong together: the first of each rank after the same step, and so on."""
+    found: dict[tuple[int, int], dict[int, State]] = defaultdict(dict)
+    times: dict[tuple[int, int, bool], int] = defaultdict(int)
+    for state in seen:
+        rank, step = state.event.rank or 0, state.event.step or 0
+        found[step, 2 * times[rank, step, state.begun] + state.begun][rank] = state
+        times[rank, step, state.begun] += 1
+    return found
+
+
+def _by_step(own: Executions, name: str) -> Mapping[int, list[str]]:
+    """By global step: this check sum of all ranks. Steps that a rank did not report are left out."""
+    found: dict[int, list[str | None]] = defaultdict(list)
+    for execution in own.with_state:
+        if execution.global_step is not None:
+            found[execution.global_step].append(getattr(execution, name))
+    return {step: [*filter(None, texts)] for step, texts in found.items() if None not in texts}
+
+
+def _key(of_ranks: Iterable[Sums]) -> Hashable:
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for sums in of_ranks:
+        for name, text in sums.items():
+            by_name[name].append(text)
+    return frozenset((name, _over_ranks(texts)) for name, texts in by_name.items())
+
+
+def _over_ranks(texts: Collection[str]) -> Hashable:
+    """The value of a tensor that all ranks hold whole, or of which each rank holds a part."""
+    if all(map(is_whole, texts)):
+        return frozenset(texts)
+    of_tensors = all(text.startswith(PART) for text in texts)
+    shares = set(texts) if of_tensors else [text for text in texts if text.startswith(SHARD)]
+    digits = [text.rpartition("-")[2] for text in shares]
+    ends = range(_DIGITS, len(next(iter(digits), "")) + 1, _DIGITS)
+    return tuple(sum(int(each[end - _DIGITS : end], 16) for each in digits) % MODULUS for end in ends)

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-STATE, LOSSES, UNLIKE = "the state itself", "the losses", "the losses of the same samples"
+STATE, LOSSES = "the state itself", "the losses"
+PARTED, UNLIKE = "the later losses", "the losses of the same samples"
 OPTIMIZER, SCHEDULER, RATES = "the optimizer's own step counter", "the LR scheduler's counter", "the learning rates"
 RECORD, CONTENTS = "the loaded checkpoint", "the contents of the loaded checkpoint"
 NAME, FOREIGN = "the name of the loaded checkpoint", "the file of another run"
@@ -55,13 +56,13 @@ KINDS: Mapping[str, Kind] = {
     RATES: Kind("schedule", 0.9, "the schedule was not restored"),
     LOG: Kind("log", 1.0, "the job counts in another way"),
     SAMPLES: Kind("samples", 0.9, "the position in the data was not restored"),
+    PARTED: Kind("unlike", 3.5, "the optimizer's state was not restored"),
     UNLIKE: Kind("unlike", 0.8, "other state, such as that of the random numbers, was not restored"),
 }
 _MARGIN = 1.0  # the least weight between an answer and the next best one
 _ANEW = "anew"  # the group of all parts that stand at their beginning
 _PARTS = frozenset({OPTIMIZER, SCHEDULER, RATES, LOG, SAMPLES})  # these begin anew if nothing restores them
 _ANEW_WEIGHT = 0.9
-_FIRST_STATE_WEIGHT = 3.0  # of the state itself, if it is that of the beginning: then only the weights may be lost
 _ASSUMED = frozenset({START, UNSAVED, STRAIGHT})  # what is so unless something else is seen
 _MANY = 64  # fits; a witness with more names no candidates but its preferred one
 _ELSEWHERE = -1
@@ -92,11 +93,7 @@ class Witness:
 
     @property
     def weight(self) -> float:
-        if self._begins_anew:
-            return _ANEW_WEIGHT
-        if self.name == STATE and self._fitting == {0}:
-            return _FIRST_STATE_WEIGHT
-        return KINDS[self.name].weight * self.trust
+        return _ANEW_WEIGHT if self._begins_anew else KINDS[self.name].weight * self.trust
 
     @property
     def group(self) -> str:

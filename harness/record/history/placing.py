@@ -23,7 +23,7 @@ from torchaos.harness.record.history.checkpoints import (  # fmt: skip
     whole_loads,
 )
 from torchaos.harness.record.history.evidence import decide
-from torchaos.harness.record.history.segments import BySteps, Segment, by_place, goings_back, may_begin
+from torchaos.harness.record.history.segments import BySteps, Segment, by_place, jumps, may_begin
 from torchaos.harness.record.history.snapshots import Snapshots, segment_at
 from torchaos.harness.record.history.witnesses import Scene, hear, log_lead
 from torchaos.harness.record.steps import Executions
@@ -46,7 +46,7 @@ class Placing:
     uneven: Collection[int] = ()  # the numbers of steps that the ranks of one attempt made, if they differ
     ahead: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # by attempt and rank: see Scene
     blind: Collection[int] = ()  # the numbers of attempts whose steps or saves may not have been seen
-    states: Snapshots = field(default_factory=Snapshots)
+    snapshots: Snapshots = field(default_factory=Snapshots)
     placed: list[Executions] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
     foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
@@ -57,12 +57,14 @@ class Placing:
         own, placed_before = self.seen[attempt.number], len(self.placed)
         loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
         steps = BySteps(own)
+        last = int(own.local_step.max(initial=0))
+        again = {place for place in self.snapshots.seen_again(attempt.number, own) if place < last}
         returns = [
-            place for place in sorted((loads.keys() - {0}) | set(goings_back(steps)))
+            place for place in sorted((loads.keys() - {0}) | set(jumps(steps)) | again)
             if place not in loads or may_begin(loads[place], steps[place], steps[place + 1])
         ]  # fmt: skip
         segments = list[Segment]()
-        for place, until in pairwise([0, *returns, int(own.local_step.max(initial=0))]):
+        for place, until in pairwise([0, *returns, last]):
             part = self._segment(attempt, segments, place, until, loads.get(place, []))
             if not segments or (part.base is not None and part.base != segments[-1].global_step(place)):
                 if self._only_warmed_up(segments, part):
@@ -70,8 +72,8 @@ class Placing:
                     segments.clear()
                 segments.append(part)
             self._put(own, place, until, segments[-1])
-            self.states.add(attempt.number, segments, self.placed[-1], own.at(own.local_step <= until).last_s() or 0.0)
-        self.states.add(attempt.number, segments, own[:0], inf)
+            self.snapshots.add(attempt.number, segments, self.placed[-1], until)
+        self.snapshots.add(attempt.number, segments, own[:0])
         first = segments[0]
         if first.base is not None and (attempt is self.found[0] or (len(own) and self._is_first(attempt))):
             told = [load.path for load in whole_loads(loads.get(0, []))]
@@ -108,7 +110,7 @@ class Placing:
             saves=[*self.saved, *self._placed_saves(attempt.number, before)],
             blind=any(self._is_blind(earlier) for earlier in self.found if earlier.number < attempt.number),
             known=[*self.twin, *(part.placed for part in self.placed)],
-            states=self.states,
+            snapshots=self.snapshots,
             log_offset=self.log_offset,
             foreign={} if first else self.foreign,
             ahead=self.ahead.get(attempt.number, {}),

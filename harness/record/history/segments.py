@@ -57,15 +57,17 @@ class BySteps:
         return {execution.rank: execution for execution in self._own.at(self._step == step)}
 
     def not_counted_on(self) -> list[int]:
-        """The local steps after which, on some rank, the optimizer's own counter was not higher than before."""
+        """The local steps after which, on some rank, the optimizer's own counter was not higher than before, or higher
+        by more than usual."""
         counts, found = self._own.column("opt_step"), set[int]()
         for places in self._own.by_ranks():
             part = self._own.at(places)
             order = np.lexsort((part.local_step, part.rank))
             step, rank, count = (column[order] for column in (part.local_step, part.rank, counts[places]))
+            by = np.where((np.diff(step) == 1) & (np.diff(rank) == 0), np.diff(count), np.nan)
+            usual = np.nanmedian(by) if not np.isnan(by).all() else 1.0
             with np.errstate(invalid="ignore"):
-                lower = (np.diff(step) == 1) & (np.diff(rank) == 0) & (np.diff(count) <= 0)
-            found |= set(step[1:][lower].tolist())
+                found |= set(step[1:][(by <= 0) | (by > usual)].tolist())
         return sorted(found)
 
 
@@ -80,19 +82,17 @@ def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Map
     return counted or any(number_in_contents(load.numbers) or number_in_name(load.path) is not None for load in loads)
 
 
-def goings_back(steps: BySteps) -> Iterator[int]:
-    """The local steps after which the optimizer's own counter went back on all ranks."""
+def jumps(steps: BySteps) -> Iterator[int]:
+    """The local steps after which the optimizer's own counter went back, or ahead, on all ranks."""
     for place in steps.not_counted_on():
         earlier, before, after = (steps[place - back] for back in (2, 1, 0))
-        if _counted_back(before, after) or _counted_again(earlier, before, after):
+        if _jumped(before, after) or _counted_again(earlier, before, after):
             yield place - 1
 
 
-def _counted_back(before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
-    pairs = [(before[rank].opt_step, execution) for rank, execution in after.items() if rank in before]
-    return bool(pairs) and all(
-        was is not None and execution.opt_step is not None and execution.opt_step < was for was, execution in pairs
-    )
+def _jumped(before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
+    pairs = [(before[rank].opt_step, execution.opt_step) for rank, execution in after.items() if rank in before]
+    return bool(pairs) and all(was is not None and now is not None and now not in (was, was + 1) for was, now in pairs)
 
 
 def _counted_again(

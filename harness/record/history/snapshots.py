@@ -6,6 +6,7 @@ file is called from which it came."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,9 +36,28 @@ class Snapshots:
                 by_attempt[state.event.attempt or 0].append(state)
         return cls(by_attempt)
 
-    def add(self, number: int, segments: Sequence[Segment], own: Executions, until_s: float) -> None:
-        """Adds the states of steps that are placed (`own`), and the snapshots of their attempt up to that time."""
-        seen = [state for state in self._states.get(number, ()) if state.event.mono_s <= until_s]
+    def seen_again(self, number: int, own: Executions) -> set[int]:
+        """The local steps of the attempt after which it went on with a state that had been seen after another step, or
+        with another state than that after the step. `own`: all steps of the attempt."""
+        here: dict[Hashable, set[int]] = defaultdict(set)
+        found = []
+        for (local_step, _times), of_ranks in sorted(_together(self._states.get(number, ())).items()):
+            key = _key(map(_parameters, of_ranks.values()))
+            begun = local_step and any(state.begun for state in of_ranks.values())
+            if begun and local_step not in here[key] and (here[key] or key in self._steps):
+                found.append(local_step)
+            here[key].add(local_step)
+        with_state = {(each.rank, each.local_step): each for each in own.with_state}
+        for (rank, local_step), each in with_state.items():
+            before = with_state.get((rank, local_step - 1))
+            if before and each.restored and before.parameters and each.restored != before.parameters:
+                found.append(local_step - 1)
+        return set(found)
+
+    def add(self, number: int, segments: Sequence[Segment], own: Executions, until: float = math.inf) -> None:
+        """Adds the states of steps that are placed (`own`), and the snapshots of their attempt up to the local step
+        `until`, without the state with which the next step began."""
+        seen = [state for state in self._states.get(number, ()) if (state.event.step or 0) + state.begun <= until]
         for (local_step, _times), of_ranks in _together(seen).items():
             part = segment_at(segments, local_step, min(state.event.mono_s for state in of_ranks.values()))
             step = part.global_step(local_step) if part.after <= local_step else None

@@ -8,7 +8,7 @@ import math
 import posixpath
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -40,7 +40,8 @@ Said = tuple[tuple[int, ...], str]  # bases that fit, a preferred one first; the
 Tell = Callable[[Load, Sequence[Save]], Said | None]
 _LATE = 1000  # the most steps by which a thread may write late
 _OTHER_RANKS = 0.2  # the trust in the lesser part of the ranks
-_UNKNOWN_FILE = 0.5  # the trust in a file that this run was not seen to save
+_FIRST_STATE = 0.2  # the trust in the state with which the job began
+_UNKNOWN_FILE = 0.2  # the trust in a file that this run was not seen to save
 _FIRST_ONLY = 0.5  # the trust in losses if only the first agrees
 _NEAR = 1e-4  # relative; losses that are farther apart are not equal but for rounding
 _MOST_STARTS = 256  # steps that begin like an attempt
@@ -61,7 +62,7 @@ class Scene:
     blind: bool  # the saves of some earlier attempt may not have been seen
     known: Sequence[Executions]  # of earlier attempts, and of the twin: placed
     log_offset: int  # by how much the log's count is usually ahead of ours
-    states: Snapshots = field(default_factory=Snapshots)  # of earlier attempts
+    snapshots: Snapshots = field(default_factory=Snapshots)  # of earlier attempts
     foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     after: int = 0  # steps of the attempt before that point
     straight: int | None = None  # the global step at that point, if the steps before simply go on
@@ -98,8 +99,11 @@ def hear(scene: Scene) -> list[Witness]:
 
 
 def _of_state(scene: Scene) -> list[Witness]:
-    found = scene.states.began_with(scene.number, scene.after, scene.own)
-    return [_open(names.STATE, found, "to the bit, its parameters were those after that step")] if found else []
+    """The witness of the state itself. A process that begins with the first state may only have lost the weights."""
+    found = scene.snapshots.began_with(scene.number, scene.after, scene.own)
+    trust = _FIRST_STATE if found == (0,) and scene.straight is None else 1.0
+    rests_on = "to the bit, its parameters were those after that step"
+    return [_open(names.STATE, found, rests_on, trust=trust)] if found else []
 
 
 def _of_start(scene: Scene) -> list[Witness]:
@@ -363,27 +367,43 @@ def _of_content(
 
 
 def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
-    """The witness of the losses. If they are those of no earlier steps: that of the first loss alone, because later
-    losses may differ by rounding. If that is not known either: the steps with the same samples and other losses."""
+    """The witness of the losses. If they are those of no earlier steps, the first loss alone may be: then later ones
+    differ by rounding, or part from the earlier ones, because other state was lost or another state was put in
+    unseen. If not even the first loss is known: the steps with the same samples and other losses."""
 
     def read(execution: Execution) -> Hashable:
         return execution.losses if execution.loss_seen else None
 
-    found = _of_content(names.LOSSES, scene, read, _first_loss) or _of_content(
-        names.LOSSES, scene, read, _first_loss, only_first=True
-    )
-    fits = {step for witness in samples for step in witness.fits}
-    own = {execution.rank: execution for execution in reversed(scene.start) if execution.loss_seen}
-    if found or not own or len(fits) > _MOST_STARTS:
+    if found := _of_content(names.LOSSES, scene, read, _first_loss):
         return found
-    due = {step + execution.local_step for step in fits for execution in own.values()}
-    near: dict[int, list[bool]] = defaultdict(list)
-    for execution in scene.known_where(lambda steps: np.isin(steps.global_step, list(due))):
-        mine, step = own.get(execution.rank), execution.global_step
-        if mine and step is not None and execution.loss_seen:
-            near[step - mine.local_step].append(_are_near(mine.losses, execution.losses))
-    unlike = tuple(sorted(step for step in fits if near[step] and not any(near[step])))
+    if found := _of_content(names.LOSSES, scene, read, _first_loss, only_first=True):
+        parted = _unlike(scene, {step for witness in found for step in witness.fits}, scene.start)
+        against = Witness(names.PARTED, None, "the first loss is equal, and later ones are not", against=parted)
+        return [against] if parted else found
+    own = {execution.rank: execution for execution in reversed(scene.start) if execution.loss_seen}
+    unlike = _unlike(scene, {step for witness in samples for step in witness.fits}, own.values())
     return [Witness(names.UNLIKE, None, "the same samples gave other losses", against=unlike)] if unlike else []
+
+
+def _unlike(scene: Scene, bases: Collection[int], own: Collection[Execution]) -> tuple[int, ...]:
+    """Those of the bases from which a step of `own` would be one that is known, with other losses."""
+    due = {base + execution.local_step for base in bases for execution in own}
+    if len(due) > _MOST_STARTS:
+        return ()
+    known: dict[tuple[int | None, int], list[Sequence[float | None]]] = defaultdict(list)
+    there = scene.known_where(lambda steps: np.isin(steps.global_step, list(due)))
+    if {execution.rank for execution in there} != scene.own.ranks:
+        return ()  # another number of ranks shares the data out in another way
+    for execution in there:
+        if execution.loss_seen:
+            known[execution.global_step, execution.rank].append(execution.losses)
+    return tuple(
+        base for base in sorted(bases)
+        if any(
+            execution.loss_seen and (theirs := known.get((base + execution.local_step, execution.rank)))
+            and not any(_are_near(execution.losses, each) for each in theirs) for execution in own
+        )
+    )  # fmt: skip
 
 
 def _are_near(ours: Sequence[float | None], theirs: Sequence[float | None]) -> bool:

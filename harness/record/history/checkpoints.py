@@ -91,14 +91,17 @@ def read_saves(events: Iterable[Event], steps: Executions) -> list[Save]:
 
 
 def _with_steps_of_ranks(events: Iterable[Event], steps: Executions) -> Iterator[Event]:
-    """Corrects the steps of forked processes. Such a process knows only how many steps its rank had completed when it
-    was forked. It may live for many saves, so its save counts as begun after all steps that the rank has completed by
-    now. See `in_thread` for the consequence."""
+    """Corrects the steps of saves by processes that do not count them. A forked process knows only how many steps its
+    rank had completed when it was forked, and may live for many saves: its save counts as begun after all steps that
+    the rank has completed by now (see `in_thread` for the consequence). A rank that makes no steps, such as a writer,
+    saves after the steps that the other ranks have completed by now."""
+    trains = set(zip(steps.attempt.tolist(), steps.rank.tolist(), strict=True))
     for event in events:
-        if event.kind is Kind.SAVE_BEGIN and "child" in event.data:
-            of_rank = (steps.attempt == (event.attempt or 0)) & (steps.rank == event.rank)
-            done = steps.local_step[of_rank & (steps.mono_s <= event.mono_s)]
-            event = replace(event, step=max(event.step or 0, int(done[-1]) if len(done) else 0))
+        attempt = event.attempt or 0
+        apart = (attempt, event.rank or 0) not in trains
+        if event.kind is Kind.SAVE_BEGIN and ("child" in event.data or apart):
+            own = (steps.attempt == attempt) & (apart | (steps.rank == event.rank)) & (steps.mono_s <= event.mono_s)
+            event = replace(event, step=max(event.step or 0, int(steps.local_step[own].max(initial=0))))
         yield event
 
 

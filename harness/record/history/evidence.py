@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 STATE, LOSSES = "the state itself", "the losses"
@@ -78,7 +79,8 @@ class Witness:
     also: tuple[int, ...] = ()  # other steps that fit as well
     ranks: tuple[int, ...] = ()
     trust: float = 1.0  # the part of its kind's weight that it has
-    against: tuple[int, ...] = ()  # steps that do not fit, if it knows only these
+    against: Sequence[int] = ()  # steps that do not fit, if it knows only these
+    beyond: float = inf  # from this step on, it knows nothing: what it saw comes again and again
 
     @cached_property
     def fits(self) -> tuple[int, ...]:
@@ -89,7 +91,9 @@ class Witness:
         return frozenset(self.fits)
 
     def contradicts(self, base: int) -> bool:
-        return base in self.against if self.against else base not in self._fitting
+        if self.against:
+            return base in self.against
+        return base not in self._fitting and not base >= self.beyond
 
     @property
     def weight(self) -> float:
@@ -112,7 +116,7 @@ def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
     costs = {base: _cost(base, heard) for base in (*candidates, _ELSEWHERE)}
     least = min(costs.values())
     near = {base for base, cost in costs.items() if cost < least + _MARGIN}
-    base = near.pop() if len(near) == 1 else _preferred(near, heard)
+    base = near.pop() if len(near) == 1 else _preferred({base: costs[base] for base in near}, heard)
     if base in (None, _ELSEWHERE):
         return None, ()
     return base, tuple(_disagrees(witness, base) for witness in _against(base, heard))
@@ -140,12 +144,13 @@ def _cost(base: int, witnesses: Iterable[Witness]) -> float:
     return sum(heaviest.values())
 
 
-def _preferred(near: set[int], witnesses: Sequence[Witness]) -> int | None:
-    """The step among equally good ones that a witness prefers for which all of them fit."""
-    if _ELSEWHERE in near:
-        return None
+def _preferred(near: Mapping[int, float], witnesses: Sequence[Witness]) -> int | None:
+    """The step that a witness prefers for which all of these steps fit, unless another of them contradicts less.
+    `near`: steps that are about equally good, with the weight that each contradicts."""
+    least = min(near.values())
     for witness in sorted(witnesses, key=lambda witness: -witness.weight):
-        if witness.value in near and not any(witness.contradicts(base) for base in near):
+        preferred = None if witness.value is None else near.get(witness.value)
+        if preferred == least and not any(witness.contradicts(base) for base in near):
             return witness.value
     return None
 

@@ -61,7 +61,7 @@ class Placing:
         again = {place for place in self.snapshots.seen_again(attempt.number, own) if place < last}
         returns = [
             place for place in sorted((loads.keys() - {0}) | set(jumps(steps)) | again)
-            if place not in loads or may_begin(loads[place], steps[place], steps[place + 1])
+            if place in again or place not in loads or may_begin(loads[place], steps[place], steps[place + 1])
         ]  # fmt: skip
         segments = list[Segment]()
         for place, until in pairwise([0, *returns, last]):
@@ -159,11 +159,9 @@ class Placing:
         return [self._placed_save(save, segments) for save in self.saves.get(attempt, ())] if segments else []
 
     def _placed_save(self, save: Save, segments: Sequence[Segment]) -> Save:
-        own, local_step = self.seen[save.attempt], save.local_step
-        apart = bool(len(own)) and not own.ranks & set(save.ranks)  # its ranks make no steps of their own
-        if apart:
-            local_step = int(own.at(own.mono_s <= save.begun_s).local_step.max(initial=0))
-        step, told = segment_at(segments, local_step, save.begun_s).global_step(local_step), number_in_name(save.path)
+        part = segment_at(segments, save.local_step, save.begun_s)
+        step, told = part.global_step(save.local_step), number_in_name(save.path)
+        apart = not self.seen[save.attempt].ranks & set(save.ranks)  # its ranks make no steps of their own
         late = save.in_thread and step is not None and told is not None and 0 < told <= step
         if (late or apart) and told is not None and self._counts_steps(save):
             step = told

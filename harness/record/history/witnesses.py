@@ -109,7 +109,7 @@ def _of_state(scene: Scene) -> list[Witness]:
 def _of_start(scene: Scene) -> list[Witness]:
     if scene.straight is not None:
         return [Witness(names.STRAIGHT, scene.straight, "the attempt was at this step before")]
-    if scene.first and (scene.alone or not scene.lines or any(0 in witness.fits for witness in _of_log(scene))):
+    if scene.first and (scene.alone or (_log_lead(scene) or 0) <= scene.log_offset + 1):
         return [Witness(names.START, 0, "it is the first attempt with steps")]
     nothing = not scene.blind and not scene.saves and not scene.loads
     return [Witness(names.UNSAVED, 0, "no attempt before it saved a checkpoint")] if nothing else []
@@ -363,7 +363,9 @@ def _of_content(
     for rank, seen in own.items():
         if fits := align(seen, reference[rank]):
             by_rank[rank] = fits, f"those of its step {min(seen)} are those of step {fits[0] + min(seen)}"
-    return _grouped(name, by_rank, _FIRST_ONLY if only_first else 1.0)
+    found = _grouped(name, by_rank, _FIRST_ONLY if only_first else 1.0)
+    last = max((step for part in scene.known for step in part.global_step[-1:].tolist()), default=0)
+    return [replace(witness, beyond=last) if len(witness.fits) > 1 else witness for witness in found]
 
 
 def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
@@ -454,10 +456,7 @@ def _global(execution: Execution) -> int:
 def _of_log(scene: Scene) -> list[Witness]:
     """The witness of the log. A log line may come before or after the end of its step in the journal, so it may be off
     by one."""
-    if not scene.lines:
-        return []
-    own = zip(scene.own.mono_s.tolist(), (scene.own.local_step - scene.after).tolist(), strict=True)
-    ahead = log_lead(scene.lines, own)
+    ahead = _log_lead(scene)
     if ahead is None or ahead < scene.log_offset:
         return []
     base = ahead - scene.log_offset
@@ -465,6 +464,11 @@ def _of_log(scene: Scene) -> list[Witness]:
     return [
         Witness(names.LOG, base, f"its step numbers are {base} ahead of those of the attempt", near if base else ())
     ]
+
+
+def _log_lead(scene: Scene) -> int | None:
+    own = zip(scene.own.mono_s.tolist(), (scene.own.local_step - scene.after).tolist(), strict=True)
+    return log_lead(scene.lines, own) if scene.lines else None
 
 
 def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> int | None:

@@ -31,7 +31,7 @@ _HOOKS_OF_NEED = {
     Need.STEPS: ("steps",),
     Need.LOSS: ("loss", "lr"),
     Need.SAMPLES: ("samples",),
-    Need.CHECKPOINTS: ("checkpoints",),
+    Need.CHECKPOINTS: ("checkpoints", "kept"),
     Need.INVENTORY: ("checkpoints", "kept"),
     Need.TWIN: ("checkpoints", "kept"),
     Need.LEFTOVERS: (),

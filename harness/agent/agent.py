@@ -51,6 +51,7 @@ class Agent:
         self.steps_over = 0  # iterations completed in this attempt
         self.loads = 0  # checkpoint files that were loaded
         self.saves = 0  # checkpoint files whose save began
+        self.put_back = 0  # states that were put into a module or an optimizer
         self.phases, self.tally = Phases(), Tally()
         self.made: dict[int, weakref.ref[Any]] = {}  # optimizers, by id
         self.lasting = Lasting()

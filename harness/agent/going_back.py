@@ -31,8 +31,10 @@ class GoingBack:
         self._by[id(optimizer)] = None if before is None else before - (optimizer_step(optimizer) or 0)
 
     def happened(self, place: int) -> bool:
-        """Whether the job has loaded a checkpoint and an optimizer's state since iteration `place` was over."""
-        return place == self._place and self._loaded and bool(self._by)
+        """Whether the job went on from another state after iteration `place`: it has loaded a checkpoint and an
+        optimizer's state since then, or has put the state with which the process began back from memory, as after
+        steps that only warm up."""
+        return place == self._place and bool(self._by) and (self._loaded or self.by == place)
 
     @property
     def by(self) -> int | None:

@@ -77,7 +77,9 @@ class _Installer:
         if "checkpoints" in agent.live:
             digesting = Digesting(agent)
             self._at_end.append(digesting.ended)
-            transfers = Transfers(agent, digesting, StateSums(agent))
+            sums = StateSums(agent)
+            self._when("torch", "kept", sums.patch)
+            transfers = Transfers(agent, digesting, sums)
             transfers.renames.install()
             self._at_end.append(transfers.buffers.look)
             files = CheckpointHook(transfers)

@@ -1,6 +1,7 @@
 """Check sums by name of the state that a job trains or carries (names.py), and digests of its random number generators,
 at two moments: when a save begins, so that the checkpoint can be compared with them later; and in the first step of a
-process and the first step after each load or save, so that a resume can be compared with the run that it continues.
+process and the first step after each load, save or `load_state_dict`, so that a resume can be compared with the run
+that it continues.
 
 In that step, the state is read when the forward of a wrapped model begins, with the model's inputs; without such a
 forward, when the backward begins. Only the thread that trains reads it, because another thread may save an earlier
@@ -8,8 +9,9 @@ copy. In all other steps, this costs one look at an attribute for each forward a
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -17,10 +19,12 @@ from .agent import Agent
 from .check_sums import plain_of_each
 from .names import Named, Names, kind_of, tensors_in
 from .randomness import states
+from .state import parameters
 from .wire import Kind, Phase
 
 HOOK = "kept"
 _MOST, _INPUTS = 20_000, 64  # tensors of one quantity; inputs of the model
+_MOST_PUT_BACK = 50  # states: some jobs put one into a module in every step
 _LONG = ("parameters", "frozen", "buffers", "moments", "unsaved")
 
 
@@ -35,6 +39,32 @@ class StateSums:
         careful = agent.careful(HOOK)
         self.save_begins, self._begins = careful(self._save_begins), careful(self._step_begins)
         self.handled()
+
+    def patch(self, torch: Any) -> None:
+        """Patches torch: a state that is put into what is trained counts like a load."""
+        for kind in (torch.nn.Module, torch.optim.Optimizer):
+            kind.load_state_dict = self._then_handled(kind.load_state_dict)
+
+    def _then_handled(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        agent, put_back = self._agent, self._agent.careful(HOOK)(self._put_back)
+
+        @functools.wraps(original)
+        def load_state_dict(target: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(target, *args, **kwargs)
+            if agent.on and agent.put_back < _MOST_PUT_BACK:
+                put_back(target)
+            return result
+
+        return load_state_dict
+
+    def _put_back(self, target: Any) -> None:
+        optimizers = self._agent.optimizers
+        trained = {id(each) for each in parameters(optimizers)}
+        if any(each is target for each in optimizers) or any(
+            id(each) in trained for each in getattr(target, "parameters", tuple)()
+        ):
+            self._agent.put_back += 1
+            self.handled()
 
     def handled(self) -> None:
         """Must be called when a save begins and when a load is over: the state is recorded in the next step."""

@@ -28,15 +28,15 @@ class StateHook:
         careful = agent.careful("state")
         self._agent, self._torch = agent, import_module("torch")
         self._norms: deque[float] = deque(maxlen=MEMORY)
-        # The number of loads and saves before the last backward. After a load or save, the job may have changed the
+        # The numbers of loads, saves and states put back before the last backward. After these, the job may have other
         # parameters.
-        self._handled: tuple[int, int] | None = None
+        self._handled: tuple[int, int, int] | None = None
         self.backward_over, self.step_over = careful(self._note_norm), careful(self._note_parameters)
 
     def _note_norm(self) -> None:
         torch = self._torch
         grads = [local(each.grad) for each in parameters(self._agent.optimizers) if each.grad is not None]
-        handled = (self._agent.loads, self._agent.saves)
+        handled = (self._agent.loads, self._agent.saves, self._agent.put_back)
         if self._handled != handled:
             self._handled, self._agent.tally.now.before = handled, self._shown()
         with torch.no_grad():

@@ -190,6 +190,19 @@ def test_a_load_is_a_begin(rank: Any) -> None:
     assert [one.step for one in _begun(ran)] == [0, 2]
 
 
+def test_a_state_put_back_from_memory_is_a_begin(rank: Any) -> None:
+    """As after steps that only warm up. A module that nobody trains, such as a target network, begins nothing."""
+    more = """
+import copy
+first, start, target = copy.deepcopy(model.state_dict()), copy.deepcopy(opt.state_dict()), copy.deepcopy(model)
+step(); target.load_state_dict(model.state_dict()); step()
+model.load_state_dict(first); opt.load_state_dict(start)
+step(); step()
+"""
+    begun = _begun(rank.run(PREPARE + more, hooks=("steps", "checkpoints", "kept")))
+    assert [one.step for one in begun] == [0, 3]
+
+
 @pytest.mark.parametrize("key", ["one", "id(one)", "place", "'0.weight'"])
 def test_what_plain_optimizers_keep_is_found(rank: Any, key: str) -> None:
     """Whether it is kept by parameter, by its number, by its name, or in a list as long as that of the parameters."""

@@ -410,6 +410,29 @@ def test_a_numbered_step_after_a_rollback_within_the_process(rank: Any, source: 
     assert ran.of("fault.applying")[0].data["global_step"] == 7
 
 
+WARMS_UP = """
+import copy, torch
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.Adam(model.parameters(), lr=0.01)
+start = copy.deepcopy(opt.state_dict())
+for step in (-2, -1, 0, 1, 2, 3, 4, 5):
+    if step == 1: opt.load_state_dict(start)
+    model(torch.ones(2, 4)).sum().backward()
+    opt.step()
+    print("done", step, flush=True)
+"""
+
+
+def test_a_numbered_step_after_a_warm_up(rank: Any, source: str) -> None:
+    """Three steps warm up, and the state of the start is put back from memory: the job's step 4 is the seventh."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(WARMS_UP, orders=(rank.order(source, "Kill", step=4),))
+    assert ran.code == -9, ran.output
+    assert ran.output.splitlines()[-1] == "done 3"
+    assert ran.of("fault.applying")[0].data["global_step"] == 4
+
+
 def test_a_rollback_that_no_counter_tells_of(rank: Any, source: str) -> None:
     """Plain SGD counts no steps: the trigger is missed, with what to write instead."""
     page = rank.page()

@@ -20,7 +20,8 @@ DOMAINS: Mapping[str, tuple[Any, ...]] = {
     "ranks_later": (0, 0, 0, 1, 2, 3),  # of later attempts; 0: as many as before
     "steps": (14, 24, 33),
     "every": (4, 5, 3, 7, 1),  # steps between saves
-    "kills": ((9,), (1,), (3,), (12,), (9, 12), (6, 8), (12, 12), (5, 9, 13), (9, 9)),  # the step that is never finished
+    # The step that each attempt does not finish.
+    "kills": ((9,), (1,), (3,), (12,), (9, 12), (6, 8), (12, 12), (5, 9, 13), (9, 9)),
     "names": ("step-{}", "last.pt", "ckpt_{}.pt", "checkpoint-{}", "iter_{}/model.pt", "save_{n}.pt", "epoch{n}.pt",
               "model_{n}/x.pt", "checkpoint-{n}"),  # {n}: the number of the save
     "from_zero": (False, False, False, True),  # the number in the name is one less
@@ -33,7 +34,7 @@ DOMAINS: Mapping[str, tuple[Any, ...]] = {
     "contents": ("none", "step", "from_zero"),  # the number that the file holds
     "warm": (0, 0, 0, 2, 3),  # steps before each load
     "warm_data": ("same", "other"),  # the data of the warm-up: that of the first steps, or made-up
-    "first_warm": (True, False),  # the first attempt warms up, too
+    "first_warm": (True, True, True, False),  # the first attempt warms up, too
     "log": (0, 1, 5),  # a line every so many steps
     "log_from": (0, -1),
     "log_anew": (False, False, False, True),  # the log counts from 1 in each attempt
@@ -158,7 +159,12 @@ class Trainer:
         ranks = range(world.ranks_later if attempt and world.ranks_later else world.ranks)
         everyone = range(len(ranks) + world.role)
         for rank in everyone:
-            data = {"pid": 1000 + 10 * attempt + rank, "start_ticks": attempt, "local_rank": rank, "world_size": len(everyone)}
+            data = {
+                "pid": 1000 + 10 * attempt + rank,
+                "start_ticks": attempt,
+                "local_rank": rank,
+                "world_size": len(everyone),
+            }
             self._emit(Kind.RANK_UP, {**data, "node": 0}, attempt, rank, after=0.2)
             self._emit(Kind.AGENT_STARTED, {**data, "python": "", "torch": "2.13.0", "hooks": []}, attempt, rank)
         self._local, self._late = dict.fromkeys(everyone, 0), []
@@ -231,8 +237,8 @@ class Trainer:
             self.truth[attempt, rank, self._local[rank]] = step
             own = samples[rank]
             data: dict[str, Any] = {
-                "losses": [losses[rank]] if world.losses else [], "samples": own if world.samples else [None] * len(own),
-                "indices": None, "lr": [lr], "opt_step": state.opt_step + world.ahead if world.counter else None,
+                "losses": [losses[rank]] if world.losses else [],
+                "samples": own if world.samples else [None] * len(own), "indices": None, "lr": [lr], "opt_step": state.opt_step + world.ahead if world.counter else None,
                 "sched_step": counted if world.schedule == "counted" else None, "phases": {}, "skipped": False,
             }  # fmt: skip
             if world.state == "steps":
@@ -324,7 +330,9 @@ class Trainer:
             return [len(ranks)]
         return list(ranks) if self.world.writers == "all" else [0]
 
-    def _write(self, attempt: int, ranks: range, files: list[tuple[str, float | None]], blocked_s: float, _: int) -> None:
+    def _write(
+        self, attempt: int, ranks: range, files: list[tuple[str, float | None]], blocked_s: float, _: int
+    ) -> None:
         if not self.world.saves:
             return
         for path, _told in files:

@@ -424,13 +424,14 @@ for step in (-2, -1, 0, 1, 2, 3, 4, 5):
 
 
 def test_a_numbered_step_after_a_warm_up(rank: Any, source: str) -> None:
-    """Three steps warm up, and the state of the start is put back from memory: the job's step 4 is the seventh."""
+    """Three steps warm up, and the state of the start is put back from memory: the job's step 5 is over with the eighth
+    of the process."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    ran = rank.run(WARMS_UP, orders=(rank.order(source, "Kill", step=4),))
+    ran = rank.run(WARMS_UP, orders=(rank.order(source, "Kill", step=6),))
     assert ran.code == -9, ran.output
-    assert ran.output.splitlines()[-1] == "done 3"
-    assert ran.of("fault.applying")[0].data["global_step"] == 4
+    assert ran.output.splitlines()[-1] == "done 4"
+    assert ran.of("fault.applying")[0].data["global_step"] == 6
 
 
 def test_a_rollback_that_no_counter_tells_of(rank: Any, source: str) -> None:

@@ -238,7 +238,8 @@ class Trainer:
             own = samples[rank]
             data: dict[str, Any] = {
                 "losses": [losses[rank]] if world.losses else [],
-                "samples": own if world.samples else [None] * len(own), "indices": None, "lr": [lr], "opt_step": state.opt_step + world.ahead if world.counter else None,
+                "samples": own if world.samples else [None] * len(own), "indices": None, "lr": [lr],
+                "opt_step": state.opt_step + world.ahead if world.counter else None,
                 "sched_step": counted if world.schedule == "counted" else None, "phases": {}, "skipped": False,
             }  # fmt: skip
             if world.state == "steps":

@@ -365,10 +365,11 @@ def test_a_file_written_in_place_is_known_by_its_last_save() -> None:
 def test_the_base_contradicts_the_least_weight() -> None:
     """A number that may count from 0 or from 1 is settled by any other witness; a vague witness alone settles nothing,
     and neither does the position in the data, which a job may have lost. The order of the witnesses does not matter."""
-    contents = Witness(CONTENTS, 15, "", (16,))
+    contents = Witness(CONTENTS, None, "", (15, 16))
     for base, said in (
         (16, [contents, Witness(OPTIMIZER, 16, "")]),
-        (15, [contents, Witness(SAMPLES, 0, "")]),
+        (15, [contents, Witness(SAMPLES, 0, ""), Witness(LOG, 15, "")]),
+        (None, [contents]),
         (None, [Witness(OPTIMIZER, None, "", (10, 20))]),
         (10, [Witness(SAMPLES, None, "", (0, 10)), Witness(LOG, 10, "", (9, 11))]),
         (None, [Witness(SAMPLES, 10, "")]),

@@ -47,7 +47,7 @@ DOMAINS: Mapping[str, tuple[Any, ...]] = {
     "samples": (True, True, True, False),
     "saves": (True, True, True, True, False),
     "loads": (True, True, True, True, False),
-    "state": ("named", "named", "steps", "none"),  # recorded: sums by name at saves and resumes, or after each step
+    "state": ("named", "named", "named", "steps", "none"),  # recorded: sums by name at saves and resumes, or after each step
     "shards": (False, False, True),
     "rounding": (False, False, False, True),  # from the second step after a restart on, the sums differ by rounding
     "twin": (True, True, False),
@@ -168,7 +168,7 @@ class Trainer:
             self._emit(Kind.RANK_UP, {**data, "node": 0}, attempt, rank, after=0.2)
             self._emit(Kind.AGENT_STARTED, {**data, "python": "", "torch": "2.13.0", "hooks": []}, attempt, rank)
         self._local, self._late = dict.fromkeys(everyone, 0), []
-        self._begins = True
+        self._begins = self._was_handled = True
         state = self._fresh()
         warm = world.warm if attempt or world.first_warm else 0
         for number in range(1, warm + 1):

@@ -58,15 +58,18 @@ class Placing:
         loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
         steps = BySteps(own)
         last = int(own.local_step.max(initial=0))
-        again = {place for place in self.snapshots.seen_again(attempt.number, own) if place < last}
+        saved = {save.local_step for save in self.saves.get(attempt.number, ())}
+        put_back = self.snapshots.seen_again(attempt.number, own) | (self.snapshots.begun(attempt.number) - saved)
+        again = {place for place in put_back if 0 < place < last}
         returns = [
             place for place in sorted((loads.keys() - {0}) | set(jumps(steps)) | again)
             if place in again or place not in loads or may_begin(loads[place], steps[place], steps[place + 1])
         ]  # fmt: skip
         segments = list[Segment]()
         for place, until in pairwise([0, *returns, last]):
-            part = self._segment(attempt, segments, place, until, loads.get(place, []))
-            if not segments or (part.base is not None and part.base != segments[-1].global_step(place)):
+            part = self._segment(attempt, segments, place, until, loads.get(place, []), place in again)
+            other = bool(segments) and part.base != segments[-1].global_step(place)
+            if not segments or (other and (part.base is not None or place in loads or place in again)):
                 if self._only_warmed_up(segments, part):
                     del self.placed[placed_before:]
                     segments.clear()
@@ -88,7 +91,7 @@ class Placing:
         )  # fmt: skip
 
     def _segment(
-        self, attempt: Attempt, before: Sequence[Segment], place: int, until: int, loads: Sequence[Load]
+        self, attempt: Attempt, before: Sequence[Segment], place: int, until: int, loads: Sequence[Load], put_back: bool
     ) -> Segment:
         """The segment that begins after `place` local steps, after the segments `before` of the same attempt, from what
         was seen up to the step `until`."""
@@ -105,9 +108,13 @@ class Placing:
             own=own.at((step > place) & (step <= until)),
             after=place,
             straight=before[-1].global_step(place) if before else None,
+            put_back=put_back,
             loads=loads,
             lines=[line for line in self._lines_of(attempt) if since_s <= line[0] < until_s],
-            saves=[*self.saved, *self._placed_saves(attempt.number, before)],
+            saves=[
+                *self.saved,
+                *(save for save in self._placed_saves(attempt.number, before) if save.begun_s < since_s),
+            ],
             blind=any(self._is_blind(earlier) for earlier in self.found if earlier.number < attempt.number),
             known=[*self.twin, *(part.placed for part in self.placed)],
             snapshots=self.snapshots,
@@ -161,11 +168,17 @@ class Placing:
     def _placed_save(self, save: Save, segments: Sequence[Segment]) -> Save:
         part = segment_at(segments, save.local_step, save.begun_s)
         step, told = part.global_step(save.local_step), number_in_name(save.path)
-        apart = not self.seen[save.attempt].ranks & set(save.ranks)  # its ranks make no steps of their own
         late = save.in_thread and step is not None and told is not None and 0 < told <= step
-        if (late or apart) and told is not None and self._counts_steps(save):
+        if (late or self._is_apart(save)) and told is not None and self._counts_steps(save):
             step = told
         return replace(save, global_step=step)
+
+    def _is_apart(self, save: Save) -> bool:
+        """Whether ranks saved that make no steps, at other distances from the number in the name each time."""
+        if self.seen[save.attempt].ranks & set(save.ranks):
+            return False
+        named = ((number_in_name(each.path), each.local_step) for each in self.saves[save.attempt])
+        return len({told - step for told, step in named if told is not None}) > 1
 
     def _counts_steps(self, save: Save) -> bool:
         return counts_steps(save.path, self.saves.get(self.found[0].number, ()))

@@ -36,6 +36,10 @@ class Snapshots:
                 by_attempt[state.event.attempt or 0].append(state)
         return cls(by_attempt)
 
+    def begun(self, number: int) -> set[int]:
+        """The local steps after which a rank reported with which state it went on."""
+        return {state.event.step or 0 for state in self._states.get(number, ()) if state.begun}
+
     def seen_again(self, number: int, own: Executions) -> set[int]:
         """The local steps of the attempt after which it went on with a state that had been seen after another step, or
         with another state than that after the step. `own`: all steps of the attempt."""

@@ -36,12 +36,15 @@ from torchaos.harness.record.steps.samples import sums_of
 
 Array = npt.NDArray[Any]
 Read = Callable[[Execution], float | None]
-Said = tuple[tuple[int, ...], str]  # bases that fit, a preferred one first; the fact that this is based on
+Said = tuple[tuple[int, ...], str]  # bases that fit; the fact that this is based on
 Tell = Callable[[Load, Sequence[Save]], Said | None]
+Equal = Callable[[Execution, Execution], bool]
+_RECENT = 4  # values of a counter that must each belong to one step, so that it can be continued
 _LATE = 1000  # the most steps by which a thread may write late
 _OTHER_RANKS = 0.2  # the trust in the lesser part of the ranks
 _FIRST_STATE = 0.2  # the trust in the state with which the job began
 _UNKNOWN_FILE = 0.2  # the trust in a file that this run was not seen to save
+_LOADED = 0.7  # the trust in that an attempt simply goes on, where it loads something
 _FIRST_ONLY = 0.5  # the trust in losses if only the first agrees
 _NEAR = 1e-4  # relative; losses that are farther apart are not equal but for rounding
 _MOST_STARTS = 256  # steps that begin like an attempt
@@ -66,6 +69,7 @@ class Scene:
     foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     after: int = 0  # steps of the attempt before that point
     straight: int | None = None  # the global step at that point, if the steps before simply go on
+    put_back: bool = False  # a state was put back from memory there
     # By rank: by how much the optimizer's own counter is ahead of the training, if it was new in this attempt.
     ahead: Mapping[int, int] = field(default_factory=dict)
 
@@ -108,7 +112,8 @@ def _of_state(scene: Scene) -> list[Witness]:
 
 def _of_start(scene: Scene) -> list[Witness]:
     if scene.straight is not None:
-        return [Witness(names.STRAIGHT, scene.straight, "the attempt was at this step before")]
+        trust = _LOADED if scene.loads or scene.put_back else 1.0
+        return [Witness(names.STRAIGHT, scene.straight, "the attempt was at this step before", trust=trust)]
     if scene.first and (scene.alone or (_log_lead(scene) or 0) <= scene.log_offset + 1):
         return [Witness(names.START, 0, "it is the first attempt with steps")]
     nothing = not scene.blind and not scene.saves and not scene.loads
@@ -162,11 +167,9 @@ def _of_loads(name: str, loads: Sequence[Load], saves: Sequence[Save], tell: Tel
     found = list[Witness]()
     for fits, ranks in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1])):
         trust, rests_on = _OTHER_RANKS if found else 1.0, by_rank[ranks[0]][0][1]
-        if len(fits) == 1:
-            found.append(Witness(name, fits[0][0], rests_on, fits[0][1:], tuple(ranks), trust))
-        else:
-            each = tuple(dict.fromkeys(step for of_one in fits for step in of_one))
-            found.append(Witness(name, None, rests_on, each, tuple(ranks), trust))
+        found.append(
+            _open(name, tuple(dict.fromkeys(step for of_one in fits for step in of_one)), rests_on, ranks, trust)
+        )
     return found
 
 
@@ -186,8 +189,8 @@ def _save_record(load: Load, saves: Sequence[Save]) -> Said | None:
     save = saved_as(load.path, saves, load.mono_s)
     if save is None or save.global_step is None:
         return None
-    before = range(save.global_step - 1, max(0, save.global_step - _LATE), -1) if save.in_thread else ()
     rests_on = f"{save.path} was saved after step {save.global_step}, in attempt {save.attempt}"
+    before = range(save.global_step - 1, max(0, save.global_step - _LATE), -1) if save.in_thread else ()
     return (save.global_step, *before), rests_on
 
 
@@ -196,9 +199,9 @@ def _contents(load: Load, saves: Sequence[Save]) -> Said | None:
     if found is None or found[1] < 0:
         return None
     key, number = found
-    ahead = _ahead(saves) if number == number_in_name(load.path) else None
-    fits = (number - ahead,) if ahead else (number, number + 1)  # +1: some jobs count steps from 0
-    return fits, f"{load.path} holds {key} = {number}"
+    # Some jobs count steps from 0, and those that warm up count otherwise than we do.
+    fits = sorted({number - ahead + from_zero for ahead in (0, _ahead(saves) or 0) for from_zero in (0, 1)})
+    return tuple(fits), f"{load.path} holds {key} = {number}"
 
 
 def _name(load: Load, saves: Sequence[Save]) -> Said | None:
@@ -248,13 +251,6 @@ class _Known:
     def last(self) -> float:
         return float(self._values.max())
 
-    @cached_property
-    def one_by_one(self) -> bool:
-        """Whether each value of the counter belongs to one step."""
-        order = np.lexsort((self._steps, self._values))
-        same = np.diff(self._values[order]) == 0
-        return not (same & (np.diff(self._steps[order]) != 0)).any()
-
 
 def _of_counter(
     name: str, scene: Scene, read: Read, column: str, ahead: Mapping[int, int] | None
@@ -287,7 +283,11 @@ def _steps_at(value: float, known: _Known, lead: int | None) -> set[int]:
     if not known or value < known.first:
         return set() if lead is None else {int(value) - lead}
     last = known.last
-    return {max(known.at(last)) + int(value - last)} if value > last and known.one_by_one else set()
+    if value < last or any(
+        len(known.at(last - before)) != 1 for before in range(min(_RECENT, int(last - known.first) + 1))
+    ):
+        return set()
+    return {max(known.at(last)) + int(value - last)}
 
 
 def _union(parts: Iterable[Hashable]) -> Hashable:
@@ -324,7 +324,14 @@ def _of_samples(scene: Scene) -> list[Witness]:
         for execution in scene.known_where(lambda steps: np.isin(steps.global_step, near))
     }
     fits = align(own, {step: [key] for step, key in _union_by_step(last.values(), _global, by_sum).items()})
-    return _grouped(names.SAMPLES, {-1: (fits, "taken over all ranks of a step")}) if fits else []
+    if fits:
+        return _grouped(names.SAMPLES, {-1: (fits, "taken over all ranks of a step")})
+    other = _unlike(scene, _straight(scene), scene.start[:1], lambda ours, theirs: read(ours) == read(theirs))
+    return [Witness(names.SAMPLES, None, "they are not those of that step", against=other)] if other else []
+
+
+def _straight(scene: Scene) -> set[int]:
+    return set() if scene.straight is None else {scene.straight}
 
 
 def _seen_samples(execution: Execution) -> Hashable:
@@ -383,34 +390,38 @@ def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
         against = Witness(names.PARTED, None, "the first loss is equal, and later ones are not", against=parted)
         return [against] if parted else found
     own = {execution.rank: execution for execution in reversed(scene.start) if execution.loss_seen}
-    unlike = _unlike(scene, {step for witness in samples for step in witness.fits}, own.values())
+    unlike = _unlike(scene, {step for witness in samples for step in witness.fits} | _straight(scene), own.values())
     return [Witness(names.UNLIKE, None, "the same samples gave other losses", against=unlike)] if unlike else []
 
 
-def _unlike(scene: Scene, bases: Collection[int], own: Collection[Execution]) -> tuple[int, ...]:
-    """Those of the bases from which a step of `own` would be one that is known, with other losses."""
+def _unlike(
+    scene: Scene, bases: Collection[int], own: Collection[Execution], equal: Equal | None = None
+) -> tuple[int, ...]:  # fmt: skip
+    """Those of the bases from which a step of `own` would be a known step that was another: with other losses, or as
+    `equal` says."""
+    equal = equal or (lambda ours, theirs: _are_near(ours.losses, theirs.losses))
     due = {base + execution.local_step for base in bases for execution in own}
-    if len(due) > _MOST_STARTS:
+    if not due or len(due) > _MOST_STARTS:
         return ()
-    known: dict[tuple[int | None, int], list[Sequence[float | None]]] = defaultdict(list)
+    known: dict[tuple[int | None, int], list[Execution]] = defaultdict(list)
     there = scene.known_where(lambda steps: np.isin(steps.global_step, list(due)))
     if {execution.rank for execution in there} != scene.own.ranks:
         return ()  # another number of ranks shares the data out in another way
     for execution in there:
-        if execution.loss_seen:
-            known[execution.global_step, execution.rank].append(execution.losses)
+        known[execution.global_step, execution.rank].append(execution)
     return tuple(
         base for base in sorted(bases)
         if any(
-            execution.loss_seen and (theirs := known.get((base + execution.local_step, execution.rank)))
-            and not any(_are_near(execution.losses, each) for each in theirs) for execution in own
+            (theirs := known.get((base + mine.local_step, mine.rank))) and not any(equal(mine, each) for each in theirs)
+            for mine in own
         )
     )  # fmt: skip
 
 
 def _are_near(ours: Sequence[float | None], theirs: Sequence[float | None]) -> bool:
-    pairs = list(zip(ours, theirs, strict=False))
-    return all(a is not None and b is not None and math.isclose(a, b, rel_tol=_NEAR) for a, b in pairs)
+    """Whether the losses differ by rounding at most. Losses that were not seen do not differ."""
+    pairs = zip(ours, theirs, strict=False)
+    return all(a is None or b is None or math.isclose(a, b, rel_tol=_NEAR) for a, b in pairs)
 
 
 def _around(steps: Iterable[int], firsts: Iterable[int]) -> list[int]:

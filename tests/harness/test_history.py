@@ -383,7 +383,8 @@ def test_what_the_job_computes_outweighs_its_counter() -> None:
     the job went on; the counter is the finding."""
     said = [
         Witness(RECORD, 21, "saved in a thread", tuple(range(20, 0, -1))), Witness(CONTENTS, 20, "step = 20", (21,)),
-        Witness(OPTIMIZER, 21, "it stood at 22"), Witness(SAMPLES, 20, ""), Witness(LOSSES, 20, ""), Witness(LOG, 20, ""),
+        Witness(OPTIMIZER, 21, "it stood at 22"), Witness(SAMPLES, 20, ""), Witness(LOSSES, 20, ""),
+        Witness(LOG, 20, ""),
     ]  # fmt: skip
     assert decide(said) == (20, ("the optimizer's own step counter says 21 steps were done, not 20: it stood at 22",))
     assert decide([said[1], said[2]])[0] is not None

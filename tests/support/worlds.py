@@ -7,13 +7,14 @@ which then shrinks a failure towards the first values."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
 from torchaos.harness.agent.check_sums import MODULUS
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.record.history import History
 
 DOMAINS: Mapping[str, tuple[Any, ...]] = {
     "ranks": (1, 2, 3, 4),
@@ -47,7 +48,8 @@ DOMAINS: Mapping[str, tuple[Any, ...]] = {
     "samples": (True, True, True, False),
     "saves": (True, True, True, True, False),
     "loads": (True, True, True, True, False),
-    "state": ("named", "named", "named", "steps", "none"),  # recorded: sums by name at saves and resumes, or after each step
+    # What is recorded of the state: sums by name at saves and resumes, or sums after each step.
+    "state": ("named", "named", "named", "steps", "none"),
     "shards": (False, False, True),
     "rounding": (False, False, False, True),  # from the second step after a restart on, the sums differ by rounding
     "twin": (True, True, False),
@@ -385,9 +387,15 @@ def _copy(state: _State) -> _State:
     return replace(state, weights=[*state.weights], draws=[*state.draws], moments=[*state.moments])
 
 
-def offsets(truth: Mapping[tuple[int, int, int], int], executions: Any) -> Iterator[int | None]:
-    """By how much the global step of each execution is ahead of the trainer's step; None: it has none."""
-    for execution in executions:
-        step = truth.get((execution.attempt, execution.rank, execution.local_step), 0)
-        if step:
-            yield None if execution.global_step is None else execution.global_step - step
+def outcome(world: World) -> str:
+    """How the history places the steps of this world: "right", "unknown" (some are not placed) or "wrong". They are
+    right if all are ahead of the trainer's own count by the same number."""
+    run = Trainer(world).run()
+    twin = History.of(Trainer(world.straight).run().events) if world.twin else None
+    ahead = set[int | None]()
+    for execution in History.of(run.events, twin).executions:
+        if step := run.truth[execution.attempt, execution.rank, execution.local_step]:
+            ahead.add(None if execution.global_step is None else execution.global_step - step)
+    if len(ahead - {None}) > 1:
+        return "wrong"
+    return "unknown" if None in ahead else "right"

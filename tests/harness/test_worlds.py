@@ -1,0 +1,60 @@
+"""Where resumes began, in simulated trainers of all kinds (tests/support/worlds.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+
+def _worlds() -> Any:
+    path = Path(__file__).parents[1] / "support" / "worlds.py"
+    spec = importlib.util.spec_from_file_location("torchaos_test_worlds", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+worlds = _worlds()
+World = worlds.World
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.builds(World, **{
+    name: st.sampled_from(values) for name, values in worlds.DOMAINS.items() if name not in ("state", "role")
+}))  # fmt: skip
+@example(World(best=True, names="last.pt", counter=False))
+@example(World(names="ckpt_{}.pt", lag=2))
+@example(World(warm=3, counter=False, schedule="linear"))
+@example(World(warm=3, warm_data="other"))
+def test_steps_are_right_or_not_known(world: Any) -> None:
+    """Whatever a trainer is like, no step gets a wrong number if the state is recorded at saves and resumes."""
+    assert worlds.outcome(world) != "wrong"
+
+
+def test_few_steps_are_not_known() -> None:
+    """Of worlds drawn at random, in which parts may be unseen, at most a few leave steps without a number."""
+    drawn = [worlds.drawn(random.Random(number)) for number in range(200)]
+    unknown = [world for world in drawn if worlds.outcome(world) == "unknown"]
+    assert len(unknown) <= 6, unknown
+
+
+@pytest.mark.parametrize("world", [
+    World(names="last.pt", best=True), World(names="last.pt", best=True, best_last=False),
+    World(names="ckpt_{}.pt", lag=2), World(names="checkpoint-{}", lag=3),
+    World(warm=3, counter=False), World(warm=2, counter=False, log=1), World(names="last.pt", role=True),
+    World(names="iter_{}/model.pt", shards=True, ranks=4, ranks_later=3), World(older=True, names="save_{n}.pt"),
+    World(pretrained="/else/step-5000.pt", counter=False, kills=(3, 9)),
+])  # fmt: skip
+def test_shapes_that_once_were_placed_wrongly(world: Any) -> None:
+    """A file that is only looked into, a thread that writes late, steps that only warm up, ranks without steps."""
+    assert worlds.outcome(world) == "right"

@@ -344,7 +344,8 @@ def test_parts_that_are_shared_out_in_another_way(trainer: Any) -> None:
         class Shared(trainer):  # type: ignore[misc]
             def _step(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
                 for rank in range(world):
-                    place, own = (f"part{rank}-", 50 + rank) if world == 2 else ("", whole)
+                    parts = (f"part{rank}-", 50 + rank + 100 * step), ("", whole + 200 * step)
+                    place, own = parts[0] if world == 2 else parts[1]
                     sums = {"weight": ["float32 4x4", f"{place}{own:016x}"]}
                     data = {"parameters": sums, "frozen": {}, "buffers": {}, "moments": {}, "rng": {}, "at": "forward"}
                     self.emit(Kind.BEGUN, data, rank, attempt, local - 1)

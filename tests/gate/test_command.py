@@ -154,7 +154,7 @@ def test_the_example_runs_what_is_missing(tmp_path: Path) -> None:
     path.write_text(text[: text.index("waivers:")])
     done = gate(home, "gate.yaml", "torchaos-runs", "--env", "ci")
     assert done.returncode == 1
-    assert "no lost work " in done.stdout
+    assert "no lost work: " in done.stdout
 
 
 def test_short_and_whole(release: Release) -> None:

@@ -88,7 +88,7 @@ CASES = (
     Case("an empty assert", GOOD[GOOD.index("assert:") :], "assert: []\n", "12:9", ("assert", "at least 1")),
     # names
     Case("unknown injector", "process.kill", "process.kil", "9:13", ("'process.kil'", "'process.kill'")),
-    Case("unknown injector, nothing near", "process.kill", "zzz", "9:13", ("'zzz'", "process.freeze")),
+    Case("unknown injector, nothing near", "process.kill", "zzz", "9:13", ("'zzz'", "list injectors")),
     Case("unknown assertion", "loss_continuity", "loss_continuty", "14:5", ("'loss_continuty'", "'loss_continuity'")),
     Case("unknown bound", "catch_up", "catchup", "13:21", ("'catchup'", "'catch_up'")),
     Case("a bound of the wrong type", "catch_up: 60s", "catch_up: soon", "13:31", ("'soon'", "duration")),

@@ -34,6 +34,7 @@ class StateSums:
         self._names = Names(self._torch)
         self._told: dict[str, Any] = {}  # what this process has written last, by its key in the event
         self._last: tuple[int, Any] = (-1, None)  # the last event of a save
+        self._first: dict[str, list[str]] | None = None  # the parameters of the first step
         self._has_forward = False
         self._begun: dict[str, Any] = {}  # what was read when the forward began
         careful = agent.careful(HOOK)
@@ -95,14 +96,25 @@ class StateSums:
             if not self._begun:
                 given = dict(tensors_in("", inputs, self._torch.Tensor))
                 summed = self._summed({"inputs": given if len(given) <= _INPUTS else {}})
-                self._begun = {**self._look(), **summed, "rng": states(), "at": phase.value}
+                self._begun = {**self._at_start(), **summed, "rng": states(), "at": phase.value}
         elif begun := self._begun:
             self._agent.state_begins, self._begun = None, {}
             drawn = [name for name, state in states().items() if begun["rng"].get(name) != state]
             self._emit(Kind.BEGUN, {**begun, "drawn": drawn})
         elif not self._has_forward:  # otherwise, a thread began to save in the middle of this step
             self._agent.state_begins = None
-            self._emit(Kind.BEGUN, {**self._look(), "rng": states(), "at": phase.value})
+            self._emit(Kind.BEGUN, {**self._at_start(), "rng": states(), "at": phase.value})
+
+    def _at_start(self) -> dict[str, Any]:
+        """What `_look` finds when a step begins. If these are the parameters of the first step again, the steps before
+        only warmed up."""
+        found, agent = self._look(), self._agent
+        own = found.get("parameters") or found.get("frozen")
+        if not agent.steps_over:
+            self._first = own
+        elif own and own == self._first:
+            agent.orders.returned_to_start()
+        return found
 
     def _look(self) -> dict[str, Any]:
         """The check sums by quantity and name. Quantities with too many tensors are left out."""

@@ -63,6 +63,7 @@ class Orders:
         self._agent = agent
         self.mine = [order for order in agent.plan.orders if self._is_mine(order.when)]
         self.base: int | None = 0  # global steps before this attempt; None: unknown after a load
+        self._start: int | None = 0  # the base with which the process began
         self._going_back, self._gone_back_by = GoingBack(), 0  # steps gone back since the last step ended
         self.current: list[Pending] = []
         self._pending: list[Pending] = []
@@ -97,7 +98,7 @@ class Orders:
         if not self._waits_for_a_step():
             return
         if self._agent.steps_over == 0:
-            self.base = None
+            self.base = self._start = None
             self._select_current()
         else:
             self._going_back.loaded(self._agent.steps_over)
@@ -112,6 +113,13 @@ class Orders:
         if self._agent.steps_over:
             self._going_back.was_put_back(optimizer)
             self._count_again()
+
+    def returned_to_start(self) -> None:
+        """Must be called when the job goes on with the parameters with which the process began: it counts its steps
+        from there again."""
+        if self._start is not None and self.base != self._start - self._agent.steps_over:
+            self.base = self._start - self._agent.steps_over
+            self._select_current()
 
     def _waits_for_a_step(self) -> bool:
         return any(pending.when.step is not None and not pending.has_fired for pending in self._pending)
@@ -233,7 +241,7 @@ class Orders:
         step after a load is over."""
         for pending in [each for each in self._pending if each.when.step is not None and not each.has_fired]:
             if wait_until(partial(self._base_is_known, pending), time.monotonic() + pending.when.hold_s):
-                self.base = pending.page.read(ControlPage.BASE)
+                self.base = self._start = pending.page.read(ControlPage.BASE)
                 return
             self._forget(pending, _NO_BASE)
 

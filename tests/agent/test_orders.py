@@ -414,21 +414,23 @@ WARMS_UP = """
 import copy, torch
 model = torch.nn.Linear(4, 1)
 opt = torch.optim.Adam(model.parameters(), lr=0.01)
-start = copy.deepcopy(opt.state_dict())
+first, start = copy.deepcopy(model.state_dict()), copy.deepcopy(opt.state_dict())
 for step in (-2, -1, 0, 1, 2, 3, 4, 5):
-    if step == 1: opt.load_state_dict(start)
+    if step == 1: model.load_state_dict(first); opt.load_state_dict(start)
     model(torch.ones(2, 4)).sum().backward()
     opt.step()
     print("done", step, flush=True)
 """
 
 
-def test_a_numbered_step_after_a_warm_up(rank: Any, source: str) -> None:
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_numbered_step_after_a_warm_up(rank: Any, source: str, counts: bool) -> None:
     """Three steps warm up, and the state of the start is put back from memory: the job's step 5 is over with the eighth
-    of the process."""
+    of the process. The optimizer's counter shows it, or the parameters do."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    ran = rank.run(WARMS_UP, orders=(rank.order(source, "Kill", step=6),))
+    job = WARMS_UP if counts else WARMS_UP.replace("Adam", "SGD")
+    ran = rank.run(job, orders=(rank.order(source, "Kill", step=6),), hooks=("steps", "checkpoints", "kept"))
     assert ran.code == -9, ran.output
     assert ran.output.splitlines()[-1] == "done 4"
     assert ran.of("fault.applying")[0].data["global_step"] == 6

@@ -85,7 +85,7 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
             continue
         saver = before[-1]
         saved = _of(history, saver, attempt.base)
-        if len(first) != attempt.world_size or len(saved) != saver.world_size:
+        if not (_by_all(history, attempt, first) and _by_all(history, saver, saved)):
             yield Carried(attempt, saver, None, None)
             continue
         next_ = _of(history, saver, attempt.base + 1)
@@ -157,6 +157,13 @@ def _of_all(continued: Mapping[int, str | None], after: Mapping[int, str | None]
 def _of(history: History, attempt: Attempt, step: int) -> list[Execution]:
     steps = history.executions
     return list(steps.at((steps.attempt == attempt.number) & (steps.global_step == step)))
+
+
+def _by_all(history: History, attempt: Attempt, done: Sequence[Execution]) -> bool:
+    """Whether all ranks of the attempt made a step (`done`), without ranks that make no steps in the whole run, such as
+    actors and writers."""
+    trains = history.executions.ranks
+    return {rank for rank in range(attempt.world_size) if rank in trains} == {execution.rank for execution in done}
 
 
 def _by_rank(executions: Sequence[Execution], name: str) -> dict[int, str | None]:

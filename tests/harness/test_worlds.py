@@ -58,3 +58,18 @@ def test_few_steps_are_not_known() -> None:
 def test_shapes_that_once_were_placed_wrongly(world: Any) -> None:
     """A file that is only looked into, a thread that writes late, steps that only warm up, ranks without steps."""
     assert worlds.outcome(world) == "right"
+
+
+@pytest.mark.parametrize("defect", worlds.DEFECTS)
+def test_a_planted_defect_is_found_with_its_cause(defect: str) -> None:
+    """In trainers of all kinds, a part of the state that the resume does not restore is named, or the verdict says what
+    is not known; it never passes, and no other cause is told."""
+    told = [worlds.judged(worlds.planted(number, defect)) for number in range(5)]
+    assert {outcome for outcome, _text in told} <= {"cause right", "unknown"}, told
+    assert [outcome for outcome, _text in told].count("cause right") >= 2, told
+
+
+def test_healthy_trainers_do_not_fail() -> None:
+    """The same trainers without a defect."""
+    told = [worlds.judged(worlds.planted(number, "")) for number in range(20)]
+    assert not [text for outcome, text in told if outcome not in ("passed", "unknown")]

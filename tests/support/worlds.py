@@ -7,14 +7,23 @@ which then shrinks a failure towards the first values."""
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
+from torchaos.assertions.loss_continuity import LossContinuity
+from torchaos.assertions.lr_continuity import LrContinuity
+from torchaos.assertions.no_lost_work import NoLostWork
+from torchaos.assertions.sample_accounting import SampleAccounting
+from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.agent.check_sums import MODULUS
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Outcome
 from torchaos.harness.record.history import History
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.record import Record
 
 DOMAINS: Mapping[str, tuple[Any, ...]] = {
     "ranks": (1, 2, 3, 4),
@@ -48,8 +57,8 @@ DOMAINS: Mapping[str, tuple[Any, ...]] = {
     "samples": (True, True, True, False),
     "saves": (True, True, True, True, False),
     "loads": (True, True, True, True, False),
-    # What is recorded of the state: sums by name at saves and resumes, or sums after each step.
-    "state": ("named", "named", "named", "steps", "none"),
+    # What is recorded of the state: sums by name at saves and resumes, sums after each step, or both.
+    "state": ("named", "named", "all", "steps", "none"),
     "shards": (False, False, True),
     "rounding": (False, False, False, True),  # from the second step after a restart on, the sums differ by rounding
     "twin": (True, True, False),
@@ -57,6 +66,9 @@ DOMAINS: Mapping[str, tuple[Any, ...]] = {
     "seed": tuple(range(50)),
 }  # fmt: skip
 ROOT = "/job/ckpt"
+_JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0, ROOT)
+_PLAN = Plan("made-up", "", 7, _JOB, (), ())
+_ASSERTIONS = (StateRestored(), LossContinuity(), SampleAccounting(), LrContinuity(), NoLostWork())
 
 
 @dataclass(frozen=True)
@@ -113,9 +125,14 @@ class _State:
     weights: list[float]
     draws: list[int]  # of each rank's random numbers
     moments: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    frozen: float = 0.7
+    buffer: float = 1.0  # such as a running mean; it acts on the loss
     opt_step: int = 0
     sched_step: int = 0
+    rate: float = 0.1
+    scale: float = 1.0  # of the loss
     position: int = 0  # batches drawn
+    turn: int = 0  # by which the ranks' parts of a batch are exchanged
     step: int = 0  # of the trainer's loop
 
 
@@ -127,6 +144,66 @@ class _Saved:
     step: int
     files: list[tuple[str, float | None]]  # path, and the number in its contents
     ended_s: float = float("inf")
+
+
+class Defect(NamedTuple):
+    """A defect of the resume. `plant`: changes the restored state; it also gets a fresh one, and an older one."""
+
+    says: str  # a regular expression: what a right cause says
+    plant: Callable[[_State, _State, _State], None] = lambda restored, fresh, older: None
+
+
+def _take(*names: str, of: str = "fresh") -> Callable[[_State, _State, _State], None]:
+    def plant(restored: _State, fresh: _State, older: _State) -> None:
+        for name in names:
+            setattr(restored, name, getattr(_copy(fresh if of == "fresh" else older), name))
+
+    return plant
+
+
+def _add(name: str, by: float) -> Callable[[_State, _State, _State], None]:
+    return lambda restored, fresh, older: setattr(restored, name, getattr(restored, name) + by)
+
+
+def _put(name: str, value: Callable[[_State, _State], Any]) -> Callable[[_State, _State, _State], None]:
+    return lambda restored, fresh, older: setattr(restored, name, value(restored, fresh))
+
+
+_WEIGHTS, _MOMENTS, _DATA, _SCHEDULE = "weight|parameter", "moment", "data|sample", "schedul|rate"
+DEFECTS: Mapping[str, Defect] = {
+    "weights of a fresh start": Defect(_WEIGHTS, _take("weights")),
+    "one weight of a fresh start": Defect(_WEIGHTS, _put("weights", lambda s, fresh: [s.weights[0], fresh.weights[1]])),
+    "older weights": Defect(_WEIGHTS, _take("weights", of="older")),
+    "a bit of a weight": Defect(_WEIGHTS, _put("weights", lambda s, _: [s.weights[0] * (1 + 2**-30), s.weights[1]])),
+    "weights exchanged": Defect(_WEIGHTS, _put("weights", lambda s, _: s.weights[::-1])),
+    "weights of low precision": Defect(_WEIGHTS, _put("weights", lambda s, _: [round(w, 3) for w in s.weights])),
+    "frozen weights changed": Defect("frozen", _add("frozen", 0.05)),
+    "buffer of a fresh start": Defect("buffer", _take("buffer")),
+    "older buffer": Defect("buffer", _take("buffer", of="older")),
+    "moments of a fresh start": Defect(_MOMENTS, _put("moments", lambda s, _: [0.0, 0.0])),
+    "one moment lost": Defect(_MOMENTS, _put("moments", lambda s, _: [s.moments[0], 0.0])),
+    "moments exchanged": Defect(_MOMENTS, _put("moments", lambda s, _: s.moments[::-1])),
+    "older moments": Defect(_MOMENTS, _take("moments", of="older")),
+    "counter of a fresh start": Defect("counter", _take("opt_step")),
+    "counter ahead": Defect("counter", _add("opt_step", 1)),
+    "counter behind": Defect("counter", _add("opt_step", -1)),
+    "optimizer of a fresh start": Defect("counter|moment", _take("opt_step", "moments")),
+    "schedule of a fresh start": Defect(_SCHEDULE, _take("sched_step")),
+    "schedule ahead": Defect(_SCHEDULE, _add("sched_step", 1)),
+    "schedule behind": Defect(_SCHEDULE, _add("sched_step", -1)),
+    "other rate": Defect(_SCHEDULE, _add("rate", 0.05)),
+    "RNG of a fresh start": Defect("RNG", _take("draws")),
+    "RNG ahead": Defect("RNG", _put("draws", lambda s, _: [drawn + 1 for drawn in s.draws])),
+    "RNG of rank 1": Defect("RNG", _put("draws", lambda s, _: [s.draws[0], 0, *s.draws[2:]])),
+    "data from the start": Defect(_DATA, _take("position")),
+    "data of an older step": Defect(_DATA, _take("position", of="older")),
+    "data skipped": Defect(_DATA, _add("position", 2)),
+    "data repeated": Defect(_DATA, _add("position", -1)),
+    "data of other ranks": Defect(_DATA, _add("turn", 1)),
+    "loss scale": Defect("loss scale", _add("scale", 1.0)),
+    "only the weights": Defect(".", _take("moments", "opt_step", "sched_step", "position", "draws", "buffer")),
+    "takes an older checkpoint": Defect("older|newer|went on from step"),
+}  # fmt: skip
 
 
 class Trainer:
@@ -182,7 +259,7 @@ class Trainer:
                 self._emit(Kind.AHEAD, {"steps": world.ahead}, attempt, rank, self._local[rank], 0.0)
         while state.step < world.steps:
             if state.step + 1 == kill:
-                self._die(attempt, everyone)
+                self._die(attempt, everyone, kill)
                 return False
             self._step(attempt, ranks, state, state.step + 1, 0)
             self._write_late(attempt, ranks)
@@ -196,7 +273,9 @@ class Trainer:
     def _fresh(self) -> _State:
         return _State([1.0 + self.world.seed / 7, 0.5], [0] * 8)
 
-    def _die(self, attempt: int, everyone: range) -> None:
+    def _die(self, attempt: int, everyone: range, step: int) -> None:
+        hit = {"fault": "kill", "phase": "backward", "global_step": step, "pid": 1000 + 10 * attempt}
+        self._emit(Kind.APPLYING, hit, attempt, 0, self._local[0])
         for rank in everyone:
             self._exited(attempt, rank, -9 if rank == 0 else -15)
         self._emit(Kind.ELASTIC_RENDEZVOUS, {"done": True}, after=0.3)
@@ -210,23 +289,28 @@ class Trainer:
     def _step(self, attempt: int, ranks: range, state: _State, step: int, warm: int) -> None:
         """Makes the trainer's step `step`, or step `warm` of a warm-up."""
         world = self.world
-        lr = 0.1 if world.schedule == "constant" else 0.1 / (1 + state.sched_step)
-        samples = [self._samples(state.position, rank, len(ranks), bool(warm)) for rank in ranks]
+        lr = state.rate if world.schedule == "constant" else state.rate / (1 + state.sched_step)
+        turns = [(rank + state.turn) % len(ranks) for rank in ranks]
+        samples = [self._samples(state.position, rank, len(ranks), bool(warm)) for rank in turns]
         state.position += 1
         for rank in ranks:
             state.draws[rank] += 1
         losses = [
-            state.weights[0] + 0.3 * state.weights[1] + 1e-3 * (sum(map(hash_, own)) % 89)
-            + 1e-4 * (hash_(f"{world.seed}/{rank}/{state.draws[rank]}") % 97)
+            state.scale * (
+                state.weights[0] + 0.3 * state.weights[1] + 0.2 * state.frozen + 0.1 * state.buffer
+                + 1e-3 * (sum(map(hash_, own)) % 89) + 1e-4 * (hash_(f"{world.seed}/{rank}/{state.draws[rank]}") % 97)
+            )
             for rank, own in zip(ranks, samples, strict=True)
         ]  # fmt: skip
         if self._begins:
             self._begins = False
             self._begun(attempt, ranks, state)
-        restored = self._sums(state, ranks) if world.state == "steps" else []
-        mean = sum(losses) / len(losses)
+        state.buffer = 0.9 * state.buffer + 0.1 * losses[0] / state.scale
+        begun = _copy(state)
+        mean = sum(losses) / len(losses) / state.scale
         state.moments = [0.9 * moment + mean * scale for moment, scale in zip(state.moments, (1.0, 0.5), strict=True)]
-        state.weights = [w - lr * 0.05 * m for w, m in zip(state.weights, state.moments, strict=True)]
+        by = lr * 0.05 * (1 + 1 / (1 + state.opt_step))
+        state.weights = [w - by * m for w, m in zip(state.weights, state.moments, strict=True)]
         if world.rounding and attempt and self._local[ranks[0]]:
             state.weights = [w * (1 + 1e-15 * (attempt + 1)) for w in state.weights]
         state.opt_step += 1
@@ -244,10 +328,11 @@ class Trainer:
                 "opt_step": state.opt_step + world.ahead if world.counter else None,
                 "sched_step": counted if world.schedule == "counted" else None, "phases": {}, "skipped": False,
             }  # fmt: skip
-            if world.state == "steps":
-                data |= {"norm": 1.0, "parameters": self._sums(state, ranks)[rank], "moments": "0" * 32}
+            if world.state in ("steps", "all"):
+                data |= {"norm": mean, **self._sums(state, rank, ranks)}
                 if self._was_handled:
-                    data |= {"restored": restored[rank], "restored_moments": "0" * 32}
+                    before = self._sums(begun, rank, ranks)
+                    data |= {"restored": before["parameters"], "restored_moments": before["moments"]}
             self._emit(Kind.STEP, data, attempt, rank, self._local[rank])
         self._was_handled = False
         printed = step + world.log_from - (self._base if world.log_anew else 0)
@@ -264,34 +349,41 @@ class Trainer:
         turn = f"e{epoch}-" if self.world.shuffled else ""
         return [f"{turn}{at * world + rank}.{number}" for number in range(2)]
 
-    def _sums(self, state: _State, ranks: range) -> list[str]:
-        texts = []
-        for rank in ranks:
-            value = sum(hash_(repr(weight)) for weight in state.weights) % MODULUS
-            if self.world.shards:
-                share = value // len(ranks)
-                own = share if rank else value - share * (len(ranks) - 1)
-                texts.append(f"shard-{own:016x}{own:016x}")
-            else:
-                texts.append(f"{value:016x}{value:016x}")
-        return texts
-
-    def _named(self, state: _State, rank: int, ranks: range) -> dict[str, list[str]]:
+    def _sums(self, state: _State, rank: int, ranks: range) -> dict[str, str]:
+        """The check sums of a rank after a step (see agent/state.py)."""
         found = {}
-        for number, weight in enumerate(state.weights):
-            value = hash_(repr(weight))
-            if self.world.shards:
-                share = value // len(ranks)
-                own = share if rank else value - share * (len(ranks) - 1)
-                found[f"layer{number}.weight"] = ["float32 4x4", f"part{rank}-{own:016x}"]
-            else:
-                found[f"layer{number}.weight"] = ["float32 4x4", f"{value:016x}"]
+        for name, values in (("parameters", state.weights), ("moments", state.moments)):
+            factored = sum((3 + place) * hash_(repr(value)) for place, value in enumerate(values))
+            found[name] = self._shared(factored, rank, ranks, "shard-") + self._shared(
+                sum(hash_(repr(value)) for value in values), rank, ranks, ""
+            )
         return found
 
+    def _shared(self, value: int, rank: int, ranks: range, prefix: str) -> str:
+        """The sum of this rank's part of a value, or of the whole value."""
+        if not self.world.shards:
+            return f"{value % MODULUS:016x}"
+        share = value % MODULUS // len(ranks)
+        return f"{prefix}{share if rank else value % MODULUS - share * (len(ranks) - 1):016x}"
+
+    def _named(self, state: _State, rank: int, ranks: range) -> dict[str, Any]:
+        """The state of a rank, as the agent records it (see wire.py: KEPT, BEGUN)."""
+        found = {}
+        for number, weight in enumerate(state.weights):
+            own = self._shared(hash_(repr(weight)), rank, ranks, f"part{rank}-")
+            found[f"layer{number}.weight"] = ["float32 4x4", own]
+        moments = {f"layer{number}.weight/exp_avg": _sum_of(moment) for number, moment in enumerate(state.moments)}
+        return {
+            "parameters": found, "frozen": {"base.weight": _sum_of(state.frozen)},
+            "buffers": {"norm.mean": _sum_of(state.buffer)}, "moments": moments if state.opt_step else {},
+            "rng": {"torch": f"{hash_(f'{rank}/{state.draws[rank]}'):016x}", "python": "0" * 16},
+        }  # fmt: skip
+
     def _begun(self, attempt: int, ranks: range, state: _State) -> None:
-        if self.world.state == "named":
+        if self.world.state in ("named", "all"):
             for rank in ranks:
-                data = {"parameters": self._named(state, rank, ranks), "at": "forward"}
+                before = replace(state, draws=[drawn - 1 for drawn in state.draws])
+                data = {**self._named(before, rank, ranks), "at": "forward", "drawn": ["torch"]}
                 self._emit(Kind.BEGUN, data, attempt, rank, self._local[rank], 0.001)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
@@ -310,10 +402,10 @@ class Trainer:
         if world.lag:
             self._late.append((self._local[ranks[0]] + world.lag, saved))
         else:
-            if world.state == "named":
+            if world.state in ("named", "all"):
                 for rank in self._writers(ranks):
                     if rank in ranks:
-                        data = {"parameters": self._named(state, rank, ranks)}
+                        data = self._named(state, rank, ranks)
                         self._emit(Kind.KEPT, data, attempt, rank, self._local[rank], 0.001)
             self._write(attempt, ranks, saved.files, 0.05, 0)
             saved.ended_s = self._now
@@ -346,7 +438,10 @@ class Trainer:
 
     def _resume(self, attempt: int, everyone: range, fresh: _State) -> _State:
         world = self.world
+        defect = DEFECTS.get(world.defect)
         chosen = self._saved[-1] if self._saved else None
+        if chosen and world.defect == "takes an older checkpoint" and len(self._saved) > 1:
+            chosen = self._saved[-2]
         files: list[tuple[str, float | None]] = []
         if world.pretrained:
             files.append((world.pretrained, 5000 if "5000" in world.pretrained else None))
@@ -365,7 +460,10 @@ class Trainer:
                     self._emit(Kind.LOAD_END, ended, attempt, rank, self._local[rank], 0.001)
             self._begins = self._was_handled = True
         self._base = chosen.step if chosen else 0
-        return _copy(chosen.state) if chosen else fresh
+        state = _copy(chosen.state) if chosen else fresh
+        if chosen and defect:
+            defect.plant(state, fresh, self._saved[0].state)
+        return state
 
     # -- the journal ---------------------------------------------------------------------------------------------
 
@@ -381,6 +479,10 @@ class Trainer:
 def hash_(text: str) -> int:
     """A number that depends on the text alone, in each process."""
     return crc32(text.encode()) * 0x9E3779B97F4A7C15 >> 1 & (1 << 63) - 1
+
+
+def _sum_of(value: float) -> list[str]:
+    return ["float32 4x4", f"{hash_(repr(value)):016x}"]
 
 
 def _copy(state: _State) -> _State:
@@ -399,3 +501,28 @@ def outcome(world: World) -> str:
     if len(ahead - {None}) > 1:
         return "wrong"
     return "unknown" if None in ahead else "right"
+
+
+def planted(number: int, defect: str) -> World:
+    """The world of this number as one in which the defect can be found: its data, its state and a twin are seen."""
+    drawn_ = drawn(random.Random(number))
+    counts = defect.startswith(("schedule", "counter")) or drawn_.schedule == "counted"
+    return replace(
+        drawn_, ranks=2, ranks_later=0, steps=24, every=min(drawn_.every, 5), kills=(12,), lag=0, warm=0, role=False,
+        rounding=False, counter=True, shuffled=True, schedule="counted" if counts else "constant", losses=True, samples=True,
+        saves=True, loads=True, state="all", twin=True, defect=defect,
+    )  # fmt: skip
+
+
+def judged(world: World) -> tuple[str, str]:
+    """What the assertions say of a world: "cause right", "other cause", "unknown" (none fails, and some are
+    inconclusive) or "passed"; and the reasons of those that did not pass."""
+    run, twin = (Record(_PLAN, tuple(Trainer(each).run().events), {}) for each in (world, world.straight))
+    findings = [assertion.judge(run, [twin]) for assertion in _ASSERTIONS]
+    failed = [found for found in findings if found.outcome is Outcome.FAILED]
+    text = "\n".join(f"{found.reason} {found.cause}" for found in failed)
+    if failed:
+        right = world.defect in DEFECTS and re.search(DEFECTS[world.defect].says, text)
+        return "cause right" if right else "other cause", text
+    unknown = [found.reason for found in findings if found.outcome is Outcome.INCONCLUSIVE]
+    return "unknown" if unknown else "passed", "\n".join(unknown)

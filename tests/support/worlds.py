@@ -509,8 +509,8 @@ def planted(number: int, defect: str) -> World:
     counts = defect.startswith(("schedule", "counter")) or drawn_.schedule == "counted"
     return replace(
         drawn_, ranks=2, ranks_later=0, steps=24, every=min(drawn_.every, 5), kills=(12,), lag=0, warm=0, role=False,
-        rounding=False, counter=True, shuffled=True, schedule="counted" if counts else "constant", losses=True, samples=True,
-        saves=True, loads=True, state="all", twin=True, defect=defect,
+        rounding=False, counter=True, shuffled=True, schedule="counted" if counts else "constant", losses=True,
+        samples=True, saves=True, loads=True, state="all", twin=True, defect=defect,
     )  # fmt: skip
 
 

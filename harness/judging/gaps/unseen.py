@@ -60,14 +60,18 @@ def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:
         )
     part = next((segment for segment in history.segments if segment.number == number and segment.base is None), None)
     loads = [load for load in history.loads if load.attempt == number]
+    said = (
+        sorted((witness for witness in part.witnesses if witness.fits), key=lambda each: -each.weight) if part else []
+    )
     seen = [_of_load(record, loads)]
-    ambiguous = [witness for witness in part.witnesses if len(witness.fits) > 1] if part else []
-    if ambiguous:
-        fits = ", ".join(str(fit) for fit in ambiguous[0].fits[:3])
-        seen.append(f"{ambiguous[0].name} fit several steps ({fits})")
-    else:
+    seen += [f"{each.name} says {' or '.join(map(str, each.fits[:3]))}" for each in said[:2]]
+    if not said:
         seen.append("no counter, sample or loss shows an earlier step")
-    return f"it is not known which global steps attempt {number} made: {', and '.join(seen)}"
+    known = any(record.of_kind(Kind.BEGUN))
+    remedy = (
+        "let the job print its step" if known else "with `state_restored`, the state itself is recorded and shows it"
+    )
+    return f"it is not known which global steps attempt {number} made: {', and '.join(seen)}; {remedy}"
 
 
 def _of_load(record: Record, loads: Sequence[Load]) -> str:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.history import Executions, History, base_of, saved_as
-from torchaos.harness.record.history.alignment import align
 from torchaos.harness.record.history.checkpoints import number_in_contents, number_in_name, read_saves
 from torchaos.harness.record.history.evidence import (
     CONTENTS,
@@ -26,6 +25,7 @@ from torchaos.harness.record.history.evidence import (
     Witness,
     decide,
 )
+from torchaos.harness.record.history.first_steps import align
 
 
 def _trainer() -> Any:

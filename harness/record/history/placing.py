@@ -23,9 +23,10 @@ from torchaos.harness.record.history.checkpoints import (  # fmt: skip
     whole_loads,
 )
 from torchaos.harness.record.history.evidence import decide
+from torchaos.harness.record.history.scene import Scene
 from torchaos.harness.record.history.segments import BySteps, Segment, by_place, jumps, may_begin
 from torchaos.harness.record.history.snapshots import Snapshots, segment_at
-from torchaos.harness.record.history.witnesses import Scene, hear, log_lead
+from torchaos.harness.record.history.witnesses import hear, log_lead
 from torchaos.harness.record.steps import Executions
 
 _MOST = 2**62  # a number in a name or a file that is larger is no step

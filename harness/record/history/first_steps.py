@@ -1,0 +1,219 @@
+"""The witnesses of what a job does: the samples, losses and rates of its first steps, compared with those of earlier
+attempts and of the twin."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchaos.harness.record.history import evidence as names
+from torchaos.harness.record.history.evidence import Witness
+from torchaos.harness.record.history.scene import FEW, Said, Scene, grouped
+from torchaos.harness.record.steps import Execution, Executions
+from torchaos.harness.record.steps.samples import sums_of
+
+Array = npt.NDArray[Any]
+Equal = Callable[[Execution, Execution], bool]
+_FIRST_ONLY = 0.5  # the trust in losses if only the first agrees
+_NEAR = 1e-4  # relative; losses that are farther apart are not equal but for rounding
+_MOST_STARTS = 256  # steps that begin like an attempt
+
+
+def align(own: Mapping[int, Hashable], reference: Mapping[int, Collection[Hashable]]) -> tuple[int, ...]:
+    """Every b >= 0 that may be the global step before the first step of an attempt: the value of each of its first FEW
+    steps n was also seen in global step b + n. `own`: the value of each step of the attempt. `reference`: the values
+    that were seen in each global step. A step that `reference` lacks is skipped, except the first step."""
+    first, *later = sorted(own)[:FEW] or [0]
+    starts = [step - first for step, seen in reference.items() if own.get(first) in seen]
+    return tuple(
+        base
+        for base in sorted(starts)
+        if base >= 0 and all(own[n] in reference[base + n] for n in later if base + n in reference)
+    )
+
+
+def of_content(scene: Scene) -> list[Witness]:
+    """The witnesses of the rates, the samples and the losses."""
+    samples = _of_samples(scene)
+    rates = _of_column(names.RATES, scene, lambda execution: execution.lr or None, _first_rate)
+    return [*rates, *samples, *_of_losses(scene, samples)]
+
+
+def _of_samples(scene: Scene) -> list[Witness]:
+    """The witness of the samples. They are aligned rank by rank or, if the earlier ranks no longer exist, by the
+    samples of all ranks of a step together."""
+    by_sum = any(steps.column("summed").any() for steps in (scene.own, *scene.known))
+    read, column = (_sum, "samples_sum") if by_sum else (_seen_samples, "samples")
+    found = _of_column(names.SAMPLES, scene, read, lambda steps: steps.column(column))
+    if found:
+        return found
+    own = _union_by_step(scene.start, lambda execution: execution.local_step, by_sum)
+    if not own:
+        return []
+    begun = scene.own.at(scene.own.local_step == scene.after + min(own)).column("samples_sum")
+    near = _around(_steps_with(scene.known, begun.sum(dtype=np.uint64)), [min(own)])
+    last = {
+        (execution.rank, execution.global_step): execution
+        for execution in scene.known_where(lambda steps: np.isin(steps.global_step, near))
+    }
+    fits = align(own, {step: [key] for step, key in _union_by_step(last.values(), _global, by_sum).items()})
+    if fits:
+        return grouped(names.SAMPLES, {-1: (fits, "taken over all ranks of a step")})
+    other = _unlike(scene, _straight(scene), scene.start[:1], lambda ours, theirs: read(ours) == read(theirs))
+    return [Witness(names.SAMPLES, None, "they are not those of that step", against=other)] if other else []
+
+
+def _straight(scene: Scene) -> set[int]:
+    return set() if scene.straight is None else {scene.straight}
+
+
+def _seen_samples(execution: Execution) -> Hashable:
+    return execution.samples if execution.samples_seen else None
+
+
+def _sum(execution: Execution) -> Hashable:
+    """The number of samples and their sum, which are also known of steps whose single samples were not kept."""
+    return sums_of(execution)[:2] if execution.samples_seen or execution.sums is not None else None
+
+
+def _of_column(
+    name: str, scene: Scene, read: Callable[[Execution], Hashable], key_of: Callable[[Executions], Array],
+    only_first: bool = False,
+) -> list[Witness]:  # fmt: skip
+    """The witness of the contents of steps, such as losses, aligned rank by rank. `key_of`: a number for each step;
+    only steps with equal numbers may be equal. `only_first`: only the first step of each rank is compared."""
+    own: dict[int, dict[int, Hashable]] = defaultdict(dict)
+    for execution in scene.start:
+        if (key := read(execution)) is not None and not (only_first and own[execution.rank]):
+            own[execution.rank][execution.local_step] = key
+    if not own:
+        return []
+    firsts = {min(seen) for seen in own.values()}
+    begun = scene.own.at(np.isin(scene.own.local_step - scene.after, list(firsts)))
+    keys = np.unique(key_of(begun))
+    starts = {int(step) for part in scene.known for step in np.unique(part.at(np.isin(key_of(part), keys)).global_step)}
+    if len(starts) > _MOST_STARTS:
+        return []  # a constant shows nothing
+    near = _around(starts, firsts)
+    reference: dict[int, dict[int, list[Hashable]]] = {rank: defaultdict(list) for rank in own}
+    for execution in scene.known_where(lambda steps: np.isin(steps.global_step, near)):
+        if execution.rank in own and execution.global_step is not None and (key := read(execution)) is not None:
+            reference[execution.rank][execution.global_step].append(key)
+    by_rank: dict[int, Said] = {}
+    for rank, seen in own.items():
+        if fits := align(seen, reference[rank]):
+            by_rank[rank] = fits, f"those of its step {min(seen)} are those of step {fits[0] + min(seen)}"
+    found = grouped(name, by_rank, _FIRST_ONLY if only_first else 1.0)
+    last = max((step for part in scene.known for step in part.global_step[-1:].tolist()), default=0)
+    return [replace(witness, beyond=last) if len(witness.fits) > 1 else witness for witness in found]
+
+
+def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
+    """The witness of the losses. If they are those of no earlier steps, the first loss alone may be: then later ones
+    differ by rounding, or part from the earlier ones, because other state was lost or another state was put in
+    unseen. If not even the first loss is known: the steps with the same samples and other losses."""
+
+    def read(execution: Execution) -> Hashable:
+        return execution.losses if execution.loss_seen else None
+
+    if found := _of_column(names.LOSSES, scene, read, _first_loss):
+        return found
+    if found := _of_column(names.LOSSES, scene, read, _first_loss, only_first=True):
+        parted = _unlike(scene, {step for witness in found for step in witness.fits}, scene.start)
+        against = Witness(names.PARTED, None, "the first loss is equal, and later ones are not", against=parted)
+        return [against] if parted else found
+    own = {execution.rank: execution for execution in reversed(scene.start) if execution.loss_seen}
+    unlike = _unlike(scene, {step for witness in samples for step in witness.fits} | _straight(scene), own.values())
+    return [Witness(names.UNLIKE, None, "the same samples gave other losses", against=unlike)] if unlike else []
+
+
+def _unlike(
+    scene: Scene, bases: Collection[int], own: Collection[Execution], equal: Equal | None = None
+) -> tuple[int, ...]:  # fmt: skip
+    """Those of the bases from which a step of `own` would be a known step that was another: with other losses, or as
+    `equal` says."""
+    equal = equal or (lambda ours, theirs: _are_near(ours.losses, theirs.losses))
+    due = {base + execution.local_step for base in bases for execution in own}
+    if not due or len(due) > _MOST_STARTS:
+        return ()
+    known: dict[tuple[int | None, int], list[Execution]] = defaultdict(list)
+    there = scene.known_where(lambda steps: np.isin(steps.global_step, list(due)))
+    if {execution.rank for execution in there} != scene.own.ranks:
+        return ()  # another number of ranks shares the data out in another way
+    for execution in there:
+        known[execution.global_step, execution.rank].append(execution)
+    return tuple(
+        base for base in sorted(bases)
+        if any(
+            (theirs := known.get((base + mine.local_step, mine.rank))) and not any(equal(mine, each) for each in theirs)
+            for mine in own
+        )
+    )  # fmt: skip
+
+
+def _are_near(ours: Sequence[float | None], theirs: Sequence[float | None]) -> bool:
+    """Whether the losses differ by rounding at most. Losses that were not seen do not differ."""
+    pairs = zip(ours, theirs, strict=False)
+    return all(a is None or b is None or math.isclose(a, b, rel_tol=_NEAR) for a, b in pairs)
+
+
+def _first_loss(steps: Executions) -> Array:
+    return _first_of(steps.column("losses"))
+
+
+def _first_rate(steps: Executions) -> Array:
+    return _first_of(steps.column("lr"))
+
+
+def _first_of(values: Array) -> Array:
+    return values[:, 0] if values.shape[1] else np.full(len(values), np.nan)
+
+
+def _around(steps: Iterable[int], firsts: Iterable[int]) -> list[int]:
+    """The global steps of the first steps of an attempt, if one of `firsts` (local steps) is one of `steps`."""
+    return [step - first + local for step in set(steps) for first in firsts for local in range(1, FEW + 1)]
+
+
+def _steps_with(known: Sequence[Executions], samples_sum: np.uint64) -> list[int]:
+    """The global steps in which the last executions of all ranks together had these samples."""
+    step, rank, sums = (
+        np.concatenate([np.zeros(0, kind), *(executions.column(name) for executions in known)])
+        for name, kind in (("global_step", np.int64), ("rank", np.int64), ("samples_sum", np.uint64))
+    )
+    order = np.lexsort((rank, step))
+    last = np.append((np.diff(step[order]) != 0) | (np.diff(rank[order]) != 0), True)[: len(order)]
+    kept = order[last]
+    steps, starts = np.unique(step[kept], return_index=True)
+    if not len(steps):
+        return []
+    found: list[int] = steps[np.add.reduceat(sums[kept], starts) == samples_sum].tolist()
+    return found
+
+
+def _union_by_step(
+    executions: Iterable[Execution], step_of: Callable[[Execution], int], by_sum: bool
+) -> dict[int, Hashable]:
+    """By step: the samples of all ranks together, or their sum. Steps with samples that were not seen are left out."""
+    read, union = (_sum, _total) if by_sum else (_seen_samples, _union)
+    parts: dict[int, list[Any]] = defaultdict(list)
+    for execution in executions:
+        parts[step_of(execution)].append(read(execution))
+    return {step: union(found) for step, found in parts.items() if None not in found}
+
+
+def _union(parts: Iterable[Hashable]) -> Hashable:
+    return tuple(sorted(str(leaf) for part in parts if isinstance(part, tuple) for leaf in part))
+
+
+def _total(sums: Sequence[tuple[int, int]]) -> Hashable:
+    return sum(count for count, _ in sums), sum(part for _, part in sums) % 2**64
+
+
+def _global(execution: Execution) -> int:
+    return execution.global_step or 0

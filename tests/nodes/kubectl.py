@@ -34,8 +34,9 @@ def main(cluster: Path, words: list[str]) -> int:
     elif verb == "create" and (path := options.get("--raw")):
         _start(cluster, "end", path.split("/")[-2])
     elif verb == "create":
-        for made in yaml.safe_load_all(sys.stdin):
-            _make(cluster, made)
+        for given in yaml.safe_load_all(sys.stdin):
+            for made in given.get("items", [given]):  # a List, as torchaos sends it
+                _make(cluster, made)
     elif verb == "get" and options["--output"].startswith("jsonpath="):
         statuses = [one for pod in _pods(cluster) if pod.name == rest[1] for one in _statuses(pod)]
         print(*[one["containerID"] for one in statuses if "running" in one["state"]])

@@ -65,7 +65,7 @@ def test_more_nodes_than_pods(pods: Any) -> None:
     run = pods.run({"inject": "process.kill", "target": {"rank": 1}, "when": STEP})
     said = run.communicate(timeout=200)[0]
     assert run.returncode == 3, said
-    assert "job.yaml: it makes 2 pods for 3 nodes; correct job.nodes" in " ".join(said.split())
+    assert "job.yaml: Job/llm makes 2 pods for 3 nodes; correct job.nodes" in " ".join(said.split())
     assert not list((pods.folder / "cluster").glob("*/pod.json"))
 
 

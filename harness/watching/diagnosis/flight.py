@@ -82,12 +82,22 @@ def read_folder(folder: Path) -> Calls:
 
 
 def _in_subfolders(folder: Path) -> list[Path]:
-    """The dumps one folder below, or if there are none, two folders below. A bare number is no name of a dump there."""
+    """The dumps one folder below, or if there are none, two folders below. There, a bare number is no name of a dump,
+    and other programs' files, such as `gcov-dump-12`, are left out by their first byte."""
     for pattern in ("*/*", "*/*/*"):
         paths = [path for path in folder.glob(pattern) if _OF_A_DUMP.search(path.name) and _NAME.search(path.name)]
-        if found := sorted(path for path in paths if path.is_file()):
+        if found := sorted(path for path in paths if path.is_file() and _begins_as_a_dump(path)):
             return found
     return []
+
+
+def _begins_as_a_dump(path: Path) -> bool:
+    """Whether the file may be a pickle, JSON, empty, or zeros. A file that can't be read may be a dump too."""
+    try:
+        with path.open("rb") as file:
+            return file.read(1) in (b"", b"\0", b"\x80", b"{", b" ", b"\n")
+    except OSError:
+        return True
 
 
 def _with_unique_names(ranks: dict[int, RankCalls]) -> dict[int, RankCalls]:

@@ -17,7 +17,7 @@ from torchaos.harness.running.launchers.job import Job
 from torchaos.harness.running.launchers.job_env import job_env
 from torchaos.harness.running.launchers.local import LocalNode
 from torchaos.harness.running.planner.job import planned_job
-from torchaos.harness.running.planner.targets import target_of
+from torchaos.harness.running.planner.targets import FaultAt, target_of
 from torchaos.harness.scenario.grammar import Fault, Limits, When
 from torchaos.harness.scenario.grammar import Target as Aim
 from torchaos.harness.scenario.job import Job as Grammar
@@ -121,4 +121,7 @@ def test_which_nodes_are_spare(
     assert planned.busy_nodes == busy
     for node, expected in ranks.items():
         fault = Fault(inject="node.kill", target=Aim(node=node), when=When(step=3))
-        assert target_of(fault, planned, Limits(), random.Random(1), "here").ranks == expected
+        assert (
+            target_of(fault, planned, Limits(), random.Random(1), FaultAt(tmp_path / "s.yaml", 0, fault)).ranks
+            == expected
+        )

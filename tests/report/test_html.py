@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from recorded import RECORDED, change_events, judged, lose, recorded
 
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.record import Record
@@ -260,6 +261,18 @@ def test_checkpoints_have_their_state(run: RunDir) -> None:
     states = {one["name"]: (one["state"], one["good"]) for one in checkpoints_of(Record.load(run))}
     assert states["step-14"] == ("damaged", False)
     assert next(state for name, (state, _) in states.items() if "step-10" in name).startswith("it no longer exists")
+
+
+def test_a_file_that_the_inventory_leaves_out_is_not_gone(run: RunDir) -> None:
+    """A save under a name of no known format: whether the file is there was not looked at."""
+    record = Record.load(run)
+    begun = next(event for event in record.events if event.kind is Kind.SAVE_BEGIN)
+    end = next(event for event in record.events if event.kind is Kind.SAVE_END)
+    path = f"{begun.data['path'].rpartition('/')[0]}/random.rng0"
+    more = [replace(event, data={**event.data, "path": path}) for event in (begun, end)]
+    events = tuple(sorted((*record.events, *more), key=lambda event: event.mono_s))
+    states = {row["name"]: row["state"] for row in checkpoints_of(replace(record, events=events))}
+    assert next(state for name, state in states.items() if name.endswith(".rng0")).startswith("not read: its name")
 
 
 def test_many_checkpoints_that_the_job_removed_are_one_row(run: RunDir) -> None:

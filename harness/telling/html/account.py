@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from torchaos.harness.checkpoints.formats.table import may_hold_tensors
 from torchaos.harness.contracts import Need
 from torchaos.harness.judging.twins.agreement import common, history_of
 from torchaos.harness.judging.twins.computed import Computed
@@ -153,7 +154,7 @@ def _saved(
         loaded = _loads(run, name, since_s, end_s)
         row = _there(name, entry, loaded) if entry and later is None else {
             "name": name, "format": save.format, "bytes": None, "verified": None, "good": None, "problem": None,
-            "state": _gone(run, later, looked), "loaded": loaded,
+            "state": _gone(run, name, later, looked), "loaded": loaded,
         }  # fmt: skip
         if not save.ok:
             row = {**row, "state": f"{row['state']}; its save was never finished", "good": row["good"] and None}
@@ -162,10 +163,12 @@ def _saved(
         yield {**row, "step": step, "attempt": save.attempt, "at": at, "blocked": blocked}
 
 
-def _gone(run: Record, later: Save | None, looked: bool) -> str:
-    """Why the state of a checkpoint is not known."""
+def _gone(run: Record, name: str, later: Save | None, looked: bool) -> str:
+    """Why the state of a checkpoint is not known. The inventory leaves out files whose names show no known format."""
     if later is not None:
         return "overwritten" if later.global_step is None else f"overwritten in step {later.global_step}"
+    if looked and os.path.splitext(name)[1] and not may_hold_tensors(name):
+        return "not read: its name shows no known format"
     if looked:
         return _GONE
     if Need.INVENTORY in run.plan.collect:

@@ -302,8 +302,11 @@ class _Words:
             if ranks:
                 yield f"are those of rank {ranks[0]}"
             return
-        if any(_said_equal(state, quantity, name, entry) for state in self._saved.values()):
-            yield "are those that were in the model during the save, and not those with which the job went on"
+        for saver, state in self._saved.items():
+            if _said_equal(state, quantity, name, entry):
+                if saver in self._due and _said_equal(self._due[saver], quantity, name, entry):
+                    yield f"are those of rank {saver}, and were other ones on this rank before"
+                yield "are those that were in the model during the save, and not those with which the job went on"
         if int(entry[1][-_DIGITS:], 16):
             of = [one for one, known in (due or {}).items() if one != name and tuple(known) == tuple(entry)]
             if of:

@@ -476,3 +476,19 @@ def test_a_job_that_loads_two_checkpoints_goes_on_from_the_right_one() -> None:
     assert found.base == 10
     assert found.loaded == "/job/checkpoints/step-10"
     assert found.conflicts == ()
+
+
+def test_optimizers_that_take_turns_are_no_return() -> None:
+    """Two steps of one optimizer and one of another: the counter that is read goes up and down with each turn. The
+    attempt goes straight on, and its resume is placed by the file."""
+    counted = (1, 2, 1, 3, 4, 2, 5, 6, 3)
+
+    def turn(step: int) -> int:
+        return counted[(step - 1) % 9] + 6 * ((step - 1) // 9)
+
+    events = [
+        _with(event, opt_step=turn((event.step or 0) + 15 * (event.attempt or 0))) if event.kind is Kind.STEP else event
+        for event in Trainer(kills=[(18, 1)]).record().events
+    ]
+    history = History.of(events)
+    assert [(part.number, part.after, part.base) for part in history.segments] == [(0, 0, 0), (1, 0, 15)]

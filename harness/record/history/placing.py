@@ -69,7 +69,8 @@ class Placing:
         segments = list[Segment]()
         for place, until in pairwise([0, *returns, last]):
             part = self._segment(attempt, segments, place, until, loads.get(place, []), place in again)
-            other = bool(segments) and part.base != segments[-1].global_step(place)
+            straight = segments[-1].global_step(place) if segments else None
+            other = part.base != straight and (place in loads or place in again or part.is_done_again(straight))
             if not segments or (other and (part.base is not None or place in loads or place in again)):
                 if self._only_warmed_up(segments, part):
                     del self.placed[placed_before:]

@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 
 from torchaos.harness.record.history.checkpoints import Load, number_in_contents, number_in_name
-from torchaos.harness.record.history.evidence import Witness
+from torchaos.harness.record.history.evidence import LOSSES, SAMPLES, STATE, Witness
 from torchaos.harness.record.steps import Execution, Executions
 
 
@@ -27,6 +27,15 @@ class Segment:
     conflicts: tuple[str, ...] = ()
     loaded: str | None = None
     in_memory: bool = False  # it continues from a state that the job kept in memory, without a file
+
+    def is_done_again(self, straight: int | None) -> bool:
+        """Whether what the job computes in the segment shows that it went back, and does not go straight on from the
+        step `straight`. A counter alone does not: several optimizers may take turns, or an optimizer was made anew."""
+        trained = [witness for witness in self.witnesses if witness.name in (STATE, SAMPLES, LOSSES) and witness.fits]
+        return self.base is not None and any(
+            not witness.contradicts(self.base) and (straight is None or witness.contradicts(straight))
+            for witness in trained
+        )
 
     def global_step(self, local_step: int) -> int | None:
         return None if self.base is None else self.base + local_step - self.after

@@ -651,3 +651,15 @@ def test_what_can_not_be_read_in_the_twin_either(trainer: Any, kind: str, outcom
     assert finding.outcome.value == outcome, finding.reason
     alone = _judge(trainer, ours)
     assert (alone.outcome is Outcome.FAILED) == (kind != "limit"), alone.reason
+
+
+def test_saves_under_names_of_no_known_format_are_not_said_to_be_gone(trainer: Any) -> None:
+    """The inventory does not list such files, so nothing is known about them."""
+    run = trainer(kills=[(18, 1)]).record(inventory={"root": "/job/checkpoints", "checkpoints": []})
+    events = tuple(
+        replace(event, data={**event.data, "path": f"{event.data['path']}/state.R"}) if "path" in event.data else event
+        for event in run.events
+    )
+    reason = CheckpointIntegrity().judge(replace(run, events=events), []).reason
+    assert "saves have names of no known format, such as state.R" in reason
+    assert "gone" not in reason

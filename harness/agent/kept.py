@@ -10,15 +10,16 @@ copy. In all other steps, this costs one look at an attribute for each forward a
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from importlib import import_module
 from typing import Any
 
 from .agent import Agent
 from .check_sums import plain_of_each
 from .names import Named, Names, kind_of, tensors_in
-from .randomness import states
 from .state import parameters
 from .wire import Kind, Phase
 
@@ -81,7 +82,7 @@ class StateSums:
             found = self._look()
             if found.get("parameters") and self._last != (agent.steps_over, found):
                 self._last = (agent.steps_over, found)
-                self._emit(Kind.KEPT, {**found, "rng": states()})
+                self._emit(Kind.KEPT, {**found, "rng": _generators()})
 
     def _step_begins(self, phase: Phase, inputs: Any = ()) -> None:
         """Must be called when a forward of a wrapped model begins, with its inputs, and before a backward or an
@@ -96,14 +97,14 @@ class StateSums:
             if not self._begun:
                 given = dict(tensors_in("", inputs, self._torch.Tensor))
                 summed = self._summed({"inputs": given if len(given) <= _INPUTS else {}})
-                self._begun = {**self._at_start(), **summed, "rng": states(), "at": phase.value}
+                self._begun = {**self._at_start(), **summed, "rng": _generators(), "at": phase.value}
         elif begun := self._begun:
             self._agent.state_begins, self._begun = None, {}
-            drawn = [name for name, state in states().items() if begun["rng"].get(name) != state]
+            drawn = [name for name, state in _generators().items() if begun["rng"].get(name) != state]
             self._emit(Kind.BEGUN, {**begun, "drawn": drawn})
         elif not self._has_forward:  # otherwise, a thread began to save in the middle of this step
             self._agent.state_begins = None
-            self._emit(Kind.BEGUN, {**self._at_start(), "rng": states(), "at": phase.value})
+            self._emit(Kind.BEGUN, {**self._at_start(), "rng": _generators(), "at": phase.value})
 
     def _at_start(self) -> dict[str, Any]:
         """What `_look` finds when a step begins. If these are the parameters of the first step again, the steps before
@@ -137,3 +138,31 @@ class StateSums:
         written = {what: value for what, value in data.items() if what not in same}
         self._agent.saw(HOOK)
         self._agent.emit(kind, {**written, **({"same": same} if same else {})})
+
+
+def _generators() -> dict[str, str]:
+    """Digests (16 hexadecimal digits) of the states of the generators in use: `torch`, `cuda` (of the current device,
+    if the process uses CUDA), `numpy` (the global one), `python` (of the module random). Nothing is drawn, and no
+    device waits."""
+    return {name: blake2b(read(), digest_size=8).hexdigest() for name, read in _readers().items()}
+
+
+def _readers() -> dict[str, Callable[[], bytes]]:
+    torch: Any = import_module("torch")
+    found = {"torch": lambda: _bytes(torch.default_generator)}
+    if torch.cuda.is_initialized():
+        found["cuda"] = lambda: _bytes(torch.cuda.default_generators[torch.cuda.current_device()])
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        found["numpy"] = lambda: _numpy(numpy.get_state(legacy=True))
+    if (random := sys.modules.get("random")) is not None:
+        found["python"] = lambda: repr(random.getstate()).encode()
+    return found
+
+
+def _bytes(generator: Any) -> bytes:
+    return bytes(generator.get_state().numpy())
+
+
+def _numpy(state: Any) -> bytes:
+    name, key, *rest = state
+    return repr((name, rest)).encode() + bytes(key)

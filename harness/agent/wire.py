@@ -109,7 +109,7 @@ _FLOATS = "list[float | None] | None"
 _HIT = {"fault": "str", "phase": "str | None", "global_step": "Whole | None"}
 _GPU = {"node": "Whole", "ranks": "list[Whole]"}
 # frozen: other parameters; moments: what optimizers keep, as in `0.weight/exp_avg`; unsaved: buffers that are in no
-# state_dict; rng: a digest of each random number generator (randomness.py); same: the keys that are left out because
+# state_dict; rng: a digest of each random number generator (kept.py); same: the keys that are left out because
 # their values are those of this rank's last event of these two kinds in the same attempt
 _STATE = {
     "frozen?": "dict[str, KindAndSum]", "buffers?": "dict[str, KindAndSum]", "moments?": "dict[str, KindAndSum]",

@@ -70,8 +70,8 @@ class Placing:
         for place, until in pairwise([0, *returns, last]):
             part = self._segment(attempt, segments, place, until, loads.get(place, []), place in again)
             straight = segments[-1].global_step(place) if segments else None
-            other = part.base != straight and (place in loads or place in again or part.is_done_again(straight))
-            if not segments or (other and (part.base is not None or place in loads or place in again)):
+            goes_back = place in loads or place in again or part.is_done_again(straight)
+            if not segments or (goes_back and part.base != straight):
                 if self._only_warmed_up(segments, part):
                     del self.placed[placed_before:]
                     segments.clear()

@@ -145,9 +145,9 @@ def test_what_is_in_a_container(idle: Nodes) -> None:
     assert first.processes()
     assert not first.processes().keys() & second.processes().keys()
     for live in (first, second):
-        inner = {proc.inner_pid(pid): pid for pid in live.processes()}
-        assert 0 not in inner
-        found = {live.node.host_pid(own): pid for own, pid in inner.items() if proc.stat(pid)}  # a sleep is soon over
+        inner = [(proc.inner_pid(pid), pid) for pid in live.processes()]
+        assert all(own or not proc.stat(pid) for own, pid in inner)  # a sleep is soon over
+        found = {live.node.host_pid(own): pid for own, pid in inner if own and proc.stat(pid)}
         assert all(outer in (pid, None) for outer, pid in found.items())
         assert len(found) >= 2
         assert live.node.host_pid(12345) is None

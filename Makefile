@@ -55,7 +55,7 @@ check: setup links ## lint, format, types, and who may import whom
 
 bench: setup ## measure what the agent and the harness cost
 	@echo "== benchmarks"
-	@$(ACTIVE) python ci/bench
+	@$(ACTIVE) python lab/bench
 
 # Without the theme's notice of its successor.
 docs: setup ## build the docs as a site that opens offline: build/site/index.html

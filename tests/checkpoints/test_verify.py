@@ -29,7 +29,7 @@ from torchaos.harness.checkpoints.verify import Manifests, verify
 from torchaos.harness.cli import cli
 
 ROOT = Path(__file__).parents[2]
-CAMPAIGNS = ROOT / "ci" / "campaigns"
+CAMPAIGNS = ROOT / "lab" / "campaigns"
 FORMATS = {
     "accelerate/checkpoints/checkpoint_1": "accelerate", "hf_dcp/step-3": "sharded", "hf_dcp/step-4": "dcp_safetensors",
     "lightning/epoch=0-step=2.ckpt": "lightning", "lightning/last.ckpt": "lightning", "nanogpt/ckpt.pt": "torch",

@@ -1,4 +1,4 @@
-"""A sample of the deaths that `python ci/campaigns/deaths.py` plays; none of them leaves anything behind."""
+"""A sample of the deaths that `python lab/campaigns/deaths.py` plays; none of them leaves anything behind."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_every_family_of_scenarios_is_died() -> None:
 @pytest.mark.parametrize("arguments", [["--only", "nope"], ["--only", "kill", "--only", "a family"]])
 def test_a_family_that_is_not_there(arguments: list[str]) -> None:
     """One clear error that lists those there are, not a traceback, and not a campaign of nothing."""
-    command = [sys.executable, str(REPOSITORY / "ci" / "campaigns" / "deaths.py"), *arguments]
+    command = [sys.executable, str(REPOSITORY / "lab" / "campaigns" / "deaths.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert f"there is no family {arguments[-1]}; there are: kill, " in done.stderr

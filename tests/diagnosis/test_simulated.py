@@ -1,4 +1,4 @@
-"""A sample of `python ci/campaigns/blame.py`: dumps of a simulated job, and the ranks that the diagnosis names."""
+"""A sample of `python lab/campaigns/blame.py`: dumps of a simulated job, and the ranks that the diagnosis names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_hangs_and_healthy_moments(tmp_path: Path) -> None:
     """With the files' times nobody is named in a healthy job, and nearly every host that stopped is, where all dumps
     are whole; as copies these are judged alike."""
     table = tmp_path / "found.json"
-    campaign = REPOSITORY / "ci" / "campaigns" / "blame.py"
+    campaign = REPOSITORY / "lab" / "campaigns" / "blame.py"
     words = [sys.executable, str(campaign), "--hangs", "24", "--healthy", "16", "--seed", "2", "--json", str(table)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -35,7 +35,7 @@ NOT_RUN = {
     "pytest": "a job for each; tests/pytest_plugin runs them with a stand-in for torchaos",
     "pip": "installs; tests/packaging installs the wheel",
     "srun": "there is no Slurm here",
-    "ci/kubernetes/build": "builds Kubernetes, which takes minutes; tests/clusters runs on the result",
+    "lab/kubernetes/build": "builds Kubernetes, which takes minutes; tests/clusters runs on the result",
     "sed": "a step of the tutorial, which test_tutorial.py runs",
     "torchrun": "a step of the tutorial, which test_tutorial.py runs",
     "python": "campaigns of hours; a sample of each is among the tests",
@@ -152,7 +152,7 @@ def test_python_and_settings_are_read() -> None:
 def test_every_command_that_is_named_exists() -> None:
     """`torchaos NAME`, wherever a page, a docstring or a message speaks of it."""
     sources = [*PAGES, REPOSITORY / "CHANGELOG.md"]
-    for name in ("harness", "injectors", "assertions", "ci"):
+    for name in ("harness", "injectors", "assertions", "ci", "lab"):
         sources += [path for path in (REPOSITORY / name).rglob("*") if path.suffix in (".py", ".md", ".yaml", ".html")]
     named = {(path.name, found) for path in sources for found in re.findall(r"`torchaos ([a-z]+)", path.read_text())}
     assert {one for one in named if one[1] not in cli.list_commands(click.Context(cli))} == set()

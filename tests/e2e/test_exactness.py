@@ -20,7 +20,7 @@ RUNS = 30
 @pytest.fixture(scope="module")
 def exactness() -> Iterator[ModuleType]:
     """The benchmark that prints the same runs as a table."""
-    spec = importlib.util.spec_from_file_location("exactness", REPOSITORY / "ci" / "bench" / "exactness.py")
+    spec = importlib.util.spec_from_file_location("exactness", REPOSITORY / "lab" / "bench" / "exactness.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)

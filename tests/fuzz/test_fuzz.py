@@ -1,4 +1,4 @@
-"""A sample of the inputs of `python ci/campaigns/fuzz.py`, drawn by Hypothesis, and every input that once did harm."""
+"""A sample of the inputs of `python lab/campaigns/fuzz.py`, drawn by Hypothesis, and every input that once did harm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mutating.targets import TARGETS, Target, UndoTarget
 
 from torchaos.harness.undo.handles import REGISTRY
 
-CAMPAIGN = Path(__file__).parents[2] / "ci" / "campaigns" / "fuzz.py"
+CAMPAIGN = Path(__file__).parents[2] / "lab" / "campaigns" / "fuzz.py"
 
 
 @pytest.fixture(scope="module")

@@ -232,7 +232,7 @@ def test_no_control_file_crashes_the_overlay() -> None:
         pytest.skip("gcc with libasan is not here: apt-get install gcc")
     command = [
         sys.executable,
-        str(REPOSITORY / "ci" / "campaigns" / "nvml_control.py"),
+        str(REPOSITORY / "lab" / "campaigns" / "nvml_control.py"),
         "--files",
         "100",
         "--seed",

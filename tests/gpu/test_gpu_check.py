@@ -1,4 +1,4 @@
-"""ci/gpu-check: its rows exist, all of them fit into its time, and a call can be continued."""
+"""lab/gpu-check: its rows exist, all of them fit into its time, and a call can be continued."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from waiting import wait_until
 from torchaos.harness.machine.native import compiler
 from torchaos.harness.scenario.loader import load
 
-PROGRAM = Path(__file__).parents[2] / "ci" / "gpu-check"
+PROGRAM = Path(__file__).parents[2] / "lab" / "gpu-check"
 
 
 def test_every_row_is_there_and_all_of_them_fit() -> None:
@@ -32,7 +32,7 @@ def test_every_row_is_there_and_all_of_them_fit() -> None:
     assert sum(rows.values()) <= 25 * 60
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here: ci/gpu-check itself shows more")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here: lab/gpu-check itself shows more")
 def test_without_a_gpu_a_row_is_not_possible_and_is_not_run_again(tmp_path: Path) -> None:
     """The table says why, and never "pass". A second call takes the result that is kept; --again does not."""
     command = [sys.executable, str(PROGRAM), "--only", "dcgm", "--slow", "20", "--keep", str(tmp_path)]

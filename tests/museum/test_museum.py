@@ -1,5 +1,5 @@
-"""The museum of real bugs in ci/museum: its rows are complete, and its table shows the results. `python ci/museum` runs
-all of it."""
+"""The museum of real bugs in lab/museum: its rows are complete, and its table shows the results. `python lab/museum`
+runs all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ci/museum/newest.py: the bugs of the museum in the newest releases. Nothing is installed here."""
+"""lab/museum/newest.py: the bugs of the museum in the newest releases. Nothing is installed here."""
 
 from __future__ import annotations
 

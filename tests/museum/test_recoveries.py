@@ -1,4 +1,4 @@
-"""ci/museum/recoveries.py: the table of deaths and damages. Nothing is run here."""
+"""lab/museum/recoveries.py: the table of deaths and damages. Nothing is run here."""
 
 from __future__ import annotations
 

@@ -424,7 +424,7 @@ def test_a_real_nccl_needs_a_gpu_to_load_it(library: Path, tmp_path: Path) -> No
     if found is None:
         pytest.skip("libnccl.so.2 is missing: pip install nvidia-nccl-cu12")
     if list(Path("/proc/driver/nvidia/gpus").glob("*")):
-        pytest.skip("there is a GPU here: ci/gpu-check nccl_net shows more")
+        pytest.skip("there is a GPU here: lab/gpu-check nccl_net shows more")
     ours = {"NCCL_NET_PLUGIN": str(library), "NCCL_NET": "torchaos", ENV_NCCL_NET: str(tmp_path)}
     command = [sys.executable, "-c", REAL, str(found)]
     env = {**os.environ, **ours, "CUDA_VISIBLE_DEVICES": ""}

@@ -21,7 +21,7 @@ FREEZE_S = 5.0
 
 
 def _campaign() -> Any:
-    spec = importlib.util.spec_from_file_location("torchaos_stalls", REPOSITORY / "ci" / "campaigns" / "stalls.py")
+    spec = importlib.util.spec_from_file_location("torchaos_stalls", REPOSITORY / "lab" / "campaigns" / "stalls.py")
     assert spec
     assert spec.loader
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""The bench: verdicts on trainers that are known to be broken, healthy or noisy. `python ci/campaigns/oracle.py` runs
+"""The bench: verdicts on trainers that are known to be broken, healthy or noisy. `python lab/campaigns/oracle.py` runs
 all of it, many times."""
 
 from __future__ import annotations

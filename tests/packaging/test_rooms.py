@@ -11,7 +11,7 @@ import pytest
 
 from .conftest import REPOSITORY, run
 
-PROGRAM = REPOSITORY / "ci" / "import_graph.py"
+PROGRAM = REPOSITORY / "lab" / "import_graph.py"
 ROOMS = sorted(path for path in (REPOSITORY / "harness").rglob("__init__.py") if path.parent != REPOSITORY / "harness")
 PYPROJECT = """
 [[tool.importlinter.contracts]]

@@ -36,7 +36,7 @@ def test_the_wheel_holds_every_file_of_our_folders(names: set[str], checkout: Pa
 
 
 def test_the_wheel_holds_nothing_but_torchaos(names: set[str]) -> None:
-    """Neither ci nor tests, nor a top-level harness, lands in the user's site-packages."""
+    """Neither ci, lab nor tests, nor a top-level harness, lands in the user's site-packages."""
     tops = {name.partition("/")[0] for name in names}
     metadata = {top for top in tops if top.startswith("torchaos-") and top.endswith(".dist-info")}
     assert len(metadata) == 1

@@ -1,5 +1,5 @@
-"""Every ready scenario passes with its own job, and fails with a defective one. This is a sample; ci/campaigns/teeth.py
-runs all."""
+"""Every ready scenario passes with its own job, and fails with a defective one. This is a sample;
+lab/campaigns/teeth.py runs all."""
 
 from __future__ import annotations
 

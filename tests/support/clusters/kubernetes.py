@@ -29,7 +29,7 @@ USER = "chaos"
 
 
 def programs() -> Path:
-    """The folder in which ci/kubernetes/build keeps the programs."""
+    """The folder in which lab/kubernetes/build keeps the programs."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("TORCHAOS_KUBERNETES") or cache / "torchaos" / "kubernetes")
 
@@ -144,7 +144,7 @@ class KubernetesRun(ClusterRun):
 def missing() -> str:
     """What this machine lacks for such a cluster, or an empty text."""
     if not (programs() / "versions").exists():
-        return f"the programs of Kubernetes are not in {programs()}: run ci/kubernetes/build"
+        return f"the programs of Kubernetes are not in {programs()}: run lab/kubernetes/build"
     lacks = [name for name in _SYSTEM if shutil.which(name) is None]
     if os.geteuid() != 0 or lacks:
         return f"nodes of a cluster need root, and {', '.join(lacks) or 'its programs'}"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # A Kubernetes cluster on one machine, for tests: each node is a set of namespaces with a network, processes, mounts and a
 # name of its own, and has a kubelet and a containerd. The nodes share the kernel and the file system, except /run and
-# /var/log. Needs root, control groups of version 1, and the programs that ci/kubernetes/build makes.
+# /var/log. Needs root, control groups of version 1, and the programs that lab/kubernetes/build makes.
 #
 #   kubernetes.sh BASE up PROGRAMS NODES  starts it; BASE is an empty folder, PROGRAMS the folder of the programs
 #   kubernetes.sh BASE in NODE CMD...     runs a command as root on a node: cp (the control plane), w1, w2, ...

@@ -1,0 +1,112 @@
+"""Runs each ready scenario as it is, and with the defects and changes that it must fail: docs/measured/teeth.md.
+
+    python lab/campaigns/teeth.py [--only FAMILY/NAME ...] [--family FAMILY ...] [--kind as-is|teeth]
+                                 [--out DIR] [--minutes M] [--write docs/measured/teeth.md]
+
+Each result is a line in DIR/results.jsonl. A run with the right result is not repeated: an interrupted call can be
+continued. Exit code 1 if a scenario did not pass as it is, or was not failed by the assertion that the table names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+
+import teeth
+from teeth import Bite, Tooth
+
+BEGIN, END = "<!-- teeth: begin -->", "<!-- teeth: end -->"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], metavar="FAMILY/NAME")
+    parser.add_argument("--family", action="append", default=[])
+    parser.add_argument("--kind", choices=("as-is", "teeth"))
+    parser.add_argument("--out", type=Path, default=Path("teeth"), help="results and run directories")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after that time")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table into this page")
+    options = parser.parse_args()
+    names = [
+        name for name in teeth.names()
+        if (not options.only or name in options.only) and (not options.family or name.split("/")[0] in options.family)
+    ]  # fmt: skip
+    options.out.mkdir(parents=True, exist_ok=True)
+    results, end_s = options.out / "results.jsonl", time.monotonic() + 60 * options.minutes
+    for name, tooth in due(names, options.kind, read(results)):
+        if time.monotonic() > end_s:
+            break
+        bite = teeth.bite(name, tooth, options.out / "runs")
+        with open(results, "a") as file:
+            file.write(bite.to_json() + "\n")
+        mark = "right" if bite.right else "  -  " if bite.verdict == "refused" else "WRONG"
+        print(
+            f"{mark}  {name} {bite.tooth or 'as it is'}: {bite.verdict} ({bite.seconds:.0f} s)  {bite.reason}",
+            flush=True,
+        )
+        if bite.right:
+            shutil.rmtree(Path(bite.folder).parents[1], ignore_errors=True)
+    done = [bite for bite in read(results) if bite.scenario in names]
+    print(summary(done))
+    if options.write:
+        before, _, rest = options.write.read_text().partition(BEGIN)
+        options.write.write_text(f"{before}{BEGIN}\n{page(done)}\n{END}{rest.partition(END)[2]}")
+    return 1 if any(not bite.right and bite.verdict != "refused" for bite in done) else 0
+
+
+def due(names: Sequence[str], kind: str | None, done: Sequence[Bite]) -> Iterator[tuple[str, Tooth | None]]:
+    """Yields the runs that have no right result yet: each scenario as it is, then with its teeth."""
+    right = {(bite.scenario, bite.tooth) for bite in done if bite.right}
+    table = teeth.table()
+    for name in names:
+        if kind != "teeth" and (name, "") not in right:
+            yield name, None
+        if kind != "as-is":
+            yield from ((name, tooth) for tooth in table[name] if (name, tooth.name) not in right)
+
+
+def read(path: Path) -> list[Bite]:
+    """The last result of each run; an incomplete line is ignored."""
+    found: dict[tuple[str, str], Bite] = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            bite = Bite(**json.loads(line))
+        except (ValueError, TypeError):
+            continue
+        found[bite.scenario, bite.tooth] = bite
+    return list(found.values())
+
+
+def summary(done: Sequence[Bite]) -> str:
+    lines = []
+    for words, group in (
+        ("as they are", [bite for bite in done if not bite.tooth]),
+        ("with a defect", [bite for bite in done if bite.tooth]),
+    ):
+        ran = [bite for bite in group if bite.verdict != "refused"]
+        right = sum(bite.right for bite in ran)
+        lines.append(f"{words}: {right} of {len(ran)} right; {len(group) - len(ran)} can't be run on this machine")
+    return "\n".join(lines)
+
+
+def page(done: Sequence[Bite]) -> str:
+    lines = ["| scenario | as it is | what it must fail | verdict | by |", "|---|---|---|---|---|"]
+    for name in sorted({bite.scenario for bite in done}):
+        own = [bite for bite in done if bite.scenario == name]
+        plain = next((bite.verdict for bite in own if not bite.tooth), "")
+        for place, bite in enumerate([bite for bite in own if bite.tooth] or [Bite(name, "", "", "", "")]):
+            by = ", ".join(case for case, verdict in bite.cases.items() if verdict == "failed")
+            first = (f"`{name}`", plain) if not place else ("", "")
+            lines.append(f"| {' | '.join((*first, bite.tooth, bite.verdict, by))} |")
+    return "\n".join([*summary(done).splitlines(), "", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,13 +1,13 @@
-"""The opinion of an observer, and the rule that combines the opinions of four observers into a suspicion or a hang."""
+"""The opinion of an observer, and the rule that combines the opinions of all observers into a suspicion or a hang."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-# Two observers look at the progress of the job, the others at its processes. The two often err together: a rank that
+# These observers look at the progress of the job, the others at its processes. They often err together: a rank that
 # writes the first checkpoint of a run neither logs nor calls collectives. So another observer has to confirm a hang.
-PROGRESS = frozenset({"log", "collectives"})
+PROGRESS = frozenset({"log", "collectives", "nccl-ras"})
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Opinion:
     far that ended by itself. `armed`: the observer has seen enough of the job to have an opinion. `blind`: why it can't
     see anything at present; empty if it can."""
 
-    observer: str  # log, stacks, metrics, collectives
+    observer: str  # log, stacks, metrics, collectives, nccl-ras
     quiet_s: float
     usual_s: float
     armed: bool = True
@@ -26,7 +26,7 @@ class Opinion:
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule by which observers suspect and declare a hang. Two of the four must agree, and at least one of the two
+    """The rule by which observers suspect and declare a hang. Two must agree, and at least one of the two
     must watch the processes. A bound is k times the usual quiet time, but at least the floor, in seconds."""
 
     k: float = 3.0

@@ -1,4 +1,4 @@
-"""Asks the four observers ten times a second, and emits events: of each change of an opinion, of a suspicion, and of a
+"""Asks the observers ten times a second, and emits events: of each change of an opinion, of a suspicion, and of a
 hang with its culprits."""
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torchaos.harness.watching.diagnosis.stacks import find_py_spy
 from torchaos.harness.watching.observers.collectives import Overdue
 from torchaos.harness.watching.observers.log import LogSilence
 from torchaos.harness.watching.observers.metrics import Idle
+from torchaos.harness.watching.observers.nccl_ras import NcclRas
 from torchaos.harness.watching.observers.opinion import Opinion, Rule, Tick
 from torchaos.harness.watching.observers.spinning import spinning
 from torchaos.harness.watching.observers.stagnation import Stagnation
@@ -52,6 +53,7 @@ class HangWatch:
     def _reset(self, now_s: float) -> None:
         """Forgets everything that was learned, because the processes have changed."""
         self._log, self._idle, self._stacks = LogSilence(self._logs), Idle(), Stagnation(self._py_spy)
+        self._ras = NcclRas()
         self._overdue = Overdue(self._stamps) if self._stamps else None
         self._since_s, self._suspected, self._declared = now_s, False, False
         self._lines, self._size = 0, -1
@@ -85,6 +87,8 @@ class HangWatch:
         wanted = bool(self._rule.suspects(opinions))
         working = metrics.quiet_s < 0.3
         opinions.append(self._stacks.look(now, wanted, working, ranks))
+        if ras := self._ras.look(now, wanted, ranks):
+            opinions.append(ras)
         return opinions
 
     def _is_training(self, now: float) -> bool:
@@ -115,7 +119,7 @@ class HangWatch:
             since = now - max(opinion.quiet_s for opinion in agreed)
             by_rank = {rank.rank: rank for rank in ranks}
             diagnosis = live.diagnose(by_rank, stamps=self._stamps, hangs=True, py_spy=self._py_spy)
-            for rank, words in spinning(self._gpus(), since):
+            for rank, words in (*spinning(self._gpus(), since), *self._ras.words(ranks).items()):
                 diagnosis.say(rank, words)
             found = diagnosis.to_json()
             emit(Kind.HANG_DECLARED, {

@@ -212,8 +212,9 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.GPU_EVENT: {**_GPU, "gpu": "Whole | None", "event": "str", "xid?": "Whole"},
     # An observer outside the job now has this opinion: blind, learning, active, suspects, hangs. quiet_s: how long it
     # has seen no activity; bound_s: from which such time on it says that the job hangs; detail: what it saw, or why it
-    # is blind
-    Kind.HANG_OPINION: {"observer": "str", "opinion": "str", "quiet_s": "float", "bound_s": "float", "detail": "str"},
+    # is blind; ranks: those that it names
+    Kind.HANG_OPINION: {"observer": "str", "opinion": "str", "quiet_s": "float", "bound_s": "float", "detail": "str",
+                        "ranks?": "list[Whole]"},
     # Reported by observers outside the job. ranks: the culprits, if known; since_s: seconds of CLOCK_MONOTONIC
     Kind.HANG_SUSPECTED: {"observer": "str", "ranks": "list[Whole]", "since_s": "float"},
     # + the result of the diagnosis. opinions: of all observers at that time, as in HANG_OPINION

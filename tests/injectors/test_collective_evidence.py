@@ -54,6 +54,21 @@ def test_silence_of_the_others_is_proof() -> None:
     assert "3.00" in found.what
 
 
+def test_nccls_own_service_is_a_witness() -> None:
+    """What RAS says of the rank that was hit, while it was hit, is told. What it says of others or at other times is
+    not."""
+    data = {"observer": "nccl-ras", "opinion": "suspects", "quiet_s": 1.0, "bound_s": 2.0, "detail": "rank 1: behind"}
+
+    def told(at: float, *ranks: int, observer: str = "nccl-ras") -> str:
+        seen = event(Kind.HANG_OPINION, at, {**data, "observer": observer, "ranks": list(ranks)})
+        found = all_waited(record(usual(0), usual(1), rolled_back(13.05), steps(0, 13.1), steps(1, 13.1), seen), "f")
+        assert found
+        return found.what
+
+    assert told(12.0, 1).endswith("s; NCCL's RAS: rank 1: behind")
+    assert all("RAS" not in text for text in (told(12.0, 0), told(9.0, 1), told(14.0, 1), told(12.0, 1, observer="x")))
+
+
 def test_what_was_under_way_may_end_first() -> None:
     """One step that the other rank ends just after the fault landed takes nothing from the proof."""
     assert all_waited(record(usual(0), rolled_back(13.05), steps(0, 10.3, 13.1)), "f") is not None

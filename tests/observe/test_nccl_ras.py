@@ -154,6 +154,7 @@ def test_counts_that_stand_still_are_a_hang(service: Service) -> None:
     opinion = watched(NcclRas(), lambda seen: seen is not None and seen.quiet_s > 0.6)
     assert opinion.armed
     assert opinion.detail == "rank 1: it has launched 41 AllReduce, and another rank 42"
+    assert opinion.ranks == (1,)
 
 
 def test_counts_that_grow_are_none(service: Service) -> None:

@@ -29,13 +29,25 @@ def all_waited(record: Record, fault: str) -> Evidence | None:
 
     The fault is on until its rollback, the end of the target or the end of the run. In an attempt in which the other
     ranks made no step, the evidence is that one of them failed while the fault was on."""
-    found = [_wait(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
+    hits = list(record.of_fault(fault, Kind.APPLYING))
+    found = [_wait(record, hit) for hit in hits]
     if not found or None in found:
         return None
     words = ", ".join(f"{seconds:.2f}" for seconds, _ in filter(None, found))
     ends = [end for _, end in filter(None, found)]
     failed = "".join(f", and then rank {end.rank} left" for end in ends if end.kind is Kind.AGENT_ENDED)
-    return Evidence.of(f"no other rank ended a step for {words} s{failed}", *ends)
+    seen = [event for hit, end in zip(hits, ends, strict=True) for event in _named_by_nccl(record, hit, end)]
+    said = f"; NCCL's RAS: {seen[0].data['detail']}" if seen else ""
+    return Evidence.of(f"no other rank ended a step for {words} s{failed}{said}", *ends, *seen[:1])
+
+
+def _named_by_nccl(record: Record, hit: Event, end: Event) -> list[Event]:
+    """The reports of NCCL's own health service, between the hit and its end, that name the rank that was hit."""
+    return [
+        event for event in record.of_kind(Kind.HANG_OPINION)
+        if event.data["observer"] == "nccl-ras" and hit.rank in event.data.get("ranks", ())
+        and hit.mono_s < event.mono_s <= end.mono_s
+    ]  # fmt: skip
 
 
 def slower(record: Record, fault: str, by_s: float = 0.0, factor: float = 1.4) -> Evidence | None:

@@ -123,8 +123,9 @@ class NcclRas:
             return Opinion(self.name, 0.0, 0.0, armed=False, blind="NCCL's RAS answers for another job")
         still_s = self.answered_s - self.since_s
         quiet_s = still_s + _UNTIL_SUSPECTED_S if still_s > 0 else 0.0
-        told = [f"rank {rank}: {words}" for rank, words in sorted(self.words(ranks).items())]
-        return Opinion(self.name, quiet_s, 0.0, armed=True, detail="; ".join(told))
+        told = self.words(ranks)
+        detail = "; ".join(f"rank {rank}: {told[rank]}" for rank in sorted(told))
+        return Opinion(self.name, quiet_s, 0.0, armed=True, detail=detail, ranks=tuple(sorted(told)))
 
     def words(self, ranks: Sequence[RankProcess]) -> dict[int, str]:
         """What the last answer says of single ranks: that they are not reached, or have launched fewer collectives."""

@@ -22,6 +22,7 @@ class Opinion:
     armed: bool = True
     detail: str = ""
     blind: str = ""
+    ranks: tuple[int, ...] = ()  # those that it names in its detail, if it can tell ranks apart
 
 
 @dataclass(frozen=True)

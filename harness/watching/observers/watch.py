@@ -133,6 +133,7 @@ class HangWatch:
         return {
             "observer": opinion.observer, "quiet_s": round(opinion.quiet_s, 3),
             "bound_s": round(self._rule.bound_s(opinion, opinions), 3), "detail": opinion.blind or opinion.detail,
+            **({"ranks": list(opinion.ranks)} if opinion.ranks else {}),
         }  # fmt: skip
 
 

@@ -14,12 +14,20 @@ TORCH_STAMP := $(VENV)/.$(subst =,,$(TORCH))
 SCENARIO ?= scenarios/process/kill-rank.yaml
 PACKAGES := plugin harness injectors assertions scenarios
 
+# The tiers of tests, by the markers in pyproject.toml. Each test is in one of them: tests/packaging/test_tiers.py.
+TEST := not (long or system or slow) and (not job or smoke)
+TEST_ALL := not long and (system or slow or job and not smoke)
+TEST_LONG := long
+# Folders whose tests need neither torch nor another process.
+FAST := $(addprefix tests/,assertions diagnosis explain gate harness probes repeats trends)
+PYTEST := $(ACTIVE) python -m pytest -q
+
 # Python writes its byte code, also where the environment forbids it: hundreds of processes import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-long test-agent-versions check links bench docs clean system
+.PHONY: help setup demo test test-fast test-all test-long test-agent-versions check links bench docs clean system
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 28
@@ -30,15 +38,22 @@ demo: $(VENV)/.torchaos ## kill a rank of a live training job, and judge the rec
 	@echo "== torchaos run $(SCENARIO)"
 	@$(ACTIVE) torchaos run $(SCENARIO)
 
-test: setup system ## run the tests, less those that take minutes
-	@echo "== tests without jobs, two at a time"
-	@$(ACTIVE) python -m pytest -q -m "not long and not job" --numprocesses 2 --dist worksteal --durations 20
+test: $(VENV)/.tests ## run the tests that need no root, nothing of the system, and five minutes; with twelve real jobs
+	@echo "== tests, two at a time"
+	@$(PYTEST) -m "$(TEST)" --numprocesses 2 --dist worksteal --durations 20
+
+test-fast: $(VENV)/.tests ## run those of them that need neither torch nor another process
+	@$(PYTEST) -m "$(TEST) and not job" --numprocesses 2 --dist worksteal $(FAST)
+
+test-all: setup system ## run the others, less those that take minutes; as root on Debian it installs what they need
+	@echo "== tests of the system, and slow ones, two at a time"
+	@$(PYTEST) -m "($(TEST_ALL)) and not job" --numprocesses 2 --dist worksteal --durations 20
 	@echo "== tests with jobs, two at a time; those of one file share jobs"
-	@$(ACTIVE) python -m pytest -q -m "job and not long" --numprocesses 2 --dist loadfile --durations 30
+	@$(PYTEST) -m "($(TEST_ALL)) and job" --numprocesses 2 --dist loadfile --durations 30
 
 test-long: setup system ## run the tests that take minutes
 	@echo "== tests marked long"
-	@$(ACTIVE) python -m pytest -q -m long
+	@$(PYTEST) -m "$(TEST_LONG)"
 
 test-agent-versions: system ## run the agent's tests on the oldest and the newest Python and torch that we promise
 	@ci/test-agent-versions
@@ -94,7 +109,12 @@ $(VENV)/.torchaos: $(TORCH_STAMP) pyproject.toml setup.py injectors/native/nvtx/
 	@$(PIP) install -c ci/constraints.txt --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.tools: $(VENV)/.torchaos ci/requirements.txt ci/docs/requirements.txt
-	@echo "== installing the tools and trainers that the tests use"
+$(VENV)/.tests: $(VENV)/.torchaos ci/requirements-test.txt
+	@echo "== installing what the tests use"
+	@$(PIP) install -c ci/constraints.txt -r ci/requirements-test.txt
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.tests ci/requirements.txt ci/docs/requirements.txt
+	@echo "== installing tools, and the trainers of other tests"
 	@$(PIP) install -c ci/constraints.txt -r ci/requirements.txt
 	@touch $@

@@ -4,12 +4,35 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 from collections.abc import Iterator
 
 import docker_engine as engines
+import needs
 import pytest
 
 HOST = {"undo", "network", "deaths", "test_storage", "test_storage_fill"}  # folders and files
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A shell that starts tests in the background, or nohup, ignores signals in them, and every process that a test
+    starts would inherit that. A handler of Python's ends with exec; so they have the default, and these tests go on."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if needs.of_the_system(item):
+            item.add_marker("system")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        needs.need(*mark.args)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import subprocess
@@ -100,10 +99,9 @@ def test_a_family_that_is_not_there(arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.needs("root")
 def test_what_can_not_be_cleared_away_is_a_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mount that a run left does not end the campaign: it is told, and gone before the next death."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a tmpfs")
 
     def leave_a_mount(scene: Scene, death: Death) -> Aftermath:
         place = tmp_path / "stage" / "left"

@@ -29,6 +29,7 @@ def fill(disk: Path) -> None:
             pass
 
 
+@pytest.mark.needs("root")
 def test_a_full_disk(bench: Bench, small_disk: Path) -> None:
     """Where no run directory can be made there is no run, and the one sentence says why."""
     fill(small_disk)
@@ -38,6 +39,7 @@ def test_a_full_disk(bench: Bench, small_disk: Path) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("kind", ["job.started", "fault.armed", "fault.applied"])
 def test_a_disk_that_fills_up(bench: Bench, small_disk: Path, kind: str) -> None:
     """The disk is full in mid-run: the run never passes, it ends, and what it had changed is taken back."""

@@ -28,8 +28,6 @@ for line in sys.stdin:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[str]]:
-    if (lacks := kernel.missing()) is not None:
-        pytest.skip(f"needs {lacks}")
     with subprocess.Popen([sys.executable, "-c", SLEEPER], stdin=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
@@ -39,6 +37,7 @@ def _in_state_d(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
 
 
+@pytest.mark.needs("bpftrace")
 def test_uninterruptible_sleeps(sleeper: subprocess.Popen[str], tmp_path: Path) -> None:
     """Two sleeps of a rank, one that ends and one that is under way when the look ends, are told."""
     pipe, threads = tmp_path / "pipe", []
@@ -70,6 +69,7 @@ def test_uninterruptible_sleeps(sleeper: subprocess.Popen[str], tmp_path: Path) 
 SLOW = "import ctypes\nlibc = ctypes.CDLL(None)\nwhile True: libc.usleep(100_000)"
 
 
+@pytest.mark.needs("bpftrace")
 def test_slow_calls_of_a_function(sleeper: subprocess.Popen[str]) -> None:
     """Calls of a function of a library that take long are told with its name, of the ranks that were asked for."""
     libc = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)

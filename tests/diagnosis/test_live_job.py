@@ -97,6 +97,7 @@ def test_copies_that_lost_their_time(job: tuple[Path, int], tmp_path: Path) -> N
         assert blame.diagnose(read_folder(copied)).culprits == culprits, name
 
 
+@pytest.mark.smoke
 def test_the_live_job(job: tuple[Path, int]) -> None:
     """By its pid alone, with nothing of ours in it: the stacks tell."""
     found = _json("--pid", job[1])

@@ -14,7 +14,6 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.mechanics.checkpoints.damage import survey
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running import capabilities
 from torchaos.harness.undo.mount import mounts
 
 pytestmark = pytest.mark.job
@@ -25,8 +24,12 @@ STORAGE = sorted({*(REPOSITORY / "scenarios" / "storage").glob("*.yaml")} - {FUL
 SHORT = {"flipped-bits"}  # the others take their time in the long run
 
 
+def _marks(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.smoke if name in SHORT else pytest.mark.long
+
+
 def _of(paths: list[Path]) -> list[Any]:
-    return [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem not in SHORT)) for path in paths]
+    return [pytest.param(path, id=path.stem, marks=_marks(path.stem)) for path in paths]
 
 
 @pytest.mark.parametrize("path", _of(DAMAGE))
@@ -48,7 +51,7 @@ def test_the_reference_job_falls_back(torchaos: RunScenario, path: Path) -> None
     assert left_over(run.folder) == []
 
 
-@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+@pytest.mark.needs("fuse")
 @pytest.mark.parametrize("path", _of(STORAGE))
 def test_the_reference_job_bears_bad_storage(torchaos: RunScenario, path: Path) -> None:
     """The file system of its checkpoints fails, crawls or hangs during a save, and is healed; nothing is lost."""
@@ -60,7 +63,7 @@ def test_the_reference_job_bears_bad_storage(torchaos: RunScenario, path: Path) 
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not capabilities.check("mount").present, reason="needs the right to mount: see torchaos doctor")
+@pytest.mark.needs("mount")
 def test_the_reference_job_bears_a_full_file_system(torchaos: RunScenario) -> None:
     """Its checkpoints lie on a tmpfs that is full during a save: that save fails, later ones do not, nothing is lost;
     afterwards the mount is gone, and the checkpoints that were in it lie in the run's folder, whole."""

@@ -18,7 +18,6 @@ from chaos import REPOSITORY, TRAINERS, RunScenario, left_over
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
-from torchaos.harness.running import capabilities
 
 SCENARIOS = sorted((REPOSITORY / "scenarios" / "collective").glob("*.yaml"))
 SHORT = {"stall-all-reduce"}
@@ -30,15 +29,18 @@ ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 pytestmark = pytest.mark.job
 
 
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    needs = [pytest.mark.needs(NEEDS[name])] if name in NEEDS else []
+    return [pytest.mark.smoke if name in SHORT else pytest.mark.long, *needs]
+
+
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem not in SHORT)) for path in SCENARIOS],
+    [pytest.param(path, id=path.stem, marks=_marks(path.stem)) for path in SCENARIOS],
 )
 def test_the_reference_job_bears_it(torchaos: RunScenario, path: Path) -> None:
     """The fault lands as planned, others than its target show that it was felt, the loss is bitwise the twin's, and
     nothing is left; mismatched collectives are passed only where the job noticed and started again."""
-    if path.stem in NEEDS and not capabilities.check(NEEDS[path.stem]).present:
-        pytest.skip(f"needs {NEEDS[path.stem]}")
     run = torchaos(path)
     assert left_over(run.folder) == []
     assert run.case("rollback")["verdict"] == "passed", run

@@ -216,6 +216,7 @@ def test_a_python_that_ignores_the_environment_is_inconclusive(torchaos: RunScen
     assert "never landed" in run.result["reason"], run
 
 
+@pytest.mark.smoke
 def test_a_job_that_never_recovers_is_failed(torchaos: RunScenario, reference: dict[str, Any]) -> None:
     """With no restart allowed, the job never gets past the step before the kill: failed, whatever else holds."""
     job = {**reference, "command": reference["command"].replace("--max-restarts 3", "--max-restarts 0")}
@@ -224,6 +225,7 @@ def test_a_job_that_never_recovers_is_failed(torchaos: RunScenario, reference: d
     assert "never got past step 24" in run.case("faults")["reason"], run
 
 
+@pytest.mark.smoke
 def test_attach_leaves_the_job_alive(torchaos: RunScenario, reference: dict[str, Any], tmp_path: Path) -> None:
     """A torchrun that somebody else started: a rank is frozen for a second, and the job goes on after us."""
     where = {"{jobs}": str(Path(__file__).parents[2] / "scenarios" / "jobs"), "{run}": str(tmp_path / "job")}

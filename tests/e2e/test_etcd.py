@@ -6,20 +6,15 @@ import pytest
 import yaml
 from chaos import REPOSITORY, RunScenario
 
-from torchaos.harness.running import capabilities
-
 
 @pytest.mark.job
+@pytest.mark.needs("links", "etcd")
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("backend", ["etcd-v2", "etcd"])
 def test_a_job_outlives_its_first_node(backend: str, torchaos: RunScenario) -> None:
     """With c10d the rendezvous would die with that node. In etcd it does not: the other node goes on in the same
     submission, which is attempt 1 by both of torch's ways to use etcd, and consumes each sample once."""
-    for name in ("links", "etcd"):
-        found = capabilities.check(name)
-        if not found.present:
-            pytest.skip(f"no {name} ({found.detail}); {found.remedy}")
     scenario = yaml.safe_load((REPOSITORY / "scenarios/node/kill-first-node-etcd.yaml").read_text())
     scenario["job"]["command"] = scenario["job"]["command"].replace("etcd-v2", backend)
     run = torchaos(scenario)

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.job
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem not in SHORT)) for path in SCENARIOS],
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.smoke if path.stem in SHORT else pytest.mark.long)
+        for path in SCENARIOS
+    ],
 )
 def test_the_reference_job_survives_it(torchaos: RunScenario, path: Path) -> None:
     """The fault lands as planned, somebody other than its target shows it, and the healthy job loses nothing by it."""

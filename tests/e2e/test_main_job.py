@@ -16,6 +16,7 @@ from chaos import REPOSITORY, TRAINERS, Outcome, RunScenario, kill_rank, left_ov
 pytestmark = pytest.mark.job
 
 
+@pytest.mark.smoke
 def test_kill_rank_is_judged_and_passes(kill_rank_run: Outcome) -> None:
     """The scenario of `make demo` passes: the kill landed on its rank, step and phase, and nothing was lost or left."""
     run = kill_rank_run

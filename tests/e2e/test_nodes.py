@@ -8,16 +8,8 @@ from chaos import REPOSITORY, RunScenario
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.record.events.journal import read_events
-from torchaos.harness.running import capabilities
 
-pytestmark = [pytest.mark.job, pytest.mark.long, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(autouse=True)
-def links() -> None:
-    found = capabilities.check("links")
-    if not found.present:
-        pytest.skip(f"no links ({found.detail}); {found.remedy}")
+pytestmark = [pytest.mark.job, pytest.mark.long, pytest.mark.timeout(400), pytest.mark.needs("links")]
 
 
 def test_a_standby_takes_over(torchaos: RunScenario) -> None:

@@ -12,7 +12,6 @@ import pytest
 from torchaos.harness.exploring.asks import Ask
 from torchaos.harness.exploring.looks import Looked, Looker, Lookout, Looks
 from torchaos.harness.exploring.tree import Content, Extent, Tree
-from torchaos.harness.running import capabilities
 from torchaos.harness.undo.mount import mounts
 
 # A job that takes the newest folder, and reads one of its files. Argument: the folder.
@@ -24,7 +23,7 @@ if os.path.exists(newest + "/ready") and os.path.islink(sys.argv[1] + "/link"):
 """
 
 
-@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+@pytest.mark.needs("fuse")
 def test_questions_of_a_job_are_noted(tmp_path: Path) -> None:
     """Names, files that are there and files that are not, and the file that was read through a link, until a given
     time. The other checkpoint, and a file that nobody looked at, are not among them."""
@@ -73,7 +72,7 @@ open("grown", "a").write("more")
 """
 
 
-@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+@pytest.mark.needs("fuse")
 def test_what_a_job_writes_itself_is_not_asked(tmp_path: Path) -> None:
     """A torn file that is written anew may have any bytes and any size. A file that was looked at before may not; of a
     file that grows, the bytes count, and of a folder that is moved, all that is in it."""
@@ -114,7 +113,7 @@ for folder in ("1.partial", "2.partial"):
 """
 
 
-@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+@pytest.mark.needs("fuse")
 @pytest.mark.parametrize("how", ["", "lists", "reads", "picks", "keeps"])
 def test_a_folder_that_is_removed_at_once_may_have_more_files(tmp_path: Path, how: str) -> None:
     """Of a folder that a job lists and removes with all that is in it, only the kinds of names count. If the job looks
@@ -138,7 +137,7 @@ def test_a_folder_that_is_removed_at_once_may_have_more_files(tmp_path: Path, ho
     assert list(folder.iterdir()) == ([folder / "copy"] if how == "keeps" else [])
 
 
-@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+@pytest.mark.needs("fuse")
 def test_a_folder_that_is_not_removed_was_listed(tmp_path: Path) -> None:
     """A job that lists a folder, and removes some of its files: the names count, and what the removed files were."""
     folder = tmp_path / "checkpoints"
@@ -155,7 +154,7 @@ def test_a_folder_that_is_not_removed_was_listed(tmp_path: Path) -> None:
     assert not any(ask is Ask.CLEARED for ask, _path in found.asked)
 
 
-@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+@pytest.mark.needs("fuse")
 def test_a_server_that_died_knows_nothing(tmp_path: Path) -> None:
     """If the server is killed, not all questions are known, so there are none to compare by."""
     looker = Looker(tmp_path / "checkpoints", tmp_path / "home")
@@ -165,7 +164,7 @@ def test_a_server_that_died_knows_nothing(tmp_path: Path) -> None:
     assert looker.until(time.monotonic()) is None
 
 
-@pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+@pytest.mark.needs("fuse")
 @pytest.mark.parametrize("killed", ["nothing", "the next server", "the reaper"])
 def test_many_resumes_are_noted_one_after_the_other(tmp_path: Path, killed: str) -> None:
     """The server of the next resume starts ahead, and nothing is mounted before that resume. If this server or the

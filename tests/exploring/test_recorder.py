@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from torchaos.harness.exploring.states.cuts import Cuts
 from torchaos.harness.running import capabilities
 from torchaos.harness.undo.mount import mounts
 
-pytestmark = pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+pytestmark = pytest.mark.needs("fuse")
 
 # A rank that saves in all the ways there are; argument: the folder.
 RANK = """
@@ -223,7 +222,7 @@ with open(sys.argv[1] + "/big", "wb", buffering=0) as file:
     assert (made.st_size, made.st_blocks * 512 < 1 << 20) == (20 << 30, True)
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+@pytest.mark.needs("strace")
 def test_strace_sees_the_same(tmp_path: Path) -> None:
     """The kernel's own list of system calls (strace) has the same operations in the same order."""
     folder = tmp_path / "checkpoints"
@@ -352,7 +351,7 @@ def test_a_file_that_somebody_only_holds_open_is_no_harm(tmp_path: Path, monkeyp
             os.close(held)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a mount namespace")
+@pytest.mark.needs("root")
 def test_a_mount_namespace_that_somebody_made_meanwhile_costs_no_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

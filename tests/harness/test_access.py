@@ -42,7 +42,7 @@ def test_a_link_in_it_is_refused(folder: RunDir, place: str) -> None:
         folder.check()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to another user")
+@pytest.mark.needs("root")
 def test_another_users_file_in_it_is_refused(folder: RunDir) -> None:
     """So is a file of another user."""
     os.chown(folder.plan, 65534, 65534)

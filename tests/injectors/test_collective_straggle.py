@@ -17,7 +17,6 @@ from torchaos.harness.agent.wire import Event, Kind, start_ticks
 from torchaos.harness.mechanics.site import OutsideSite, Victim
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
-from torchaos.harness.running import capabilities
 from torchaos.injectors.straggle_quota import StraggleQuota
 from torchaos.injectors.straggle_stop import StraggleStop
 
@@ -47,10 +46,9 @@ def site_of(pid: int, told: Told) -> OutsideSite:
     return OutsideSite("slow", [Victim(pid, start_ticks(pid) or 0, 1, 0)], told)
 
 
+@pytest.mark.needs("root", "freezer")
 def test_quota(busy: int) -> None:
     """The kernel holds the process back, that is the evidence, and afterwards it is where it was, at full speed."""
-    if not capabilities.check("root").present or not capabilities.check("freezer").present:
-        pytest.skip("needs root and cgroups of version 1")
     told, injector = Told(), StraggleQuota(cpus=0.1)
     site, before = site_of(busy, told), Path(f"/proc/{busy}/cgroup").read_text()
     (handle,) = injector.changes(site)

@@ -17,12 +17,11 @@ import pytest
 from torchaos.harness.contracts import ChaosError, Target
 from torchaos.harness.mechanics.storage.rules import Rules
 from torchaos.harness.record.record import Record
-from torchaos.harness.running import capabilities
 from torchaos.harness.undo.mount import Mount, mounts
 
 from .conftest import Operation
 
-pytestmark = pytest.mark.skipif(not capabilities.check("fuse").present, reason="needs FUSE: see torchaos doctor")
+pytestmark = pytest.mark.needs("fuse")
 PATIENCE_S = 20.0
 
 # Writes, syncs and reads a file as a rank; prints what became of each: 0, or the number of the error.

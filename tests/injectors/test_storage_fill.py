@@ -17,7 +17,6 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.mechanics.storage.own_disk import OwnDisk, room
 from torchaos.harness.record.record import Record
-from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 from torchaos.harness.undo.client import Reaper
@@ -27,9 +26,6 @@ from torchaos.harness.undo.mount import mounts
 
 from .conftest import Operation
 
-needs_mount = pytest.mark.skipif(
-    not capabilities.check("mount").present, reason="needs the right to mount a tmpfs: see torchaos doctor"
-)
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SIZE = 64 * PAGE
 
@@ -43,7 +39,7 @@ def disk(tmp_path: Path) -> Iterator[OwnDisk]:
     assert not [one for one in mounts() if one.target == str(made.folder)]
 
 
-@needs_mount
+@pytest.mark.needs("mount")
 def test_it_is_of_that_size_and_its_files_stay(disk: OwnDisk) -> None:
     """More than its size does not go into it; after the run it is unmounted, and files, links and times are there."""
     assert room(disk.folder) == (SIZE, SIZE)
@@ -60,7 +56,7 @@ def test_it_is_of_that_size_and_its_files_stay(disk: OwnDisk) -> None:
     assert [path.name for path in disk.folder.parent.iterdir()] == ["checkpoints"]
 
 
-@needs_mount
+@pytest.mark.needs("mount")
 def test_what_is_lost_is_said(disk: OwnDisk) -> None:
     """A file that can't be copied, a hurry, and a mount that is gone too early: each time there is a sentence."""
     (disk.folder / "weights").write_bytes(b"w")
@@ -75,7 +71,7 @@ def test_what_is_lost_is_said(disk: OwnDisk) -> None:
     assert (disk.folder / "weights").read_bytes() == b"w"
 
 
-@needs_mount
+@pytest.mark.needs("mount")
 @pytest.mark.parametrize("left", [0, 3 * PAGE, 3 * PAGE + 1])
 def test_it_fills_and_gives_back(disk: OwnDisk, left: int) -> None:
     """At most `left` bytes are free; what fits is written and what does not is refused, also to a file that was open
@@ -98,7 +94,7 @@ def test_it_fills_and_gives_back(disk: OwnDisk, left: int) -> None:
     assert room(disk.folder)[0] == SIZE - (left // PAGE + 1) * PAGE
 
 
-@needs_mount
+@pytest.mark.needs("mount")
 def test_the_ballast_is_known_again_at_every_stage(disk: OwnDisk) -> None:
     """The way back, read from disk by another process, holds before the ballast is there, while it is empty, and when
     it is whole; a file that is not ours at its place stays."""
@@ -116,7 +112,7 @@ def test_the_ballast_is_known_again_at_every_stage(disk: OwnDisk) -> None:
         again.restore()
 
 
-@needs_mount
+@pytest.mark.needs("mount")
 def test_the_reaper_unmounts_when_the_harness_is_gone(tmp_path: Path) -> None:
     """The harness dies with a full file system mounted: it is unmounted, with the ballast in it."""
     run = tmp_path / "run"

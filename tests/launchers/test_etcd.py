@@ -78,10 +78,6 @@ def test_an_etcd_without_the_v2_api_is_none(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Iterator[JobSpec]:
-    for name in ("links", "etcd"):
-        found = capabilities.check(name)
-        if not found.present:
-            pytest.skip(f"no {name} ({found.detail}); {found.remedy}")
     run = f"etcd-{uuid.uuid4().hex}"
     words = ("torchrun", "--rdzv-backend", "etcd-v2", "t.py")
     one = JobSpec(words, tmp_path, {**os.environ, ENV_RUN_ID: run}, tmp_path / "logs" / "job-0.log", 0, 2)
@@ -91,6 +87,7 @@ def spec(tmp_path: Path) -> Iterator[JobSpec]:
         assert handle.restored()
 
 
+@pytest.mark.needs("links", "etcd")
 def test_all_nodes_reach_one_server_and_it_goes_with_the_run(spec: JobSpec) -> None:
     """Each node is told its address and gets an answer there; another submission meets in the same one; what it writes
     is not in the run directory; and with the resources it is gone."""
@@ -108,6 +105,7 @@ def test_all_nodes_reach_one_server_and_it_goes_with_the_run(spec: JobSpec) -> N
     assert not any(proc.is_alive(pid, ticks) for pid, ticks in servers.items())
 
 
+@pytest.mark.needs("links", "etcd")
 def test_a_server_that_does_not_start_is_an_error(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says how it ended, and where its log is."""
     monkeypatch.setattr(etcd, "PROGRAM", "false")

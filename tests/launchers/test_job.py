@@ -18,6 +18,7 @@ pytestmark = pytest.mark.job
 Bench = Any  # of conftest.py, which tests can't import
 
 
+@pytest.mark.smoke
 def test_a_killed_rank_is_seen_at_once_and_the_restart_is_attempt_1(bench: Bench) -> None:
     """SIGKILL of rank 1 is reported with its pid and -9, before torchrun reports it; both ranks return as attempt 1."""
     job = bench.linger("--all-reduce", max_restarts=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -36,10 +35,7 @@ def kubectl(text: str) -> Any:
     return json.loads(done.stdout)
 
 
-needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
-
-
-@needs_kubectl
+@pytest.mark.needs("kubectl")
 def test_every_trap_is_read_as_by_kubectl() -> None:
     """Words that YAML 1.1, YAML 1.2 and Go read as different types, as values and as keys."""
     words = [word for word in TRAPS if word not in ("-", "!!str")]
@@ -53,7 +49,7 @@ def test_every_trap_is_read_as_by_kubectl() -> None:
     assert documents(keys)[0]["spec"] == kubectl(keys)["spec"]
 
 
-@needs_kubectl
+@pytest.mark.needs("kubectl")
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.text("01789.eE+-_xXoObynfaF:~<=i", min_size=1, max_size=6), min_size=30, max_size=60))
 def test_any_word_is_read_as_by_kubectl(words: list[str]) -> None:
@@ -64,7 +60,7 @@ def test_any_word_is_read_as_by_kubectl(words: list[str]) -> None:
     assert [(type(one), one) for one in read] == [(type(one), one) for one in theirs]
 
 
-@needs_kubectl
+@pytest.mark.needs("kubectl")
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(words=st.lists(st.one_of(st.sampled_from(TRAPS), st.text(max_size=6)), min_size=1, max_size=40))
 def test_the_words_of_the_job_arrive_as_text(tmp_path: Path, words: list[str]) -> None:
@@ -86,7 +82,7 @@ def test_json_and_templates() -> None:
     assert documents("---\n---\na: 1\n---\nb: !!str 2\n") == [{"a": 1}, {"b": "2"}]
 
 
-@needs_kubectl
+@pytest.mark.needs("kubectl")
 def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is the user's configuration that is wrong, said in a whole sentence without the log of kubectl."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))

@@ -18,21 +18,17 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, JobSpec
 from torchaos.harness.machine import proc
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.job import Job
 from torchaos.harness.running.launchers.job_env import job_env
 from torchaos.harness.running.launchers.netns import Netns, keepers
 from torchaos.harness.undo.handles import JobProcesses
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, pytest.mark.needs("links")]
 TRAINER = Path(__file__).parent / "trainers" / "linger.py"
 
 
 class Nodes:
     def __init__(self, folder: Path, *command: str) -> None:
-        found = capabilities.check("links")
-        if not found.present:
-            pytest.skip(f"no links ({found.detail}); {found.remedy}")
         self.folder, self.run_id = folder, f"netns-{uuid.uuid4().hex}"
         for name in ("events", "logs"):
             (folder / name).mkdir()

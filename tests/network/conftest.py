@@ -13,23 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import need
 
 from torchaos.harness.machine.netspace import Space
 from torchaos.harness.mechanics.network.link import Link
-from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.netns import keepers, make_links
 from torchaos.harness.undo.handles import JobProcesses
 
 RUN = f"network-tests-{os.getpid()}"
 _NEWNET = 0x40000000
-
-
-def need(*names: str) -> None:
-    """Skip, naming the part that this machine lacks."""
-    for name in names:
-        found = capabilities.check(name)
-        if not found.present:
-            pytest.skip(f"no {name} ({found.detail}); {found.remedy}")
 
 
 @pytest.fixture(scope="session")

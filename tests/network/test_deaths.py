@@ -82,13 +82,11 @@ def test_nothing_is_left_of_many_deaths(tmp_path: Path, links: Any) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.needs("etcd")
 @pytest.mark.timeout(900)
 def test_nothing_is_left_of_an_etcd(tmp_path: Path, links: Any) -> None:
     """The same while a server for the rendezvous starts and runs: some of these deaths leave one behind that is up, and
     it goes too."""
-    found = capabilities.check("etcd")
-    if not found.present:
-        pytest.skip(f"no etcd ({found.detail}); {found.remedy}")
     seen = [_die(tmp_path / str(number), "etcd", ETCD_LATEST_S * number / ETCD_DEATHS) for number in range(ETCD_DEATHS)]
     assert any(mark.endswith(".etcd") for marks in seen for mark in marks), f"no server was ever up: {seen}"
 

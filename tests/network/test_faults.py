@@ -20,7 +20,6 @@ from torchaos.harness.mechanics.network.link import Link
 from torchaos.harness.mechanics.network.metering import measured, meter_handle
 from torchaos.harness.mechanics.network.sampling import read, round_trips
 from torchaos.harness.mechanics.network.shaper import Shape, Shaper
-from torchaos.harness.running import capabilities
 from torchaos.harness.undo.handles import from_json, to_json
 
 Ends = tuple[socket.socket, socket.socket]
@@ -43,11 +42,6 @@ def undo() -> Iterator[Callable[..., None]]:
         handle.restore()
 
 
-def _needs(*names: str) -> pytest.MarkDecorator:
-    lacking = [name for name in names if not capabilities.check(name).present]
-    return pytest.mark.skipif(bool(lacking), reason=f"no {', '.join(lacking)}: see torchaos doctor")
-
-
 def _answers(ends: Ends, wait_s: float) -> bool:
     """Whether what one end sends reaches the other within this time."""
     ours, theirs = ends
@@ -59,7 +53,7 @@ def _answers(ends: Ends, wait_s: float) -> bool:
         return False
 
 
-@_needs("links", "nft")
+@pytest.mark.needs("links", "nft")
 def test_a_partition_drops_and_heals(links: list[Link], connection: Ends, undo: Any) -> None:
     """An established connection is silent while the nodes are cut apart, its packets are counted as dropped, and what
     was sent meanwhile comes after the cut is taken back."""
@@ -76,7 +70,7 @@ def test_a_partition_drops_and_heals(links: list[Link], connection: Ends, undo: 
     assert counts(*cut.handles) == {}
 
 
-@_needs("links", "nft")
+@pytest.mark.needs("links", "nft")
 def test_a_one_way_cut(links: list[Link], wire: Any, undo: Any) -> None:
     """What node 1 sends is lost, and what node 0 sends comes."""
     wire.send(1)  # the neighbour is known: its answer to who it is would be lost, too
@@ -86,7 +80,7 @@ def test_a_one_way_cut(links: list[Link], wire: Any, undo: Any) -> None:
     undo(*cut.handles)
 
 
-@_needs("links", "nft")
+@pytest.mark.needs("links", "nft")
 def test_only_some_ports_are_cut(links: list[Link], connection: Ends, wire: Any, undo: Any) -> None:
     """A connection to the port is cut; everything else goes through."""
     port = connection[1].getsockname()[1]
@@ -98,7 +92,7 @@ def test_only_some_ports_are_cut(links: list[Link], connection: Ends, wire: Any,
     assert _answers(connection, 20)
 
 
-@_needs("links", "nft")
+@pytest.mark.needs("links", "nft")
 def test_loss_is_what_was_asked_for(links: list[Link], wire: Any, undo: Any) -> None:
     """Of 2,000 datagrams 20 %, give or take 4 points (4.5 standard deviations), do not come."""
     cut = Cut("loss", [links[0]], [links[1]], percent=20)
@@ -108,7 +102,7 @@ def test_loss_is_what_was_asked_for(links: list[Link], wire: Any, undo: Any) -> 
     assert 1 - came / 2000 == pytest.approx(0.2, abs=0.04)
 
 
-@_needs("links", "shaper")
+@pytest.mark.needs("links", "shaper")
 def test_delay_is_what_was_asked_for(links: list[Link], wire: Any, undo: Any) -> None:
     """Asked for 30 ms no packet comes earlier, and whenever the machine has time for it, they come within 1 ms of it;
     afterwards the delay is gone."""
@@ -123,7 +117,7 @@ def test_delay_is_what_was_asked_for(links: list[Link], wire: Any, undo: Any) ->
     assert min(delay for _, delay in wire.send(20)) < 5.0
 
 
-@_needs("links", "shaper")
+@pytest.mark.needs("links", "shaper")
 def test_jitter_changes_no_order(links: list[Link], wire: Any, undo: Any) -> None:
     """Packets come with different delays, in the order in which they were sent."""
     shaper = Shaper("jitter", links[0], Shape(delay=10.0, jitter=5.0))
@@ -134,7 +128,7 @@ def test_jitter_changes_no_order(links: list[Link], wire: Any, undo: Any) -> Non
     assert statistics.pstdev(delay for _, delay in came) > 0.5
 
 
-@_needs("links", "shaper")
+@pytest.mark.needs("links", "shaper")
 def test_some_overtake_the_others(links: list[Link], wire: Any, undo: Any) -> None:
     """All come, and not in the order in which they were sent."""
     shaper = Shaper("reorder", links[0], Shape(delay=10.0, reorder=25.0))
@@ -145,7 +139,7 @@ def test_some_overtake_the_others(links: list[Link], wire: Any, undo: Any) -> No
     assert numbers != sorted(numbers)
 
 
-@_needs("links", "shaper")
+@pytest.mark.needs("links", "shaper")
 def test_some_come_twice(links: list[Link], wire: Any, undo: Any) -> None:
     """Every number comes, and a fifth of them, give or take, a second time."""
     shaper = Shaper("twice", links[0], Shape(duplicate=20.0))
@@ -156,7 +150,7 @@ def test_some_come_twice(links: list[Link], wire: Any, undo: Any) -> None:
     assert 20 < len(numbers) - 300 < 120
 
 
-@_needs("links", "shaper")
+@pytest.mark.needs("links", "shaper")
 def test_a_damaged_packet_never_gets_through(links: list[Link], connection: Ends, undo: Any) -> None:
     """Half of all packets have a flipped bit: the receiving kernel counts bad checksums, and every byte comes as it was
     sent."""
@@ -178,7 +172,7 @@ def test_a_damaged_packet_never_gets_through(links: list[Link], connection: Ends
     assert read([links[1]])["bad_checksums"] > before
 
 
-@_needs("links", "shaper", "ss")
+@pytest.mark.needs("links", "shaper", "ss")
 def test_round_trips_of_connections_show_a_delay(links: list[Link], connection: Ends, undo: Any) -> None:
     """TCP_INFO of an ordinary connection has the delay, without any probe of ours on it."""
     assert _answers(connection, 20)
@@ -192,7 +186,7 @@ def test_round_trips_of_connections_show_a_delay(links: list[Link], connection: 
     assert seen > 20.0
 
 
-@_needs("links", "shaper")
+@pytest.mark.needs("links", "shaper")
 def test_packets_pass_when_the_queue_is_killed(links: list[Link], wire: Any, undo: Any) -> None:
     """Where delay is a process's work and that process dies, the fault is over, and nothing is lost."""
     shaper = Shaper("killed", links[0], Shape(delay=200.0))
@@ -205,7 +199,7 @@ def test_packets_pass_when_the_queue_is_killed(links: list[Link], wire: Any, und
     undo(*shaper.handles())
 
 
-@_needs("links", "ss")
+@pytest.mark.needs("links", "ss")
 def test_reset_ends_a_connection(links: list[Link], connection: Ends) -> None:
     """Both ends of an established connection see an error at once, and the kernel counts it."""
     before = read(links)["resets"]
@@ -256,7 +250,7 @@ def _metered(links: list[Link], asked: dict[str, float], datagrams: int, jitter_
     return told[-1]["measured"]  # type: ignore[no-any-return]
 
 
-@_needs("links", "shaper")
+@pytest.mark.needs("links", "shaper")
 def test_the_meter_sees_a_delay(links: list[Link], undo: Any) -> None:
     """Of 25 ms that were asked for the meter's median is within a millisecond on a quiet machine, and never below; what
     was not asked for it does not say, and its datagrams are no TCP of the job's."""
@@ -272,7 +266,7 @@ def test_the_meter_sees_a_delay(links: list[Link], undo: Any) -> None:
     assert read(links) == before
 
 
-@_needs("links", "nft")
+@pytest.mark.needs("links", "nft")
 def test_the_meter_sees_loss(links: list[Link], undo: Any) -> None:
     """Of a fifth that is to be lost it counts a fifth, give or take 4 points, and all of it when all is dropped."""
     for percent in (20.0, 100.0):
@@ -282,7 +276,7 @@ def test_the_meter_sees_loss(links: list[Link], undo: Any) -> None:
         undo(*cut.handles)
 
 
-@_needs("links", "shaper")
+@pytest.mark.needs("links", "shaper")
 def test_jitter_does_not_bias_the_meter(links: list[Link], undo: Any) -> None:
     """Packets stay in order, so that of a dense stream each waits for the latest before it; the meter's are far enough
     apart, and its median is what was asked for."""

@@ -19,7 +19,6 @@ from torchaos.harness.machine.netspace import Space
 from torchaos.harness.mechanics.network.cut import Cut
 from torchaos.harness.mechanics.network.link import Link
 from torchaos.harness.record.plan import Plan, PlannedJob
-from torchaos.harness.running import capabilities
 from torchaos.harness.running.engine.permits import NotPermitted, Permits
 from torchaos.harness.running.launchers.fits import misfit
 from torchaos.harness.undo.network import NftTable
@@ -53,11 +52,6 @@ for handle in reversed(handles):
     assert handle.restored()
 print(json.dumps(effects))
 """
-
-
-def _needs(*names: str) -> pytest.MarkDecorator:
-    lacking = [name for name in names if not capabilities.check(name).present]
-    return pytest.mark.skipif(bool(lacking), reason=f"no {', '.join(lacking)}: see torchaos doctor")
 
 
 class Pod:
@@ -99,7 +93,7 @@ def _answers(sender: socket.socket, receiver: socket.socket, wait_s: float) -> b
         return False
 
 
-@_needs("nft")
+@pytest.mark.needs("nft")
 @pytest.mark.parametrize("direction", ["both", "out", "in"])
 def test_a_pod_is_cut_off_and_back(links: list[Link], connection: Any, direction: str) -> None:
     """The pod drops what it sends, what it receives, or both; the other way stays open; the kernel's counter proves it;
@@ -112,7 +106,7 @@ def test_a_pod_is_cut_off_and_back(links: list[Link], connection: Any, direction
     assert _answers(ours, theirs, 20)
 
 
-@_needs("nft")
+@pytest.mark.needs("nft")
 def test_pods_on_one_side_of_a_cut_reach_each_other(links: list[Link], connection: Any) -> None:
     """If a fault cuts nodes 0 and 1 off, node 0 drops nothing of node 1; the agent of node 1 does its own part."""
     ours, theirs = connection
@@ -121,7 +115,7 @@ def test_pods_on_one_side_of_a_cut_reach_each_other(links: list[Link], connectio
         assert pod.undo() == []
 
 
-@_needs("nft")
+@pytest.mark.needs("nft")
 def test_a_cut_of_addresses_of_both_versions_loads(links: list[Link]) -> None:
     """Pods may have IPv4 or IPv6 addresses: the kernel takes the rules for both."""
     here, elsewhere = Space(0, 0), Space(-1, 0)
@@ -134,7 +128,7 @@ def test_a_cut_of_addresses_of_both_versions_loads(links: list[Link]) -> None:
     assert script.count("ip6 ") == 4
 
 
-@_needs("nft", "tc", "shaper")
+@pytest.mark.needs("nft", "tc", "shaper")
 @pytest.mark.parametrize("between_nodes", [True, False])
 def test_a_pod_answers_late(links: list[Link], wire: Any, connection: Any, between_nodes: bool) -> None:
     """Each packet that the pod sends comes later, and not after the undo. The round trips of its connections to other

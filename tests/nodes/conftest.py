@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from dying.families import BARE_PYTHON, STAND_IN
+from needs import need
 from waiting import wait_until
 
 from torchaos.harness.agent.wire import Event, Kind
@@ -172,8 +173,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @pytest.fixture
 def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    if os.geteuid() != 0:
-        pytest.skip("pods are stood in for by namespaces, which only root may make")
+    need("root")  # pods are stood in for by namespaces
     one = Pods(tmp_path_factory.mktemp("pods", numbered=True))
     kubectl = Path(__file__).with_name("kubectl.py")
     yield from _stand_in(one, "kubectl", f'#!/bin/sh\nexec {sys.executable} {kubectl} {one.folder}/cluster "$@"\n')

@@ -14,8 +14,6 @@ import pytest
 import yaml
 from chaos import REPOSITORY, TRAINERS
 
-from torchaos.harness.running import capabilities
-
 pytestmark = pytest.mark.job
 FREEZE_S = 5.0
 
@@ -39,12 +37,9 @@ def test_a_few_stalls_of_each_kind() -> None:
     assert all(one["declared_s"] is not None for one in found)
 
 
+@pytest.mark.needs("links", "nft", "ss")
 def test_a_partition_without_py_spy() -> None:
     """Two nodes are cut apart: it is noticed also where the ranks spin while they wait, and nobody is to blame."""
-    for name in ("links", "nft", "ss"):
-        found = capabilities.check(name)
-        if not found.present:
-            pytest.skip(f"no {name} ({found.detail}); {found.remedy}")
     stalls = _campaign().partitions(1)
     assert [one["kind"] for one in stalls] == ["cut, ranks sleep", "cut, ranks spin"]
     assert all(one["declared_s"] is not None for one in stalls)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -63,7 +62,7 @@ def test_a_peer_that_reads_slowly_is_not_cut_off(say: Say) -> None:
     assert not sockets.stuck
 
 
-@pytest.mark.skipif(shutil.which("ss") is None, reason="ss is not installed")
+@pytest.mark.needs("ss")
 def test_what_goes_over_a_real_connection() -> None:
     """Bytes that the other end took; what was before the first look, or was forgotten, is no news."""
     sockets, me = Sockets(), [rank(os.getpid())]

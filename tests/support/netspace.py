@@ -9,21 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import need
 
 from torchaos.harness.contracts import Handle
 from torchaos.harness.machine.netspace import Space
-from torchaos.harness.running import capabilities
 from torchaos.harness.undo.network import IPTABLES, QDISC_MARK, LinkUp, Names, NftTable, Qdisc, QueueRule, mark_of
 
 KINDS = {"nft_table": "nft", "link_up": "links", "qdisc": "tc", "queue_rule": "shaper", "names": "links"}
+NEEDS = pytest.mark.needs("root", "links")
 
 
 def case_of(kind: str, spawn: Any, tmp_path: Path) -> tuple[Handle, Callable[[], None]]:
-    """The handle, and the change that it undoes. Skips if this machine lacks something for it."""
-    for name in ("root", "links", KINDS[kind]):
-        found = capabilities.check(name)
-        if not found.present:
-            pytest.skip(f"no {name} ({found.detail}); {found.remedy}")
+    """The handle, and the change that it undoes. A test of it is marked with NEEDS."""
+    need(KINDS[kind])
     space, mark = space_of(spawn), mark_of("a-fault")
     at = (space.pid, space.start_ticks)
     space.run(["ip", "link", "set", "lo", "up"])

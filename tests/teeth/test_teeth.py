@@ -93,8 +93,12 @@ def _asserted(name: str) -> set[str]:
 @pytest.mark.job
 @pytest.mark.parametrize(
     "name", [
-        "network/delay", "node/freeze", "numeric/nan-gradient", "proxy/rendezvous-latency", "resume/epoch-end",
-        "storage/disk-full",
+        pytest.param("network/delay", marks=pytest.mark.needs("links", "shaper")),
+        pytest.param("node/freeze", marks=pytest.mark.needs("links")),
+        pytest.param("numeric/nan-gradient", marks=pytest.mark.smoke),
+        pytest.param("proxy/rendezvous-latency", marks=pytest.mark.smoke),
+        pytest.param("resume/epoch-end", marks=pytest.mark.smoke),
+        pytest.param("storage/disk-full", marks=pytest.mark.needs("fuse")),
     ],
 )  # fmt: skip
 def test_a_ready_scenario_of_each_family_passes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -55,13 +54,11 @@ def test_an_empty_history_has_no_metric() -> None:
     assert text([]) == ""
 
 
+@pytest.mark.needs("promtool")
 def test_promtool_accepts_it(result: Result) -> None:
     """Prometheus' own checker finds no mistake."""
-    promtool = shutil.which("promtool")
-    if not promtool:
-        pytest.skip("needs promtool")
     done = subprocess.run(
-        [promtool, "check", "metrics"], input=text([Kept(result, "")]), capture_output=True, text=True, check=False
+        ["promtool", "check", "metrics"], input=text([Kept(result, "")]), capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -24,7 +24,6 @@ from waiting import wait_until
 from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.contracts import Handle
-from torchaos.harness.running import capabilities
 from torchaos.harness.undo.cgroup import CpuCgroup, MemoryCgroup, freeze, freezer_for, starve, throttle
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import REGISTRY, JobProcesses, PageSlot, Process, from_json, to_json
@@ -33,7 +32,19 @@ from torchaos.harness.undo.mount import Mount
 Case = tuple[Handle, Callable[[], object]]  # the handle, and the change that it takes back
 
 
-@pytest.fixture(params=[*sorted(REGISTRY), "process/end", "file/new"])
+def _marks(kind: str) -> list[pytest.MarkDecorator]:
+    if kind in netspace.KINDS:
+        return [netspace.NEEDS]
+    if kind.endswith("_cgroup"):
+        return [pytest.mark.needs("freezer")]
+    if kind in docker_engine.KINDS:
+        return [pytest.mark.system]
+    return [pytest.mark.needs("root")] if kind == "mount" else []
+
+
+@pytest.fixture(
+    params=[pytest.param(kind, marks=_marks(kind)) for kind in (*sorted(REGISTRY), "process/end", "file/new")]
+)
 def case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Iterator[Case]:
     """One case or more for each kind; a kind without one fails here."""
     if request.param in docker_engine.KINDS:
@@ -81,10 +92,6 @@ def _case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Case:
     }
     if request.param in netspace.KINDS:
         return netspace.case_of(request.param, spawn, tmp_path)
-    if request.param == "mount" and os.geteuid() != 0:
-        pytest.skip("needs root, to mount")
-    if request.param.endswith("_cgroup") and not capabilities.check("freezer").present:
-        pytest.skip("needs cgroups of version 1, to write to")
     return cases[request.param]()
 
 
@@ -196,7 +203,7 @@ def test_process_spares_the_healer_itself() -> None:
     assert not handle.restored()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+@pytest.mark.needs("root")
 def test_process_of_another_user(spawn: Any, python: Any) -> None:
     """Where the signal is not permitted, the handle says so instead of taking it for done."""
     victim = spawn()

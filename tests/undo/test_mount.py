@@ -11,7 +11,7 @@ import pytest
 
 from torchaos.harness.undo.mount import Mount, mounts
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
+pytestmark = pytest.mark.needs("root")
 TAG = f"torchaos-test-{os.getpid()}"
 
 

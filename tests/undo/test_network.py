@@ -14,6 +14,7 @@ from torchaos.harness.machine.netspace import Space
 from torchaos.harness.undo.network import QDISC_MARK, NftTable, Qdisc, QueueRule, mark_of
 
 
+@netspace.NEEDS
 @pytest.mark.parametrize("kind", sorted(netspace.KINDS))
 def test_what_went_with_its_namespace_is_healed(kind: str, spawn: Any, tmp_path: Path) -> None:
     """When the process that kept the namespace is gone, there is nothing left to take back, and no error."""
@@ -35,6 +36,7 @@ def _reap(pid: int) -> None:
         pass
 
 
+@netspace.NEEDS
 def test_a_table_of_somebody_else_stays(spawn: Any, tmp_path: Path) -> None:
     """Only the table that bears our mark is deleted."""
     handle, change = netspace.case_of("nft_table", spawn, tmp_path)
@@ -45,6 +47,7 @@ def test_a_table_of_somebody_else_stays(spawn: Any, tmp_path: Path) -> None:
     assert "firewall" in handle.space.run(["nft", "list", "tables"])
 
 
+@netspace.NEEDS
 def test_a_qdisc_of_somebody_else_stays(spawn: Any, tmp_path: Path) -> None:
     """A root qdisc without our mark is the user's, and counts as restored."""
     handle, _change = netspace.case_of("qdisc", spawn, tmp_path)
@@ -58,6 +61,7 @@ def test_a_qdisc_of_somebody_else_stays(spawn: Any, tmp_path: Path) -> None:
     assert QDISC_MARK not in shown
 
 
+@netspace.NEEDS
 @pytest.mark.parametrize("kind", sorted(netspace.KINDS.keys() - {"names"}))
 def test_the_machines_own_network_is_never_touched(kind: str, spawn: Any, tmp_path: Path) -> None:
     """A handle that names a process outside any namespace of ours is refused, whatever else it says."""

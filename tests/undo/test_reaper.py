@@ -55,10 +55,9 @@ def test_guarded_is_on_disk(reaper: Reaper, run_dir: Path, spawn: Any) -> None:
     assert (line["record"], line["state"], line["handles"][0]["pid"]) == ("a", "planned", handle.pid)
 
 
+@pytest.mark.needs("strace")
 def test_guard_is_fsynced_before_it_is_acknowledged(run_dir: Path, spawn: Any) -> None:
     """The answer leaves the reaper after the fsync and not before it."""
-    if not Path("/usr/bin/strace").exists():
-        pytest.skip("needs strace")
     trace = run_dir / "trace"
     with Reaper.start(run_dir, "test") as reaper:
         tracer = spawn("strace", "-f", "-o", str(trace), "-e", "trace=fsync,pwrite64,sendto", "-p", str(reaper.pid),
@@ -283,7 +282,7 @@ def test_reaper_that_dies_before_it_is_armed(run_dir: Path, monkeypatch: pytest.
     assert open_runs.entries() == ([], [])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small tmpfs")
+@pytest.mark.needs("root")
 def test_disk_full(tmp_path: Path, spawn: Any, state_of: Any) -> None:
     """On a full disk `guard` raises, what was guarded before is healed, and with room again it goes on."""
     mount = tmp_path / "small"

@@ -221,7 +221,7 @@ def test_refuses_a_registry_that_is_not_ours_alone(killed: Killed, state: Path, 
         before_a_run()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to another user")
+@pytest.mark.needs("root")
 def test_refuses_another_users_run(killed: Killed, state_of: Any) -> None:
     """The run directory of somebody else is not healed by this user."""
     os.chown(killed.run_dir, 65534, 65534)

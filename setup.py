@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from glob import glob
+from pathlib import Path
 from typing import ClassVar
 
 from setuptools import Extension, setup
@@ -14,6 +15,13 @@ from setuptools.command.build_ext import build_ext
 
 _PAGES = "https://github.com/torchaos/torchaos/blob/main/"
 _PICTURES = "https://raw.githubusercontent.com/torchaos/torchaos/main/"
+
+
+def packages() -> list[str]:
+    """Each folder with Python in it: harness/undo is torchaos.harness.undo (`package-dir` in pyproject.toml)."""
+    tops = ("plugin", "harness", "injectors", "assertions", "scenarios")
+    folders = {file.parent for top in tops for file in Path(top).rglob("*.py")}
+    return sorted(".".join(("torchaos", *folder.parts)) for folder in folders)
 
 
 def readme() -> str:
@@ -47,6 +55,7 @@ class AnyPython(bdist_wheel):
 
 
 setup(
+    packages=packages(),
     long_description=readme(),
     long_description_content_type="text/markdown",
     ext_modules=[

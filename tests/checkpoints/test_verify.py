@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import runpy
 import shutil
 import socket
 import subprocess
@@ -366,6 +367,16 @@ def test_crc() -> None:
             assert locate(zlib.crc32(data) ^ zlib.crc32(other), length) == (byte, bit)
             assert combine(zlib.crc32(data[:cut]), zlib.crc32(data[cut:]), length - cut) == zlib.crc32(data)
     assert locate(0, 100) is None
+
+
+def test_crc_without_isal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """isal only makes it faster: where it is not installed, zlib computes the same."""
+    from torchaos.harness.checkpoints import crc
+
+    monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    again = runpy.run_path(str(crc.__file__))
+    assert again["crc32"] is zlib.crc32
+    assert again["crc32"](b"torchaos") == crc.crc32(b"torchaos")
 
 
 @pytest.mark.parametrize(

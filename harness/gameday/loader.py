@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,11 +17,17 @@ from torchaos.harness.scenario.parameters import Tell
 _ANYWHERE = Path("/")  # any path: the checks read no folder
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> GameDay:
-    """Loads the file of a game day. Raises ScenarioError with a line per mistake: `file:line:column: what; what to
-    do`."""
+def _nothing(day: GameDay, tell: Tell) -> None: ...
+
+
+def load(
+    path: Path, overrides: Sequence[str] = (), also: Callable[[GameDay, Tell], None] = _nothing
+) -> GameDay:  # fmt: skip
+    """Loads the file of a game day. `also`: reports further mistakes. Raises ScenarioError with a line per mistake:
+    `file:line:column: what; what to do`."""
 
     def checked(day: GameDay, tell: Tell) -> None:
+        also(day, tell)
         try:
             scenario = Scenario.model_validate(as_scenario(day, _ANYWHERE, _ANYWHERE))
         except ValidationError as error:

@@ -125,6 +125,8 @@ class RunDir:
             found = os.lstat(self.root)
         except OSError as error:
             raise UsageError(f"{self.root}: no run directory: {error.strerror}") from error
+        if stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{self.root}: this is a file; give a run directory, which `torchaos run` makes")
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise UsageError(f"{self.root}: not a directory of yours; copy it, and judge the copy")
         if not self.plan.is_file():

@@ -76,13 +76,14 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
         if fault.when.after is not None and fault.when.after not in earlier:
             near = registry.suggest(fault.when.after, earlier)
             hint = f"did you mean {near!r}?" if near else f"the earlier ones are {', '.join(earlier) or 'none'}"
-            tell((*at, "when", "after"), f"there is no earlier fault {fault.when.after!r}; {hint}")
+            names = [("faults", one, key) for one in range(number) for key in ("id", "inject")]
+            tell((*at, "when", "after"), f"there is no earlier fault {fault.when.after!r}; {hint}", False, names)
         earlier.append(name)
         injector = _class("injectors", fault.inject, (*at, "inject"), tell)
         if injector is not None:
             check_parameters(injector, fault.with_, (*at, "with"), tell)
             if fault.target is None and injector.hits not in _NO_RANKS:
-                tell(at, f"the key 'target' is missing here; write what {fault.inject} hits")
+                tell((*at, "target"), f"the key 'target' is missing here; write what {fault.inject} hits")
             elif fault.target is not None and injector.hits in _NO_RANKS:
                 tell((*at, "target"), f"{fault.inject} hits {injector.hits}, not ranks; remove target", True)
             if injector.own_disk and not (scenario.job.checkpoints and scenario.job.checkpoints.size):
@@ -90,7 +91,7 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
                     f"{fault.inject} fills the file system that job.checkpoints.size makes; add that key, such as "
                     "size: 64MB"
                 )
-                tell((*at, "inject"), text)
+                tell((*at, "inject"), text, False, [("job", "checkpoints")])
             if injector.hits == "endpoints":
                 _check_endpoint(scenario, fault.with_.get("endpoint"), (*at, "with"), tell)
             lasting = "node" in injector.where or injector.lasting
@@ -106,16 +107,19 @@ def _check_endpoint(scenario: Scenario, name: object, at: Keys, tell: Tell) -> N
     if name not in job.endpoints:
         near = registry.suggest(str(name), job.endpoints)
         hint = f"did you mean {near!r}?" if near else "name it there, as host:port"
-        tell((*at, "endpoint") if name else at, f"job.endpoints has no {name or 'endpoint'!r}; {hint}")
+        text = f"job.endpoints has no {name or 'endpoint'!r}; {hint}"
+        tell((*at, "endpoint") if name else at, text, False, [("job", "endpoints")])
         return
     words = [job.command] if isinstance(job.command, str) else job.command
     used = any(f"{{{ENDPOINT}{name}}}" in text for text in [*words, *job.env.values()])
-    launcher = _class("launchers", scenario.launcher, ("launcher",), lambda *_: None)  # another check reports it
+    launcher = _class("launchers", scenario.launcher, ("launcher",), lambda *_, **__: None)  # another check reports it
     if not used and not (name == "rendezvous" and (launcher is None or launcher.sets_rendezvous)):
         tell(
             (*at, "endpoint"),
             f"the job does not use the proxy in front of {name}; in its command or env, write {{{ENDPOINT}{name}}} in "
             f"place of {job.endpoints[str(name)]}",
+            False,
+            [("job", "command"), ("job", "env"), ("job", "endpoints")],
         )
 
 
@@ -146,10 +150,12 @@ def _check_end(scenario: Scenario, tell: Tell) -> None:
     if not scenario.until:
         return
     if scenario.twin.runs:
-        tell(("until",), "a run that until ends is not a whole job, so it can't be compared; add twin: none", True)
+        text = "a run that until ends is not a whole job, so it can't be compared; add twin: none"
+        tell(("until",), text, True, [("twin",)])
     for number, item in enumerate(scenario.assert_):
         if item.name == "completed":
-            tell(("assert", number), "until ends the run before the job is done; remove completed, or until")
+            text = "until ends the run before the job is done; remove completed, or until"
+            tell(("assert", number), text, False, [("until",)])
 
 
 def _class(group: str, name: str, at: Keys, tell: Tell) -> Any:

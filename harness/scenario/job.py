@@ -118,9 +118,9 @@ class Job(Strict):
               "jobs that come with torchaos; {here}: the folder of this file; {python}: torchaos's own Python."),
     ]  # fmt: skip
     cwd: Annotated[str, Field(description="The working directory, relative to this file.")] = "."
-    env: Annotated[dict[str, str], Field(description="Variables to add to the environment; values are text.")] = Field(
-        default_factory=dict
-    )
+    env: Annotated[
+        dict[str, str], Field(description="Variables to add to the environment; values are text, as they are written.")
+    ] = Field(default_factory=dict)
     checkpoints: Annotated[Checkpoints | None, Field(description="Where the checkpoints are.")] = None
     endpoints: Annotated[
         dict[Annotated[str, Field(pattern=NAME)], Annotated[str, AfterValidator(_address)]],

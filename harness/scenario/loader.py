@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,10 +13,12 @@ from pydantic import BaseModel, ValidationError
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.scenario.checks import check
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.mistakes import most_telling, words
+from torchaos.harness.scenario.kinds import IN_WORDS, KINDS, kind_in
+from torchaos.harness.scenario.mistakes import in_file, most_telling, words
 from torchaos.harness.scenario.other_job import with_job
 from torchaos.harness.scenario.parameters import Tell
-from torchaos.harness.scenario.yaml_source import Keys, Problem, ScenarioError, Source, read, value_of
+from torchaos.harness.scenario.rest import Rest
+from torchaos.harness.scenario.yaml_source import Keys, Place, Problem, ScenarioError, Source, read, value_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -37,31 +40,74 @@ def load_as(
     _check_kind(model, source)
     source = with_job(source, job) if job else source
     overridden = [override(source, text) for text in overrides]
-    problems: list[Problem] = []
-
-    def tell(keys: Keys, text: str, key: bool = False) -> None:
-        override = next((".".join(map(str, at)) for at in overridden if keys[: len(at)] == at), None)
-        problems.append(Problem(source.place(keys, key), f"--set {override}: {text}" if override else text))
-
-    found = _typed(model, source, tell)
-    if found is not None:
-        check(found, tell)
-    if problems or found is None:
-        raise ScenarioError(path, problems)
+    while True:
+        found, mistakes = _judged(model, source, overridden, check)
+        if not source.take_as_text(mistakes.want_text):
+            break
+    if mistakes.problems or mistakes.elsewhere or found is None:
+        raise ScenarioError(path, mistakes.problems, mistakes.elsewhere)
     return found
 
 
-_OTHER_KINDS = {
-    "gameday": "a game day; use `torchaos gameday FILE`, or with --plan to see only its plan",
-    "gate": "a gate; use `torchaos gate FILE`",
-}
+@dataclass
+class _Mistakes:
+    """The mistakes in a file. An instance is the `tell` of the checks."""
+
+    source: Source
+    overridden: Sequence[Keys]
+    rest: Rest | None = None  # the checks see only the rest, if the file itself has mistakes
+    problems: list[Problem] = field(default_factory=list)
+    want_text: list[Keys] = field(default_factory=list)  # places of numbers where text is wanted
+    elsewhere: list[str] = field(default_factory=list)  # lines about other files
+
+    def __call__(
+        self, keys: Keys, text: str, key: bool = False, also: Iterable[Keys] = (), texts: Iterable[Keys] = ()
+    ) -> None:  # fmt: skip
+        if self.rest and self.rest.lacks([keys, *also]):
+            return
+        self.want_text += texts
+        override = next((".".join(map(str, at)) for at in self.overridden if keys[: len(at)] == at), None)
+        place = self.source.place(keys, key)
+        self.problems.append(Problem(place, f"--set {override}: {text}" if override else text))
+
+
+def _judged(
+    model: type[Model], source: Source, overridden: Sequence[Keys], check: Callable[[Model, Tell], None]
+) -> tuple[Model | None, _Mistakes]:
+    """The typed file, and its mistakes. If some values have the wrong type, the rest of the file is checked too."""
+    tell = _Mistakes(source, overridden)
+    found: Model | None = None
+    try:
+        found = whole = model.model_validate(source.data)
+    except ValidationError as error:
+        for keys, one in most_telling(source, error, model).items():
+            tell(keys, words(one, keys, model), key=one["type"] == "extra_forbidden")
+        tell.want_text += [in_file(source, one) for one in error.errors() if one["type"] == "string_type"]
+        tell.rest = Rest(source, model)
+        whole = tell.rest.without(error)
+    if whole is not None:
+        try:
+            check(whole, tell)
+        except UsageError as others:
+            tell.elsewhere += str(others).splitlines()
+    return found, tell
+
+
+_COMMANDS = {
+    "scenario": "`torchaos run FILE`", "gameday": "`torchaos gameday FILE`, or with --plan to see only its plan",
+    "gate": "`torchaos gate FILE`",
+}  # fmt: skip
 
 
 def _check_kind(model: type[BaseModel], source: Source) -> None:
-    """Raises ScenarioError if the file belongs to another command."""
-    kind = next((name for name in _OTHER_KINDS if name in source.data), None)
-    if model is Scenario and kind and "scenario" not in source.data:
-        raise ScenarioError(source.path, [Problem(source.place((kind,), True), f"this is {_OTHER_KINDS[kind]}")])
+    """Raises ScenarioError if the file is of another kind: then only this is wrong."""
+    own, kind = next(name for name in KINDS if name in model.model_fields), kind_in(source.data)
+    if not kind:
+        text = f"this is no {IN_WORDS[own]}: it has no key {own!r}; give another file"
+        raise ScenarioError(source.path, [Problem(Place(1, 1), text)])
+    if kind != own:
+        text = f"this is a {IN_WORDS[kind]}; use {_COMMANDS[kind]}"
+        raise ScenarioError(source.path, [Problem(source.place((kind,), True), text)])
 
 
 def override(source: Source, text: str) -> Keys:
@@ -71,22 +117,15 @@ def override(source: Source, text: str) -> Keys:
     if not equals or not all(part != "" for part in keys):
         raise UsageError(f"--set {text}: write KEY=VALUE, such as job.timeout=2m or faults.0.when.step=30")
     try:
-        value = value_of(raw)
+        value = value_of(raw, keys)
         holder: Any = source.data
         for part in keys[:-1]:
             holder = holder.setdefault(part, {}) if isinstance(holder, dict) else holder[part]
-        holder[keys[-1]] = value
+        holder[keys[-1]] = value.data[""]
     except (ValueError, TypeError, IndexError, KeyError, AttributeError):
         raise UsageError(
             f"--set {text}: the scenario has no place for it; see its keys, and quote text that YAML reads otherwise"
         ) from None
+    source.values |= {inside: source.place(keys) for inside in value.values}
+    source.texts = {at: one for at, one in source.texts.items() if at[: len(keys)] != keys} | value.texts
     return keys
-
-
-def _typed(model: type[Model], source: Source, tell: Tell) -> Model | None:
-    try:
-        return model.model_validate(source.data)
-    except ValidationError as error:
-        for keys, found in most_telling(source, error, model).items():
-            tell(keys, words(found, keys, model), key=found["type"] == "extra_forbidden")
-        return None

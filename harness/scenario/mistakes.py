@@ -13,7 +13,7 @@ from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.yaml_source import Keys, Source
 
 _EXPECTED = {
-    "int_type": "a whole number", "string_type": "text; put it in quotes", "float_type": "a number",
+    "int_type": "a whole number", "string_type": "text", "float_type": "a number",
     "bool_type": "true or false", "list_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
     "model_attributes_type": "a mapping", "dataclass_type": "a mapping",
 }  # fmt: skip
@@ -30,10 +30,14 @@ def most_telling(source: Source, error: ValidationError, model: type[BaseModel])
     most likely intended. A misspelt key is not reported as a missing key too."""
     best: dict[Keys, Any] = {}
     for found in error.errors():
-        keys = _in_file(source, tuple(found["loc"]), found["type"])
-        if keys not in best or _rank_of(found) > _rank_of(best[keys]):
-            best[keys] = found
-    meant = {(*keys[:-1], _near(found, model)) for keys, found in best.items() if found["type"] == "extra_forbidden"}
+        keys = in_file(source, found)
+        known = best.get(keys)
+        if known is None or _rank_of(found) > _rank_of(known):
+            or_number = known is not None and known["type"] == "int_type"
+            best[keys] = {**found, "or": "a whole number or " if or_number else ""}
+    meant = {
+        (*keys[:-1], meant_key(found, model)) for keys, found in best.items() if found["type"] == "extra_forbidden"
+    }
     return {keys: found for keys, found in best.items() if found["type"] != "missing" or keys not in meant}
 
 
@@ -41,10 +45,10 @@ def _rank_of(found: Any) -> int:
     return 0 if found["type"] in _EXPECTED else 1 if found["type"] == "literal_error" else 2
 
 
-def _in_file(source: Source, loc: Keys, kind: str) -> Keys:
-    """Pydantic's location without the parts that are not in the file (members of unions, and items that were brought
-    into one form)."""
-    keys: Keys = ()
+def in_file(source: Source, found: Any) -> Keys:
+    """The place of one of pydantic's errors, without the parts that are not in the file (members of unions, and items
+    that were brought into one form)."""
+    loc, kind, keys = tuple(found["loc"]), found["type"], Keys()
     for part in loc:
         if (*keys, part) in source.values or (*keys, part) in source.keys:
             keys = (*keys, part)
@@ -59,7 +63,7 @@ def words(found: Any, keys: Keys, model: type[BaseModel] = Scenario) -> str:
     """The message for one of pydantic's errors. `keys`: its place in the file."""
     kind, name = found["type"], next((key for key in reversed(keys) if isinstance(key, str)), "scenario")
     if kind == "extra_forbidden":
-        near = _near(found, model)
+        near = meant_key(found, model)
         known = f"there are {', '.join(_keys_beside(found['loc'], model))}"
         return f"unknown key {name!r}; {f'did you mean {near!r}?' if near else known}"
     if kind == "missing":
@@ -68,7 +72,7 @@ def words(found: Any, keys: Keys, model: type[BaseModel] = Scenario) -> str:
         return str(found["ctx"]["error"])
     if kind in ("literal_error", "enum"):
         near = registry.suggest(str(found["input"]), re.findall(r"'([^']*)'", found["ctx"]["expected"]))
-        return f"{name} is {found['ctx']['expected']}, not {found['input']!r}" + (
+        return f"{name} is {found.get('or', '')}{found['ctx']['expected']}, not {_shown(found['input'])}" + (
             f"; did you mean {near!r}?" if near else ""
         )
     if kind == "string_pattern_mismatch":
@@ -76,6 +80,8 @@ def words(found: Any, keys: Keys, model: type[BaseModel] = Scenario) -> str:
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         return f"{name} is {words} {found['ctx'][bound]}, not {_shown(found['input'])}"
+    if kind == "string_type" and found["input"] is None:
+        return f'{name} is empty here; write it in quotes, "" for an empty text'
     if kind in _EXPECTED:
         return f"{name} is {_EXPECTED[kind]}, not {_shown(found['input'])}"
     return f"{name}: {found['msg'][:1].lower()}{found['msg'][1:]}, not {_shown(found['input'])}"
@@ -87,7 +93,7 @@ def _shown(value: Any) -> str:
     return "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
 
 
-def _near(found: Any, model: type[BaseModel]) -> str | None:
+def meant_key(found: Any, model: type[BaseModel]) -> str | None:
     """The known key that is most like an unknown key. None if there is none."""
     return registry.suggest(str(found["loc"][-1]), _keys_beside(found["loc"], model))
 

@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.registry import ready
 from torchaos.harness.scenario.placeholders import fill_some
 from torchaos.harness.scenario.yaml_source import Keys, Place, Problem, ScenarioError, Source, dumped, raw, read
 
+T = TypeVar("T")
 COMMAND_LINE = Path("the command line")
 _KEPT = ("resubmit",)  # the scheduler's reaction to a death belongs to the experiment, not to the job
 
@@ -59,8 +60,11 @@ def with_job(source: Source, other: Source) -> Source:
         raise ScenarioError(source.path, [Problem(source.place(("job", "command")), problem)])
     kept = {name: own[name] for name in _KEPT if name in own}
     data = {**source.data, "job": {**kept, **other.data["job"]}}
-    places = (_merged(getattr(source, kind), getattr(other, kind), kept, other.path) for kind in ("values", "keys"))
-    return Source(source.path, data, *places)
+    values, keys = (
+        _merged(getattr(source, kind), {at: replace(place, file=str(other.path)) for at, place in theirs.items()}, kept)
+        for kind, theirs in (("values", other.values), ("keys", other.keys))
+    )
+    return Source(source.path, data, values, keys, _merged(source.texts, other.texts, kept))
 
 
 def text_of(file: Path, job: Source | None) -> bytes:
@@ -115,11 +119,9 @@ def _in(folder: Path, path: str) -> str:
     return path if path.startswith(("/", "{")) else str(folder / path)
 
 
-def _merged(
-    mine: Mapping[Keys, Place], theirs: Mapping[Keys, Place], kept: Container[object], file: Path
-) -> dict[Keys, Place]:
-    own = {keys: place for keys, place in mine.items() if keys[:1] != ("job",) or (len(keys) > 1 and keys[1] in kept)}
-    return own | {keys: replace(place, file=str(file)) for keys, place in theirs.items() if keys[:1] == ("job",)}
+def _merged(mine: Mapping[Keys, T], theirs: Mapping[Keys, T], kept: Container[object]) -> dict[Keys, T]:
+    own = {keys: one for keys, one in mine.items() if keys[:1] != ("job",) or (len(keys) > 1 and keys[1] in kept)}
+    return own | {keys: one for keys, one in theirs.items() if keys[:1] == ("job",)}
 
 
 def _is_plain(command: object) -> bool:

@@ -15,7 +15,9 @@ from torchaos.harness.agent.fault import DRAWN
 from torchaos.harness.scenario.mistakes import words
 from torchaos.harness.scenario.yaml_source import Keys
 
-Tell = Callable[..., None]  # reports a mistake: place, text, and whether the key is wrong (False: its value)
+# Reports a mistake: its place, a text, whether the key is wrong (False: its value). `also`: other places that it is
+# about; `texts`: the places of numbers that are text if they may be.
+Tell = Callable[..., None]
 
 
 def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell) -> dict[str, Any]:
@@ -35,7 +37,9 @@ def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell)
         try:
             values[name] = _type(found, known[name]).validate_python(value, strict=True)
         except ValidationError as error:
-            mistakes.append(((*at, name), words(error.errors()[0], (*at, name))))
+            found_at = [((*at, name, *one["loc"]), one["type"]) for one in error.errors()]
+            texts = [keys for keys, kind in found_at if kind == "string_type"]
+            mistakes.append(((*at, name), words(error.errors()[0], (*at, name)), False, (), texts))
     for name, field in known.items():
         if name not in given and field.default is MISSING and field.default_factory is MISSING:
             mistakes.append((at, f"{found.name} needs the parameter {name!r}; add it"))

@@ -1,11 +1,14 @@
 """Reads YAML into plain data, with the place of each key and value, without the surprises of YAML 1.1. Only `true` and
-`false` are booleans. Only decimal digits make an integer: `017`, `10:30` and dates are text. `1e-3` is a number. It is
-an error if a key occurs twice, or if the file is too large, too deep, or not UTF-8."""
+`false` are booleans. Only decimal digits make an integer: `017`, `10:30` and dates are text. `1e-3` is a number. Values
+of `job.env` are text, exactly as they are written. It is an error if a key occurs twice, or if the file is too large,
+too deep, or not UTF-8."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,9 +46,11 @@ class Problem:
 class ScenarioError(UsageError):
     """All mistakes in one file, in order of their places, with a line for each."""
 
-    def __init__(self, path: Path, problems: list[Problem]) -> None:
+    def __init__(self, path: Path, problems: Sequence[Problem], elsewhere: Sequence[str] = ()) -> None:
+        """`elsewhere`: lines about other files that this file names."""
         self.problems = sorted(set(problems))
-        super().__init__("\n".join(f"{p.place.within(path)}: {p.text}" for p in self.problems))
+        lines = [f"{p.place.within(path)}: {p.text}" for p in self.problems]
+        super().__init__("\n".join(dict.fromkeys([*lines, *elsewhere])))
 
 
 @dataclass
@@ -56,6 +61,7 @@ class Source:
     data: dict[str, Any]
     values: dict[Keys, Place] = field(default_factory=dict)
     keys: dict[Keys, Place] = field(default_factory=dict)
+    texts: dict[Keys, str] = field(default_factory=dict)  # of numbers and booleans: how they are written
 
     def place(self, keys: Keys, key: bool = False) -> Place:
         """The place of a value; with `key`, the place of its key. If the file does not contain it, the place of the
@@ -67,8 +73,21 @@ class Source:
                 return found
         return Place(1, 1)
 
+    def take_as_text(self, places: Iterable[Keys]) -> bool:
+        """Puts the text of numbers and booleans into the data, exactly as it is written. Returns False if no value at
+        these places is one."""
+        known = {keys for keys in places if keys in self.texts}
+        numbers = known - {keys[:end] for keys in known for end in range(len(keys))}  # the list itself may be right
+        for keys in numbers:
+            holder: Any = self.data
+            for part in keys[:-1]:
+                holder = holder[part]
+            holder[keys[-1]] = self.texts.pop(keys)
+        return bool(numbers)
+
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_ENV = ("job", "env")
 _TAGS = ("map", "seq", "str", "bool", "null", "int", "float")
 
 
@@ -119,7 +138,7 @@ def raw(path: Path) -> bytes:
         with open(path, "rb") as file:
             found = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{path}: it can't be read: {error.strerror}; give the path of a scenario file") from error
+        raise UsageError(f"{path}: it can't be read: {error.strerror}; give the path of a YAML file") from error
     if len(found) > MAX_BYTES:
         raise ScenarioError(path, [Problem(Place(1, 1), "the file is larger than 1 MiB; a scenario is small")])
     return found
@@ -128,6 +147,9 @@ def raw(path: Path) -> bytes:
 def _text(path: Path) -> str:
     found = raw(path)
     try:
+        if found.count(0) > 1:  # UTF-16, or no text at all
+            at = found.index(0)
+            raise UnicodeDecodeError("utf-8", found, at, at + 1, "NUL")
         return found.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = found[: error.start]
@@ -142,10 +164,12 @@ def parse(path: Path, text: str) -> Source:
         loader = _Loader(text)
         try:
             root = loader.get_single_node()
-            if root is None:
+            if root is None or root.tag.endswith(":null"):
                 raise _wrong(None, "the file is empty; a scenario has at least the keys scenario, job and assert")
             if not isinstance(root, yaml.MappingNode):
-                raise _wrong(root, "a scenario is a mapping, with keys such as scenario, job, faults and assert")
+                raise _wrong(
+                    root, "this is no mapping, with keys such as scenario, job, faults and assert; give another file"
+                )
             source.data = _Builder(loader, source).build(root, ())
         finally:
             loader.dispose()
@@ -178,7 +202,7 @@ class _Builder:
             return self._mapping(node, at)
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, (*at, number)) for number, item in enumerate(node.value)]
-        return self._scalar(node)
+        return self._scalar(node, at)
 
     def _mapping(self, node: yaml.MappingNode, at: Keys) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -196,9 +220,11 @@ class _Builder:
             found[name] = self.build(value, inside)
         return found
 
-    def _scalar(self, node: yaml.Node) -> Any:
+    def _scalar(self, node: yaml.Node, at: Keys) -> Any:
         tag = node.tag.removeprefix("tag:yaml.org,2002:")
-        if tag == "str":
+        if tag not in ("str", "null"):
+            self._source.texts[at] = str(node.value)
+        if tag == "str" or (at[:-1] == _ENV and tag != "null"):
             if bad := _NO_TEXT.search(node.value):
                 raise _wrong(
                     node, f"the text has U+{ord(bad[0]):04X}, which a command or path can't contain; remove it"
@@ -225,15 +251,20 @@ def dumped(data: Any) -> str:
     return text
 
 
-def value_of(text: str) -> Any:
-    """The value of a text, such as the one after `--set`, read by the same rules. Raises ValueError."""
-    try:
-        data = parse(Path("--set"), f"value: {text}\n").data
-        if len(data) > 1:
-            raise ValueError(f"{text!r} is more than one YAML value")
-        return data["value"]
-    except UsageError:
-        raise ValueError(f"{text!r} is not a YAML value") from None
+def value_of(text: str, at: Keys) -> Source:
+    """The value of a text, such as the one after `--set`, read by the same rules, as `data[""]`; `at`: its place in the
+    file, in which its own places are. What is no YAML value, such as `{run}/logs`, is text, and so is a value of
+    `job.env` without quotes. Raises ValueError if it can't be text either."""
+    source = Source(Path("--set"), {"": text})
+    if _NO_TEXT.search(text):
+        raise ValueError(f"{text!r} is not text")
+    if at[:-1] != _ENV or text.startswith(('"', "'")):
+        loader = _Loader(f"'': {text}\n")
+        with suppress(yaml.YAMLError, ValueError, OverflowError):
+            ((_, value),) = loader.get_single_node().value  # ValueError if the text has several keys
+            source.data[""] = _Builder(loader, source).build(value, at)
+    source.texts[at] = text
+    return source
 
 
 def _too_much(deep: bool) -> str:
@@ -256,7 +287,7 @@ def _place(mark: Any) -> Place:
 def _words(error: yaml.MarkedYAMLError) -> str:
     problem = str(error.problem or error.context or "this is not YAML")
     if "'\\t'" in problem:
-        return "a tab can't be used for indentation; use spaces"
+        return "a tab can't be used here; use spaces"
     if "expected a single document" in str(error.context):
         return "a second document starts here; one file holds one scenario"
     if "mapping values are not allowed" in problem:

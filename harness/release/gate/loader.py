@@ -54,10 +54,17 @@ def load(path: Path) -> Loaded:
 
     def check(gate: Gate, tell: Tell) -> None:
         files, explored = (_files(gate, key, path, tell) for key in ("scenarios", "explored"))
+        wrong = []
         for name, environment in gate.environments.items():
-            found = _wanted(files, environment, ("environments", name), tell)
-            more = _loaded(explored, environment, "explored", tell)
+            try:
+                found = _wanted(files, environment, ("environments", name), tell)
+                more = _loaded(explored, environment, "explored", tell)
+            except UsageError as error:  # of a scenario
+                wrong.append(str(error))
+                continue
             wanted[name] = (*found, *(Wanted(file, file.read_bytes(), one, (), True) for file, one in more))
+        if wrong:
+            raise UsageError("\n".join(wrong))
         _check_waivers(gate, [one for some in wanted.values() for one in some], tell)
 
     return Loaded(load_as(Gate, path, (), check), wanted)

@@ -54,14 +54,12 @@ def planned_job(job: Job, file: Path, attach: int | None, launcher: str = "local
             command[0] = resolve_program(command[0], cwd)
     env = {**os.environ, **job.env}
     runs_already = attach is not None or bool(job.pods and job.pods.attach)
-    per_node, nodes = world_of(command, env)
-    count = job.nodes or len(job.hosts) or nodes or 1
+    per_node, count = _ranks(job, command, env)
     if not runs_already and (wrong := next(errors_in(command, env, launcher, count), None)):
         raise UsageError(f"{_at_the_command(file)}: {wrong}")
     if job.world_size is None and _is_of_this_machine(job):
         per_node = per_node or _counted(command, env)
-    nodes = count
-    world = job.world_size or (per_node * nodes * job.replicas if per_node else None)
+    nodes, world = count, _world(job, per_node, count)
     if world is None:
         problem = "how many ranks the job has can't be read from job.command"
         raise UsageError(f"{_at_the_command(file)}: {problem}; write job.world_size")
@@ -96,15 +94,39 @@ def planned_job(job: Job, file: Path, attach: int | None, launcher: str = "local
     )
 
 
-def check_script(job: Job, file: Path) -> None:
-    """Raises UsageError if the script in the command does not exist. The text has the place of the command in the
-    file."""
+def written_size(job: Job, file: Path) -> tuple[int, int] | None:
+    """The numbers of ranks and nodes, as far as the file says them: without a look at the machine."""
+    here = file.parent.absolute()
+    command, _ = _line(job, here, placeholders(here))
+    per_node, nodes = _ranks(job, command, {**os.environ, **job.env})
+    world = _world(job, per_node, nodes)
+    return (world, nodes * job.replicas) if world else None
+
+
+def missing_script(job: Job, file: Path) -> str:
+    """What is wrong if the script in the command does not exist. Empty if it does, or if this is not known."""
     here = file.parent.absolute()
     command, cwd = _line(job, here, placeholders(here))
     script = script_of(command) if _is_of_this_machine(job) else None
-    if script and "{" not in script and not (cwd / script).is_file():
-        missing = f"{cwd / script}: there is no such file"
-        raise UsageError(f"{_at_the_command(file)}: {missing}; correct job.command or job.cwd")
+    is_missing = script and "{" not in script and not (cwd / script).is_file()
+    return f"{cwd / str(script)}: there is no such file; correct job.command or job.cwd" if is_missing else ""
+
+
+def check_script(job: Job, file: Path) -> None:
+    """Raises UsageError if the script in the command does not exist. The text has the place of the command in the
+    file."""
+    if missing := missing_script(job, file):
+        raise UsageError(f"{_at_the_command(file)}: {missing}")
+
+
+def _ranks(job: Job, command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, int]:
+    """The ranks per node, None if the command does not give their number, and the number of nodes."""
+    per_node, nodes = world_of(command, env)
+    return per_node, job.nodes or len(job.hosts) or nodes or 1
+
+
+def _world(job: Job, per_node: int | None, nodes: int) -> int | None:
+    return job.world_size or (per_node * nodes * job.replicas if per_node else None)
 
 
 def _is_of_this_machine(job: Job) -> bool:

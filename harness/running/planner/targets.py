@@ -38,8 +38,8 @@ class FaultAt:
         return f"{where}: fault {self.fault.id or self.fault.inject}"
 
 
-def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, where: FaultAt) -> Target:
-    """The ranks and nodes that a fault hits. `where`: its target, for messages. Raises UsageError if the target
+def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, where: object) -> Target:
+    """The ranks and nodes that a fault hits. `where`: its place or name, for messages. Raises UsageError if the target
     does not exist, or if no rank or node is left to draw."""
     target = fault.target
     if target is None:
@@ -83,7 +83,7 @@ def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random
 
 
 def _of_replica(
-    target: Aim, job: PlannedJob, where: FaultAt, draw: random.Random, world: Sequence[int]
+    target: Aim, job: PlannedJob, where: object, draw: random.Random, world: Sequence[int]
 ) -> Target | None:  # fmt: skip
     """The target ranks of one replica, by their numbers in the whole job. None if the target names neither a replica
     nor a rank by its number. Raises UsageError for a target that does not exist."""

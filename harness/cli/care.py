@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 import click
 
 from torchaos.harness.agent.quantities import parse_duration
+from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import AS_JSON, PATH, RunFolder, cli
 from torchaos.harness.cli.outs import RUNS
 from torchaos.harness.contracts import UsageError
@@ -30,12 +30,10 @@ _REAPERS_S = 120.0
 
 @cli.command()
 @AS_JSON
-def status(as_json: bool) -> None:
+def status(json_file: Path | None) -> None:
     """Show your runs that are alive or that left something behind."""
     runs, problems = overview()
-    if as_json:
-        click.echo(json.dumps({"runs": [asdict(run) for run in runs], "problems": [one.problem for one in problems]}))
-    else:
+    if not is_told(json_file, {"runs": [asdict(run) for run in runs], "problems": [one.problem for one in problems]}):
         for run in runs:
             click.echo(_status(run))
         for problem in problems:

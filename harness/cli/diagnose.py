@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import AS_JSON, RunFolder, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.ending.hung import ranks_in_words
@@ -32,7 +32,7 @@ from torchaos.harness.watching.diagnosis.verdict import Diagnosis
 @click.option("--function", "functions", multiple=True, metavar="LIB:SYMBOL", help="With --kernel: calls to time.")
 @AS_JSON
 def diagnose(
-    folder: Path | None, pid: int | None, kernel: float | None, functions: tuple[str, ...], as_json: bool
+    folder: Path | None, pid: int | None, kernel: float | None, functions: tuple[str, ...], json_file: Path | None
 ) -> None:
     """Name the ranks that hold up a job that hangs, with the evidence.
 
@@ -45,7 +45,8 @@ def diagnose(
     found = _diagnosis(folder, pid)
     if pid is not None and kernel is not None:
         found.problems += watch({rank: one.pid for rank, one in ranks_of(pid).items()}, kernel, functions)
-    click.echo(json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines()))
+    if not is_told(json_file, found.to_json()):
+        click.echo("\n".join(found.lines()))
 
 
 def _diagnosis(folder: Path | None, pid: int | None) -> Diagnosis:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import click
 from rich.console import Console
 
+from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import AS_JSON, RUN_DIRS, VERBOSE, cli
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling.explain.shown import tell
@@ -20,12 +19,14 @@ from torchaos.harness.telling.explain.story import story_of
 @RUN_DIRS
 @AS_JSON
 @VERBOSE
-def explain(folders: Sequence[Path], as_json: bool, verbose: bool) -> None:
+def explain(folders: Sequence[Path], json_file: Path | None, verbose: bool) -> None:
     """Tell the story of a run in plain words. It has the plan, the events with times, the evidence, and the reason
-    of the verdict. Only the run directory is read. Exit code 0, whatever the verdict."""
-    for folder in folders:
-        story = story_of(RunDir(folder.absolute()).check(), whole=verbose or as_json)
-        if as_json:
-            click.echo(json.dumps(asdict(story)))
-        else:
-            tell(story, Console())
+    of the verdict. Only the run directory is read. Exit code 0, whatever the verdict. The JSON of several runs is a
+    list."""
+    runs = [RunDir(folder.absolute()).check() for folder in folders]
+    if json_file:
+        told = [asdict(story_of(run, whole=True)) for run in runs]
+        if is_told(json_file, told if len(told) > 1 else told[0]):
+            return
+    for run in runs:
+        tell(story_of(run, whole=verbose), Console())

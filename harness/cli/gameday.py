@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from torchaos.harness.cli.interrupt import signals
+from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import (
     AS_JSON,
     CONSENT,
@@ -74,11 +75,11 @@ from torchaos.harness.telling.trends.nights import Night
 @VERBOSE
 def gameday(
     file: Path | None, out: Path, seed: int | None, overrides: Sequence[str], consent: Sequence[str],
-    junit_file: Path | None, only_plan: bool, as_json: bool, resume: Path | None, keep: bool, list_presets: bool,
-    summary: Path | None, webhook: str | None, quiet: bool, verbose: bool,
+    junit_file: Path | None, only_plan: bool, json_file: Path | None, resume: Path | None, keep: bool,
+    list_presets: bool, summary: Path | None, webhook: str | None, quiet: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Inject faults for hours, at the rates of a real cluster."""
-    if as_json and not only_plan:  # else a script that wants to look would start a day of faults
+    if json_file and not only_plan:  # else a script that wants to look would start a day of faults
         raise UsageError("--json prints the plan of a day: write --plan too; the score of a day is in its score.json")
     console = Console()
     if list_presets:
@@ -98,7 +99,8 @@ def gameday(
         plan = _drawn(day, file, day.seed if seed is None else seed, overrides, consent)
         folder = (out / f"{plan.name}-s{plan.seed}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}").absolute()
     if only_plan:
-        click.echo(json.dumps(plan.to_json(), indent=1)) if as_json else console.print(Markdown(report.drawn(plan)))
+        if not is_told(json_file, plan.to_json()):
+            console.print(Markdown(report.drawn(plan)))
         sys.exit(ExitCode.PASSED)
     nothing = result_of(plan.name, plan.seed, str(folder), "", 0.0, cases_of(total([]), day.score, []))
     # Until the day is judged, its JUnit file holds an error, so that a gate stays closed.

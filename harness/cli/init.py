@@ -38,7 +38,13 @@ _STEP, _TIMEOUT_S = 18, 600.0  # used unless the run without faults shows better
 
 @cli.command(cls=WithCommand)
 @click.option(
-    "-o", "--output", type=PATH, default=Path("kill-rank.yaml"), show_default=True, help="The scenario to write."
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="FILE",
+    default=Path("kill-rank.yaml"),
+    show_default=True,
+    help="The scenario to write.",
 )
 @click.option("--no-look", is_flag=True, help="Do not run the job.")
 @QUIET

@@ -1,10 +1,13 @@
-"""The option --json of commands that run or judge. As in all other commands, `--json` prints JSON in place of the text,
-which then goes to standard error. `--json FILE` writes the JSON to a file, beside the text."""
+"""The options --json and --quiet, which mean the same in all commands (docs/reference.md has the rule).
+
+`--json` prints one JSON document, which is all of the standard output. `--json FILE.json` writes it to a file, beside
+the text. The next word is a file only if it ends in `.json`; `--json=FILE` takes any name."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import wraps
 from pathlib import Path
@@ -19,27 +22,69 @@ _PRINTED = Path("-")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+class Command(click.Command):
+    """A command of torchaos. Each accepts -q, so that scripts need not know which of them show progress."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        if not any("--quiet" in one.opts for one in self.params):
+            self.params.append(click.Option(["-q", "--quiet"], is_flag=True, hidden=True, expose_value=False))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if any("--json" in one.opts for one in self.params):
+            args = [f"--json={_PRINTED}" if _is_alone(args, at) else word for at, word in enumerate(args)]
+        return super().parse_args(ctx, args)
+
+
+def _is_alone(args: Sequence[str], at: int) -> bool:
+    return args[at] == "--json" and not "".join(args[at + 1 : at + 2]).endswith(".json")
+
+
 def _checked(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """The file. Raises UsageError if it is one of the command's own files: the word after --json was not meant."""
-    if path and path != _PRINTED and (path.suffix in (".yaml", ".yml") or path.is_dir()):
-        raise UsageError(f"--json {path}: it would be written over; to print the JSON, write --json as the last word")
+    """The file. Raises UsageError if it is one of the user's own files: the word after --json was not meant."""
+    if path and path.exists() and path != _PRINTED:
+        from torchaos.harness.scenario.kinds import kind_of  # imported here, because most calls have no file
+
+        if path.is_dir() or (path.is_file() and kind_of(path)):
+            raise UsageError(
+                f"--json {path}: it would be written over; to print the JSON, write --json as the last word"
+            )
     return path
 
 
+_OPTION = click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), is_flag=False, flag_value=str(_PRINTED),
+    metavar="[FILE.json]", callback=_checked, help="Print JSON in place of the text, or write it to FILE.json.",
+)  # fmt: skip
+
+
 def json_option(command: Function) -> Function:
-    """Adds the option to a command, which gets `json_file`: the file to write, or None."""
+    """For commands whose work takes time: they get `json_file`, the file to write, or None. If the JSON is printed,
+    the text goes to standard error."""
 
     @wraps(command)
     def with_json(*words: Any, json_file: Path | None = None, **options: Any) -> Any:
         with _file_for(json_file) as file:
             return command(*words, json_file=file, **options)
 
-    option = click.option(
-        "--json", "json_file", type=click.Path(path_type=Path), is_flag=False, flag_value=str(_PRINTED),
-        metavar="[FILE]", callback=_checked, help="Print all results as JSON, or write them to FILE.",
-    )  # fmt: skip
-    found: Function = option(with_json)  # type: ignore[assignment]
-    return found
+    return _OPTION(with_json)  # type: ignore[return-value]
+
+
+def json_only(command: Function) -> Function:
+    """For commands that only look: they get `json_file` for `is_told`."""
+    return _OPTION(command)
+
+
+def is_told(json_file: Path | None, found: Any) -> bool:
+    """Writes the JSON where the user wants it. Whether it was printed: then there is no text."""
+    if json_file == _PRINTED:
+        click.echo(json.dumps(found, indent=1))
+    elif json_file:
+        try:
+            json_file.write_text(json.dumps(found, indent=1) + "\n")
+        except OSError as error:
+            raise UsageError(f"--json {json_file}: it can't be written: {error.strerror}") from error
+    return json_file == _PRINTED
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from torchaos.harness import registry
+from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import (
     AS_JSON,
     JSON,
@@ -84,7 +85,7 @@ def events(folder: Path) -> None:
 @click.argument("names", nargs=-1, metavar="[KIND | NAME]...")
 @AS_JSON
 @VERBOSE
-def list_(names: Sequence[str], as_json: bool, verbose: bool) -> None:
+def list_(names: Sequence[str], json_file: Path | None, verbose: bool) -> None:
     """List ready scenarios, faults, assertions and other parts. Each has a line. KIND: scenarios, injectors,
     assertions, conditions, launchers or formats. NAME: shows one of them in full."""
     kinds = [name for name in names if name in ("scenarios", *registry.GROUPS)]
@@ -112,9 +113,8 @@ def list_(names: Sequence[str], as_json: bool, verbose: bool) -> None:
         hint = f"did you mean {near!r}?" if near else "`torchaos list` shows what there is"
         raise UsageError(f"there is no kind, scenario or part {strange!r}; {hint}")
     groups = {one: named for one, named in groups.items() if named or one in kinds or not names}
-    if as_json:
-        told = {one: {name: show.summary_of(found) for name, found in named.items()} for one, named in groups.items()}
-        click.echo(json.dumps({**({"scenarios": abouts} if abouts else {}), **told}))
+    told = {one: {name: show.summary_of(found) for name, found in named.items()} for one, named in groups.items()}
+    if is_told(json_file, {**({"scenarios": abouts} if abouts else {}), **told}):
         return
     if abouts:
         show.ready_scenarios(abouts, Console(), whole=verbose or bool(parts), counted=not names and not verbose)
@@ -123,7 +123,7 @@ def list_(names: Sequence[str], as_json: bool, verbose: bool) -> None:
 
 @cli.command()
 @AS_JSON
-def doctor(as_json: bool) -> None:
+def doctor(json_file: Path | None) -> None:
     """Show what this machine can do, what is missing, and how to get it. The last lines say which faults can be
     injected here.
 
@@ -132,9 +132,7 @@ def doctor(as_json: bool) -> None:
     lacking = [finding.name for finding in findings if not finding.present]
     families = _families(lacking)
     needed = [name for name in lacking if name in capabilities.NEEDED]
-    if as_json:
-        click.echo(json.dumps({"parts": [asdict(finding) for finding in findings], "faults": families}))
-    else:
+    if not is_told(json_file, {"parts": [asdict(finding) for finding in findings], "faults": families}):
         for finding in findings:
             advice = "" if finding.present else f" -> {finding.remedy}"
             click.echo(f"{_SIGNS[finding.present]}  {finding.name:<12} {finding.detail}{advice}")

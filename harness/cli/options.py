@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from torchaos.harness.agent.stamps import ranks_in
 from torchaos.harness.cli.commands import Commands
-from torchaos.harness.cli.json_out import json_option
+from torchaos.harness.cli.json_out import Command, json_only, json_option
 from torchaos.harness.cli.outs import RUNS, outs_of
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def latest(outs: Sequence[Path] = (RUNS,)) -> Path:
     return max(runs, key=lambda path: path.stat().st_mtime_ns).parent
 
 
-class WithCommand(click.Command):
+class WithCommand(Command):
     """A command that takes the user's own command line after `--`, as `given`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -122,7 +122,7 @@ SEED = click.option(
 ATTACH = click.option("--attach", type=int, metavar="PID", help="Use the torchrun that runs as PID, not job.command.")
 JUNIT = click.option("--junit", "junit_file", type=PATH, callback=_begin_anew, help="Write JUnit XML here.")
 JSON = json_option
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the text.")
+AS_JSON = json_only
 VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print everything, not only what matters most.")
 QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress, only results.")
 SUMMARY = click.option("--summary", type=PATH, help="Write short Markdown here, for a pull request or a CI step.")
@@ -161,3 +161,6 @@ CONFIDENCE = click.option("--confidence", type=_SHARE, help="Confidence of the b
 @click.version_option(package_name="torchaos")
 def cli() -> None:
     """Chaos engineering for distributed PyTorch training."""
+
+
+Commands.command_class = Command

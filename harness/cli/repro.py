@@ -22,16 +22,15 @@ from torchaos.harness.telling.repro.write import script_of
 @click.option(
     "-o",
     "--output",
-    "--out",
-    "out",
     type=PATH,
     metavar="FILE",
     help="The script's file; by default RUN_DIR's name with -repro.py.",
 )
+@click.option("--out", "old_output", type=PATH, hidden=True)  # its name in earlier versions
 @click.option(
     "--promise", default="", metavar="TEXT", help="A quotation from the trainer's documentation, with its source."
 )
-def repro(folder: Path, out: Path | None, promise: str) -> None:
+def repro(folder: Path, output: Path | None, old_output: Path | None, promise: str) -> None:
     """Write a script that shows a finding without torchaos.
 
     The script runs the job once as a control and three times with the kill. It exits with 0 if the finding shows each
@@ -44,7 +43,7 @@ def repro(folder: Path, out: Path | None, promise: str) -> None:
         text = script_of(case_of(run, twins, result, promise))
     except UsageError as error:
         raise UsageError(f"{folder}: {error}") from error
-    path = out or Path(f"{run_dir.root.name}-repro.py")
+    path = output or old_output or Path(f"{run_dir.root.name}-repro.py")
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755), "w", encoding="utf-8") as file:
             file.write(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import AS_JSON, OTEL, PATH, RUN_DIRS, SUMMARY, Ranks, RunFolder, cli
 from torchaos.harness.cli.outs import RUNS
 from torchaos.harness.contracts import ChaosError, UsageError
@@ -66,7 +66,9 @@ def trace(result: Result, folder: RunDir, run: Record | None = None) -> list[str
 
 @cli.command()
 @RUN_DIRS
-@click.option("-o", "--output", type=PATH, help="Write the page of a single run here, not into its directory.")
+@click.option(
+    "-o", "--output", type=PATH, metavar="FILE", help="Write the page of a single run here, not into its directory."
+)
 @SUMMARY
 @click.option("--card", type=PATH, help="Write a small picture of a single run here, as SVG.")
 @click.option("--ranks", type=Ranks(), default=(), help="Ranks to show in the timeline of a large run, as 0-3,7.")
@@ -129,7 +131,7 @@ def summarize(results: Sequence[Result], path: Path | None) -> None:
 @click.option("--html", "page", type=PATH, help="Write a page over all runs here.")
 @click.option("--prometheus", type=PATH, help="Write metrics of the newest runs here, as Prometheus text.")
 def history(
-    scenarios: Sequence[str], out: Path, db: Path | None, last: int, as_json: bool, page: Path | None,
+    scenarios: Sequence[str], out: Path, db: Path | None, last: int, json_file: Path | None, page: Path | None,
     prometheus: Path | None,
 ) -> None:  # fmt: skip
     """Show the results of past runs and game days over time. SCENARIOS: their names, if not all."""
@@ -146,12 +148,11 @@ def history(
             metrics.write(prometheus, runs, days)
     except OSError as error:
         raise UsageError(f"{error.filename}: it can't be written: {error.strerror}") from error
+    told = [{**run.result.to_json(), "commit": run.commit} for run in runs]
+    is_printed = is_told(json_file, [*told, *({**day.raw, "folder": day.folder} for day in days)])
     if page or prometheus:
-        click.echo("\n".join(str(path) for path in (page, prometheus) if path), err=as_json)
-    if as_json:
-        told = [{**run.result.to_json(), "commit": run.commit} for run in runs]
-        click.echo(json.dumps([*told, *({**day.raw, "folder": day.folder} for day in days)]))
-    elif not page and not prometheus:
+        click.echo("\n".join(str(path) for path in (page, prometheus) if path), err=is_printed)
+    elif not is_printed:
         compared.history(_last(runs, last), Console())
         compared.nights(days[-last:], Console())
 
@@ -164,7 +165,7 @@ def history(
 @click.option("--tolerance", type=click.FloatRange(0), default=TOLERANCE, show_default=True,
               help="The share by which a recovery may take longer.")  # fmt: skip
 @AS_JSON
-def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: float, as_json: bool) -> None:
+def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: float, json_file: Path | None) -> None:
     """Compare two runs, game days or commits: is B worse than A?
 
     A and B are each the directory of a run or a game day, a folder of them, a file that --json wrote, or a commit. Exit
@@ -172,9 +173,7 @@ def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: flo
     kept = db or path_of(out)
     (runs, days), (newer_runs, newer_days) = (_side(text, kept, out) for text in (before, after))
     rows = compare(runs, newer_runs, tolerance) + nights.compare_nights(days, newer_days, tolerance)
-    if as_json:
-        click.echo(json.dumps([asdict(row) for row in rows]))
-    else:
+    if not is_told(json_file, [asdict(row) for row in rows]):
         compared.comparison(rows, Console())
     sys.exit(_CODES.get(overall(rows), ExitCode.PASSED))
 

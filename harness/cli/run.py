@@ -22,6 +22,7 @@ from rich.text import Text
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.cli import care
 from torchaos.harness.cli.interrupt import Interrupt, signals
+from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import (
     AS_JSON,
     AT_LEAST,
@@ -303,19 +304,20 @@ def _result_of(scenario_run: ScenarioRun) -> Result:
 @AS_JSON
 def plan(
     files: Sequence[Path], seed: int | None, overrides: Sequence[str], attach: int | None, consent: Sequence[str],
-    as_json: bool, job_file: Path | None, given: Sequence[str] = (),
+    json_file: Path | None, job_file: Path | None, given: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Show what a run would do, and change nothing.
 
-    FILES and COMMAND: as for `torchaos run`.
+    FILES and COMMAND: as for `torchaos run`. The JSON of several files is a list.
     """
     job = other_job(job_file, given, attach)
-    for file in files:
-        one = next(plans_of(file, overrides, seed, ask_of, attach, Path(), consent, job))
-        if as_json:
-            shown = json.loads(one.plan.masked().to_json()) | {"warnings": [*map(mask, one.warnings)]}
-            click.echo(json.dumps(shown, indent=1, sort_keys=True))
-            continue
+    plans = [next(plans_of(file, overrides, seed, ask_of, attach, Path(), consent, job)) for file in files]
+    if json_file:
+        told = [json.loads(one.plan.masked().to_json()) | {"warnings": [*map(mask, one.warnings)]} for one in plans]
+        told = [dict(sorted(one.items())) for one in told]
+        if is_told(json_file, told if len(told) > 1 else told[0]):
+            return
+    for one in plans:
         show.plan(one.plan.masked(), Console())
         show.warnings(one.warnings, Console())
         if one.ask.times > 1:

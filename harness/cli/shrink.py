@@ -28,7 +28,13 @@ from torchaos.harness.scenario.yaml_source import dumped
     "--fails", type=click.IntRange(1), default=2, show_default=True, help="How many of these tries must fail."
 )
 @click.option(
-    "-o", "--output", type=PATH, default=Path("shrunk.yaml"), show_default=True, help="The scenario to write."
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="FILE",
+    default=Path("shrunk.yaml"),
+    show_default=True,
+    help="The scenario to write.",
 )
 @click.option(
     "--out", type=PATH, default=Path("torchaos-shrink"), show_default=True, help="The folder for the runs of the tries."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import AS_JSON, FILES, JOB, SET, WithCommand, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import ExitCode
@@ -29,20 +29,18 @@ from torchaos.harness.scenario.yaml_source import Source, read
 @SET
 @AS_JSON
 def validate(
-    files: Sequence[Path], job_file: Path | None, overrides: Sequence[str], as_json: bool, given: Sequence[str] = ()
+    files: Sequence[Path], job_file: Path | None, overrides: Sequence[str], json_file: Path | None,
+    given: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Check files without looking at the machine. FILES: scenarios, game days, gates, or folders of them. COMMAND: as
     for `torchaos run`."""
-    errors: dict[Path, str] = {}
     job = other_job(job_file, given, None)
-    for file in files:
-        errors[file] = _mistakes_in(file, overrides, job)
-        if not errors[file] and not as_json:
-            click.echo(f"{file}: well-formed")
+    errors = {file: _mistakes_in(file, overrides, job) for file in files}
     bad = [text for text in errors.values() if text]
-    if as_json:
-        click.echo(json.dumps([{"file": str(file), "mistakes": text} for file, text in errors.items()]))
+    if is_told(json_file, [{"file": str(file), "mistakes": text} for file, text in errors.items()]):
         sys.exit(ExitCode.USAGE if bad else ExitCode.PASSED)
+    for file in (file for file, text in errors.items() if not text):
+        click.echo(f"{file}: well-formed")
     if bad:
         raise UsageError("\n".join(bad))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from torchaos.harness.checkpoints.formats.names import UNFINISHED
 from torchaos.harness.checkpoints.layout import Checkpoint, Problem, Trouble
 from torchaos.harness.checkpoints.verify import Manifests, Verified
 from torchaos.harness.checkpoints.verify import verify as verify_one
+from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import AS_JSON, PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import ExitCode, worst
@@ -30,7 +30,7 @@ _SHOWN = 20  # so many problems of a checkpoint are printed
 @click.option("--all", "every", is_flag=True, help="All checkpoints under PATH, not only the newest.")
 @click.option("--manifest", type=PATH, metavar="DIR", help="The run directory (or a folder of manifests) of the job.")
 @AS_JSON
-def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None:
+def verify(path: str, every: bool, manifest: Path | None, json_file: Path | None) -> None:
     """Check a checkpoint for damage. PATH is a checkpoint, or a folder or URL whose newest checkpoint is checked. The
     command checks the structure, the checkpoint's own CRCs, NaN, and the digests that were taken at the save. Nothing
     in it is executed. Exit code 0: whole; 1: damaged or incomplete; 2: of an unknown kind, or it can't be told, with
@@ -48,9 +48,7 @@ def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None
         raise UsageError(f"{path}: it is empty; give a checkpoint, or a folder of them")
     lost = [f"{tracker.path}: it names {tracker.text[:80]!r}, which does not exist" for tracker in trackers]
     code = worst([*(result.code for result in results), *([ExitCode.FAILED] if lost else [])])
-    if as_json:
-        click.echo(json.dumps({"checkpoints": [_as_json(result) for result in results], "trackers": lost}, indent=1))
-    else:
+    if not is_told(json_file, {"checkpoints": [_as_json(result) for result in results], "trackers": lost}):
         for one in results:
             _show(one)
         for text in lost:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from recorded import judged, recorded
 
 from torchaos.harness.cli import cli
@@ -27,18 +28,45 @@ def options_of(name: str) -> dict[str, click.Option]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_an_option_means_the_same_everywhere(name: str) -> None:
-    """--json needs no value; a command that gives verdicts writes JUnit, and a summary too; one that runs jobs can be
-    quiet; -o is --output, which names a file, and --out a folder."""
+    """Its values, its short name and its text; -o is --output, which names a file, and --out names a folder. A command
+    that gives verdicts writes JUnit and a summary. -q is accepted by all; those that run jobs describe it."""
     found = options_of(name)
     if "--json" in found:
-        assert found["--json"].is_flag or found["--json"].flag_value == "-"
+        assert found["--json"].flag_value == "-"
     if "--junit" in found:
         assert "--summary" in found
     assert ("--quiet" in found) == (name in RUN_JOBS)
-    assert ("-q" in found) == ("--quiet" in found)
+    command = cli.get_command(click.Context(cli), name)
+    assert command
+    assert any("-q" in one.opts and "--quiet" in one.opts for one in command.params)
     assert found.get("-o") is found.get("--output")
-    if "--out" in found and found["--out"] is not found.get("--output"):  # as repro has it, from earlier versions
+    if "--output" in found:
+        assert found["--output"].metavar == "FILE"
+    if "--out" in found:
         assert "folder" in (found["--out"].help or "").lower()
+
+
+def test_the_rule_is_written_once() -> None:
+    """docs/reference.md has a row for each of these options, with the commands that have it; each command's own help
+    says the same words."""
+    page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    rows = dict(re.findall(r"^\| `(-[^`]*)` \| .* \| (.*) \|$", page, re.MULTILINE))
+    assert rows.keys() == {
+        "--json [FILE.json]",
+        "-q",
+        "-v",
+        "-o FILE",
+        "--out FOLDER",
+        "--junit FILE",
+        "--summary FILE",
+    }
+    shown = {name: options_of(name) for name in ALL}
+    for row, commands in rows.items():
+        option = row.split()[0]
+        having = {name for name in ALL if option in shown[name]}
+        assert {*re.findall(r"[a-z]+", commands.replace("all; it has an effect in", ""))} == having, option
+        if option not in ("-o", "--out"):  # they say what is written there
+            assert len({shown[name][option].help for name in having}) == 1
 
 
 @pytest.fixture
@@ -61,18 +89,75 @@ def test_json_is_all_of_the_output(run_dir: Path, tmp_path: Path) -> None:
     assert json.loads(alone.stdout)["results"][0]["exit_code"] == text.exit_code
 
 
-@pytest.mark.parametrize("command", ["judge", "run", "explore", "gate"])
+LOOKING = {
+    "validate": ["kill.yaml"], "plan": ["kill.yaml"], "explain": ["RUN"], "judge": ["RUN"], "compare": ["RUN", "RUN"],
+    "history": ["--out", "RUNS"], "diagnose": ["dumps"], "verify": ["dumps"], "doctor": [], "list": ["scenarios"],
+    "status": [], "gate": ["gate.yaml", "RUNS"], "gameday": ["day.yaml", "--plan"],
+}  # fmt: skip
+DAY = "gameday: d\nduration: 1h\narrivals: {every: 10m}\nfaults: [{inject: process.kill, target: {rank: any}}]\n"
+GATE = "gate: g\nscenarios: [kill.yaml]\nmax_age: 99999d\nenvironments: {ci: {}}\n"
+
+
+def test_every_command_with_json_is_tried() -> None:
+    """All but those that start jobs."""
+    assert {name for name in ALL if "--json" in options_of(name)} == {*LOOKING, "run", "explore"}
+
+
+@pytest.mark.parametrize("command", LOOKING)
+def test_json_is_one_document(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:  # fmt: skip
+    """Before the other words or after them, it is all of the output; in a file, it is beside the text; -q changes
+    neither; the exit code is the same."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    text = "scenario: kill\njob: {command: torchrun --nproc-per-node 2 train.py}\nassert: [completed]\n"
+    job = "job: {command: torchrun --nproc-per-node 2 train.py, world_size: 2}\n"
+    files = {"kill.yaml": text, "day.yaml": DAY + job, "gate.yaml": GATE, "train.py": "", "dumps/x.txt": ""}
+    for name, one in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(one)
+    if command == "diagnose":
+        shutil.copytree(Path(__file__).parents[1] / "diagnosis/data/lock_gil_1st", "dumps", dirs_exist_ok=True)
+    words = [{"RUN": str(run_dir), "RUNS": str(run_dir.parent)}.get(word, word) for word in LOOKING[command]]
+
+    def call(*given: str) -> Result:
+        return CliRunner().invoke(cli, [command, *given], catch_exceptions=False)
+
+    plain, last, first = call(*words), call(*words, "--json"), call("--json", *words)
+    beside, quiet = call(*words, "--json", "all.json"), call(*words, "-q")
+    assert [one.exit_code for one in (last, first, beside, quiet)] == [plain.exit_code] * 4
+    found = [json.loads(text) for text in (last.stdout, first.stdout, Path("all.json").read_text())]
+    assert len({str(type(one)) for one in found}) == 1
+    assert beside.stdout.split() == plain.stdout.split() == quiet.stdout.split() != []
+
+
+@pytest.mark.parametrize("command", ["explain", "plan"])
+def test_json_of_several_is_a_list(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Two objects, one after the other, would be no JSON."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    file = tmp_path / "kill.yaml"
+    file.write_text("scenario: kill\njob: {command: torchrun --nproc-per-node 2 train.py}\nassert: [completed]\n")
+    word = str(run_dir if command == "explain" else file)
+    one, two = (CliRunner().invoke(cli, [command, *words, "--json"]).stdout for words in ([word], [word, word]))
+    assert json.loads(two) == [json.loads(one)] * 2
+
+
+@pytest.mark.parametrize("command", ["judge", "run", "explore", "gate", "validate", "verify"])
 def test_json_never_writes_over_what_is_meant_to_be_read(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """In `run --json kill.yaml`, the scenario is meant as the scenario."""
+    """Neither a file of torchaos nor a folder; a word that does not end in .json is none of --json's."""
     monkeypatch.chdir(tmp_path)
-    file = Path("kill.yaml")
-    shutil.copy(run_dir / "scenario.yaml", file)
+    file = Path("kill.json")
+    file.write_text('{"scenario": "kill", "job": {"command": "torchrun"}, "assert": ["completed"]}')
     before = file.read_bytes()
-    for word in (str(file), str(run_dir)):
+    for words in (["--json", str(file)], [f"--json={run_dir}"]):
         with pytest.raises(UsageError, match="it would be written over; to print the JSON, write --json as the last"):
-            CliRunner().invoke(cli, [command, "--json", word, str(file)], catch_exceptions=False)
+            CliRunner().invoke(cli, [command, *words, str(file)], catch_exceptions=False)
     assert file.read_bytes() == before
 
 

@@ -1,5 +1,5 @@
-"""Checks what a plan would refuse and what the files alone show, so that `torchaos validate` says it too: the script, and
-the targets of a job whose size is written."""
+"""Checks what a plan would refuse and the files alone show, for `torchaos validate`: the script, and the targets of a
+job whose size is written."""
 
 from __future__ import annotations
 

@@ -28,7 +28,14 @@ class Command(click.Command):
     def __init__(self, *words: Any, **options: Any) -> None:
         super().__init__(*words, **options)
         if not any("--quiet" in one.opts for one in self.params):
-            self.params.append(click.Option(["-q", "--quiet"], is_flag=True, hidden=True, expose_value=False))
+            no_effect = click.Option(
+                ["-q", "--quiet"],
+                is_flag=True,
+                hidden=True,
+                expose_value=False,
+                help="No effect: there is no progress.",
+            )
+            self.params.append(no_effect)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if any("--json" in one.opts for one in self.params):

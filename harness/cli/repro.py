@@ -26,7 +26,7 @@ from torchaos.harness.telling.repro.write import script_of
     metavar="FILE",
     help="The script's file; by default RUN_DIR's name with -repro.py.",
 )
-@click.option("--out", "old_output", type=PATH, hidden=True)  # its name in earlier versions
+@click.option("--out", "old_output", type=PATH, hidden=True, help="The name of -o in earlier versions.")
 @click.option(
     "--promise", default="", metavar="TEXT", help="A quotation from the trainer's documentation, with its source."
 )

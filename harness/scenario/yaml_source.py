@@ -261,8 +261,9 @@ def value_of(text: str, at: Keys) -> Source:
     if at[:-1] != _ENV or text.startswith(('"', "'")):
         loader = _Loader(f"'': {text}\n")
         with suppress(yaml.YAMLError, ValueError, OverflowError):
-            ((_, value),) = loader.get_single_node().value  # ValueError if the text has several keys
-            source.data[""] = _Builder(loader, source).build(value, at)
+            root = loader.get_single_node()
+            if root is not None and len(root.value) == 1:  # several: the text goes on after its value
+                source.data[""] = _Builder(loader, source).build(root.value[0][1], at)
     source.texts[at] = text
     return source
 

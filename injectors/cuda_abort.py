@@ -21,6 +21,7 @@ class Abort(DeathFault):
 
     name = "cuda.abort"
     where = ("rank",)
+    imitates = "the end of a process whose device is broken"
     needs = frozenset({"agent"})
     code = -signal.SIGABRT
     phase = "backward"

@@ -20,6 +20,7 @@ class Error(Fault):
 
     name = "cuda.error"
     where = ("rank",)
+    imitates = "PyTorch's error of a broken CUDA context"
     needs = frozenset({"agent"})
     phase = "backward"
 

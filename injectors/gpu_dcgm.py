@@ -21,6 +21,7 @@ class DcgmInject(Fault):
 
     name = "gpu.dcgm"
     where = ("node",)
+    imitates = "DCGM's samples of the driver"
     needs = frozenset({"dcgmi"})
     consent = "dcgm"
 

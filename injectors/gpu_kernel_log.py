@@ -26,6 +26,7 @@ class KernelLog(Fault):
     name = "gpu.kernel_log"
     where = ("node",)
     needs = frozenset({"root"})
+    imitates = "the driver's lines in the kernel's log"
     consent = "kmsg"
 
     def changes(self, site: NodeSite) -> Irreversible:

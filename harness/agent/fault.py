@@ -39,6 +39,9 @@ class Fault:
     hooks: ClassVar[tuple[str, ...]] = ()  # the agent's hooks that its proof needs
     own_disk: ClassVar[bool] = False  # it hits the file system that job.checkpoints.size makes
     family: ClassVar[str] = ""  # its subject, such as gpu or numeric; empty: the first part of its name
+    imitates: ClassVar[str] = (
+        ""  # whose report it imitates; empty: the hardware, the kernel or a library really does it
+    )
     consent: ClassVar[str] = ""  # it can harm more of the host than the job: kmsg, cgroup, clock, host-network
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:

@@ -83,6 +83,7 @@ class Injector(Protocol):
     phase: ClassVar[str | None]
     late: ClassVar[bool]
     family: ClassVar[str]
+    imitates: ClassVar[str]
     consent: ClassVar[str]
     hooks: ClassVar[tuple[str, ...]]
     on_collectives: ClassVar[bool]

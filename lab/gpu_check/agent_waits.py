@@ -1,5 +1,6 @@
 """The agent never waits for the GPU, and still reports each loss: in plain steps, with GradScaler, on a GPU that is not
-the current one. And what it sees of a CUDA graph, whose replays call nothing in Python."""
+the current one, of a model that torch.compile compiled. And what it sees of a CUDA graph, whose replays call nothing in
+Python."""
 
 from __future__ import annotations
 
@@ -75,6 +76,16 @@ def graphed(torch: Any) -> None:
         graph.replay()
 
 
+def compiled(torch: Any) -> None:
+    """Five steps of a model that torch.compile compiled."""
+    net, optimizer = model(torch, "cuda")
+    fast, data = torch.compile(net), torch.randn(32, 64, device="cuda")
+    for _ in range(5):
+        optimizer.zero_grad()
+        fast(data).pow(2).mean().backward()
+        optimizer.step()
+
+
 def main() -> int:
     need_gpu()
     from agent_step import arm
@@ -100,6 +111,12 @@ def main() -> int:
             torch.cuda.synchronize("cuda:1")
             assert _losses(events, torch)[-STEPS:] == [loss.item() for loss in other], "losses of another GPU"
             told.append("losses of a GPU that is not the current one are right")
+        before = _steps(events)
+        try:
+            compiled(torch)
+            told.append(f"torch.compile: {_steps(events) - before} of 5 steps seen")
+        except Exception as error:  # it needs a compiler, which the machine may lack
+            told.append(f"torch.compile does not work here: {type(error).__name__}")
         before = _steps(events)
         graphed(torch)
         told.append(f"CUDA graph: {_steps(events) - before} steps seen of 4 in Python and {STEPS} replays")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
+import subprocess
+import time
+from pathlib import Path
 
 try:
     import torch
@@ -26,7 +30,40 @@ def main() -> None:
         return
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     print(f"{len(names)} GPU: {', '.join(names)}")
-    print(f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, driver {driver()}")
+    print(f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} ({loaded('libnccl')}), driver {driver()}")
+    print(f"noise floor: {noise()}")
+    versions = {
+        "card": names[0], "driver": driver(), "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "torch": torch.__version__, "date": datetime.date.today().isoformat(), "commit": commit(),
+    }  # fmt: skip
+    print(json.dumps(versions))  # for the records
+
+
+def commit() -> str:
+    """The commit of the repository, as far as git tells."""
+    here = Path(__file__).parent
+    ask = ["git", "-C", str(here), "-c", f"safe.directory={here.parents[1]}", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(ask, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def loaded(name: str) -> str:
+    """The file of a library, as this process has loaded it."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return next((line.split()[-1] for line in lines if name in line), "not loaded")
+
+
+def noise() -> str:
+    """How much the time of the same work on the GPU varies: 50 products of matrices of 4096 x 4096 in bfloat16."""
+    one = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    times = []
+    for _ in range(60):
+        begun = time.perf_counter()
+        one @ one
+        torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - begun))
+    times = sorted(times[10:])
+    return f"{times[25]:.3f} ms in the median, {times[2]:.3f} to {times[47]:.3f} ms in nine tenths of 50"
 
 
 def driver() -> str:

@@ -16,6 +16,7 @@ import gpt
 import torch
 import torch.distributed as dist
 from gpt_ddp import replicate
+from row import share_a_gpu
 
 on_cpu = gpt.start
 
@@ -26,8 +27,7 @@ def start(timeout: timedelta) -> torch.device:
     backend = os.environ.get("GPU_CHECK_BACKEND", "nccl")
     # Otherwise torch lets a rank that has seen an error of NCCL wait for a minute, until all ranks have written dumps.
     os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
-    if backend == "nccl-hostid":
-        os.environ["NCCL_HOSTID"] = f"host{os.environ['RANK']}"
+    share_a_gpu(backend)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(os.environ.get("GPU_CHECK_NOISE") != "1")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())

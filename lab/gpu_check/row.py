@@ -87,6 +87,14 @@ def driver_library() -> dict[str, str]:
 
 def backend() -> str:
     """How two ranks reduce CUDA tensors here, as the row two_ranks found out: nccl, nccl-hostid (each rank says that it
-    is another machine) or gloo. `gloo` if that row has not run."""
+    is another machine), nccl-multirank (NCCL lets ranks share a GPU) or gloo. `gloo` if that row has not run."""
     found = KEEP / "backend"
     return found.read_text() if found.exists() else "gloo"
+
+
+def share_a_gpu(way: str) -> None:
+    """Sets what NCCL needs in this rank, so that it may share its GPU in the way that was found."""
+    if way == "nccl-hostid":
+        os.environ["NCCL_HOSTID"] = f"host{os.environ['RANK']}"
+    if way == "nccl-multirank":
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # NCCL 2.30.3 and later

@@ -1,5 +1,6 @@
 """How two ranks of this machine can reduce CUDA tensors. NCCL refuses two ranks on one GPU, unless each says that it is
-another machine (NCCL_HOSTID). Else they use gloo. The rows after this one use the way that was found."""
+another machine (NCCL_HOSTID), or from 2.30.3 on with NCCL_MULTI_RANK_GPU_ENABLE=1. Else they use gloo. The rows after
+this one use the way that was found."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from datetime import timedelta
 
-from row import KEEP, SLOW, need_gpu, torchrun
+from row import KEEP, SLOW, need_gpu, share_a_gpu, torchrun
 
 LIMIT_S = 25 * SLOW
 
@@ -20,8 +21,7 @@ def rank(way: str) -> None:
 
     number = int(os.environ["RANK"])
     torch.cuda.set_device(number % torch.cuda.device_count())
-    if way == "nccl-hostid":
-        os.environ["NCCL_HOSTID"] = f"host{number}"
+    share_a_gpu(way)
     dist.init_process_group(way.partition("-")[0], timeout=timedelta(seconds=20 * SLOW))
     for size in (1, 1 << 20):
         data = torch.full((size,), float(number + 1)).cuda()
@@ -31,17 +31,18 @@ def rank(way: str) -> None:
     print("SUM IS RIGHT", flush=True)
 
 
-def attempt(way: str) -> str:
-    """Empty if it works, else the reason."""
+def attempt(way: str) -> tuple[bool, str]:
+    """Whether it works, and over what NCCL's connections go, or why not."""
+    env = {**os.environ, "NCCL_DEBUG": "INFO"}
     try:
-        done = torchrun(2, __file__, way, env=dict(os.environ), limit_s=LIMIT_S)
+        done = torchrun(2, __file__, way, env=env, limit_s=LIMIT_S)
     except subprocess.TimeoutExpired:
-        return f"it was not over after {LIMIT_S:g} s"
+        return False, f"it was not over after {LIMIT_S:g} s"
     print(f"--- {way}", done.stdout, done.stderr, sep="\n")
     if done.returncode == 0 and done.stdout.count("SUM IS RIGHT") == 2:
-        return ""
-    said = re.findall(r"Duplicate GPU detected.*|ncclInvalidUsage.*|Error: .*", done.stderr)
-    return said[0][:160] if said else f"exit code {done.returncode}"
+        return True, ", ".join(sorted(set(re.findall(r" via (\S+)", done.stdout + done.stderr))))
+    said = re.findall(r"Duplicate GPU detected.*|ncclInvalidUsage.*|Error: .*", done.stdout + done.stderr)
+    return False, said[0][:160] if said else f"exit code {done.returncode}"
 
 
 def main() -> int:
@@ -49,14 +50,16 @@ def main() -> int:
     import torch
 
     told = []
-    for way in ("nccl", "nccl-hostid", "gloo"):
-        if way == "nccl-hostid" and torch.cuda.device_count() > 1:
+    for way in ("nccl", "nccl-hostid", "nccl-multirank", "gloo"):
+        if way in ("nccl-hostid", "nccl-multirank") and torch.cuda.device_count() > 1:
             continue
-        if not (why := attempt(way)):
+        works, words = attempt(way)
+        if works:
             (KEEP / "backend").write_text(way)
-            print("; ".join([*told, f"{way}: two ranks reduce on {min(2, torch.cuda.device_count())} GPU"]))
+            over = f", over {words}" if words else ""
+            print("; ".join([*told, f"{way}: two ranks reduce on {min(2, torch.cuda.device_count())} GPU{over}"]))
             return 0
-        told.append(f"{way}: {why}")
+        told.append(f"{way}: {words}")
     print("; ".join(told))
     return 1
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from datetime import timedelta
 
-from row import KEEP, backend, need_gpu, need_two_ranks_with_nccl, not_possible
+from row import KEEP, backend, need_gpu, need_two_ranks_with_nccl, not_possible, share_a_gpu
 
 TIMEOUT_S, LATE, RAS = 10, 1, ("localhost", 28028)
 
@@ -23,8 +23,7 @@ def rank() -> None:
 
     number = int(os.environ["RANK"])
     torch.cuda.set_device(number % torch.cuda.device_count())
-    if backend() == "nccl-hostid":
-        os.environ["NCCL_HOSTID"] = f"host{number}"
+    share_a_gpu(backend())
     dist.init_process_group("nccl", timeout=timedelta(seconds=TIMEOUT_S))
     data = torch.ones(1000, device="cuda")
     for _ in range(5):

@@ -1,9 +1,11 @@
-"""A real Xid: a kernel of this process writes to a bad address, for which the driver reports Xid 31 (an error of the
-program, harmless to the GPU). NVML's event must reach a watcher, and the overlay must let it pass."""
+"""Real Xids: kernels of this process write to a bad address, for which the driver reports Xid 31, and end by a trap,
+for which it reports 13 or 43. Both are errors of the program, harmless to the GPU. NVML's event must reach a watcher,
+the overlay must let it pass, and the driver's line in the kernel's log must have the form that torchaos writes."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,13 +13,20 @@ import time
 
 from row import KEEP, need_gpu, not_possible, overlaid
 
-BAD = """
+from torchaos.harness.mechanics.gpu.xids import XIDS
+
+FAIL = """
 import torch
-source = 'extern "C" __global__ void bad(int place) { *(int *)(0xdead0000ull + place) = 1; }'
+source = 'extern "C" __global__ void bad(int place) { %s }'
 kernel = torch.cuda._compile_kernel(source, "bad")
 kernel((1, 1, 1), (1, 1, 1), (0,))
 torch.cuda.synchronize()
 """
+KERNELS = {  # by what the kernel does: its body, and the Xids that are right
+    "a bad address": ("*(int *)(0xdead0000ull + place) = 1;", {"31"}),
+    "a trap": ('asm("trap;");', {"13", "43"}),
+}
+LINE = re.compile(r"NVRM: Xid \(PCI:[0-9a-f:.]+\): (\d+), .+")
 WATCH = """
 import pynvml as n
 n.nvmlInit()
@@ -30,12 +39,8 @@ print("XID", event.eventData, flush=True)
 """
 
 
-def main() -> int:
-    need_gpu()
-    import torch
-
-    if not hasattr(torch.cuda, "_compile_kernel"):
-        not_possible(f"torch {torch.__version__} has no torch.cuda._compile_kernel")
+def watched(kernel: str) -> tuple[list[str], str]:
+    """What the two watchers, without and with the overlay, were told while the kernel failed; and torch's last line."""
     watchers = [
         subprocess.Popen([sys.executable, "-c", WATCH], env=env, stdout=subprocess.PIPE, text=True)
         for env in (dict(os.environ), overlaid(KEEP))
@@ -44,12 +49,9 @@ def main() -> int:
         assert watcher.stdout
         if watcher.stdout.readline().strip() != "watching":
             not_possible("NVML does not register for Xid events here")
-    done = subprocess.run([sys.executable, "-c", BAD], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", FAIL % kernel], capture_output=True, text=True, check=False)
     print(done.stderr)
-    if "illegal memory access" not in done.stderr:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        not_possible(f"the bad kernel did not fail with an illegal memory access, but: {last}")
-    begun, seen = time.monotonic(), ["nothing", "nothing"]
+    seen = ["nothing", "nothing"]
 
     def wait(place: int) -> None:
         seen[place] = watchers[place].communicate()[0].strip() or "nothing"
@@ -59,11 +61,37 @@ def main() -> int:
         thread.start()
     for thread in waiting:
         thread.join()
+    return seen, (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+
+
+def kernel_log() -> list[str]:
     log = subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout
-    lines = [line.partition("NVRM: ")[2] for line in log.splitlines() if "NVRM: Xid" in line]
-    said = f"the driver's line: {lines[-1]}" if lines else "no line of the driver can be read"
-    print(f"watcher: {seen[0]}, through the overlay: {seen[1]}, {time.monotonic() - begun:.1f} s after; {said}")
-    return int(seen[0] != seen[1] or not seen[0].startswith("XID"))
+    return [line[line.index("NVRM:") :] for line in log.splitlines() if "NVRM: Xid" in line]
+
+
+def main() -> int:
+    need_gpu()
+    import torch
+
+    if not hasattr(torch.cuda, "_compile_kernel"):
+        not_possible(f"torch {torch.__version__} has no torch.cuda._compile_kernel")
+    ours = XIDS[79].kernel_lines("0000:3b:00", (7, "python3"))[0]
+    assert LINE.fullmatch(ours), ours
+    told, right = [], True
+    for name, (body, numbers) in KERNELS.items():
+        before, begun = kernel_log(), time.monotonic()
+        seen, said = watched(body)
+        if seen[0] == "nothing" and "CUDA error" not in said and "AcceleratorError" not in said:
+            not_possible(f"the kernel with {name} did not fail, but: {said}")
+        lines = kernel_log()[len(before) :]
+        right &= seen[0] == seen[1] and seen[0].removeprefix("XID ") in numbers
+        right &= all(LINE.fullmatch(line) for line in lines)
+        log = lines[-1] if lines else "no line of the driver can be read"
+        told.append(
+            f"{name}: watcher {seen[0]}, through the overlay {seen[1]}, {time.monotonic() - begun:.1f} s; {log}"
+        )
+    print("; ".join(told))
+    return int(not right)
 
 
 if __name__ == "__main__":

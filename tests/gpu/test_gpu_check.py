@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tarfile
 from importlib.resources import files
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def test_every_row_is_there_and_all_of_them_fit() -> None:
     for name in rows:
         place = Path(str(files("torchaos.scenarios") / f"{name}.yaml")) if "/" in name else folder / f"{name}.py"
         assert place.is_file(), f"{name}: there is no {place}"
-    shared = {"facts", "job", "row", "scenario"}
+    shared = {"facts", "job", "row", "scenario", "wheels"}
     assert {path.stem for path in folder.glob("*.py")} - shared == {name for name in rows if "/" not in name}
     assert sum(rows.values()) <= 25 * 60
 
@@ -64,6 +65,21 @@ def test_every_scenario_takes_the_job_of_the_check() -> None:
             command = load(source, [row["with_our_job"](source)]).job.command
             assert f" {row['JOB']} " in command
             assert "gpt_ddp.py" not in command
+
+
+def test_what_is_worth_to_bring_home_is_four_files(tmp_path: Path) -> None:
+    """The logs of the rows, and of each run what `torchaos judge` and `explain` need, without checkpoints."""
+    keep, home = tmp_path / "keep", tmp_path / "home"
+    for name in ("table.md", "results.json", "backend", "xid.log", "runs/a/result.json", "runs/a/events/h.jsonl",
+                 "runs/a/job/checkpoints/big.pt", "state/x"):  # fmt: skip
+        (keep / name).parent.mkdir(parents=True, exist_ok=True)
+        (keep / name).write_text(name)
+    check = runpy.run_path(str(PROGRAM))
+    check["bring_home"](keep, home)
+    check["bring_home"](keep, home)
+    assert sorted(path.name for path in home.iterdir()) == ["backend", "logs.tar.gz", "results.json", "table.md"]
+    with tarfile.open(home / "logs.tar.gz") as archive:
+        assert sorted(archive.getnames()) == ["runs/a/events/h.jsonl", "runs/a/result.json", "xid.log"]
 
 
 TORCH = """

@@ -160,10 +160,14 @@ def test_counts_that_stand_still_are_a_hang(service: Service) -> None:
 def test_counts_that_grow_are_none(service: Service) -> None:
     """With each answer that shows a new collective the quiet time begins anew."""
     observer, made = NcclRas(), 0
+
+    def asked_twice(_seen: Opinion | None) -> bool:
+        return service.asked >= enough
+
     for made in range(5):
         service.answer = with_counts(made, made)
         enough = service.asked + 2
-        watched(observer, lambda _seen, enough=enough: service.asked >= enough)
+        watched(observer, asked_twice)
     since_s = observer.since_s
     service.answer = with_counts(made + 1, made)
     watched(observer, lambda seen: seen is not None and "rank 1" in seen.detail)

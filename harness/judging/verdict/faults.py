@@ -65,7 +65,15 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
         reason=reason,
         proved=proved,
         measured=_measured(run, fault),
+        imitates=_imitates(fault),
     )
+
+
+def _imitates(fault: PlannedFault) -> str:
+    try:
+        return injector_of(fault).imitates
+    except Exception:  # a plug-in's code may raise anything, and `_evidence` reports it
+        return ""
 
 
 def _why_missed(run: Record, fault: PlannedFault) -> str:
@@ -113,13 +121,15 @@ def faults_case(faults: Sequence[FaultResult], never_reached: Set[str]) -> Case:
         bad = [result for result in bad if result.id not in never_reached]
     bad.sort(key=lambda result: result.verdict is not Verdict.INCONCLUSIVE)
     if not bad:
-        return Case(
-            "faults",
-            "faults",
-            Verdict.PASSED,
-            f"{len(faults)} of {len(faults)} landed as planned, were felt and outlived",
-        )
+        told = f"{len(faults)} of {len(faults)} landed as planned, were felt and outlived{synthetic(faults)}"
+        return Case("faults", "faults", Verdict.PASSED, told)
     return Case("faults", "faults", bad[0].verdict, f"{bad[0].id}: {bad[0].reason}")
+
+
+def synthetic(faults: Sequence[FaultResult]) -> str:
+    """A clause that names the faults that only imitate a report, and whose. Empty if all really happened."""
+    told = {fault.inject: fault.imitates for fault in faults if fault.imitates}
+    return "".join(f"; {name} is synthetic: it imitates {whose}" for name, whose in told.items())
 
 
 def _applied_in_words(hits: Sequence[Event]) -> str:

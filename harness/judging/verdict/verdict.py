@@ -22,7 +22,7 @@ from torchaos.harness.judging.recovery.recovery import recovery_from
 from torchaos.harness.judging.recovery.settings import advice
 from torchaos.harness.judging.replicas import judged
 from torchaos.harness.judging.twins.agreement import history_of
-from torchaos.harness.judging.verdict.faults import fault_result, faults_case
+from torchaos.harness.judging.verdict.faults import fault_result, faults_case, synthetic
 from torchaos.harness.judging.verdict.follows import linked
 from torchaos.harness.judging.verdict.gates import never_reached, never_started, ranks_repeat
 from torchaos.harness.judging.verdict.known import because, causes_in_words
@@ -31,7 +31,7 @@ from torchaos.harness.machine.memory import uncollected
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of as replicas_of
-from torchaos.harness.record.result import Case, ExitCode, Recovery, Result, Verdict
+from torchaos.harness.record.result import Case, ExitCode, FaultResult, Recovery, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 
 SPLIT_BRAIN = "split_brain"  # a case that is added if there was a split brain, for every set of assertions
@@ -66,7 +66,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     if split := next(filter(None, map(split_brain, parts)), None):
         cases.insert(0, Case(SPLIT_BRAIN, "assertion", Verdict.FAILED, split))
     rollback = _rollback_case(run)
-    verdict, reason, decided_by = _overall(run, twins, cases, mixed, proved=all(fault.proved for fault in faults))
+    verdict, reason, decided_by = _overall(run, twins, cases, mixed, faults)
     if verdict is not Verdict.PASSED:
         died = died_by_itself(run)
         if why := died or (reason if never_started(run) else ""):
@@ -168,14 +168,15 @@ def _owner(event: Event) -> str:
 
 
 def _overall(
-    run: Record, twins: Sequence[Record], cases: Sequence[Case], mixed: str | None, *, proved: bool
+    run: Record, twins: Sequence[Record], cases: Sequence[Case], mixed: str | None, faults: Sequence[FaultResult]
 ) -> tuple[Verdict, str, str]:  # fmt: skip
     """Verdict, reason, and the case that decided. `mixed`: why it is not known which step belongs to which rank; None
-    if this is known. If a fault did not land or was not felt (not `proved`), everything is inconclusive. So is a run
+    if this is known. If a fault did not land or was not felt, everything is inconclusive. So is a run
     whose journal has missing or unreadable lines, because their contents are not known. Otherwise failed comes before
     inconclusive."""
     stopped = run.stopped.data if run.stopped else None
     by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
+    proved = all(fault.proved for fault in faults)
     gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults" and not proved]
     early = stopped and not stopped.get("enough", False)
     if stopped and early and (stopped.get("interrupted", True) or not by_verdict[Verdict.FAILED]):
@@ -201,7 +202,7 @@ def _overall(
     if not cases:
         return Verdict.INCONCLUSIVE, "nothing was asserted and nothing was injected", ""
     outlived = "every fault was felt and outlived, and " if run.plan.faults else ""
-    return Verdict.PASSED, f"{outlived}every assertion holds", ""
+    return Verdict.PASSED, f"{outlived}every assertion holds{synthetic(faults)}", ""
 
 
 def _clock_time(wall_s: float) -> str:

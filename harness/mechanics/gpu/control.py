@@ -38,6 +38,7 @@ class OverlayFault(Fault):
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
+    imitates: ClassVar[str] = "the driver's reports"
 
     gpu: int | None  # NVML's index; None: the GPU of the target rank
 

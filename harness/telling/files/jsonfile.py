@@ -7,7 +7,7 @@
 - `verdict`: passed, failed, inconclusive or error; `reason`: one line; `exit_code`: that of this scenario alone;
   `decided_by`: the case that decided, empty if none did
 - `faults`: `id`, `inject`, `target`, `planned`, `applied` (null: never landed), `evidence` (null: not felt),
-  `rollback`, `verdict`, `reason`
+  `rollback`, `verdict`, `reason`, `imitates` (whose report the fault imitates; empty: it really happened)
 - `recoveries`: `fault`; `parts`: seconds since the fault was applied (null: not seen); `lost_steps` (null: not known);
   `advice`: which waits were long, and which setting shortens them; `at_s`: when the fault was applied (CLOCK_MONOTONIC)
 - `cases`: `name`, `kind` (assertion, faults, rollback), `verdict`, `reason`, `measured` and `bound` by name,

@@ -76,6 +76,8 @@ def _fault(pen: Pen, fault: FaultResult) -> None:
         "evidence": fault.evidence or "none that it was felt",
         "rollback": fault.rollback,
     }
+    if fault.imitates:
+        rows["synthetic"] = f"it imitates {fault.imitates}"
     if fault.measured:
         rows["measured"] = measured_in_words(fault.measured)
     if fault.verdict is not Verdict.PASSED:

@@ -21,6 +21,7 @@ from torchaos.harness.record.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.secrecy import mask, mask_env
 from torchaos.harness.record.words import moment_in_words, seconds_in_words, target_in_words
 from torchaos.harness.registry import ready
+from torchaos.harness.registry.shown import shown_in_words
 from torchaos.harness.running.planner.transport import Machine, transport_of
 from torchaos.harness.scenario.parameters import parameters_of
 from torchaos.harness.scenario.sizes import size_in_words
@@ -104,6 +105,8 @@ def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console, *, whol
             _listed(pen, name, 22, summary_of(found), whole, console)
             if not whole:
                 continue
+            if group == "injectors":
+                pen.row([(Text(), 22)], pen.text(shown_in_words(found), "dim"), indent=3)
             if group == "injectors" and found.consent:
                 pen.row([(Text(), 22)], pen.text(f"can hurt the host: needs the consent {found.consent}"), indent=3)
             own = parameters_of(found) if is_dataclass(found) else []

@@ -1,0 +1,90 @@
+"""On which GPU a fault was shown: said from the records of lab/gpu-check, and from nothing else."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from torchaos.harness import registry
+from torchaos.harness.judging.verdict.faults import faults_case, synthetic
+from torchaos.harness.record.result import FaultResult, Verdict
+from torchaos.harness.registry import shown
+
+PROGRAM = Path(__file__).parents[2] / "lab" / "gpu-check"
+KEYS = ("injector", "row", "card", "driver", "nccl", "torch", "date", "commit")
+MACHINE = dict(zip(KEYS[2:], ("NVIDIA H100", "580.1", "2.28.9", "2.11.0", "2026-11-26", "abc1234"), strict=True))
+
+
+def injectors() -> list[Any]:
+    return [registry.find("injectors", name) for name in registry.names("injectors")]
+
+
+def test_each_record_is_whole_and_names_an_injector_and_a_row() -> None:
+    """A record that names none, or lacks a version, is no evidence."""
+    rows = runpy.run_path(str(PROGRAM))["ROWS"]
+    for record in shown.records():
+        assert tuple(record) == KEYS
+        assert all(record.values())
+        assert record["injector"] in registry.names("injectors")
+        assert record["row"] in rows
+
+
+def test_no_fault_of_gpus_is_called_real_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without records each says that it was not shown; with one it names the card, driver, NCCL, torch and commit."""
+    monkeypatch.setattr(shown, "records", lambda: ())
+    for injector in filter(shown.needs_a_gpu, injectors()):
+        words = shown.shown_in_words(injector)
+        assert "not shown on a GPU yet" in words
+        assert "real" not in words
+        assert ("synthetic" in words) == bool(injector.imitates)
+    monkeypatch.setattr(shown, "records", lambda: ({"injector": "nccl.stall", "row": "nccl_net", **MACHINE},))
+    words = "(driver 580.1, NCCL 2.28.9, torch 2.11.0; 2026-11-26, commit abc1234)"
+    told = shown.shown_in_words(registry.find("injectors", "nccl.stall"))
+    assert told == f"effect: real; shown on NVIDIA H100 {words}"
+
+
+def test_faults_of_gpu_health_are_synthetic() -> None:
+    """Every fault that changes what NVML, DCGM or the kernel's log says imitates it; a kill does not imitate."""
+    imitating = {injector.name for injector in injectors() if injector.imitates}
+    assert {name for name in registry.names("injectors") if name.startswith("gpu.")} <= imitating
+    assert {"cuda.error", "cuda.abort"} <= imitating
+    assert not imitating & {"process.kill", "nccl.stall", "numeric.gradient", "cuda.out_of_memory"}
+
+
+def test_a_verdict_says_what_was_imitated() -> None:
+    """Whose report it is, once for each kind of fault; nothing is added for faults that really happened."""
+    one = FaultResult("f", "gpu.xid", "rank 0", "", "", "seen", "", Verdict.PASSED, "", imitates="the driver's reports")
+    real = FaultResult("g", "process.kill", "rank 0", "", "", "seen", "", Verdict.PASSED, "")
+    words = "; gpu.xid is synthetic: it imitates the driver's reports"
+    assert synthetic([one, one, real]) == words
+    assert synthetic([real]) == ""
+    assert faults_case([one, real], set()).reason.endswith(f"were felt and outlived{words}")
+
+
+def test_rows_that_passed_are_recorded(tmp_path: Path) -> None:
+    """For each injector of a row that passed on a GPU, once; not for rows that failed, nor for a rehearsal."""
+    check = runpy.run_path(str(PROGRAM))
+    file = tmp_path / "shown.yaml"
+    file.write_text("# a comment\n[]\n")
+    rows = {"gpu/xid-79": {"result": "pass"}, "nccl_stall": {"result": "pass"}, "gpu_memory": {"result": "fail"}}
+    assert check["record"](rows, file) == 1
+    assert check["record"]({**rows, "versions": MACHINE}, file) == 0
+    assert check["record"]({**rows, "versions": MACHINE}, file) == 0
+    assert file.read_text().startswith("# a comment\n")
+    found = yaml.safe_load(file.read_text())
+    assert [(one["injector"], one["row"]) for one in found] == [
+        ("collective.stall_nccl", "nccl_stall"), ("gpu.xid", "gpu/xid-79"),
+    ]  # fmt: skip
+    assert all(tuple(one) == KEYS for one in found)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_the_programs_name_injectors_that_exist() -> None:
+    """A wrong name would be recorded for nothing."""
+    named = {name for used in runpy.run_path(str(PROGRAM))["PROGRAMS"].values() for name in used}
+    assert named <= set(registry.names("injectors"))

@@ -48,7 +48,8 @@ def test_a_plan_looks_like_this(paper: type[Paper], golden: Callable[[str, str],
 
 
 def test_the_catalogue_lists_parameters(paper: type[Paper]) -> None:
-    """Each thing that a scenario can name is listed with its first sentence and its parameters' defaults."""
+    """Each thing that a scenario can name is listed with its first sentence, its parameters' defaults, and of a fault
+    whether its effect is real."""
 
     @dataclass(frozen=True)
     class Slow(Fault):
@@ -76,5 +77,7 @@ def test_the_catalogue_lists_parameters(paper: type[Paper]) -> None:
         "times",
         "=",
         "3",
+        "effect:",
+        "real",
         "Launchers",
     ]

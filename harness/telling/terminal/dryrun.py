@@ -105,13 +105,13 @@ def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console, *, whol
             _listed(pen, name, 22, summary_of(found), whole, console)
             if not whole:
                 continue
-            if group == "injectors":
-                pen.row([(Text(), 22)], pen.text(shown_in_words(found), "dim"), indent=3)
             if group == "injectors" and found.consent:
                 pen.row([(Text(), 22)], pen.text(f"can hurt the host: needs the consent {found.consent}"), indent=3)
             own = parameters_of(found) if is_dataclass(found) else []
             if own:
                 pen.row([(Text(), 22)], pen.text(", ".join(map(_parameter, own)), "dim"), indent=3)
+            if group == "injectors":
+                pen.row([(Text(), 22)], pen.text(shown_in_words(found), "dim"), indent=3)
     pen.gap()
 
 

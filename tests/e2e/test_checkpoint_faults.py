@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import REPOSITORY, TRAINERS, RunScenario, kill_rank, left_over
+from chaos import REPOSITORY, RunScenario, kill_rank, left_over, trainer
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.mechanics.checkpoints.damage import survey
@@ -102,7 +102,7 @@ def test_who_does_not_look_is_failed(
     """A job that trusts what it loads, or can't go back, is failed by checkpoint_integrity in words that say so."""
     if package and not find_spec(package):
         pytest.skip(f"the package {package} is not installed")
-    command = f"torchrun --nproc-per-node 2 --max-restarts 3 {TRAINERS / script} --steps 30 --dir {{run}}/out"
+    command = f"torchrun --nproc-per-node 2 --max-restarts 3 {trainer(script)} --steps 30 --dir {{run}}/out"
     scenario = kill_rank(
         {"command": command, "checkpoints": {"path": "{run}/out"}}, when={"step": 18, "phase": "backward"}
     )
@@ -122,7 +122,7 @@ def test_who_does_not_look_is_failed(
 def test_damage_of_what_is_being_saved(torchaos: RunScenario) -> None:
     """A bit flips in the file that a save has written, before the job gives it its final name; the rank dies, and
     resumes from that file: the damage is followed to its new name, and the job is failed for it."""
-    command = f"torchrun --nproc-per-node 1 --max-restarts 3 {TRAINERS / 'plain_ddp.py'} --steps 24 --dir {{run}}/out"
+    command = f"torchrun --nproc-per-node 1 --max-restarts 3 {trainer('plain_ddp.py')} --steps 24 --dir {{run}}/out"
     scenario = kill_rank(
         {"command": command, "checkpoints": {"path": "{run}/out"}}, rank=0, when={"step": 18, "phase": "backward"}
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import REPOSITORY, TRAINERS, RunScenario, left_over
+from chaos import REPOSITORY, RunScenario, left_over, trainer
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
@@ -140,7 +140,7 @@ STALL = [
 
 def job_of(script: str) -> dict[str, Any]:
     known = (REPOSITORY / "scenarios" / "jobs" / script).exists()
-    path = f"{{jobs}}/{script} --steps 30" if known else str(TRAINERS / script)
+    path = f"{{jobs}}/{script} --steps 30" if known else trainer(script)
     extra = "--checkpoint-dir {run}/checkpoints" if known else "--dir {run}/checkpoints"
     return {
         "command": f"torchrun --nproc-per-node 2 {path} {extra}",

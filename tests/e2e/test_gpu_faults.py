@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from chaos import REPOSITORY, RunScenario, left_over
+from needs import need
 
 from torchaos.harness.running import capabilities
 
@@ -32,6 +33,7 @@ def test_the_reference_job_survives_it(torchaos: RunScenario, path: Path) -> Non
         pytest.skip("needs root, to make a memory cgroup")
     if path.stem not in RANKS_OWN and path.parent.name == "gpu":
         pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed, by which the health agent watches")
+        need("nvml_overlay")
     run = torchaos(path)
     assert run.exit_code == 0, run
     assert all(fault["evidence"] for fault in run.result["faults"]), run

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chaos import TRAINERS, kill_rank
+from chaos import kill_rank, trainer
 
 pytestmark = [pytest.mark.job, pytest.mark.long]
 
@@ -33,7 +33,7 @@ def test_replay_beyond_the_bound(
     starts its data over after the restart fails, at the step at which it does."""
     command = reference["command"].replace("--steps 60", "--steps 160 --checkpoint-every 20")
     if script:
-        command = command.replace("{jobs}/gpt_ddp.py", str(TRAINERS / script))
+        command = command.replace("{jobs}/gpt_ddp.py", trainer(script))
     scenario = kill_rank({**reference, "command": command}, when={"step": 150})
     scenario["assert"] = ["sample_accounting"]
     path = tmp_path / "scenario.yaml"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import REPOSITORY, TRAINERS, Outcome, RunScenario, kill_rank, left_over
+from chaos import REPOSITORY, Outcome, RunScenario, kill_rank, left_over, trainer
 
 pytestmark = pytest.mark.job
 
@@ -83,8 +83,8 @@ def test_a_restore_that_forgets_is_failed(
     torchaos: RunScenario, reference: dict[str, Any], part: str, assertion: str, words: str
 ) -> None:
     """The reference job with one part of its restore taken out is failed by the right assertion, in words."""
-    script = TRAINERS / "broken" / f"no_{part}.py"
-    job = {**reference, "command": reference["command"].replace("{jobs}/gpt_ddp.py", str(script))}
+    script = trainer(f"broken/no_{part}.py")
+    job = {**reference, "command": reference["command"].replace("{jobs}/gpt_ddp.py", script)}
     run = torchaos(kill_rank(job, when={"step": 25, "phase": "backward"}))
     assert run.exit_code == 1, run
     assert run.case("faults")["verdict"] == "passed", run

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import yaml
-from chaos import TRAINERS, RunScenario, kill_rank
+from chaos import RunScenario, kill_rank, trainer
 
 pytestmark = [pytest.mark.job, pytest.mark.long]
 
 
 def scenario(script: str = "plain_ddp.py", **more: Any) -> dict[str, Any]:
     command = (
-        f"torchrun --nproc-per-node 2 --max-restarts 3 {TRAINERS / script} --steps 12 --save-every 4 --dir {{run}}/out"
+        f"torchrun --nproc-per-node 2 --max-restarts 3 {trainer(script)} --steps 12 --save-every 4 --dir {{run}}/out"
     )
     job = {"command": command, "checkpoints": {"path": "{run}/out"}, **more}
     return kill_rank(job, when={"step": 7, "phase": "backward"})

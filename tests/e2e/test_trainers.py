@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
-from chaos import TRAINERS, RunScenario, kill_rank
+from chaos import RunScenario, kill_rank, trainer
 
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
@@ -36,7 +36,7 @@ def test_an_unmodified_trainer_is_seen_whole(
     """The agent sees every step, loss and sample of it on both ranks, the kill lands exactly, and it is judged."""
     if package and not find_spec(package):
         pytest.skip(f"the package {package} is not installed")
-    command = f"torchrun --nproc-per-node 2 --max-restarts 3 {TRAINERS / script} --steps 30 --dir {{run}}/out"
+    command = f"torchrun --nproc-per-node 2 --max-restarts 3 {trainer(script)} --steps 30 --dir {{run}}/out"
     job = {"command": command, "checkpoints": {"path": "{run}/out"}}
     run = torchaos(kill_rank(job, when={"step": 18, "phase": "backward"}))
     assert run.result["faults"][0]["verdict"] == "passed", run

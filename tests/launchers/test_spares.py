@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,7 +117,11 @@ def test_which_nodes_are_spare(
     (tmp_path / "train.py").touch()
     many, busy = nodes
     world = sum(len(some) for some in ranks.values()) if busy else many
-    job = Grammar(command=f"{sys.executable} -m torch.distributed.run {command} train.py", nodes=many, world_size=world)
+    job = Grammar(
+        command=f"{shlex.quote(sys.executable)} -m torch.distributed.run {command} train.py",
+        nodes=many,
+        world_size=world,
+    )
     planned = planned_job(job, tmp_path, None)
     assert planned.busy_nodes == busy
     for node, expected in ranks.items():

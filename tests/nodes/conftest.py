@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from dying.families import BARE_PYTHON, STAND_IN
+from dying.families import stand_in
 from needs import need
 from waiting import wait_until
 
@@ -59,9 +60,9 @@ class Nodes:
 
     def run(self, *faults: Mapping[str, Any], steps: int = 60, **more: Any) -> subprocess.Popen[str]:
         """Starts `torchaos run`."""
-        command = f"{BARE_PYTHON} {STAND_IN}/torchrun --nproc-per-node 1 --max-restarts 1 "
+        command = f"{stand_in('torchrun')} --nproc-per-node 1 --max-restarts 1 "
         job = {
-            "command": f"{command} {STAND_IN}/train.py {steps} --save {{run}}/checkpoints", "world_size": 2,
+            "command": f"{command} {stand_in('train.py')} {steps} --save {{run}}/checkpoints", "world_size": 2,
             "timeout": "100s", "checkpoints": {"path": "{run}/checkpoints"}, **self.where(), **self.more,
         }  # fmt: skip
         scenario = {
@@ -149,7 +150,7 @@ class Pods(Nodes):
         """Makes two pods that run a job without torchaos, and attaches all runs that follow to them."""
         self.where()
         job = json.loads((self.folder / "job.yaml").read_text())
-        torchrun = f"{BARE_PYTHON} {STAND_IN}/torchrun --nproc-per-node 1 --max-restarts 1 {STAND_IN}/plain.py {steps}"
+        torchrun = f"{stand_in('torchrun')} --nproc-per-node 1 --max-restarts 1 {stand_in('plain.py')} {steps}"
         line = f"PET_NNODES=2 PET_NODE_RANK=$JOB_COMPLETION_INDEX {torchrun}; exit $?"
         template = job["spec"]["template"]
         template["metadata"] = {"labels": {"app": "llm"}}
@@ -175,8 +176,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     need("root")  # pods are stood in for by namespaces
     one = Pods(tmp_path_factory.mktemp("pods", numbered=True))
-    kubectl = Path(__file__).with_name("kubectl.py")
-    yield from _stand_in(one, "kubectl", f'#!/bin/sh\nexec {sys.executable} {kubectl} {one.folder}/cluster "$@"\n')
+    program = shlex.join([sys.executable, str(Path(__file__).with_name("kubectl.py")), f"{one.folder}/cluster"])
+    yield from _stand_in(one, "kubectl", f'#!/bin/sh\nexec {program} "$@"\n')
 
 
 def _stand_in(one: Nodes, program: str, script: str) -> Iterator[Nodes]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chaos import REPOSITORY, TRAINERS
+from chaos import REPOSITORY, trainer
 
 pytestmark = pytest.mark.job
 FREEZE_S = 5.0
@@ -52,7 +52,8 @@ def test_a_scenario_end_to_end(tmp_path: Path) -> None:
     scenario = {
         "scenario": "who-hangs",
         "job": {
-            "command": f"torchrun --nproc-per-node 2 {TRAINERS}/plain_ddp.py --steps 400 --save-every 99 --dir {{run}}",
+            "command": f"torchrun --nproc-per-node 2 {trainer('plain_ddp.py')} --steps 400 --save-every 99 "
+            "--dir {run}",
             "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "timeout": "3m",
         },
         "faults": [{"inject": "process.freeze", "target": {"rank": 1}, "when": {"step": 200}, "for": f"{FREEZE_S:g}s"}],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Project:
         # With these alone, and not all that the environment has: quicker, and nobody else's affair.
         self.env |= {"COLUMNS": "120", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         self.plugins = ["torchaos.harness.pytest_plugin"]
-        self.file("pytest.ini", f"[pytest]\ntorchaos_command = {sys.executable} {STAND_IN}\n")
+        self.file("pytest.ini", f"[pytest]\ntorchaos_command = {shlex.join([sys.executable, str(STAND_IN)])}\n")
 
     def file(self, name: str, text: str) -> Path:
         path = self.folder / name

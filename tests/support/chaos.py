@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 REPOSITORY = Path(__file__).parents[2]
 TRAINERS = REPOSITORY / "tests" / "trainers"
+
+
+def trainer(script: str) -> str:
+    """One of them as a word of a command line; its path may have a space."""
+    return shlex.quote(str(TRAINERS / script))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -26,7 +27,7 @@ def server_on_path(folder: Path) -> dict[str, str]:
         program = folder / "bin" / PROGRAM
         program.parent.mkdir(exist_ok=True)
         stand_in = Path(__file__).with_name("toxiproxy_stand_in.py")
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(stand_in)])} "$@"\n')
         program.chmod(0o755)
         return {"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
     return {"PATH": os.environ["PATH"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,14 @@ from typing import Any
 STAND_IN = Path(__file__).parent / "stand_in"
 # The stand-in uses the interpreter of our environment without its packages, since that starts faster.
 BARE_PYTHON = str(Path(sys.executable).resolve())
+
+
+def stand_in(name: str) -> str:
+    """A program of the stand-in for a command line; its path may have a space."""
+    path = shlex.quote(str(STAND_IN / name))
+    return f"{shlex.quote(BARE_PYTHON)} {path}" if name == "torchrun" else path
+
+
 REAL = "torchrun --nproc-per-node 2 --max-restarts 1 {jobs}/gpt_ddp.py --steps 14 --checkpoint-every 5 "
 REAL += "--checkpoint-dir {run}/checkpoints"
 
@@ -32,8 +41,8 @@ class Family:
     def scenario(self, folder: Path) -> dict[str, Any]:
         """The whole scenario; `folder` replaces `{stage}` in its texts."""
         ranks = 2 if self.nodes == 1 else 1
-        command = f"{BARE_PYTHON} {STAND_IN}/torchrun --nproc-per-node {ranks} --max-restarts {self.restarts} "
-        command += f"{STAND_IN}/train.py {self.steps} --save {{run}}/checkpoints"
+        command = f"{stand_in('torchrun')} --nproc-per-node {ranks} --max-restarts {self.restarts} "
+        command += f"{stand_in('train.py')} {self.steps} --save {{run}}/checkpoints"
         env = {"OMP_NUM_THREADS": "1"}
         if self.real:
             command = REAL

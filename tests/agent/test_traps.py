@@ -786,6 +786,7 @@ def test_users_own_sitecustomize(rank: Any) -> None:
     assert len(ran.of("agent.started")) == 1
 
 
+@pytest.mark.slow
 def test_users_sitecustomize_that_imports_torch_and_breaks(rank: Any) -> None:
     """A user's sitecustomize that imports torch and then fails changes nothing for the agent."""
     theirs = rank.folder / "theirs"
@@ -805,6 +806,7 @@ def test_python_m(rank: Any) -> None:
     assert len(ran.steps) == 1, ran.output
 
 
+@pytest.mark.slow
 def test_isolated_python(rank: Any) -> None:
     """`python -I` keeps the environment out: no agent, and the job runs."""
     ran = rank.run(LOOP + "opt.step(); print('done')", options=("-I",))
@@ -838,6 +840,7 @@ print("done")
     assert "steps" in ran.of("agent.ended")[0].data["unseen"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHAOS_PLAN"])
 def test_arms_only_in_a_rank(rank: Any, missing: str) -> None:
     """RANK alone makes no rank: without any one of torchelastic's variables or the plan nothing is written."""
@@ -910,6 +913,7 @@ print("done")
     assert [step["lr"] for step in ran.steps] == [[]] * 4
 
 
+@pytest.mark.slow
 def test_agent_that_cannot_start(rank: Any) -> None:
     """Where nothing can be written the job runs without an agent, and stderr says why."""
     (rank.folder / "events").rmdir()

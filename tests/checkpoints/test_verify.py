@@ -379,6 +379,7 @@ def test_crc_without_isal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert again["crc32"](b"torchaos") == crc.crc32(b"torchaos")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("campaign", "options", "says"),
     [

@@ -47,6 +47,7 @@ SAMPLE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0])
 def test_a_sample_of_deaths(tmp_path: Path, seed: int) -> None:
     """With stand-ins for jobs: whoever dies, and wherever, nothing is left of the run."""

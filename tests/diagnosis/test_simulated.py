@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_hangs_and_healthy_moments(tmp_path: Path) -> None:
     """With the files' times nobody is named in a healthy job, and nearly every host that stopped is, where all dumps
     are whole; as copies these are judged alike."""

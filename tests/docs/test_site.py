@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from .conftest import REPOSITORY
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = pytest.mark.skipif(not find_spec("mkdocs"), reason="needs mkdocs and mkdocs-material")
+pytestmark = pytest.mark.needs("mkdocs")
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,8 @@ PART = 5 << 20  # bytes; the smallest part of an upload in parts
 # A rank puts a part, then an object in several parts, and begins an upload that it does not complete.
 RANK = """
 import os, sys, boto3
+
+pytestmark = pytest.mark.needs("rclone")
 rank, bucket = os.environ["RANK"], "saved"
 store = boto3.client("s3")
 store.put_object(Bucket=bucket, Key=f"run/step 1/rank-{rank}.pt", Body=rank.encode())

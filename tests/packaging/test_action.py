@@ -22,6 +22,7 @@ STEPS = {step["name"]: step for step in yaml.safe_load(ACTION.read_text())["runs
 TOOLS = Path(sys.executable).parent
 
 
+@pytest.mark.needs("check-jsonschema", "shellcheck")
 def test_the_action_fits_its_schema(tmp_path: Path) -> None:
     """The published schema of GitHub's actions, which check-jsonschema holds; without `using` it is refused. ShellCheck
     finds nothing in its scripts."""

@@ -14,6 +14,8 @@ THEIR_TEST = """
 import importlib
 import pytest
 
+pytestmark = pytest.mark.slow
+
 @pytest.mark.parametrize("name", {names})
 def test_theirs(name):
     assert importlib.import_module(name).OWNER == "them"

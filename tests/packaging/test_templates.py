@@ -95,6 +95,7 @@ def test_torchaos_takes_its_commands(place: str) -> None:
         command.make_context(words[0], words[1:])  # raises where an option is unknown, or a value does not fit
 
 
+@pytest.mark.needs("shellcheck")
 @pytest.mark.parametrize("place", SCRIPTS)
 def test_scripts_are_sound(place: str) -> None:
     """ShellCheck finds nothing in any script; what it is told of is what the CI system does before it."""
@@ -105,6 +106,7 @@ def test_scripts_are_sound(place: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.needs("check-jsonschema")
 @pytest.mark.parametrize(("path", "options"), [
     (GITHUB, ["--builtin-schema", "vendor.github-workflows"]),
     (GITLAB, ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]),
@@ -122,7 +124,7 @@ def test_pipelines_fit_their_schema(path: Path, options: list[str], tmp_path: Pa
 
 def test_the_cron_job_fits_kubernetes() -> None:
     """Every field is one that the API of Kubernetes has, with its type."""
-    import kubernetes_validate
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
     kubernetes_validate.validate(read(KUBERNETES), "1.31", strict=True)
     broken = read(KUBERNETES)
@@ -133,8 +135,7 @@ def test_the_cron_job_fits_kubernetes() -> None:
 
 def test_the_jenkinsfile_is_groovy() -> None:
     """It parses; with a brace less it does not. Whether Jenkins knows its steps is not checked."""
-    import tree_sitter
-    import tree_sitter_groovy
+    tree_sitter, tree_sitter_groovy = map(pytest.importorskip, ("tree_sitter", "tree_sitter_groovy"))
 
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_groovy.language()))
     text = JENKINS.read_bytes()
@@ -142,6 +143,7 @@ def test_the_jenkinsfile_is_groovy() -> None:
     assert parser.parse(text.replace(b"}", b"", 1)).root_node.has_error
 
 
+@pytest.mark.needs("hadolint")
 def test_the_container_file_is_sound(tmp_path: Path) -> None:
     """Hadolint finds nothing in it but what it says itself why."""
     run(TOOLS / "hadolint", CONTAINER, cwd=tmp_path)

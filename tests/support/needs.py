@@ -1,5 +1,5 @@
-"""What a test needs of the system, beyond what pip installs. A test says so by `@pytest.mark.needs("fuse", "strace")`,
-or uses a fixture of FIXTURES; either is of the tier `system`, and skipped where the part is missing."""
+"""What a test needs beyond what `make test` installs. A test says so by `@pytest.mark.needs("fuse", "strace")`, or uses
+a fixture of FIXTURES; either is of the tier `system`, and skipped where the part is missing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ import pytest
 from torchaos.harness.running import capabilities
 
 FIXTURES = {"browser", "docker_engine", "kubernetes", "links", "pods", "slurm", "ssh"}
+SLOW = {"editable", "from_wheel", "wheel"}  # fixtures that build and install torchaos
 
 
 def of_the_system(item: pytest.Item) -> bool:
     return item.get_closest_marker("needs") is not None or bool(FIXTURES & set(getattr(item, "fixturenames", ())))
+
+
+def is_slow(item: pytest.Item) -> bool:
+    return bool(SLOW & set(getattr(item, "fixturenames", ())))
 
 
 def lacking(*names: str) -> str:

@@ -12,6 +12,8 @@ import pytest
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.narrowing.packages import NotInstallable, Packages
 
+pytestmark = pytest.mark.slow  # pip
+
 
 def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
     info = f"{name}-{version}.dist-info"

@@ -25,21 +25,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Command(click.Command):
     """A command of torchaos. Each accepts -q, so that scripts need not know which of them show progress."""
 
-    def __init__(self, *words: Any, **options: Any) -> None:
-        super().__init__(*words, **options)
-        if not any("--quiet" in one.opts for one in self.params):
-            no_effect = click.Option(
-                ["-q", "--quiet"],
-                is_flag=True,
-                hidden=True,
-                expose_value=False,
-                help="No effect: there is no progress.",
-            )
-            self.params.append(no_effect)
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if any("--json" in one.opts for one in self.params):
+        known = {word for one in self.params for word in one.opts}
+        if "--json" in known:
             args = [f"--json={_PRINTED}" if _is_alone(args, at) else word for at, word in enumerate(args)]
+        if "--quiet" not in known and not ctx.ignore_unknown_options:
+            end = args.index("--") if "--" in args else len(args)
+            args = [word for at, word in enumerate(args) if word not in ("-q", "--quiet") or at > end]
         return super().parse_args(ctx, args)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import click
 
+from torchaos.harness.cli.json_out import Command
 from torchaos.harness.cli.options import PATH, RUN_DIR, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict.verdict import verdict_of
@@ -17,7 +19,12 @@ from torchaos.harness.telling.repro.case import case_of
 from torchaos.harness.telling.repro.write import script_of
 
 
-@cli.command()
+class _Repro(Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [re.sub("^--out(?=$|=)", "--output", word) for word in args])  # its earlier name
+
+
+@cli.command(cls=_Repro)
 @RUN_DIR
 @click.option(
     "-o",
@@ -26,11 +33,10 @@ from torchaos.harness.telling.repro.write import script_of
     metavar="FILE",
     help="The script's file; by default RUN_DIR's name with -repro.py.",
 )
-@click.option("--out", "old_output", type=PATH, hidden=True, help="The name of -o in earlier versions.")
 @click.option(
     "--promise", default="", metavar="TEXT", help="A quotation from the trainer's documentation, with its source."
 )
-def repro(folder: Path, output: Path | None, old_output: Path | None, promise: str) -> None:
+def repro(folder: Path, output: Path | None, promise: str) -> None:
     """Write a script that shows a finding without torchaos.
 
     The script runs the job once as a control and three times with the kill. It exits with 0 if the finding shows each
@@ -43,7 +49,7 @@ def repro(folder: Path, output: Path | None, old_output: Path | None, promise: s
         text = script_of(case_of(run, twins, result, promise))
     except UsageError as error:
         raise UsageError(f"{folder}: {error}") from error
-    path = output or old_output or Path(f"{run_dir.root.name}-repro.py")
+    path = output or Path(f"{run_dir.root.name}-repro.py")
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755), "w", encoding="utf-8") as file:
             file.write(text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import re
 import sys
 import traceback
 
@@ -31,7 +32,7 @@ def main() -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f"; see `{context.command_path} --help`" if context else ""
-        _fail(error.format_message().rstrip(".") + hint, ExitCode.USAGE)
+        _fail(_in_words(error.format_message()).rstrip(".") + hint, ExitCode.USAGE)
     except click.Abort:
         sys.exit(ExitCode.INCONCLUSIVE)
     except ChaosError as error:
@@ -39,6 +40,15 @@ def main() -> None:
     except Exception:  # a bug of torchaos: only then is the traceback useful
         traceback.print_exc()
         _fail("internal error: please report it with the lines above", ExitCode.INTERNAL)
+
+
+def _in_words(text: str) -> str:
+    """click's messages about numbers, without its notation for ranges."""
+    text = re.sub(r"is not a valid (?:integer|float)(?: range)?", "is not a number", text)
+    text = re.sub(r" is not in the range (\d+)<=x<=\d{19}", r" must be at least \1, and smaller than 2**63", text)
+    for sign, words in (("x>=", "at least "), ("x>", "more than ")):
+        text = re.sub(rf" is not in the range {re.escape(sign)}(\S+?)\.?$", rf" must be {words}\1", text)
+    return re.sub(r" is not in the range (\S+?)<=?x<=?(\S+?)\.?$", r" must be between \1 and \2", text)
 
 
 def _fail(text: str, code: int) -> None:

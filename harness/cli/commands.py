@@ -73,6 +73,17 @@ class Commands(click.Group):
             import_module(f"{__package__}.{ALL[cmd_name].module}")  # the import adds its commands to this group
         return super().get_command(ctx, cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raises UsageError for a command that there is not, with the one that was meant."""
+        if args and args[0] not in ALL and not args[0].startswith("-"):
+            from difflib import get_close_matches  # imported here, because only a mistake needs it
+
+            near = get_close_matches(args[0], ALL, 1)
+            ctx.fail(f"there is no command '{args[0]}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Raises SystemExit with 141 if the reader of the output is gone. click and rich would exit with 1."""
         try:

@@ -48,6 +48,8 @@ class ScenarioFile(_PathType):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         from torchaos.harness.registry import ready  # imported here, because `torchaos --help` does not need it
 
+        if value == "":  # as from an empty variable; it would be the current folder
+            self.fail("a name is empty; give a file, a folder, or the name of a ready scenario", param, ctx)
         return value if isinstance(value, Path) else ready.found(str(value))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -84,6 +86,8 @@ class Ranks(_RanksType):
             return value
         if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", str(value)):
             self.fail(f"'{value}' names no ranks; write them as 0-3,7", param, ctx)
+        if not all(ranks_in(part) for part in str(value).split(",")):
+            self.fail(f"'{value}' has a range without ranks; write the smaller rank first, as 0-3", param, ctx)
         return ranks_in(str(value))
 
 

@@ -86,6 +86,9 @@ def report(
         result = store.kept_of(folder).result if folder.result.is_file() else judge(folder)
         results.append(replace(result, run_dir=str(folder.root)))
         records = records_of(folder)
+        size = records[0].plan.job.world_size
+        if strange := [rank for rank in ranks if rank >= size]:
+            raise UsageError(f"--ranks: there is no rank {strange[0]}; the job has {size}, counted from 0")
         _write(output or folder.report, html.text(folder, result, records, ranks), "-o", private=True)
         if card:
             _write(card, html.card(result, *records), "--card")

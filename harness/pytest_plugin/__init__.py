@@ -14,15 +14,16 @@ import pytest
 if TYPE_CHECKING:
     from torchaos.harness.pytest_plugin.outcome import Run
 
-_SCENARIO = re.compile(rb"""^["']?scenario["']?\s*:""", re.MULTILINE)
+_SCENARIO = re.compile(rb"""(?:^|\r)(?:\xef\xbb\xbf)?["']?scenario["']?\s*:""", re.MULTILINE)
 _IN_BRACES = re.compile(
     rb"""(?:\xef\xbb\xbf)?(?:\s|---|[#%].*\n)*\{"""
 )  # in JSON, or in YAML that is written like JSON
 _MOST_BYTES = 1 << 20  # of a scenario file
 _MARKER = (
     "torchaos(scenario, *, seeds=(), ranks=(), phases=(), steps=(), each={}, set=(), judge=True, explore=()): the "
-    "`run` fixture runs this scenario file, once for each combination; with judge=False the test checks the verdict "
-    "itself; with explore=[MODEL, ...] the scenario is explored, as by `torchaos explore`"
+    "`run` fixture runs this scenario, once for each combination: a file, relative to the test's file or else to the "
+    "root directory, or the name of a ready scenario; with judge=False the test checks the verdict itself; with "
+    "explore=[MODEL, ...] the scenario is explored, as by `torchaos explore`"
 )
 
 
@@ -92,9 +93,13 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def _is_scenario(path: Path) -> bool:
-    """Whether the file has the top-level key of a scenario. True also for a scenario with mistakes."""
-    with open(path, "rb") as file:
-        text = file.read(_MOST_BYTES)
+    """Whether the file has the top-level key of a scenario. True also for a scenario with mistakes, and for a file that
+    can't be read, which its collection tells."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MOST_BYTES)
+    except OSError:
+        return True
     if not _IN_BRACES.match(text):
         return bool(_SCENARIO.search(text))
     from torchaos.harness.contracts import UsageError
@@ -138,9 +143,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("torchaos")
     name = next((name for name in ("torchaos_run", "run") if name in metafunc.fixturenames), None)
     if marker is not None and name:
+        from torchaos.harness.pytest_plugin.outcome import Broken
         from torchaos.harness.pytest_plugin.variations import of_marker
 
-        found = of_marker(marker.kwargs)
+        try:
+            found = of_marker(marker.kwargs)
+        except Broken:  # the test says so when it is set up; here it would be an error of the whole file
+            return
         if len(found) > 1:
             metafunc.parametrize(name, found, indirect=True, ids=[one.name for one in found])
 
@@ -209,7 +218,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(report.longreprtext)
         terminalreporter.write_sep("-", "inconclusive in short", yellow=True)
         for report in reports:
-            first = report.longreprtext.partition("\n")[0]
+            first = str(report.longrepr).partition("\n")[0]  # longreprtext begins with the worker of pytest-xdist
             terminalreporter.write_line(f"INCONCLUSIVE {report.nodeid} - {first}", yellow=True)
 
 

@@ -14,7 +14,7 @@ import pytest
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run
 from torchaos.harness.pytest_plugin.running import runs_of
-from torchaos.harness.pytest_plugin.telling import Shown, failure_text
+from torchaos.harness.pytest_plugin.telling import failure_text, shown
 from torchaos.harness.pytest_plugin.variations import Variation, of_options
 from torchaos.harness.scenario.yaml_source import Source, read
 
@@ -110,7 +110,7 @@ class CaseItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *more: Any, **options: Any) -> Any:
         if isinstance(excinfo.value, Failed):
-            return Shown(excinfo.typename, str(excinfo.value))
+            return shown(excinfo.typename, str(excinfo.value), self.path, self._line)
         return super().repr_failure(excinfo, *more, **options)
 
     def reportinfo(self) -> tuple[Path, int, str]:

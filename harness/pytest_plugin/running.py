@@ -23,11 +23,13 @@ from typing import Any
 
 import pytest
 
+from torchaos.harness.contracts import UsageError
 from torchaos.harness.machine.parent_death import end_with
 from torchaos.harness.pytest_plugin import ENDINGS, RAN
 from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run
 from torchaos.harness.pytest_plugin.telling import failure_text
 from torchaos.harness.pytest_plugin.variations import Variation, of_marker
+from torchaos.harness.registry import ready, suggest
 
 _LOOK_S = 0.2  # seconds between two tries to get a slot
 _ORDERLY_S = 120.0  # seconds that a run which is ended early may take for its rollback and the end of its job
@@ -113,17 +115,21 @@ def run_of_test(request: pytest.FixtureRequest) -> Run:
     request.node.stash[RAN] = True
     marker = request.node.get_closest_marker("torchaos")
     own = [one for one in request.node.own_markers if one.name == "torchaos"]
-    if marker is None or len(marker.args) != 1 or len(own) > 1:
+    words = [*marker.args, *(marker.kwargs[name] for name in ("scenario",) if name in marker.kwargs)] if marker else []
+    if marker is None or len(words) != 1 or not isinstance(words[0], (str, Path)) or len(own) > 1:
         raise Broken(f'{request.node.nodeid}: `run` needs one @pytest.mark.torchaos("FILE.yaml") on the test')
     given = getattr(request, "param", None)
-    variations = [given] if given else of_marker(marker.kwargs)
+    try:
+        variations = [given] if given else of_marker(marker.kwargs)
+    except Broken as error:
+        raise Broken(f"{request.node.nodeid}: {error}") from None
     if len(variations) > 1:
         raise Broken(f"{request.node.nodeid}: its marker asks for {len(variations)} runs, and a test that gets its run "
                      "by getfixturevalue, or its marker by pytest.param, can have only one; give the test an argument "
                      "`run`, and the marker to the whole test")  # fmt: skip
     (variation,) = variations
     models = marker.kwargs.get("explore", ())
-    found = runs_of(request.config).get(_scenario(marker.args[0], request), variation, models)
+    found = runs_of(request.config).get(_scenario(str(words[0]), request), variation, models)
     request.node.user_properties += [("torchaos.verdict", found.verdict), *_properties(found)]
     if marker.kwargs.get("judge", True) and found.verdict != "passed":
         kind = {"failed": Failed, "inconclusive": Inconclusive}.get(found.verdict, Broken)
@@ -134,12 +140,21 @@ def run_of_test(request: pytest.FixtureRequest) -> Run:
 
 
 def _scenario(name: str, request: pytest.FixtureRequest) -> Path:
-    """The path of the scenario: relative to the test's file, or else relative to the root directory."""
+    """The path of the scenario: relative to the test's file, or else relative to the root directory; or a ready
+    scenario of this name."""
     places = [Path(request.node.path).parent / name, request.config.rootpath / name]
     found = next((place for place in places if place.is_file()), None)
-    if found is None:
+    if found is None and not Path(name).suffix:
+        try:
+            found = ready.found(name)
+        except UsageError as error:
+            raise Broken(f"{request.node.nodeid}: {error}") from None
+    if found is None or not found.is_file():
         where = " and no ".join(dict.fromkeys(map(str, places)))
-        raise Broken(f"{request.node.nodeid}: there is no {where}; correct the path of the scenario in the marker")
+        beside = {one.stem: one.name for place in places for one in place.parent.glob("*.y*ml")}
+        near = suggest(Path(name).stem, beside)
+        hint = f"did you mean {beside[near]}?" if near else "correct the path of the scenario in the marker"
+        raise Broken(f"{request.node.nodeid}: there is no {where}; {hint}")
     return found.resolve()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+
+from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLocation, ReprTraceback
 
 from torchaos.harness.pytest_plugin.outcome import Run
 from torchaos.harness.record.secrecy import mask
@@ -16,16 +17,12 @@ _AROUND = 3  # lines of the scenario
 _BETWEEN = "\n\n"  # between two paragraphs
 
 
-class Shown:
-    """The text of a failure, in the form that pytest wants. pytest's summary and JUnit's `message` show only the first
-    paragraph. On a CI machine pytest does not shorten its summary, and would show the whole text a second time."""
-
-    def __init__(self, outcome: str, text: str) -> None:
-        self._text = text
-        self.reprcrash = SimpleNamespace(message=f"{outcome}: {text.partition(_BETWEEN)[0]}")
-
-    def __str__(self) -> str:
-        return self._text
+def shown(outcome: str, text: str, path: Path, line: int) -> ExceptionChainRepr:
+    """The text of a failure, in the form that pytest wants and that pytest-xdist sends to its controller. pytest's
+    summary and JUnit's `message` show only the first paragraph. On a CI machine pytest does not shorten its summary,
+    and would show the whole text a second time."""
+    at = ReprFileLocation(str(path), line, f"{outcome}: {text.partition(_BETWEEN)[0]}")
+    return ExceptionChainRepr([(ReprTraceback([ReprEntryNative([text])], None, "native"), at, None)])
 
 
 def failure_text(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from torchaos.harness.pytest_plugin.outcome import Broken
+from torchaos.harness.registry import suggest
 
 _KEYS = {"rank": "faults.0.target.rank", "phase": "faults.0.when.phase", "step": "faults.0.when.step"}
 _OPTIONS = {"seeds": "seed", "ranks": "rank", "phases": "phase", "steps": "step"}  # the marker's arguments
+_LISTS = (*_OPTIONS, "set", "explore")
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,19 @@ def of_options(config: pytest.Config) -> list[Variation]:
 
 def of_marker(given: Mapping[str, Any]) -> list[Variation]:
     """The variations from a marker, at least one. Raises Broken if the marker can't be read."""
-    unknown = given.keys() - {*_OPTIONS, "each", "set", "judge", "explore"}
-    if unknown:
-        raise Broken(f"the marker torchaos has no {min(unknown)}; it has seeds, ranks, phases, steps, each, set, judge "
-                     "and explore")  # fmt: skip
+    for name in given:
+        if name not in (*_LISTS, "scenario", "each", "judge"):
+            near = suggest(name, [*_LISTS, "each", "judge"])
+            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(_LISTS)}, each and judge"
+            raise Broken(f"the marker torchaos has no {name}; {hint}")
+    each = given.get("each", {})
+    if not isinstance(each, Mapping):
+        raise Broken(f"the marker torchaos: each is a mapping, such as {{'rank': [0, 1]}}, not {each!r}")
+    for name, values in [*((name, given[name]) for name in _LISTS if name in given), *each.items()]:
+        if not isinstance(values, (list, tuple, range, set, frozenset)):
+            raise Broken(f"the marker torchaos: {name} is a list, such as {name}=[{values!r}], not {values!r}")
     axes = [(key, list(given[option])) for option, key in _OPTIONS.items() if given.get(option)]
-    axes += [(key, list(values)) for key, values in given.get("each", {}).items()]
+    axes += [(key, list(values)) for key, values in each.items()]
     if empty := [key for key, values in axes if not values]:
         raise Broken(f"the marker torchaos has no value for {empty[0]}, so nothing would be run; give at least one")
     try:
@@ -63,10 +73,10 @@ def _crossed(axes: Sequence[tuple[str, Sequence[Any]]], always: Iterable[str]) -
 
 
 def _seed(value: Any) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise pytest.UsageError(f"{value!r} is not a seed: a seed is a whole number") from None
+    if not re.fullmatch(r"\d{1,18}", str(value)):
+        bound = ", at least 0" if str(value).startswith("-") else ""
+        raise pytest.UsageError(f"{value!r} is not a seed: a seed is a whole number{bound}")
+    return int(value)
 
 
 def _split(option: str, text: str) -> list[str]:

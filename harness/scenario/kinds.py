@@ -16,7 +16,7 @@ _PARTS = {  # keys that a file without its name has
     "scenario": {"job", "assert", "faults"}, "gameday": {"job", "faults", "duration", "arrivals", "preset", "score"},
     "gate": {"scenarios", "explored", "max_age", "environments", "waivers"},
 }  # fmt: skip
-_KEY = re.compile(rb"""^["']?(scenario|gameday|gate)["']?\s*:""", re.MULTILINE)
+_KEY = re.compile(rb"""(?:^|\r)(?:\xef\xbb\xbf)?["']?(scenario|gameday|gate)["']?\s*:""", re.MULTILINE)
 
 
 def kind_of(file: Path) -> str:

@@ -59,6 +59,19 @@ def test_a_scenario_in_braces_is_collected(project: Project) -> None:
     assert "a.json:" in project.pytest("chaos/a.json").text
 
 
+@pytest.mark.parametrize("change", [("\n", "\r\n"), ("\n", "\r"), ("scenario:", "\ufeffscenario:")])
+def test_other_line_ends_and_a_byte_order_mark_are_read(project: Project, change: tuple[str, str]) -> None:
+    """As `torchaos run` reads them; a file that can't be read is an error of its own."""
+    text = "scenario: kill\njob: {command: x}\nassert: [completed]\n".replace(*change)
+    (project.folder / "a.yaml").write_bytes(text.encode())
+    (project.folder / "b.yaml").mkdir()
+    (project.folder / "c.yaml").write_bytes(b"scenario: kill\n\xff")
+    found = project.pytest("--collect-only", "-q", "--torchaos-scenarios", "*.yaml")
+    assert found.text.splitlines()[:2] == [f"a.yaml::kill::{case}" for case in ("completed", "rollback")], found
+    assert "c.yaml:2:1: this is not UTF-8 text" in found.text
+    assert found.counts() == {"error": 1}
+
+
 def test_each_verdict_has_its_outcome(project: Project) -> None:
     """Passed, failed and inconclusive scenarios side by side: a failure is a failure, what is inconclusive is neither
     that nor passed, with a section of its own; each scenario runs once, however many assertions it has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -220,6 +221,93 @@ def test_workers_share_runs(project: Project) -> None:
     assert sorted(call["scenario"] for call in done.calls()) == ["good-0", "good-1"]
     workers = {line[:5] for line in done.text.splitlines() if "good-0.yaml::good-0" in line and line[:3] == "[gw"}
     assert workers == {"[gw0]", "[gw1]"}
+
+
+FAILING = """
+import pytest
+
+@pytest.mark.torchaos("bad.yaml")
+def test_bad(run): pass
+
+@pytest.mark.torchaos("unfelt.yaml")
+def test_unfelt(run): pass
+
+@pytest.mark.torchaos("unusable.yaml")
+def test_unusable(run): pass
+
+@pytest.mark.torchaos("good.yaml", seed=[1])
+def test_typo(run): pass
+"""
+
+
+@pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")
+def test_workers_tell_the_same(project: Project) -> None:
+    """Failures, inconclusive runs, errors and files that can't be collected: under pytest-xdist the same counts, the
+    same short reasons, and the same cases in JUnit as without."""
+    for name in ("bad", "unfelt", "unusable"):
+        project.scenario(name)
+    project.file("broken.yaml", "scenario: broken\njob: [\n")
+    project.file("test_job.py", FAILING)
+    files = ["bad.yaml", "unfelt.yaml", "unusable.yaml", "test_job.py", "broken.yaml"]
+    project.plugins.append("xdist")
+    told = []
+    for words in (["-n0", "--continue-on-collection-errors"], ["-n2"]):
+        done = project.pytest("-q", *words, *files, "--junitxml=junit.xml")
+        short = re.findall(r"^(?:FAILED|ERROR|INCONCLUSIVE) .*", done.text, re.MULTILINE)
+        suite = ElementTree.parse(project.folder / "junit.xml").getroot()[0]
+        cases = [(one.get("classname"), one.get("name"), [each.tag for each in one]) for one in suite]
+        messages = [each.get("message") for one in suite for each in one if each.tag in ("error", "failure")]
+        counted = [suite.get(name) for name in ("tests", "failures", "errors")]
+        # With several workers, it is chance which test of a run is the first, and says why nothing was run.
+        lines = {re.sub("^(ERROR (?:unusable|broken).yaml.*?) - .*", r"\1", line) for line in short}
+        told.append((done.counts(), sorted(lines), counted, sorted(cases)))
+        assert not [line for line in [*short, *messages] if "[gw" in str(line)]
+        assert any("FAILED bad.yaml::bad::recovery_time - Failed: caught up 71.50 s" in line for line in short), done
+        assert any(re.match("INCONCLUSIVE test_job.py::test_unfelt - .*nothing shows", line) for line in short)
+    assert [(one, two) for one, two in zip(*told, strict=True) if one != two] == []
+
+
+def test_a_ready_scenario_by_its_name(project: Project) -> None:
+    """As for `torchaos run`; the scenario may be given by its keyword."""
+    project.file("test_job.py", (
+        "import pytest\n@pytest.mark.torchaos('process/kill-rank')\ndef test_a(run): pass\n"
+        "@pytest.mark.torchaos(scenario='process/kill-rank')\ndef test_b(run): pass\n"
+        "@pytest.mark.torchaos('process/kil-rank')\ndef test_c(run): pass\n"
+    ))  # fmt: skip
+    done = project.pytest("-q")
+    assert done.counts() == {"passed": 2, "error": 1}, done
+    assert [call["scenario"] for call in done.calls()] == ["kill-rank"]
+    assert "did you mean process/kill-rank" in done.text
+
+
+WRONG = {
+    "'good.yaml', seed=[1]": "has no seed; did you mean 'seeds'?",
+    "'good.yaml', sets=['a=1']": "has no sets; did you mean 'set'?",
+    "'good.yaml', seeds=5": "seeds is a list, such as seeds=[5], not 5",
+    "'good.yaml', set='a=1'": "set is a list",
+    "'good.yaml', explore='process-death'": "explore is a list",
+    "'good.yaml', each=['rank']": "each is a mapping",
+    "'good.yaml', each={'rank': 1}": "rank is a list",
+    "'good.yaml', seeds=[-1]": "-1 is not a seed: a seed is a whole number, at least 0",
+    "'good.yaml', seeds=[1.5]": "1.5 is not a seed",
+    "'god.yaml'": "did you mean good.yaml?",
+    "": "needs one @pytest.mark.torchaos",
+    "5": "needs one @pytest.mark.torchaos",
+}
+
+
+def test_a_wrong_marker_is_an_error_of_its_test(project: Project) -> None:
+    """One sentence that names the test and what was meant; the other tests of the file run."""
+    project.scenario("good")
+    tests = [f"@pytest.mark.torchaos({given})\ndef test_{n}(run): pass\n" for n, given in enumerate(WRONG)]
+    fine = "@pytest.mark.torchaos('good.yaml', seeds=(1, 2))\ndef test_fine(run): pass\n"
+    project.file("test_job.py", "import pytest\n" + "".join([*tests, fine]))
+    done = project.pytest("-q")
+    assert done.counts() == {"error": len(WRONG), "passed": 2}, done
+    for number, says in enumerate(WRONG.values()):
+        assert re.search(rf"test_job.py::test_{number}: .*{re.escape(says)}", done.text), (says, done.text)
+    refused = project.pytest("-q", "--torchaos-seeds=1,-2", "good.yaml")
+    assert (refused.code, "-2' is not a seed" in refused.text) == (4, True)
 
 
 def test_live_scenarios_take_turns(project: Project) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.checkpoints.formats.table import may_hold_tensors
 from torchaos.harness.judging.checkpoints.bookkeeping import may_be_a_clock
 from torchaos.harness.judging.checkpoints.claimed import claimed_whole
 from torchaos.harness.judging.checkpoints.clashes import compare, in_order
@@ -185,12 +183,7 @@ def _reads(theirs: Sequence[Checkpoint], path: str) -> bool:
 def _none(run: Record, twins: Sequence[Record]) -> Finding:
     """The finding for a run without any checkpoint. It fails only if the twin has checkpoints."""
     saved = [save for save in run.history.saves if save.ok and is_below(save.path, root_of(run))]
-    foreign = [save for save in saved if os.path.splitext(save.path)[1] and not may_hold_tensors(save.path)]
-    gone = len(saved) - len(foreign)
-    seen = f"; {gone} were saved during the run, and are gone" if gone else ""
-    if foreign:
-        name = os.path.basename(foreign[-1].path)
-        seen += f"; {len(foreign)} saves have names of no known format, such as {name}, and were not looked for"
+    seen = f"; {len(saved)} were saved during the run, and none of them was found" if saved else ""
     unread = f"; {unread_of(run)}" if unread_of(run) else ""
     if any(checkpoints_of(twin) for twin in twins):
         return failed(f"no checkpoint is left, but the twin has some{seen}{unread}", checkpoints=0)

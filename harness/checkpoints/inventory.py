@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,15 @@ class _GivenUp(Exception):
 
 
 def take(
-    root: Path, manifests: Path | None = None, timeout_s: float = 300.0, given_up: Callable[[], bool] = lambda: False
-) -> dict[str, Any]:
+    root: Path, manifests: Path | None = None, timeout_s: float = 300.0, given_up: Callable[[], bool] = lambda: False,
+    seen: Iterable[str] = (),
+) -> dict[str, Any]:  # fmt: skip
     """The inventory of all checkpoints under `root`: {"root", "checkpoints", "unread": types of other files that may
     hold tensors, "problem": why it is incomplete, or None}.
 
-    `manifests`: the run directory with the manifests of the saves. Raises nothing. It stops after `timeout_s` seconds,
-    or when `given_up()` is true."""
+    `manifests`: the run directory with the manifests of the saves. `seen`: paths that the job saved or loaded: they are
+    checkpoints whatever their names are. Raises nothing. It stops after `timeout_s` seconds, or when `given_up()` is
+    true."""
     found: list[dict[str, Any]] = []
     unread: list[str] = []
     problem, files, end = None, Local(), time.monotonic() + timeout_s
@@ -40,8 +42,8 @@ def take(
             raise _GivenUp(f"not read within {timeout_s:g} s")
 
     try:
-        unread = formats.unread(files, os.path.abspath(root))
-        for path in formats.find(files, os.path.abspath(root)):
+        unread = formats.unread(files, os.path.abspath(root), seen := set(map(os.path.normpath, seen)))
+        for path in formats.find(files, os.path.abspath(root), seen):
             go_on()
             found.append(entry(files, path, os.path.abspath(root), saved, go_on))
     except (_GivenUp, UsageError) as error:

@@ -161,6 +161,7 @@ class Checkpoint:
     unread: list[str] = field(default_factory=list)  # types of its files that may hold tensors but are not read
     opaque: list[str] = field(default_factory=list)  # entries that only real unpickling could create
     problems: list[Problem] = field(default_factory=list)
+    by_content: set[str] = field(default_factory=set)  # files that were read although their names show no format
     inner: list[str] = field(default_factory=list)  # its folders that are checkpoints of a known format: "weights/"
 
     @property

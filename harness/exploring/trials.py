@@ -33,6 +33,7 @@ from torchaos.harness.judging.checkpoints.resumes import resumes
 from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.harness.judging.verdict.verdict import verdict_of
 from torchaos.harness.machine.disk import owner_only, write_atomically
+from torchaos.harness.record.history.checkpoints import handled_paths
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Result, Verdict
@@ -202,7 +203,8 @@ class Trials:
         """Reads the checkpoints after a resume, as the engine does, if an assertion needs them."""
         if Need.INVENTORY not in self.plan.collect:
             return
-        found = inventory.take(checkpoints_in(self.plan, self.now), self.now.root)
+        seen = handled_paths(self.recorded.events)
+        found = inventory.take(checkpoints_in(self.plan, self.now), self.now.root, seen=seen)
         named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.now.job), "{run}")
         told = json.dumps({**found, "checkpoints": json.loads(named)}, indent=1)
         write_atomically(self.now.artifacts / "inventory.json", told, private=True)

@@ -9,11 +9,13 @@ import os
 import pickle
 import shutil
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from torchaos.harness.checkpoints.formats.dcp import check_boxes
 from torchaos.harness.checkpoints.inventory import take
@@ -227,6 +229,49 @@ def test_take_that_fails(tmp_path: Path) -> None:
     assert "no such file or directory" in take(tmp_path / "none")["problem"]
     assert take(tmp_path, timeout_s=0)["problem"] == "not read within 0 s"
     assert take(tmp_path, given_up=lambda: True)["checkpoints"] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["micro3/state.0", "model.tar", "x.chk", "current", "snapshot_17", ".ckpts/weights", "a.model", "b.mdl",
+     "c.weights", "d.p", "old.npz", "step-5/weights", "step-5/model.tar", "step-5/x.0"],
+)  # fmt: skip
+@pytest.mark.parametrize("write", [torch.save, lambda state, path: save_file(state["model"], path)])
+def test_what_the_job_was_seen_to_save_is_a_checkpoint(name: str, write: Any, tmp_path: Path) -> None:
+    """Whatever its name is, and whichever library wrote it: its contents tell the format. Files that the job did not
+    save are left out, unless they lie in the folder of a checkpoint."""
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write({"model": {"w": torch.ones(3)}}, path)
+    (tmp_path / "run.log").write_text("step 1")
+    found = take(tmp_path, seen=[str(path)])
+    (one,) = found["checkpoints"]
+    assert (len(one["tensors"]), one["problem"], one["unread"], found["unread"]) == (1, None, [], [])
+    assert one["path"] == ("step-5" if name.startswith("step-5") else name)
+
+
+@pytest.mark.parametrize("name", ["x.chk", "step-5/weights", "model.tar"])
+def test_a_cut_off_file_of_any_name_is_torn(name: str, tmp_path: Path) -> None:
+    """A file whose beginning tells its format, and whose end is missing."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    torch.save({"w": torch.ones(3000)}, path)
+    os.truncate(path, 5000)
+    (one,) = take(tmp_path, seen=[str(path)])["checkpoints"]
+    assert (one["complete"], "not a complete" in one["problem"]) == (False, True), one["problem"]
+
+
+def test_other_files_in_the_folder_of_a_checkpoint(tmp_path: Path) -> None:
+    """Archives, links and notes that no library of checkpoints wrote are no parts of it."""
+    folder = tmp_path / "step-5"
+    folder.mkdir()
+    torch.save({"w": torch.ones(3)}, folder / "model.pt")
+    with zipfile.ZipFile(folder / "code", "w") as archive:
+        archive.writestr("train.py", "pass")
+    (folder / "latest").symlink_to("nothing")
+    (folder / "notes").write_text("12345678{ no header")
+    (one,) = take(tmp_path)["checkpoints"]
+    assert (one["problems"], len(one["tensors"])) == ([], 1)
 
 
 def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from ..files import Files
@@ -41,14 +41,15 @@ def kind(files: Files, path: str) -> Format | None:
     return table.of_name(posixpath.basename(path))
 
 
-def find(files: Files, root: str) -> list[str]:
+def find(files: Files, root: str, seen: Collection[str] = ()) -> list[str]:
     """The paths of all checkpoints under `root`, ordered by name. If `root` is a checkpoint itself, its path. A link to
-    a checkpoint is not counted again. Raises OSError if `root` can't be listed."""
+    a checkpoint is not counted again. `seen`: paths that are checkpoints whatever their names are. Raises OSError if
+    `root` can't be listed."""
     root = root.rstrip("/") or "/"
     if not files.is_dir(root):
         files.size(root)  # raises an error if the path does not exist
         return [root]
-    return [root] if kind(files, root) else list(_below(files, root, root))
+    return [root] if kind(files, root) else list(_below(files, root, root, seen))
 
 
 def read(files: Files, path: str) -> Checkpoint:
@@ -60,6 +61,7 @@ def read(files: Files, path: str) -> Checkpoint:
     try:
         is_folder = files.is_dir(path)
         form = kind(files, path) or (Numbered() if is_folder else table.of_start(files, path))
+        found.by_content |= set() if is_folder else {path}
         found.files = folders.all_files(files, path)
         if form is None:
             raise table.of_no_format(files, path, files.size(path))
@@ -73,7 +75,8 @@ def read(files: Files, path: str) -> Checkpoint:
         if isinstance(error, Unreadable) and error.kind is Trouble.UNKNOWN:
             form = None
     found.problems = [_of_needed_file(form, found, problem) for problem in found.problems]
-    found.unread = sorted({end for file in found.files if file.size and (end := unread_type(file.path))})
+    others = (file for file in found.files if file.size and (form is None or file.path not in found.by_content))
+    found.unread = sorted({end for file in others if (end := unread_type(file.path))})
     if not (found.tensors or found.values or found.problems):
         found.problems += _nothing(name, found)
     if form and UNFINISHED.search(name) and (not is_folder or kind(files, path)):
@@ -85,14 +88,15 @@ def read(files: Files, path: str) -> Checkpoint:
     return found
 
 
-def unread(files: Files, root: str) -> list[str]:
-    """The types of files under a folder that may hold tensors, but belong to no readable checkpoint."""
+def unread(files: Files, root: str, seen: Collection[str] = ()) -> list[str]:
+    """The types of files under a folder that may hold tensors, but belong to no readable checkpoint. `seen`: see
+    `find`."""
     found: set[str | None] = set()
     for name in files.names(root) if files.is_dir(root) else ():
         path = f"{root}/{name}"
-        if kind(files, path) or files.is_alias(path, root):
+        if path in seen or kind(files, path) or files.is_alias(path, root):
             continue
-        found |= set(unread(files, path)) if files.is_dir(path) else {unread_type(name)} - {None}
+        found |= set(unread(files, path, seen)) if files.is_dir(path) else {unread_type(name)} - {None}
     return sorted(end for end in found if end)
 
 
@@ -143,15 +147,15 @@ def step_of(name: str, found: Checkpoint) -> int | None:
     return inside[0] if inside else by_name
 
 
-def _below(files: Files, folder: str, root: str) -> Iterator[str]:
+def _below(files: Files, folder: str, root: str, seen: Collection[str]) -> Iterator[str]:
     for name in files.names(folder):
         path = f"{folder}/{name}"
         if files.is_alias(path, root):
             continue
-        if kind(files, path):
+        if path in seen or kind(files, path):
             yield path
         elif files.is_dir(path):
-            yield from _below(files, path, root)
+            yield from _below(files, path, root, seen)
 
 
 def _of_needed_file(form: Format | None, found: Checkpoint, problem: Problem) -> Problem:

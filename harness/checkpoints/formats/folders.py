@@ -11,7 +11,7 @@ from ..contents import Contents
 from ..files import Files
 from ..layout import Checkpoint, File, Problem, Trouble, Unreadable
 from .names import UNKNOWN_LAYOUT
-from .table import of_folder, of_name, role_of, table
+from .table import of_folder, of_name, of_start, role_of, table
 
 _JSON = 1 << 26
 _OF = re.compile(r"^(?P<head>.+-)(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.\w+)$")
@@ -60,6 +60,9 @@ def _read_file(files: Files, path: str, into: Checkpoint, prefix: str, name: str
         values = read_json(files, path)
         plain = {key: value for key, value in values.items() if not isinstance(value, (dict, list))}
         Contents(into.values, into.tensors, into.opaque).add(f"{prefix}{name}:", plain, lambda _name, _ref: None)
+    elif form := of_start(files, path, in_folder=True):
+        into.by_content.add(path)
+        form.read_file(files, path, files.size(path), into, f"{prefix}{name}:")
 
 
 def read_json(files: Files, path: str) -> dict[str, Any]:

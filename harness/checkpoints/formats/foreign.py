@@ -12,6 +12,7 @@ from collections.abc import Collection
 from ..files import Files
 from ..layout import Unreadable, torn, unknown
 
+ZIP = b"PK\3\4"
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LOOK = 1024  # bytes; a tar's mark is at 257

@@ -35,7 +35,7 @@ class Format:
     model_only: ClassVar[bool] = False  # it can only hold the tensors of a model
 
     def is_file(self, start: bytes) -> bool:
-        """Whether a file whose name shows no format is of this format, by its first bytes (at most 64)."""
+        """Whether a file whose name shows no format is of this format, by its first bytes (at most 512)."""
         return bool(self.starts) and start.startswith(self.starts)
 
     def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:

@@ -18,7 +18,7 @@ from . import foreign
 if TYPE_CHECKING:
     from .format import Format
 
-_JSON, _START = ".json", 64  # bytes
+_JSON, _START = ".json", 512  # bytes, in which the name of an archive's first record is
 # Types of files that often hold tensors. Files of these types that no format reads are reported.
 _KNOWN = (".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".gz", ".zst", ".tar", ".zip", ".gguf", ".onnx", ".params")
 
@@ -44,10 +44,18 @@ def of_name(name: str) -> Format | None:
     return next((form for form in table() if is_own and name.endswith(form.suffixes)), None)
 
 
-def of_start(files: Files, path: str) -> Format | None:
-    """The format of a file, by the file's first bytes. None if no format fits."""
-    start = files.read(path, 0, _START)
-    return None if _of_part(path) else next((form for form in table() if form.is_file(start)), None)
+def of_start(files: Files, path: str, in_folder: bool = False) -> Format | None:
+    """The format of a file, by the file's first bytes. None if no format fits. `in_folder`: of any file in the folder
+    of a checkpoint, where other archives may lie."""
+    try:
+        start = files.read(path, 0, _START)
+    except OSError:
+        if in_folder:
+            return None  # such as a broken link: nothing shows that it is a part of the checkpoint
+        raise
+    if _of_part(path) or (in_folder and start.startswith(foreign.ZIP) and b"/data.pkl" not in start):
+        return None
+    return next((form for form in table() if form.is_file(start)), None)
 
 
 def of_no_format(files: Files, path: str, size: int) -> Unreadable:

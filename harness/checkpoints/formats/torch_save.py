@@ -30,7 +30,7 @@ from . import foreign
 from .format import Format
 
 MAGIC = 0x1950A86A20F9469CFC6C
-ZIP, OLD = b"PK\3\4", b"\x80\x02\x8a\n" + MAGIC.to_bytes(10, "little") + b"."  # the first bytes of the two forms
+ZIP, OLD = foreign.ZIP, b"\x80\x02\x8a\n" + MAGIC.to_bytes(10, "little") + b"."  # the first bytes of the two forms
 _LEGACY = 1 << 24  # bytes that the pickles of the older form may have
 _FIRST = 512  # bytes, in which the name of an archive's first record is
 _ZIP_END, _NO_COMMENT = b"PK\5\6", 22  # bytes

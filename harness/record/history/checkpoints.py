@@ -153,6 +153,19 @@ def read_loads(events: Iterable[Event]) -> list[Load]:
     ]  # fmt: skip
 
 
+def handled_paths(events: Iterable[Event]) -> set[str]:
+    """The paths of all files and folders that were saved, or loaded without an error, under every name that they
+    had."""
+    found = set[str]()
+    for event in events:
+        if event.kind in (Kind.SAVE_BEGIN, Kind.SAVE_END) or (event.kind is Kind.LOAD_END and event.data.get("ok")):
+            found.add(posixpath.normpath(str(event.data["path"])))
+        elif event.kind is Kind.RENAMED:
+            old, new = (posixpath.normpath(str(event.data[name])) for name in ("path", "to"))
+            found |= {new + path[len(old) :] for path in found if path == old or path.startswith(f"{old}/")}
+    return found
+
+
 def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -> Save | None:
     """The save that wrote the data at `path`: the last complete save before `before_s` with the same path, a path
     inside it, or its parent. If there is none: a save whose file has another suffix now, or the same name in another

@@ -26,6 +26,7 @@ from torchaos.harness.mechanics.storage.own_disk import OwnDisk
 from torchaos.harness.record.environment import describe, installed, job_python
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
+from torchaos.harness.record.history.checkpoints import handled_paths
 from torchaos.harness.record.plan import ENDED_BEFORE, Plan, PlannedFault
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.arming import Slots
@@ -256,7 +257,8 @@ class Run:
             from torchaos.harness.checkpoints import inventory  # the start of a job does not wait for it
 
             self._stage("inventory")
-            found = inventory.take(root, self.folder.root, given_up=self._is_hurried)
+            seen = handled_paths(beside_steps(self.journal.snapshot()))
+            found = inventory.take(root, self.folder.root, given_up=self._is_hurried, seen=seen)
             # The path of the run's own folder is replaced by {run}, so that paths in checkpoints are the same in each
             # run.
             named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.folder.job), "{run}")

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from kinds.files import FILES
 from kinds.frameworks import FRAMEWORKS
@@ -54,3 +55,14 @@ def test_a_damaged_one(row: Row, how: str, tmp_path: Path) -> None:
     said = output.splitlines()
     fits = any(line.startswith(f"{answer.value}: ") for answer in answers for line in said)
     assert (code in {CODES[answer] for answer in answers}, fits) == (True, True), output
+
+
+def test_a_part_is_not_asked_for_what_other_files_hold(tmp_path: Path) -> None:
+    """A file of generators lacks no optimizer: it is said that it is a part, and nothing that contradicts it."""
+    torch.save({"cpu": torch.get_rng_state(), "step": 6}, tmp_path / "step-6.rng0")
+    code, output = verified(tmp_path / "step-6.rng0")
+    assert (code, "only states of an optimizer or of generators" in output, "not found in it" in output) == (
+        2,
+        True,
+        False,
+    )

@@ -33,6 +33,8 @@ def missing(form: Format, found: Checkpoint) -> list[str]:
     names = [*found.tensors, *found.values]
     if form.needed_entries:
         return _lacking(form.needed_entries, names)
+    if not holds_a_model(found):
+        return []  # a part of a checkpoint: what it lacks is in other files
     return [part for part, pattern in _GUESSED.items() if not any(map(pattern.search, names))]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..contents import Contents
 from ..files import Files
 from ..known import ints
-from ..layout import ITEM_SIZES, Checkpoint, Extent, Problem, Shard, TensorEntry, Trouble, Unreadable, torn
+from ..layout import ITEM_SIZES, Checkpoint, Extent, Problem, Shard, TensorEntry, Trouble, Unreadable, torn, unknown
 from . import foreign
 from .format import Format
 
@@ -27,9 +27,10 @@ HEADER = 100_000_000  # bytes: the limit of the library
 
 def header(files: Files, path: str, size: int) -> tuple[dict[str, Any], int]:
     """The header, and the offset in bytes of the first tensor. Raises Unreadable, OSError."""
-    length = int.from_bytes(files.read(path, 0, 8), "little") if size >= 8 else 0
-    if length > HEADER and (other := foreign.instead(files, path, size)):
-        raise other
+    start = files.read(path, 0, 9)
+    length = int.from_bytes(start[:8], "little") if size >= 8 else 0
+    if length > HEADER and start[8:] != b"{":
+        raise foreign.instead(files, path, size) or unknown("its first bytes are of no kind that is known")
     if size < 8 or 8 + length > size:
         raise torn("cut off in its header")
     if length > HEADER:

@@ -319,6 +319,9 @@ FILES = [
     Row("the same, as .pt", "gz.pt", lambda path: path.write_bytes(gzip.compress(bytes(900))), UNKNOWN, BLIND),
     Row("encrypted by openssl", "model.pt", raw(b"Salted__" + bytes(range(99))), UNKNOWN, BLIND),
     Row("random bytes", "model.pth", raw(np.random.default_rng(1).bytes(999)), UNKNOWN, BLIND),
+    Row(
+        "random bytes under another name", "model.safetensors", raw(np.random.default_rng(1).bytes(999)), UNKNOWN, BLIND
+    ),
     Row("a bare tensor", "tensor.pt", saved(lambda: torch.ones(900)), WHOLE, TORCH),
     Row(
         "objects of the standard library in it",

@@ -10,9 +10,11 @@ from torchaos.harness.judging.checkpoints.apart import Apart, apart
 from torchaos.harness.judging.checkpoints.contents import Checkpoint, checkpoints_of, root_of
 from torchaos.harness.judging.checkpoints.points import points_of
 from torchaos.harness.judging.checkpoints.resumes import Resume, name_of, resumes
+from torchaos.harness.judging.ending import unloaded
 from torchaos.harness.judging.ending.unrestarted import not_restarted
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import why_no_steps
+from torchaos.harness.record.history import saved_as
 from torchaos.harness.record.history.evidence import in_words
 from torchaos.harness.record.replicas import records_of
 from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, each, failed, inconclusive, passed
@@ -66,11 +68,17 @@ class NoLostWork(Assertion):
             return inconclusive(why_unplaced(run, (attempt.number,)))
         lost = max(0, resume.reached - base)
         begun = "started from scratch" if base == 0 and attempt.loaded is None else f"went on from step {base}"
-        if resume.best and base < resume.best.step:
+        if resume.best and base < resume.best.step and not _is_newest(run, resume):
+            if resume.best.late and attempt.loaded is None:
+                return inconclusive(
+                    f"attempt {attempt.number} {begun}, and no load of a checkpoint was seen in it. Training went on "
+                    f"while {name_of(resume.best.path)} was saved, so it may hold the state of an earlier step than "
+                    f"{resume.best.step}"
+                )
             return failed(
                 f"attempt {attempt.number} {begun}, although the checkpoint of step {resume.best.step} "
                 f"({name_of(resume.best.path)}) was already complete: {resume.best.step - base} steps were lost "
-                f"needlessly. {_cause(resume, base)}",
+                f"needlessly. {_cause(run, resume, base)}",
                 base=base, newest=resume.best.step, needless=resume.best.step - base,
             )  # fmt: skip
         if other := apart(attempt):
@@ -104,6 +112,14 @@ class NoLostWork(Assertion):
             f"{resume.reached} steps had been done",
             base=base, newest=resume.best.step,
         )  # fmt: skip
+
+
+def _is_newest(run: Record, resume: Resume) -> bool:
+    """Whether the attempt loaded the newest checkpoint, by the order of the saves. If training went on during the
+    saves, they may hold earlier states than the steps at which they began."""
+    loaded, best = resume.attempt.loaded, resume.best
+    own = saved_as(loaded, run.history.saves, resume.attempt.started_s) if loaded else None
+    return bool(best and own and own.in_thread and (own.ended_s or 0.0) >= best.whole_s)
 
 
 def _first_s(run: Record, resume: Resume) -> float | None:
@@ -168,9 +184,15 @@ def _not_resumed(run: Record) -> Finding:
     return passed(f"no step had been done when attempt {first} began, so none was lost", resumes=0, base=base)
 
 
-def _cause(resume: Resume, base: int) -> str:
-    loaded = resume.attempt.loaded
+def _cause(run: Record, resume: Resume, base: int) -> str:
+    loaded, tried = (
+        resume.attempt.loaded,
+        unloaded.failed_loads(run, resume.attempt.number) if not resume.attempt.after else [],
+    )
     other = f" Moreover {resume.attempt.conflicts[0]}." if resume.attempt.conflicts else ""
+    if tried:
+        then = f", and then it loaded {name_of(loaded)}" if loaded else ""
+        return f"It tried to load {unloaded.in_words(tried)}, and that failed{then}.{other}"
     if loaded is not None:
         return f"It loaded {name_of(loaded)}: most likely it chose the wrong checkpoint as the newest.{other}"
     if base == 0:

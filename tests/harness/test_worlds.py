@@ -73,3 +73,17 @@ def test_healthy_trainers_do_not_fail() -> None:
     """The same trainers without a defect."""
     told = [worlds.judged(worlds.planted(number, "")) for number in range(20)]
     assert not [text for outcome, text in told if outcome not in ("passed", "unknown")]
+
+
+def test_the_newest_save_beside_a_best_file() -> None:
+    """A resume that takes the checkpoint before the newest, and reads the best one as well, does not pass."""
+    told = [worlds.judged(worlds.planted(number, "takes an older checkpoint"))[0] for number in (5, 12, 14)]
+    assert "passed" not in told
+
+
+def test_no_work_is_lost_by_trainers_that_take_their_newest_checkpoint() -> None:
+    """Nor said to be: also if threads write late, steps only warm up, and parts are unseen."""
+    for number in range(120):
+        run = worlds.Trainer(worlds.drawn(random.Random(number))).run()
+        finding = worlds.NoLostWork().judge(worlds.Record(worlds._PLAN, tuple(run.events), {}), [])
+        assert finding.outcome.value != "failed", (number, finding.reason)

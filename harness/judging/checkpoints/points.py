@@ -46,14 +46,28 @@ def points_of(run: Record) -> Points:
     root = root_of(run)
     saved = {_family(save.path) for save in run.history.saves if is_below(save.path, root)}
     paths = {path for path in _loaded(run.history) if is_below(path, root) and _family(path) in saved}
-    numbered = {path for path in paths if "#" in posixpath.basename(_family(path))}
-    paths = numbered or paths  # if only some files have a number: the others hold a detail, such as the best metric
-    loaded = {_family(path) for path in paths}
+    loaded = _of_one_save(run, {_family(path) for path in paths})
     held = _held(run, root)
     least: set[str] = set().union(*(held.get(name, set()) for name in loaded))
     alike = sorted(name for name in saved - loaded if least and held.get(name, set()) >= least)
     kinds = (frozenset(loaded), *(frozenset((name,)) for name in alike)) if loaded else ()
-    return Points(kinds, frozenset(family(posixpath.basename(path)) for path in paths))
+    parts = (path for path in paths if _family(path) in loaded)
+    return Points(kinds, frozenset(family(posixpath.basename(path)) for path in parts))
+
+
+def _of_one_save(run: Record, loaded: set[str]) -> set[str]:
+    """The families, of those that resumes loaded, that one save writes: those from which the attempts went on, and
+    those that were saved at all their steps, except one at most, which a death may have cut short. The others hold a
+    detail, such as the best metric. If it is not known from which file the attempts went on: the families with a
+    number, if there are any."""
+    main = {_family(attempt.loaded) for attempt in run.history.attempts if attempt.loaded} & loaded
+    if not main:
+        return {name for name in loaded if "#" in posixpath.basename(name)} or loaded
+    at: dict[str, set[int | None]] = defaultdict(set)
+    for save in run.history.saves:
+        at[_family(save.path)].add(save.global_step)
+    due = set().union(*(at[name] for name in main))
+    return {name for name in loaded if name in main or len(due - at[name]) <= 1}
 
 
 def are_copies(run: Record, path: str, other: str) -> bool:

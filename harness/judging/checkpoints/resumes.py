@@ -20,7 +20,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.judging.checkpoints.contents import is_below, root_of
 from torchaos.harness.judging.checkpoints.damage import Damage, damages
 from torchaos.harness.judging.checkpoints.points import Points, points_of
-from torchaos.harness.record.history import Execution, History, Save, Segment
+from torchaos.harness.record.history import Execution, History, Save, Segment, saved_as
 from torchaos.harness.record.history.checkpoints import checkpoint_of
 from torchaos.harness.record.record import Record
 
@@ -38,6 +38,7 @@ class SavedCheckpoint:
     sure: bool  # the checkpoint is certainly complete
     lacks: tuple[str, ...] = ()  # files that most other checkpoints have
     went_on: bool = True  # the ranks that saved it trained on, or saved again
+    late: bool = False  # training went on during the save: it may hold the state of an earlier step
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def resumes(run: Record) -> list[Resume]:
     for part in history.segments:
         this = (part.number, part.after)
         own_s, earlier = history.of_segment(*this).first_s(), history.before_segment(*this)
-        if own_s is None or not len(earlier) or part.in_memory:
+        if own_s is None or not len(earlier) or part.in_memory or _is_warm_up(history, part):
             continue
         loads = [load.mono_s for load in history.loads if load.attempt == part.number and load.mono_s <= own_s]
         by_s = part.started_s if part.after else min(loads, default=part.started_s)
@@ -84,6 +85,18 @@ def resumes(run: Record) -> list[Resume]:
             )
         )
     return found
+
+
+def _is_warm_up(history: History, part: Segment) -> bool:
+    """Whether the attempt made these steps from scratch before it loaded a checkpoint, which replaced all that they did
+    by the state of a step to which they did not get."""
+    steps = history.of_segment(part.number, part.after)
+    last_s, done = steps.last_s(), int(steps.global_step.max(initial=0))
+    later = [other for other in history.segments if other.number == part.number and other.after > part.after]
+    loads = [load for load in history.loads if load.attempt == part.number and load.mono_s > (last_s or 0.0)]
+    saves = [saved_as(load.path, history.saves, part.started_s) for load in loads if load.ok]
+    to = later[0].base if later else max((save.global_step or 0 for save in saves if save), default=0)
+    return part.base == 0 and (to or 0) >= done
 
 
 def resumed_in_words(history: History, step: Execution) -> str:
@@ -180,7 +193,8 @@ def _one(
     left = all(save.children_ended for save in group)
     done = all(save.ok for save in group) and (begun_s > whole_s or left or (not in_thread and went_on))
     path = first.path if len(group) == 1 else posixpath.dirname(first.path)
-    return SavedCheckpoint(step, path, first.attempt, whole_s, done and not lacks, tuple(lacks), done)
+    late = any(save.in_thread for save in group)
+    return SavedCheckpoint(step, path, first.attempt, whole_s, done and not lacks, tuple(lacks), done, late)
 
 
 def _hit(damaged: Iterable[Damage], checkpoint: SavedCheckpoint, by_s: float) -> bool:

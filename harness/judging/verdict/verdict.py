@@ -15,6 +15,7 @@ from typing import Any
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, ChaosError, Finding, Need, Outcome, UsageError, What, inconclusive
+from torchaos.harness.judging.ending.unloaded import not_resumed
 from torchaos.harness.judging.ending.unstarted import died_by_itself, last_error, last_words
 from torchaos.harness.judging.gaps.missing import missing_in_words
 from torchaos.harness.judging.landing.landings import landings
@@ -68,10 +69,12 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     rollback = _rollback_case(run)
     verdict, reason, decided_by = _overall(run, twins, cases, mixed, faults)
     if verdict is not Verdict.PASSED:
-        died = died_by_itself(run)
-        if why := died or (reason if never_started(run) else ""):
+        died, unloaded = died_by_itself(run), not_resumed(run) if verdict is Verdict.FAILED else ""
+        if why := died or (reason if never_started(run) else unloaded):
             shown = decided_by or next((case.name for case in cases), "")
             cases = [replace(case, reason=f"{why}; {case.reason}") if case.name == shown else case for case in cases]
+        if unloaded and not died:
+            reason = reason.replace(f"{decided_by}: ", f"{decided_by}: {unloaded}; ", 1)
         reason = (died or reason + last_error(run)) + because(run)
     elif rollback.verdict is not Verdict.PASSED:
         verdict, reason, decided_by = Verdict.ERROR, f"rollback: {rollback.reason}", rollback.name

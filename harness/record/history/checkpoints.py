@@ -194,13 +194,14 @@ def checkpoint_of(path: str) -> str:
 def whole_loads(loads: Sequence[Load]) -> list[Load]:
     """The successful loads. A load is left out if the same rank failed to load another file of that checkpoint, and did
     not load it later. The job may then have continued from another checkpoint."""
-    failed = {
-        (load.rank, checkpoint_of(load.path))
-        for place, load in enumerate(loads)
-        if not load.ok
-        and not any(other.ok and (other.rank, other.path) == (load.rank, load.path) for other in loads[place + 1 :])
-    }
+    failed = {(load.rank, checkpoint_of(load.path)) for load in loads if is_failed(load, loads)}
     return [load for load in loads if load.ok and (load.rank, checkpoint_of(load.path)) not in failed]
+
+
+def is_failed(load: Load, loads: Sequence[Load]) -> bool:
+    """Whether a load failed, and the same rank did not load this file later."""
+    later = (other for other in loads if other.ok and other.mono_s >= load.mono_s)
+    return not load.ok and not any((other.rank, other.path) == (load.rank, load.path) for other in later)
 
 
 def number_in_name(path: str) -> int | None:

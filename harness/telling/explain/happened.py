@@ -11,8 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.judging.ending.unloaded import failed_loads, in_words
 from torchaos.harness.record.history import Attempt, Execution, Executions, Save
-from torchaos.harness.record.history.checkpoints import final_path, number_in_name
+from torchaos.harness.record.history.checkpoints import number_in_name
+from torchaos.harness.record.history.saved_steps import by_step, name_of_all
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
 from torchaos.harness.telling.terminal.narrator import Narrator
@@ -111,11 +113,11 @@ def _beginning(run: Record, attempt: Attempt) -> str:
     who = f"attempt {attempt.number}"
     if attempt.base is None:
         return f"{who} makes steps, and their numbers are not known: {_disagreement(attempt)}"
-    from_where = (
-        f"from {posixpath.basename(attempt.loaded)}" if attempt.loaded else ("and no load of a checkpoint was seen")
-    )
+    tried = failed_loads(run, attempt.number)
+    unseen = f"and could not load {in_words(tried)}" if tried else "and no load of a checkpoint was seen"
+    from_where = f"from {posixpath.basename(attempt.loaded)}" if attempt.loaded else unseen
     if attempt.base == 0:
-        where = "at the very beginning" if not attempt.loaded else f"at the very beginning, {from_where}"
+        where = f"at the very beginning, {from_where}" if attempt.loaded or tried else "at the very beginning"
         return f"{who} begins {where}{_again(run, attempt)}"
     return f"{who} goes on after step {attempt.base}, {from_where}{_again(run, attempt)}{_conflicts(attempt)}"
 
@@ -137,24 +139,27 @@ def _disagreement(attempt: Attempt) -> str:
 
 
 def _saves(run: Record) -> Iterator[Moment]:
-    for save in run.history.saves:
-        step = f" of step {save.global_step}" if save.global_step is not None else ""
-        if save.ended_s is None:
-            yield Moment(save.begun_s, f"a checkpoint{step} is begun, {_name(save)}, and never finished")
-        elif not save.ok:
-            yield Moment(save.ended_s, f"a checkpoint{step}, {_name(save)}, could not be saved")
-        else:
-            yield Saved(save.ended_s, f"the checkpoint{step} is saved: {_name(save)}{_other_number(save)}")
+    for saves in by_step(run.history.saves):
+        step = f" of step {saves[0].global_step}" if saves[0].global_step is not None else ""
+        unfinished = [save for save in saves if save.ended_s is None]
+        bad = [save for save in saves if save.ended_s is not None and not save.ok]
+        for save in unfinished:
+            yield Moment(save.begun_s, f"a checkpoint{step} is begun, {_name([save])}, and never finished")
+        for save in bad:
+            yield Moment(save.ended_s or 0.0, f"a checkpoint{step}, {_name([save])}, could not be saved")
+        if not unfinished and not bad:
+            ended_s = max(save.ended_s or 0.0 for save in saves)
+            yield Saved(ended_s, f"the checkpoint{step} is saved: {_name(saves)}{_other_number(saves)}")
 
 
-def _other_number(save: Save) -> str:
+def _other_number(saves: Sequence[Save]) -> str:
     """A remark if the name of the checkpoint has another number than its step. Both can't be right."""
-    named = number_in_name(posixpath.basename(final_path(save.path)))
-    return "" if None in (named, save.global_step) or named == save.global_step else f", a name that says {named}"
+    named, step = number_in_name(_name(saves)), saves[0].global_step
+    return "" if None in (named, step) or named == step else f", a name that says {named}"
 
 
-def _name(save: Save) -> str:
-    return posixpath.basename(final_path(save.path))
+def _name(saves: Sequence[Save]) -> str:
+    return name_of_all([save.path for save in saves])
 
 
 def _with_steps(run: Record, moments: Sequence[Moment]) -> Iterator[Moment]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.judging.ending.hung import hang_at_end
+from torchaos.harness.judging.ending.unloaded import failed_loads, in_words
 from torchaos.harness.judging.ending.unstarted import died_by_itself
 from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.record.record import Record
@@ -132,7 +133,9 @@ def _came_back(run: Record, landing: Landing, recovery: Recovery) -> str:
     after = [attempt for attempt in run.history.attempts if attempt.number > landing.attempt]
     back = next((attempt for attempt in after if attempt.first_step is not None), None)
     if back is None and at is None:
-        return " The ranks were started again, and made no step." if after else " The job did not come back."
+        tried = list(dict.fromkeys(path for attempt in after for path in failed_loads(run, attempt.number)))
+        unloaded = f", could not load {in_words(tried)}" if tried else ""
+        return f" The ranks were started again{unloaded}, and made no step." if after else " The job did not come back."
     base = back.base if back else None
     where = "" if base is None else " from the beginning" if base == 0 else f" from step {base}"
     came = f" The job was restarted and went on{where}{again}"

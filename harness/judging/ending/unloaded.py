@@ -1,0 +1,60 @@
+"""Finds the checkpoints that a job tried to load and could not, and whether that kept it from resuming. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from torchaos.harness.record.history import Load
+from torchaos.harness.record.history.checkpoints import checkpoint_of, is_failed
+from torchaos.harness.record.record import Record
+
+
+def failed_loads(run: Record, attempt: int) -> list[str]:
+    """The checkpoints that an attempt tried to load before its first step, and could not load in the end: their paths,
+    in order."""
+    loads = _before_steps(run, attempt)
+    return list(dict.fromkeys(checkpoint_of(load.path) for load in loads if is_failed(load, loads)))
+
+
+def in_words(paths: Sequence[str]) -> str:
+    """The names of checkpoints, as a list in a sentence."""
+    names = list(dict.fromkeys(map(posixpath.basename, paths)))
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def not_resumed(run: Record) -> str:
+    """A clause with the checkpoint whose load failed last in each of the attempts after the last step of the job. Empty
+    if one of them made a step, or if a load after the failed one succeeded: then something else kept it from
+    resuming."""
+    made = set(run.history.executions.attempt.tolist())
+    idle = [one.number for one in run.history.attempts if one.number > max(made, default=-1)]
+    if not made or not idle or run.exit_code == 0:
+        return ""
+    ends = [_before_steps(run, attempt)[-1:] for attempt in idle]
+    if not all(last and not last[0].ok for last in ends):
+        return ""
+    paths = list(dict.fromkeys(checkpoint_of(last[0].path) for last in ends))
+    who = f"attempt {idle[0]}" if len(idle) == 1 else f"attempts {idle[0]} to {idle[-1]}"
+    return f"{who} could not load {in_words(paths)}{_found(run, paths[-1])}"
+
+
+def _before_steps(run: Record, attempt: int) -> list[Load]:
+    first_s = run.history.executions.of_attempt(attempt).first_s()
+    return [
+        load for load in run.history.loads
+        if load.attempt == attempt and load.mono_s <= (inf if first_s is None else first_s)
+    ]  # fmt: skip
+
+
+def _found(run: Record, path: str) -> str:
+    """What the inventory at the end says of a checkpoint, in brackets. Empty if it says nothing."""
+    inventory = run.artifacts.get("inventory")
+    listed = inventory.get("checkpoints", ()) if isinstance(inventory, Mapping) else ()
+    for raw in listed:
+        there = posixpath.join(str(inventory.get("root", "")), str(raw.get("path")))
+        problem = raw.get("problem")
+        if problem and (there == path or there.startswith(f"{path}/") or path.startswith(f"{there}/")):
+            return f" ({problem})"
+    return ""

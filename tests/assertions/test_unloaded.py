@@ -1,0 +1,77 @@
+"""A job that could not load a checkpoint: the reason names the file, and what was tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torchaos.assertions.no_lost_work import NoLostWork
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Outcome
+from torchaos.harness.judging.ending.unloaded import not_resumed
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.plan import Named
+from torchaos.harness.record.record import Record
+from torchaos.harness.telling.explain.happened import happened
+from torchaos.harness.telling.terminal.why import why
+
+TORN = {"path": "step-15", "format": "dcp", "step": 15, "complete": False, "loadable": False, "tensors": {},
+        "values": {}, "problem": "step-15: __1_0.distcp is cut off", "problems": []}  # fmt: skip
+
+
+def _refused(run: Record, *, steps: bool, later: str = "") -> Record:
+    """The second attempt can't load the checkpoint, and either makes no step or begins anew. `later`: a checkpoint that
+    it loads after that."""
+    events: list[Event] = []
+    for event in run.events:
+        if event.attempt == 1 and event.kind in (Kind.STEP, Kind.SAVE_BEGIN, Kind.SAVE_END) and not steps:
+            continue
+        if event.attempt == 1 and event.kind is Kind.LOAD_END:
+            events.append(replace(event, data={**event.data, "ok": False, "numbers": {}}))
+            if later:
+                data = {**event.data, "path": f"/job/checkpoints/{later}", "numbers": {"step": 10}}
+                events.append(replace(event, data=data, seq=event.seq + 10_000))
+        elif event.kind is Kind.JOB_EXITED and not steps:
+            events.append(replace(event, data={**event.data, "exit_code": 1}))
+        else:
+            events.append(event)
+    return replace(run, events=tuple(events))
+
+
+def test_the_headline_names_the_file_that_kept_the_job_from_resuming(trainer: Any) -> None:
+    """With what the inventory found in it, in the first sentence; and not if the job made a step, or loaded another
+    checkpoint after it."""
+    inventory = {"root": "/job/checkpoints", "checkpoints": [TORN]}
+    run = trainer(kills=[(18, 1)]).record(inventory=inventory)
+    bad = _refused(run, steps=False)
+    words = "attempt 1 could not load step-15 (step-15: __1_0.distcp is cut off)"
+    assert not_resumed(bad) == words
+    result = verdict_of(replace(bad, plan=replace(bad.plan, asserts=(Named("completed", {"steps": 30}),))), [], "")
+    assert why(result).lead.startswith(words[:1].upper() + words[1:]), result.reason
+    assert not not_resumed(_refused(run, steps=True))
+    assert not not_resumed(_refused(run, steps=False, later="step-10"))
+
+
+def test_a_load_that_failed_is_not_called_unseen(trainer: Any) -> None:
+    """The job could not load the newest checkpoint and began anew, or went on from an older one: no_lost_work and the
+    story say what it tried."""
+    scratch = _from_scratch(trainer(kills=[(18, 1)], loads_seen=True).record())
+    finding = NoLostWork().judge(scratch, [])
+    assert finding.outcome is Outcome.FAILED
+    assert "It tried to load step-15, and that failed." in finding.reason
+    assert "No load" not in finding.reason
+    (line,) = [moment.text for moment in happened(scratch) if moment.text.startswith("attempt 1 begins")]
+    assert "could not load step-15" in line
+
+
+def _from_scratch(run: Record) -> Record:
+    """The second attempt can't load its checkpoint, and makes the first steps again."""
+    made = {
+        (event.step, event.rank): event.data for event in run.events if event.kind is Kind.STEP and not event.attempt
+    }
+    events = [
+        replace(event, data=made.get((event.step, event.rank), event.data))
+        if event.kind is Kind.STEP and event.attempt == 1 else event
+        for event in _refused(run, steps=True).events
+    ]  # fmt: skip
+    return replace(run, events=tuple(events))

@@ -23,6 +23,7 @@ from torchaos.harness.record.history.checkpoints import (  # fmt: skip
     whole_loads,
 )
 from torchaos.harness.record.history.evidence import decide
+from torchaos.harness.record.history.saved_steps import is_beside
 from torchaos.harness.record.history.scene import Scene
 from torchaos.harness.record.history.segments import BySteps, Segment, by_place, jumps, may_begin
 from torchaos.harness.record.history.snapshots import Snapshots, segment_at
@@ -215,7 +216,8 @@ class Placing:
 
 def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Load | None:
     """The loaded checkpoint from which the job continued: the last one that was saved at the step `base`. If there is
-    none, the last one."""
+    none, the last one. Of several files, one that may hold the model."""
     made = [(load, saved_as(load.path, saves, load.mono_s)) for load in loads]
     fitting = [load for load, save in made if save is not None and save.global_step == base]
-    return next(reversed(fitting or list(loads)), None)
+    last = list(reversed(fitting or list(loads)))
+    return next((load for load in last if not is_beside(load.path)), last[0] if last else None)

@@ -28,14 +28,14 @@ def after_is_due(
     if start is None:
         return False
     if trigger.checkpoints:
-        saves = [
-            e.mono_s
+        saves = {  # a checkpoint may have several files
+            (e.attempt, e.step): e.mono_s
             for e in whole.beside_steps
             if e.kind is Kind.SAVE_END and e.data["ok"] and e.rank == 0 and e.mono_s >= start
-        ]
+        }
         if len(saves) < trigger.checkpoints:
             return False
-        start = saves[trigger.checkpoints - 1]
+        start = list(saves.values())[trigger.checkpoints - 1]
     return now_s >= start + trigger.delay_s
 
 

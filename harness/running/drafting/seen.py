@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torchaos.harness.judging.gaps.unseen import why_unseen
 from torchaos.harness.record.history import Save
+from torchaos.harness.record.history.saved_steps import by_step, name_of_all
 from torchaos.harness.record.record import Record
 
 
@@ -70,9 +71,9 @@ def _saves(saves: list[Save]) -> Seen:
         )
     at = sorted({save.global_step for save in saves if save.global_step is not None})
     steps = f", after steps {', '.join(map(str, at[:5]))}{' …' if len(at) > 5 else ''}" if at else ""
-    return Seen(
-        "checkpoints", f"{_counted(len(saves), 'save')}{steps}, the last to {posixpath.basename(saves[-1].path)}"
-    )
+    groups = by_step(saves)
+    last = name_of_all([save.path for save in groups[-1]])
+    return Seen("checkpoints", f"{_counted(len(groups), 'save')}{steps}, the last to {last}")
 
 
 def _counted(number: int, noun: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.record.history.saved_steps import main_of
 
 _ASK_AT = (1, 3)  # ask for the base of an attempt after these steps: one step may be too few to align samples
 
@@ -28,11 +29,13 @@ class Progress:
         self.ranks: dict[int, RankView] = {}
         self.highest = 0
         self.checkpoint = ""  # the last checkpoint that was saved
+        self._saved: list[str] = []  # its files
+        self._saved_at: tuple[int | None, int | None] = (None, None)  # their attempt and step
 
     def note(self, event: Event) -> bool:
         """Records the event. Returns whether it shows progress of a rank."""
         if event.kind is Kind.SAVE_END and event.data["ok"]:
-            self.checkpoint = posixpath.basename(str(event.data["path"]).rstrip("/"))
+            self._note_save(event)
         if event.kind is Kind.RENAMED and posixpath.basename(str(event.data["path"])) == self.checkpoint:
             self.checkpoint = posixpath.basename(str(event.data["to"]).rstrip("/"))
         if event.kind is Kind.LOSS and event.rank in self.ranks:
@@ -45,6 +48,11 @@ class Progress:
         self._ask(view)
         self.highest = max(self.highest, self.step_of(view) or 0)
         return True
+
+    def _note_save(self, event: Event) -> None:
+        self._saved = [*(self._saved if (event.attempt, event.step) == self._saved_at else []), str(event.data["path"])]
+        self._saved_at = event.attempt, event.step
+        self.checkpoint = posixpath.basename(main_of(self._saved).rstrip("/"))
 
     def step_of(self, view: RankView) -> int | None:
         """The global step that a rank has finished. None if it is not known."""

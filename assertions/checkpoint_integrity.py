@@ -19,10 +19,9 @@ from torchaos.harness.judging.checkpoints.contents import (
 )
 from torchaos.harness.judging.checkpoints.damage import Damage, Did, counts, damages, meetings
 from torchaos.harness.judging.checkpoints.held import Held
-from torchaos.harness.judging.checkpoints.pairing import pairs
+from torchaos.harness.judging.checkpoints.pairing import alike, pairs
 from torchaos.harness.judging.checkpoints.schedule import saves_vary
 from torchaos.harness.judging.checkpoints.strays import is_aside, of_another_world, unexcused
-from torchaos.harness.judging.checkpoints.unread import alike
 from torchaos.harness.judging.ending.teardown import teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced
 from torchaos.harness.judging.twins.agreement import differences, history_of

@@ -190,13 +190,10 @@ class _Items:
         self._into.checksums += checksums(found, name)
         if "data.pkl" not in found:
             raise torn(f"its part at {offsets} has no data.pkl")
-        where = found["data.pkl"].extent
-        text = self._files.read(path, where.offset, where.length) if where.length <= MOST else b""
-        ref, _bad = read(io.BytesIO(text), len(text), KNOWN, torch_save.storage_ref)
+        ref, _bad = torch_save.unpickle(self._files, found["data.pkl"].extent)
         if not isinstance(ref, TensorRef) or ref.dtype != dtype or ref.size != sizes:
             raise Unreadable(f"its part at {offsets} is not the tensor that .metadata describes")
-        storages = {key[5:]: record for key, record in found.items() if key.startswith("data/")}
-        (inner,) = torch_save.entry(name, ref, storages).shards
+        (inner,) = torch_save.entry(name, ref, torch_save.storages(found)).shards
         return Shard(offsets, sizes, inner.extent, inner.strides)
 
 

@@ -6,6 +6,7 @@ Source: torch/serialization.py, `_save` and `_legacy_save`. No torch is needed, 
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 from ..archive import Record, checksums, records
@@ -96,12 +97,16 @@ def read_zip(
     if files.read(path, offset + length - _NO_COMMENT, 4) != _ZIP_END:
         into.problems.append(Problem(Trouble.UNREADABLE, f"{what}: there are bytes after its end", path))
     where = found["data.pkl"].extent
-    value, bad = _unpickle(files, where)
+    value, bad = unpickle(files, where)
     _note_hostile(bad, path, into, what)
     if found.get("byteorder") and files.read(path, found["byteorder"].extent.offset, 6) == b"big":
         raise limit("it was written on a big-endian machine")
-    places = {name[5:]: record for name, record in found.items() if name.startswith("data/")}
-    add(value, places, into, prefix, what)
+    add(value, storages(found), into, prefix, what)
+
+
+def storages(found: Mapping[str, Record]) -> dict[str, Record]:
+    """The records of the storages in a zip, by the key that tensors give."""
+    return {name[5:]: record for name, record in found.items() if name.startswith("data/")}
 
 
 def add(value: Any, places: dict[str, Record], into: Checkpoint, prefix: str, what: str) -> None:
@@ -161,7 +166,8 @@ def _note_hostile(bad: list[str], path: str, into: Checkpoint, what: str = "") -
         into.problems.append(Problem(Trouble.HOSTILE, text, path))
 
 
-def _unpickle(files: Files, where: Extent) -> tuple[Any, list[str]]:
+def unpickle(files: Files, where: Extent) -> tuple[Any, list[str]]:
+    """The value of a pickle with storages, and the dangerous names in it. Raises Unreadable."""
     if where.length > MOST:
         raise limit(f"its pickle has {where.length} bytes, more than are read")
     return read(io.BytesIO(files.read(where.file, where.offset, where.length)), where.length, KNOWN, storage_ref)

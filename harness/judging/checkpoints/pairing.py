@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torchaos.harness.judging.checkpoints.contents import Checkpoint
 from torchaos.harness.record.history.checkpoints import final_path
@@ -99,3 +100,28 @@ def _size(checkpoint: Checkpoint) -> int:
 
 def _shared(checkpoint: Checkpoint, other: Checkpoint) -> int:
     return len(checkpoint.tensors.keys() & other.tensors.keys()) + len(checkpoint.values.keys() & other.values.keys())
+
+
+def alike(
+    ours: Sequence[Checkpoint], twins: Sequence[Sequence[Checkpoint]]
+) -> tuple[list[Checkpoint], list[list[Checkpoint]], list[str]]:
+    """Both sides without the checkpoints that can't be read, and can't be read in the same way in every twin, and the
+    paths of those: no fault made them so. If a part was read, only the problem is left out. Damage that was found
+    counts on every side."""
+    same = {one.path for one in ours if twins and _obstacle(one) and all(_reads_alike(theirs, one) for theirs in twins)}
+    nothing = [one.path for one in ours if one.path in same and not (one.tensors or one.values)]
+    kept = [[_cleared(one, same) for one in each if one.path not in nothing] for each in (ours, *twins)]
+    return kept[0], kept[1:], nothing
+
+
+def _reads_alike(theirs: Sequence[Checkpoint], one: Checkpoint) -> bool:
+    return any(other.path == one.path and _obstacle(other) == _obstacle(one) for other in theirs)
+
+
+def _obstacle(checkpoint: Checkpoint) -> str:
+    """What keeps it from being read, without the numbers. Empty if it can be read, or if it is damaged for sure."""
+    return _NUMBER.sub("#", checkpoint.obstacle)
+
+
+def _cleared(checkpoint: Checkpoint, same: set[str]) -> Checkpoint:
+    return replace(checkpoint, loadable=True, problem=None) if checkpoint.path in same else checkpoint

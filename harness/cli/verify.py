@@ -13,7 +13,6 @@ import click
 
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Files, locate
-from torchaos.harness.checkpoints.formats.names import UNFINISHED
 from torchaos.harness.checkpoints.layout import Checkpoint, Problem, Trouble
 from torchaos.harness.checkpoints.verify import Manifests, Verified
 from torchaos.harness.checkpoints.verify import verify as verify_one
@@ -57,14 +56,20 @@ def verify(path: str, every: bool, manifest: Path | None, json_file: Path | None
 
 
 def _chosen(files: Files, where: str, every: bool) -> Sequence[str]:
-    """The checkpoint of the highest step. Checkpoints whose names mark them as unfinished are left out."""
+    """The checkpoint of the highest step, and those that are damaged and whose step is not known: any may be the
+    newest. Checkpoints whose names mark them as unfinished are left out."""
     found = formats.find(files, where)
     if not found:
         return [where] if files.is_dir(where) and files.names(where) else []
     if every or found == [where]:
         return found
-    finished = [path for path in found if not UNFINISHED.search(path.rpartition("/")[2])] or found
+    finished = [path for path in found if not formats.why_unfinished(files, path)] or found
     layouts = formats.in_order([_outline(files, path) for path in finished])
+    torn = [one.path for one in layouts if one.step is None and any(not each.is_blind for each in one.problems)]
+    return [*_newest(files, layouts), *(torn if layouts[-1].step is not None else [])]
+
+
+def _newest(files: Files, layouts: Sequence[Checkpoint]) -> Sequence[str]:
     newest = [one for one in layouts if one.step == layouts[-1].step]
     known = [one.path for one in newest if one.format != formats.UNKNOWN] or [one.path for one in newest]
     if len(known) == 1 or (files.is_dir(known[-1]) and newest[-1].step is not None):
@@ -90,6 +95,9 @@ def _show(verified: Verified) -> None:
         click.echo(f"  and {len(verified.problems) - _SHOWN} more, see --json")
     for text in verified.unseen:
         click.echo(f"  unseen: {text}")
+    counted = formats.counted_step(layout)
+    if None not in (counted, layout.step) and abs((counted or 0) - (layout.step or 0)) > 1:  # some count from 0
+        click.echo(f"  its name says step {layout.step}, and its contents say step {counted}")
     if layout.missing and layout.tensors:
         click.echo(f"  not found in it: {', '.join(layout.missing)}")
     if not verified.manifest and verified.code is ExitCode.PASSED:

@@ -274,6 +274,35 @@ def test_other_files_in_the_folder_of_a_checkpoint(tmp_path: Path) -> None:
     assert (one["problems"], len(one["tensors"])) == ([], 1)
 
 
+def test_the_mark_of_an_unfinished_checkpoint(tmp_path: Path, kit: Any) -> None:
+    """NeMo 2 keeps a file beside a checkpoint until it is finished."""
+    for step in (10, 20):
+        kit.dcp(tmp_path / f"model--step={step}" / "weights")
+    (tmp_path / "model--step=20-unfinished").touch()
+    assert [one["complete"] for one in take(tmp_path)["checkpoints"]] == [True, False]
+
+
+def test_folders_of_ranks_that_are_not_megatrons(tmp_path: Path) -> None:
+    """NeMo 1 has a folder for each rank, too, with Lightning's files: none of Megatron's is missing."""
+    for rank in (0, 1):
+        (tmp_path / f"mp_rank_0{rank}").mkdir()
+        torch.save(
+            {"state_dict": {"w": torch.ones(3)}, "global_step": 10}, tmp_path / f"mp_rank_0{rank}/gpt-step=10.ckpt"
+        )
+    assert [(one["path"][-12:], one["problem"]) for one in take(tmp_path)["checkpoints"]] == [
+        ("step=10.ckpt", None)
+    ] * 2
+
+
+def test_names_of_steps_and_of_ranks(tmp_path: Path) -> None:
+    """Composer counts batches; a file that is called by a number alone is that of a rank."""
+    (tmp_path / "snap").mkdir()
+    for name in ("ep0-ba20-rank0.pt", "snap/7"):
+        torch.save({"w": torch.ones(3)}, tmp_path / name)
+    found = take(tmp_path, seen=[str(tmp_path / "snap/7")])["checkpoints"]
+    assert [(one["path"], one["step"]) for one in found] == [("ep0-ba20-rank0.pt", 20), ("snap/7", None)]
+
+
 def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
     """Beside the checkpoints, and in a folder that holds nothing else: no damage, and nothing that was looked at."""
     (tmp_path / "state-5.npz").write_bytes(b"PK")

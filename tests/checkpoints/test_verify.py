@@ -292,6 +292,51 @@ def test_trackers(tmp_path: Path, kit: Any) -> None:
     assert "names 'global_step7', which does not exist" in done.output
 
 
+@pytest.mark.parametrize(("name", "text"), [
+    ("last_checkpoint", "step-3.pt"), ("last_checkpoint", "/moved/away/step-3.pt"), ("LATEST", "step-3.pt"),
+    ("latest.json", '{"checkpoint": "step-3.pt", "step": 3}'), ("latest_checkpoint.txt", "./step-3.pt\n"),
+])  # fmt: skip
+def test_trackers_of_any_job(name: str, text: str, tmp_path: Path) -> None:
+    """A pointer in text or JSON to a file that is gone is told; one to a file that is there is not, and neither is a
+    file with such a name that names nothing of this kind."""
+    torch.save({"a": torch.ones(3), "step": 2}, tmp_path / "step-2.pt")
+    (tmp_path / name).write_text(text)
+    done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
+    assert (done.exit_code, f"{name}: it names 'step-3.pt', which does not exist" in done.output) == (1, True)
+    for other in (text.replace("3", "2"), "v1.2, released on Monday", '{"loss": 1}', "{", ""):
+        (tmp_path / name).write_text(other)
+        done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
+        assert done.exit_code == 0, (other, done.output)
+
+
+def test_a_link_to_nothing(tmp_path: Path) -> None:
+    """`latest` as a link whose target is gone."""
+    torch.save({"a": torch.ones(3), "step": 2}, tmp_path / "step-2.pt")
+    (tmp_path / "latest").symlink_to("step-3.pt")
+    done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
+    assert (done.exit_code, "latest: it names 'step-3.pt', which does not exist" in done.output) == (1, True)
+
+
+def test_a_damaged_file_of_unknown_step_may_be_the_newest(tmp_path: Path) -> None:
+    """It is checked beside the newest of those whose step is known: `last.pt` that is cut off is no detail."""
+    for name, step in (("step-1.pt", 1), ("step-2.pt", 2), ("last.pt", 3)):
+        torch.save({"a": torch.ones(3000), "step": step}, tmp_path / name)
+    os.truncate(tmp_path / "last.pt", 5000)
+    done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
+    assert done.exit_code == 1
+    assert [line.split(" (")[0] for line in done.output.splitlines() if not line.startswith(" ")] == [
+        f"whole: {tmp_path}/step-2.pt", f"incomplete: {tmp_path}/last.pt",
+    ]  # fmt: skip
+
+
+def test_a_name_that_says_another_step_than_the_contents(tmp_path: Path) -> None:
+    """Both are told; one more or less is no contradiction, because some count from 0."""
+    for step, says in ((15, True), (19, False), (20, False)):
+        torch.save({"a": torch.ones(3), "step": step}, tmp_path / "step-20.pt")
+        done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
+        assert ("its name says step 20, and its contents say step 15" in done.output) == says, done.output
+
+
 def test_fsspec(tmp_path: Path, kit: Any) -> None:
     """A URL of fsspec is verified where it is."""
     fsspec = pytest.importorskip("fsspec")

@@ -6,21 +6,27 @@ package, with a subclass of `Format` (format.py)."""
 
 from __future__ import annotations
 
+import json
+import os
 import posixpath
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..files import Files
 from ..layout import Checkpoint, Problem, Trouble, Unreadable
 from . import folders, table
 from .format import Format
-from .names import NUMBERED, UNFINISHED, number_in
+from .names import MARK, NUMBERED, UNFINISHED, number_in
 from .needs import missing
 from .numbered import Numbered
 from .table import tracker_names, unread_type
 
 UNKNOWN = "unknown"  # in place of the name of a format
+_TRACKER = re.compile(
+    r"^\.?(latest|last|newest|current)([._-]?(checkpoint|ckpt|step|iteration|model))?(\.(txt|json))?$", re.I
+)
+_DIGITS = re.compile(r"\d+")
 _STEP_KEYS = ("global_step", "iter_num", "iteration", "step")
 
 
@@ -79,11 +85,10 @@ def read(files: Files, path: str) -> Checkpoint:
     found.unread = sorted({end for file in others if (end := unread_type(file.path))})
     if not (found.tensors or found.values or found.problems):
         found.problems += _nothing(name, found)
-    if form and UNFINISHED.search(name) and (not is_folder or kind(files, path)):
-        text = f"{name}: its name says that it is not a finished checkpoint"
-        found.problems.insert(0, Problem(Trouble.UNFINISHED, text, path))
+    if form and (not is_folder or kind(files, path)) and (why := why_unfinished(files, path)):
+        found.problems.insert(0, Problem(Trouble.UNFINISHED, f"{name}: {why}", path))
     form = next((special for special in table.table() if special.refines(found)), form)
-    found.format, found.step = form.name if form else UNKNOWN, step_of(name, found)
+    found.format, found.step = form.name if form else UNKNOWN, step_of(name, found, is_folder)
     found.missing = missing(form, found) if form and found.loadable else []
     return found
 
@@ -106,25 +111,52 @@ def in_order(found: list[Checkpoint]) -> list[Checkpoint]:
 
 
 def trackers(files: Files, root: str) -> list[Tracker]:
-    """The tracker files that are directly in a folder. A file with such a name that does not hold the name of a file or
-    folder beside it belongs to another program, and is left out."""
-    if not files.is_dir(root):
-        return []
+    """The tracker files that are directly in a folder: those of formats, and other small files that are called `latest`
+    or the like and hold a name or a path, as text or in JSON. A file that names nothing that lies beside it, or is
+    named as what does, belongs to another program, and is left out."""
+    beside = files.names(root) if files.is_dir(root) else []
     made = []
-    for name in tracker_names():
+    for name in beside:
         path = f"{root}/{name}"
-        if not files.exists(path) or files.is_dir(path):
+        if not (name in tracker_names() or _TRACKER.match(name)) or files.is_dir(path):
             continue
-        text = files.read(path, 0, 4096).decode(errors="replace").strip()
-        if text.isprintable() and re.search(r"[/\s]", text):
+        try:
+            text = files.read(path, 0, 4096).decode(errors="replace").strip()
+        except FileNotFoundError:  # a link to nothing
+            made.append(Tracker(path, posixpath.basename(os.path.realpath(path)), None))
             continue
-        named = [form.tracked(text) for form in table.table() if form.tracker == name]
-        if text and not any(named):
-            continue
-        others = (other for other in files.names(root) if other != name and _is_named(text, other))
-        there = (f"{root}/{target}" for target in (*named, text, *others) if target and "\0" not in target)
-        made.append(Tracker(path, text, next(filter(files.exists, there), None)))
+        others = [other for other in beside if other != name]
+        found = _of_format(files, root, name, text, others) or _of_any(files, root, text, others)
+        made += [Tracker(path, *found)] if found else []
     return made
+
+
+def _of_format(files: Files, root: str, name: str, text: str, others: Sequence[str]) -> tuple[str, str | None] | None:
+    """What the tracker of a format names, and its path, if there is one. None if it is no such tracker."""
+    named = [form.tracked(text) for form in table.table() if form.tracker == name]
+    if not named or (text and not any(named)) or (text.isprintable() and re.search(r"[/\s]", text)):
+        return None
+    alike = (other for other in others if _is_named(text, other))
+    there = (f"{root}/{target}" for target in (*named, text, *alike) if target and "\0" not in target)
+    return text, next(filter(files.exists, there), None)
+
+
+def _of_any(files: Files, root: str, text: str, others: Sequence[str]) -> tuple[str, str | None] | None:
+    """What a file names, and its path, if there is one. None if it seems to name no checkpoint of this folder."""
+    if not text.isprintable():
+        return None
+    try:
+        value = json.loads(text) if text[:1] in ("{", '"') else text
+    except ValueError:
+        return None
+    values = value.values() if isinstance(value, dict) else [value]
+    named = [posixpath.basename(one.rstrip("/")) for one in values if isinstance(one, str) and 0 < len(one) < 1000]
+    there = next((one for one in named if one in others), None)
+    if there:
+        return there, f"{root}/{there}"
+    families = {_DIGITS.sub("#", other) for other in others if _DIGITS.search(other)}
+    lost = next((one for one in named if _DIGITS.sub("#", one) in families), None)
+    return (lost, None) if lost else None
 
 
 def _is_named(text: str, name: str) -> bool:
@@ -134,17 +166,31 @@ def _is_named(text: str, name: str) -> bool:
     return bool(text) and (name.startswith(f"{text}.") or (text.isdecimal() and int(text) in numbers))
 
 
-def step_of(name: str, found: Checkpoint) -> int | None:
+def step_of(name: str, found: Checkpoint, is_folder: bool = False) -> int | None:
     """The step of a checkpoint. If its framework stores a step count, it is read from the contents, otherwise from the
-    name. The number in Accelerate's `checkpoint_3` is no step."""
+    name. The number in Accelerate's `checkpoint_3` is no step, and a file that is called by a number alone is the
+    part of a rank."""
+    named, by_name = NUMBERED.search(name), number_in(name) if is_folder or not name.isdecimal() else None
+    if named and named["word"] not in ("checkpoint", "ckpt"):
+        return by_name
+    inside = counted_step(found)
+    return by_name if inside is None else inside
+
+
+def counted_step(found: Checkpoint) -> int | None:
+    """The step count in the contents of a checkpoint, if it has one."""
     # The counter of Accelerate's random states is no step of training.
     values = {name: value for name, value in found.values.items() if "random_states" not in name}
     counted = {re.split(r"[:/]", name)[-1]: value for name, value in sorted(values.items())}
-    named, by_name = NUMBERED.search(name), number_in(name)
-    inside = [int(counted[key]) for key in _STEP_KEYS if counted.get(key, "").isdecimal()]
-    if named and named["word"] not in ("checkpoint", "ckpt"):
-        return by_name
-    return inside[0] if inside else by_name
+    return next((int(counted[key]) for key in _STEP_KEYS if counted.get(key, "").isdecimal()), None)
+
+
+def why_unfinished(files: Files, path: str) -> str:
+    """Why a checkpoint is not finished, by its name or by a mark beside it. Empty if nothing says so."""
+    if UNFINISHED.search(posixpath.basename(path)):
+        return "its name says that it is not a finished checkpoint"
+    mark = f"{path}{MARK}"
+    return f"{posixpath.basename(mark)} beside it says that it is not finished" if files.exists(mark) else ""
 
 
 def _below(files: Files, folder: str, root: str, seen: Collection[str]) -> Iterator[str]:

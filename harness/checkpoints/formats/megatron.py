@@ -36,8 +36,10 @@ class Megatron(Format):
     def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
         """Whether the folder is of this format. One of the format's own files may be missing, and other formats may
         have files with these names, so the name of the folder decides too."""
-        own = not {_COMMON, _BACKEND}.isdisjoint(names)
-        return bool(own and _FOLDER.search(folder)) or any(map(_RANK.match, names))
+        ranks = [name for name in names if _RANK.match(name)]
+        if _FOLDER.search(folder):
+            return bool(ranks) or not {_COMMON, _BACKEND}.isdisjoint(names)
+        return any(not set(_OF_RANK).isdisjoint(files.names(f"{folder}/{name}")) for name in ranks)
 
     def check_set(self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
         if self.is_folder(files, folder, names):

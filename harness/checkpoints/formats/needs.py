@@ -21,7 +21,8 @@ _ALONE = ("the optimizer's state", "how far training was")
 _OF_OPTIMIZER = re.compile(
     r"(^|[.:])state\.\d+\.|exp_avg|momentum_buffer|(^|[.:/])(optimizer|optim)([._:/]|$|_states?)", re.I
 )
-_PART = re.compile(r"(?<![a-z])(rank|shard|part|worker|proc|tp|pp|dp|mp|ep)[-_]?\d|\d[-_]of[-_]\d", re.I)
+_PART = re.compile(r"(?<![a-z])(rank|shard|part|worker|proc|tp|pp|dp|mp|ep)[-_]?\d|\d[-_]of[-_]\d|^\d+$|\.\d+$", re.I)
+_OF_RANK = re.compile(r"(^|[/_-])rank[-_]?\d+$", re.I)
 
 
 def missing(form: Format, found: Checkpoint) -> list[str]:
@@ -72,8 +73,10 @@ def _part(found: Checkpoint, head: str) -> Checkpoint:
 
 
 def is_part(path: str) -> bool:
-    """Whether the name of a file says that it is one of several parts, such as `model_rank_0.pt`."""
-    return _PART.search(posixpath.basename(path)) is not None
+    """Whether the name of a file, or of the folder of a rank in which it is, says that it is one of several parts, such
+    as `model_rank_0.pt`, `state.0`, `0`, or `mp_rank_00/last.ckpt`."""
+    folder, name = posixpath.split(path)
+    return bool(_PART.search(name) or _OF_RANK.search(folder))
 
 
 def _lacking(wanted: Mapping[str, str], names: Sequence[str]) -> list[str]:

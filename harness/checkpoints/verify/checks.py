@@ -134,7 +134,7 @@ def _left_open(layout: Checkpoint, manifest: bool) -> list[str]:
     if not needs.holds_a_model(layout):
         return ["it holds only states of an optimizer or of generators"]
     if needs.is_part(layout.path):
-        return ["whether other parts are missing: its name says that it is one of several"]
+        return ["whether other parts are missing: its name or its folder says that it is one of several"]
     if manifest or layout.format != UNKNOWN_LAYOUT or needs.one_stands_alone(layout):
         return []
     return ["whether one of its files is missing: its layout is not known, and no manifest shows which were written"]

@@ -12,9 +12,9 @@ from typing import Any
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.steps import Executions
 
-# step-20, step_20, checkpoint-20, iter_0000020, global_step20, epoch=0-step=10.ckpt
+# step-20, step_20, checkpoint-20, iter_0000020, global_step20, epoch=0-step=10.ckpt, ep0-ba10
 _STEP_IN_NAME = re.compile(
-    r"(?:step|iter(?:ation)?|checkpoint|ckpt)s?[-_=]?(\d+)(?!.*(?:step|iter)[a-z]*[-_=]?\d)", re.I
+    r"(?:step|iter(?:ation)?|checkpoint|ckpt|(?<![a-z])ba)s?[-_=]?(\d+)(?!.*(?:step|iter)[a-z]*[-_=]?\d)", re.I
 )
 # A name that a checkpoint has until it is complete: .step-20, tmp-step-20, .~step-20, step-20.tmp, step-20.pt.tmp.123
 _WORDS = r"(?:tmp|temp|part|partial|incomplete|inprogress)"

@@ -113,6 +113,27 @@ PLACES = [
         tree({"a.pt": saved(model), "replay.pkl": plain(Buffer)}),
         WHOLE,
     ),
+    Row(
+        "files of ranks without a suffix",
+        "step-10",
+        tree({f"state.{rank}": saved(training) for rank in (0, 1)}),
+        UNTOLD,
+        {"a part is cut": (at("state.1", cut), BAD)},
+    ),
+    Row(
+        "NeMo 1",
+        "checkpoints",
+        tree({f"mp_rank_0{rank}/gpt-step=10.ckpt": saved(training) for rank in (0, 1)}),
+        UNTOLD,
+        {"a part is cut": (at("mp_rank_01/gpt-step=10.ckpt", cut), BAD)},
+    ),
+    Row(
+        "the last one, and those of steps",
+        "out",
+        tree({name: saved(training) for name in ("checkpoint-3.pth.tar", "last.pth.tar", "model_best.pth.tar")}),
+        WHOLE,
+        {"the last is cut": (at("last.pth.tar", cut), BAD)},
+    ),
     Row("plain pickles only", "out", tree({f"state_{n}.pkl": plain({"a": [1]}, n) for n in (2, 4, 5)}), UNKNOWN),
     Row(
         "wandb's folder",

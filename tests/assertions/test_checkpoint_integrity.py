@@ -663,3 +663,21 @@ def test_saves_that_the_inventory_lacks_are_not_said_to_be_gone(trainer: Any) ->
     )
     reason = CheckpointIntegrity().judge(replace(run, events=events), []).reason
     assert "6 were saved during the run, and none of them was found" in reason
+
+
+def test_a_name_that_the_job_keeps_is_that_of_a_finished_checkpoint(trainer: Any) -> None:
+    """`.model` is unfinished only if the job was seen to rename such files."""
+    hidden = {**_one(5), "path": ".model-5", "complete": False, "problem": "not finished by its name",
+              "problems": [{"kind": "unfinished", "text": "not finished by its name"}]}  # fmt: skip
+    run = trainer().record(inventory={"root": "/job/checkpoints", "checkpoints": [hidden]})
+    events = [
+        replace(event, data={**event.data, "path": str(event.data["path"]).replace("step-", ".model-")})
+        if "path" in event.data else event
+        for event in run.events
+    ]  # fmt: skip
+    (kept,) = checkpoints_of(replace(run, events=tuple(events))) or []
+    assert (kept.good, kept.step) == (True, 5)
+    moved = {"path": "/job/checkpoints/.model-10", "to": "/job/checkpoints/model-10"}
+    events.append(replace(events[-1], kind=Kind.RENAMED, data=moved, seq=events[-1].seq + 1))
+    (left,) = checkpoints_of(replace(run, events=tuple(events))) or []
+    assert not left.complete

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.record.history import saved_as
 from torchaos.harness.record.plan import PlannedJob
 from torchaos.harness.record.record import Record
 
+_NUMBER = re.compile(r"\d+")
 _BLIND = ("limit", "unknown")  # kinds of problems that only say that something was not read
 
 
@@ -201,6 +204,13 @@ def _is_other_data(record: Record, raw: Mapping[str, object]) -> bool:
     return is_unknown and bool(saves) and saved_as(posixpath.join(root_of(record), path), saves) is None
 
 
+def _is_renamed(record: Record, path: str) -> bool:
+    """Whether the job gives files with this name, but for numbers, another name when they are complete. Otherwise a
+    name such as `.model` is the name that they keep."""
+    old = (str(event.data["path"]) for event in record.of_kind(Kind.RENAMED))
+    return _NUMBER.sub("#", path) in {_NUMBER.sub("#", posixpath.normpath(each)) for each in old}
+
+
 def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpoint:
     path = str(raw["path"])
     save = saved_as(posixpath.join(root, path), record.history.saves)
@@ -213,8 +223,10 @@ def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpo
     if replaced:
         problem, closed = f"{foreign[0]}, which is not what was saved", ""
     loads = bool(raw.get("loadable")) or _only(raw, *_BLIND)
+    final = _only(raw, "unfinished") and bool(save and save.ok) and not _is_renamed(record, posixpath.join(root, path))
+    problem = None if final else problem
     return Checkpoint(
-        path, str(raw.get("format", "")), step, save.begun_s if save else None, bool(raw.get("complete")),
+        path, str(raw.get("format", "")), step, save.begun_s if save else None, bool(raw.get("complete")) or final,
         loads and not replaced, str(problem) if problem else None,
         tensors if isinstance(tensors, Mapping) else {}, values if isinstance(values, Mapping) else {}, closed,
         sketches if isinstance(sketches, Mapping) else {}, save.attempt if save else None, root,

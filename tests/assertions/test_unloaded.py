@@ -48,6 +48,11 @@ def test_the_headline_names_the_file_that_kept_the_job_from_resuming(trainer: An
     assert not_resumed(bad) == words
     result = verdict_of(replace(bad, plan=replace(bad.plan, asserts=(Named("completed", {"steps": 30}),))), [], "")
     assert why(result).lead.startswith(words[:1].upper() + words[1:]), result.reason
+    one_rank = [
+        replace(event, data={**event.data, "ok": True}) if event.kind is Kind.LOAD_END and event.rank == 1 else event
+        for event in bad.events
+    ]
+    assert not_resumed(replace(bad, events=tuple(one_rank))) == words
     assert not not_resumed(_refused(run, steps=True))
     assert not not_resumed(_refused(run, steps=False, later="step-10"))
 

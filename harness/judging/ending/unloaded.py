@@ -25,17 +25,18 @@ def in_words(paths: Sequence[str]) -> str:
 
 
 def not_resumed(run: Record) -> str:
-    """A clause with the checkpoint whose load failed last in each of the attempts after the last step of the job. Empty
-    if one of them made a step, or if a load after the failed one succeeded: then something else kept it from
-    resuming."""
+    """A clause with the checkpoints whose load was the last of a rank and failed, in the attempts after the job's last
+    step. Empty if there is none in one of them, or each rank loaded another file after it: then something else kept the
+    job from resuming."""
     made = set(run.history.executions.attempt.tolist())
     idle = [one.number for one in run.history.attempts if one.number > max(made, default=-1)]
     if not made or not idle or run.exit_code == 0:
         return ""
-    ends = [_before_steps(run, attempt)[-1:] for attempt in idle]
-    if not all(last and not last[0].ok for last in ends):
+    ends = [{load.rank: load for load in _before_steps(run, attempt)}.values() for attempt in idle]
+    failed = [[checkpoint_of(load.path) for load in last if not load.ok] for last in ends]
+    if not all(failed):
         return ""
-    paths = list(dict.fromkeys(checkpoint_of(last[0].path) for last in ends))
+    paths = list(dict.fromkeys(path for each in failed for path in each))
     who = f"attempt {idle[0]}" if len(idle) == 1 else f"attempts {idle[0]} to {idle[-1]}"
     return f"{who} could not load {in_words(paths)}{_found(run, paths[-1])}"
 

@@ -274,6 +274,20 @@ def test_other_files_in_the_folder_of_a_checkpoint(tmp_path: Path) -> None:
     assert (one["problems"], len(one["tensors"])) == ([], 1)
 
 
+def test_json_that_is_cut_off(tmp_path: Path) -> None:
+    """Its save was not finished, wherever it was cut; JSON that is broken before its end is damaged."""
+    whole = json.dumps({"step": 10, "names": ["a", None, True], "rate": 1.5e-05, "in": {"b": "c"}})
+    folder = tmp_path / "step-10"
+    folder.mkdir()
+    torch.save({"w": torch.ones(3)}, folder / "model.pt")
+    for length in range(len(whole)):
+        (folder / "state.json").write_text(whole[:length])
+        assert not take(tmp_path)["checkpoints"][0]["complete"], length
+    (folder / "state.json").write_text(whole.replace("10", "10 x"))
+    (one,) = take(tmp_path)["checkpoints"]
+    assert (one["complete"], one["loadable"]) == (True, False)
+
+
 def test_the_mark_of_an_unfinished_checkpoint(tmp_path: Path, kit: Any) -> None:
     """NeMo 2 keeps a file beside a checkpoint until it is finished."""
     for step in (10, 20):

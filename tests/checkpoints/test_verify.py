@@ -303,7 +303,8 @@ def test_trackers_of_any_job(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
     assert (done.exit_code, f"{name}: it names 'step-3.pt', which does not exist" in done.output) == (1, True)
-    for other in (text.replace("3", "2"), "v1.2, released on Monday", '{"loss": 1}', "{", ""):
+    (tmp_path / "out-2.log").write_text("step 2")
+    for other in (text.replace("3", "2"), "v1.2, released on Monday", '{"loss": 1}', "{", "", "./logs/out-3.log"):
         (tmp_path / name).write_text(other)
         done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
         assert done.exit_code == 0, (other, done.output)

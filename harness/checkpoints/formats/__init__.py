@@ -154,8 +154,8 @@ def _of_any(files: Files, root: str, text: str, others: Sequence[str]) -> tuple[
     there = next((one for one in named if one in others), None)
     if there:
         return there, f"{root}/{there}"
-    families = {_DIGITS.sub("#", other) for other in others if _DIGITS.search(other)}
-    lost = next((one for one in named if _DIGITS.sub("#", one) in families), None)
+    numbered = [other for other in others if _DIGITS.search(other) and kind(files, f"{root}/{other}")]
+    lost = next((one for one in named if _DIGITS.sub("#", one) in {_DIGITS.sub("#", each) for each in numbered}), None)
     return (lost, None) if lost else None
 
 

@@ -76,9 +76,17 @@ def read_json(files: Files, path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if _is_lines(text) or _is_commented(text):
             return {}
-        kind = Trouble.UNREADABLE if size else Trouble.TORN
+        kind = Trouble.TORN if not size or _is_cut_off(text, error) else Trouble.UNREADABLE
         raise Unreadable(f"no JSON: {str(error)[:100]}", kind) from error
     return found if isinstance(found, dict) else {}
+
+
+def _is_cut_off(text: bytes, error: Exception) -> bool:
+    """Whether the JSON is right up to the end of the file, where more should follow."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    rest = text.decode(errors="replace")[error.pos :].strip()
+    return error.msg.startswith("Unterminated string") or re.fullmatch(r"[\w.+-]*", rest) is not None
 
 
 def _is_lines(text: bytes) -> bool:

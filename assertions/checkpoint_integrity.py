@@ -28,6 +28,7 @@ from torchaos.harness.judging.twins.agreement import differences, history_of
 from torchaos.harness.judging.twins.clash_words import also, but, left_out, listed, meaning, words
 from torchaos.harness.judging.twins.losses import Comparison, apart_before
 from torchaos.harness.record.history.checkpoints import final_path
+from torchaos.harness.record.history.saved_steps import main_of
 from torchaos.plugin import (
     Assertion,
     Attempt,
@@ -88,7 +89,8 @@ class CheckpointIntegrity(Assertion):
         if broken:
             return replace(broken, at_s=_changed_s(run, ours, str(broken.measured.get("checkpoint"))))
         torn = [checkpoint for checkpoint in ours if not checkpoint.good]
-        well = f"{len(ours) - len(torn)} checkpoints are complete and loadable, the newest is {_newest(ours).at}"
+        good = [checkpoint for checkpoint in ours if checkpoint.good]
+        well = f"{_count(good)} checkpoints are complete and loadable, the newest is {_newest(ours).at}"
         left = f" ({len(torn)} torn and superseded: {torn[0].path})" if torn else ""
         own = {"own": held.right} if held.right else {}
         left += f" ({listed(unread_paths)} can't be read, and in the twin neither)" if unread_paths else ""
@@ -329,4 +331,12 @@ def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: 
 
 
 def _newest(ours: Sequence[Checkpoint]) -> Checkpoint:
-    return next((checkpoint for checkpoint in reversed(ours) if checkpoint.good), ours[-1])
+    """The newest good checkpoint; of several files of its step, the one that holds the model."""
+    last = next((checkpoint for checkpoint in reversed(ours) if checkpoint.good), ours[-1])
+    same = {one.path: one for one in ours if one.good and one.step == last.step and last.step is not None}
+    return same[main_of([last.path, *same])] if same else last
+
+
+def _count(ones: Sequence[Checkpoint]) -> int:
+    """The number of checkpoints: files of one step are one."""
+    return len({one.path if one.step is None else one.step for one in ones})

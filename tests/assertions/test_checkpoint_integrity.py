@@ -681,3 +681,16 @@ def test_a_name_that_the_job_keeps_is_that_of_a_finished_checkpoint(trainer: Any
     events.append(replace(events[-1], kind=Kind.RENAMED, data=moved, seq=events[-1].seq + 1))
     (left,) = checkpoints_of(replace(run, events=tuple(events))) or []
     assert not left.complete
+
+
+def test_files_beside_a_checkpoint_are_not_counted(trainer: Any) -> None:
+    """The generators' states of each rank are a part of the checkpoint of their step, which its model names."""
+    plain = _inventory()
+    beside = [
+        {**one, "path": f"{one['path']}.rng{rank}", "tensors": {"cpu": "1"}} for one in plain["checkpoints"]
+        for rank in (0, 1)
+    ]  # fmt: skip
+    reason = _judge(trainer, {**plain, "checkpoints": [*plain["checkpoints"], *beside]}).reason
+    assert reason.startswith(f"{len(STEPS)} checkpoints are complete and loadable, the newest is step-{STEPS[-1]} "), (
+        reason
+    )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 
+from torchaos.harness.judging.checkpoints.contents import checkpoints_of, is_below, root_of
 from torchaos.harness.record.history import Load
 from torchaos.harness.record.history.checkpoints import checkpoint_of, is_failed
 from torchaos.harness.record.record import Record
@@ -51,11 +52,8 @@ def _before_steps(run: Record, attempt: int) -> list[Load]:
 
 def _found(run: Record, path: str) -> str:
     """What the inventory at the end says of a checkpoint, in brackets. Empty if it says nothing."""
-    inventory = run.artifacts.get("inventory")
-    listed = inventory.get("checkpoints", ()) if isinstance(inventory, Mapping) else ()
-    for raw in listed:
-        there = posixpath.join(str(inventory.get("root", "")), str(raw.get("path")))
-        problem = raw.get("problem")
-        if problem and (there == path or there.startswith(f"{path}/") or path.startswith(f"{there}/")):
-            return f" ({problem})"
+    for one in checkpoints_of(run) or ():
+        there = posixpath.join(root_of(run), one.path)
+        if one.problem and (there == path or is_below(there, path) or is_below(path, there)):
+            return f" ({one.problem})"
     return ""

@@ -39,7 +39,8 @@ class Megatron(Format):
         ranks = [name for name in names if _RANK.match(name)]
         if _FOLDER.search(folder):
             return bool(ranks) or not {_COMMON, _BACKEND}.isdisjoint(names)
-        return any(not set(_OF_RANK).isdisjoint(files.names(f"{folder}/{name}")) for name in ranks)
+        inside = [set(files.names(path)) for name in ranks if files.is_dir(path := f"{folder}/{name}")]
+        return bool(ranks) and (not any(inside) or any(not each.isdisjoint(_OF_RANK) for each in inside))
 
     def check_set(self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
         if self.is_folder(files, folder, names):

@@ -10,6 +10,11 @@ from collections.abc import Iterator
 import docker_engine as engines
 import needs
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is slow at times: no draw has a time limit, and no test fails for a slow draw.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 HOST = {"undo", "network", "deaths", "test_storage", "test_storage_fill"}  # folders and files
 

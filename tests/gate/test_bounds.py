@@ -39,7 +39,7 @@ def test_a_bound_that_the_scenario_does_not_have(release: Release, bound: float,
     assert ("more than allowed" in case.reason or "are allowed" in case.reason) == (code == 1)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.floats(0.1, 10.0).map(lambda one: round(one, 3)), min_size=1, max_size=3))
 def test_all_that_match_hold_at_once(release: Release, bounds: list[float]) -> None:
     """Under several patterns that match, it is open just where the tightest bound is kept."""

@@ -285,7 +285,7 @@ def test_repetitions_are_judged_together(tmp_path: Path) -> None:
     assert any("use a newer torchaos" in one.reason for one in judged.results)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_result_that_was_cut_anywhere_never_opens_it(release: Release, share: float) -> None:
     """However little of it is missing."""
@@ -301,7 +301,7 @@ def test_a_result_that_was_cut_anywhere_never_opens_it(release: Release, share: 
 JUNK = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([]), st.just({}))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), junk=JUNK)
 def test_a_result_with_any_value_replaced_is_judged_without_an_error(
     release: Release, data: st.DataObject, junk: Any

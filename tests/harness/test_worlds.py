@@ -28,7 +28,7 @@ worlds = _worlds()
 World = worlds.World
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.builds(World, **{
     name: st.sampled_from(values) for name, values in worlds.DOMAINS.items() if name not in ("state", "role")
 }))  # fmt: skip

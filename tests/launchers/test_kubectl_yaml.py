@@ -50,7 +50,7 @@ def test_every_trap_is_read_as_by_kubectl() -> None:
 
 
 @pytest.mark.needs("kubectl")
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.text("01789.eE+-_xXoObynfaF:~<=i", min_size=1, max_size=6), min_size=30, max_size=60))
 def test_any_word_is_read_as_by_kubectl(words: list[str]) -> None:
     """Plain words of the characters of which numbers and booleans are made."""
@@ -61,7 +61,7 @@ def test_any_word_is_read_as_by_kubectl(words: list[str]) -> None:
 
 
 @pytest.mark.needs("kubectl")
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(words=st.lists(st.one_of(st.sampled_from(TRAPS), st.text(max_size=6)), min_size=1, max_size=40))
 def test_the_words_of_the_job_arrive_as_text(tmp_path: Path, words: list[str]) -> None:
     """Whatever the command and the environment of the job are, kubectl reads back the same texts."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchaos.harness.record.result import Recovery, Result, Verdict
@@ -118,7 +118,6 @@ def ways(m: int, n: int, pairs: int) -> int:
     return 1 if m == 0 or n == 0 else ways(m - 1, n, pairs - n) + ways(m, n - 1, pairs)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=6), st.lists(st.floats(0, 100), min_size=1, max_size=6))
 def test_chance_is_a_probability(one: list[float], other: list[float]) -> None:
     """It lies between 0 and 1, and both directions together cover at least everything."""

@@ -41,7 +41,8 @@ class Completed(Assertion):
         history = history_of(run, twins)
         due = self.steps if self.steps is not None else final_step(twins[0]) if twins else None
         aborts = teardown_aborts(run, due)
-        finding = _ending(run, history, due, aborts) or _steps(run, history, due, aborts) or _well(history, due, aborts)
+        ended = _ending(run, history, due, aborts) or _unseen(run, twins, due)
+        finding = ended or _steps(run, history, due, aborts) or _well(history, due, aborts)
         first = First(What.ENDING, history.last_step or 0)
         measured = {"exit_code": run.exit_code, "last_step": history.last_step, "teardown_aborts": len(aborts)}
         return replace(
@@ -73,6 +74,13 @@ def _ending(run: Record, history: History, due: int | None, aborts: Sequence[Tea
     if not seen:
         return failed(f"the job ended with exit code {code}{_cause(run)}")
     return failed(f"the job ended with exit code {code}: {_abort(seen[-1])}; its last checkpoint could not be verified")
+
+
+def _unseen(run: Record, twins: Sequence[Record], due: int | None) -> Finding | None:
+    """The finding for a job whose twin made no step that was seen."""
+    if due is not None or not twins:
+        return None
+    return inconclusive(f"exit code {run.exit_code}, and no step of the twin was seen: {why_unseen(twins[0], 'steps')}")
 
 
 def _steps(run: Record, history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:

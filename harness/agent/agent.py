@@ -58,6 +58,10 @@ class Agent:
         self.look_for_saves: Callable[[], Any] | None = None  # called when a backward, step or rename begins
         # Called in each phase that may be the first of a step, while the state with which a step begins is wanted.
         self.state_begins: Callable[..., Any] | None = None
+        # Called when a batch is fetched, and when a forward, backward, save or load begins, while a step waits for its
+        # end that no optimizer of torch's shows.
+        self.changed: Callable[[], None] | None = None
+        self.reached: Callable[[], list[Any]] = list  # the parameters that the losses of such a job reach
         self.orders = Orders(self)
         self.epochs = Epochs(self)
         self.hooks = self._wanted()
@@ -129,6 +133,8 @@ class Agent:
     def enter(self, phase: wire.Phase, call: Call | None = None) -> None:
         """Must be called when a phase begins in this rank. An order may fire here; an exception that its fault raises
         goes to the job."""
+        if self.changed is not None and phase is wire.Phase.DATA:
+            self.changed()
         self.phases.enter(phase)
         if self.orders.current:
             self.orders.enter(phase, call)

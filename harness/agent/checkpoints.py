@@ -157,6 +157,8 @@ class Transfer:
         self._later = when
 
     def __enter__(self) -> Transfer:
+        if self._agent.changed is not None:
+            self._agent.changed()
         self._transfers.begin(self._path, self._format, self._saves)
         self._step, self._begun = self._agent.steps_over, time.monotonic()
         if self._in_training:

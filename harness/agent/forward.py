@@ -70,6 +70,8 @@ class ForwardHook:
         wrapper.forward = forward
 
     def _begins(self, inputs: Any) -> None:
+        if self._agent.changed is not None:
+            self._agent.changed()
         if self._agent.state_begins is not None:
             self._agent.state_begins(Phase.FORWARD, inputs)
         self._trained(inputs)

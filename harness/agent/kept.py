@@ -20,13 +20,13 @@ from typing import Any
 from .agent import Agent
 from .check_sums import plain_of_each
 from .names import Named, Names, kind_of, tensors_in
-from .state import parameters
+from .state import trained_by
 from .wire import Kind, Phase
 
 HOOK = "kept"
 _MOST, _INPUTS = 20_000, 64  # tensors of one quantity; inputs of the model
 _MOST_PUT_BACK = 50  # states: some jobs put one into a module in every step
-_LONG = ("parameters", "frozen", "buffers", "moments", "unsaved")
+_LONG = ("parameters", "frozen", "buffers", "moments", "unsaved", "trained")
 
 
 class StateSums:
@@ -52,6 +52,8 @@ class StateSums:
 
         @functools.wraps(original)
         def load_state_dict(target: Any, *args: Any, **kwargs: Any) -> Any:
+            if agent.on and agent.changed is not None:
+                agent.changed()
             result = original(target, *args, **kwargs)
             if agent.on and agent.put_back < _MOST_PUT_BACK:
                 put_back(target)
@@ -60,9 +62,8 @@ class StateSums:
         return load_state_dict
 
     def _put_back(self, target: Any) -> None:
-        optimizers = self._agent.optimizers
-        trained = {id(each) for each in parameters(optimizers)}
-        if any(each is target for each in optimizers) or any(
+        trained = {id(each) for each in trained_by(self._agent)}
+        if any(each is target for each in self._agent.optimizers) or any(
             id(each) in trained for each in getattr(target, "parameters", tuple)()
         ):
             self._agent.put_back += 1
@@ -100,6 +101,8 @@ class StateSums:
                 self._begun = {**self._at_start(), **summed, "rng": _generators(), "at": phase.value}
         elif begun := self._begun:
             self._agent.state_begins, self._begun = None, {}
+            if not self._agent.optimizers:  # only now it is known which parameters the losses reach
+                self._divide(begun)
             drawn = [name for name, state in _generators().items() if begun["rng"].get(name) != state]
             self._emit(Kind.BEGUN, {**begun, "drawn": drawn})
         elif not self._has_forward:  # otherwise, a thread began to save in the middle of this step
@@ -117,11 +120,20 @@ class StateSums:
             agent.orders.returned_to_start()
         return found
 
+    def _divide(self, begun: dict[str, Any]) -> None:
+        """Tells the parameters that are trained from the frozen ones."""
+        found = self._names.look(self._agent.optimizers, self._agent.reached())
+        both = {**begun.get("frozen", {}), **begun.get("parameters", {})}
+        for what in ("parameters", "frozen"):
+            begun[what] = {name: of for name, of in both.items() if name in found[what]}
+        begun["trained"] = sorted(found["trained"])
+
     def _look(self) -> dict[str, Any]:
         """The check sums by quantity and name. Quantities with too many tensors are left out."""
-        wanted = {what: of for what, of in self._names.look(self._agent.optimizers).items() if len(of) <= _MOST}
-        unsaved = sorted(wanted.pop("unsaved", ()))
-        return {**self._summed(wanted), **({"unsaved": unsaved} if unsaved else {})}
+        found = self._names.look(self._agent.optimizers, self._agent.reached())
+        wanted = {what: of for what, of in found.items() if len(of) <= _MOST}
+        names = {what: sorted(of) for what in ("unsaved", "trained") if (of := wanted.pop(what, None))}
+        return {**self._summed(wanted), **names}
 
     def _summed(self, wanted: Mapping[str, Named]) -> dict[str, dict[str, list[str]]]:
         sums = iter(plain_of_each(self._torch, [each for of in wanted.values() for each in of.values()]))

@@ -28,17 +28,27 @@ class Names:
         self._modules: list[weakref.ref[Any]] = []  # the outermost ones
         self._plain: list[weakref.ref[Any]] = []  # optimizers of plain classes
 
-    def look(self, optimizers: Sequence[Any]) -> dict[str, Named]:
-        """`parameters` that torch optimizers train, `frozen` ones (all others), `buffers`, and `moments`: what the
-        optimizers keep. Also `unsaved`: the buffers that their module keeps out of its state_dict."""
-        trained = {id(each) for each in parameters(optimizers)}
+    def look(self, optimizers: Sequence[Any], reached: Sequence[Any] = ()) -> dict[str, Named]:
+        """`parameters` that torch optimizers train (without any: those that losses have `reached`), `frozen` ones (all
+        others), `buffers`, and `moments`: what the optimizers keep. Also `unsaved`: the buffers that their module keeps
+        out of its state_dict; and `trained`: the parameters, of both kinds, that get gradients and belong to an
+        optimizer of any class."""
+        trained = {id(each) for each in parameters(optimizers) or reached}
         found, names = self._named(trained)
         if self._tries < _ALWAYS or (self._tries < _TRIES and not trained <= names.keys()):
             self._tries += 1
             self._search()
             found, names = self._named(trained)
         found["moments"] = _unique([*_of_optimizers(optimizers, names), *self._of_plain_classes(names)])
+        listed = {name for optimizer in _alive(self._plain) for name in self._trained_by(optimizer, names)}
+        own = found["parameters"] if optimizers or not listed else {}
+        of_plain = {name: each for what in ("parameters", "frozen") for name, each in found[what].items() if name in listed}
+        found["trained"] = {name: each for name, each in {**own, **of_plain}.items() if each.requires_grad}
         return found
+
+    def _trained_by(self, optimizer: Any, names: Mapping[int, str]) -> list[str]:
+        """The names of the parameters that an optimizer of a plain class keeps in a list, in order."""
+        return next(filter(None, (_listed(value, names) for value in list(vars(optimizer).values()))), [])
 
     def _search(self) -> None:
         module, optimizer = self._torch.nn.Module, self._torch.optim.Optimizer
@@ -78,7 +88,7 @@ class Names:
     def _of_plain_classes(self, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
         for optimizer in _alive(self._plain):
             attributes = [pair for pair in list(vars(optimizer).items()) if isinstance(pair[1], (list, tuple, dict))]
-            trained = next(filter(None, (_listed(value, names) for _name, value in attributes)), [])
+            trained = self._trained_by(optimizer, names)
             by_key: dict[Any, str] = {**names, **{name: name for name in names.values()}, **dict(enumerate(trained))}
             for name, value in attributes:
                 if isinstance(value, dict):

@@ -35,7 +35,7 @@ class StateHook:
 
     def _note_norm(self) -> None:
         torch = self._torch
-        grads = [local(each.grad) for each in parameters(self._agent.optimizers) if each.grad is not None]
+        grads = [local(each.grad) for each in trained_by(self._agent) if each.grad is not None]
         handled = (self._agent.loads, self._agent.saves, self._agent.put_back)
         if self._handled != handled:
             self._handled, self._agent.tally.now.before = handled, self._shown()
@@ -59,7 +59,7 @@ class StateHook:
 
     def _shown(self) -> Shown | None:
         torch, optimizers = self._torch, self._agent.optimizers
-        trained = parameters(optimizers)
+        trained = trained_by(self._agent)
         if not trained:
             return None
         moment_sum = check_sum(torch, list(moments(optimizers)))
@@ -95,6 +95,11 @@ def parameters(optimizers: Sequence[Any]) -> list[Any]:
     """The parameters that these optimizers train, each once, in order."""
     groups = (group["params"] for optimizer in optimizers for group in optimizer.param_groups)
     return list({id(each): each for group in groups for each in group}.values())
+
+
+def trained_by(agent: Agent) -> list[Any]:
+    """The parameters that torch's optimizers train. In a job without any, those that its losses reach."""
+    return parameters(agent.optimizers) or agent.reached()
 
 
 def moments(optimizers: Sequence[Any]) -> Iterator[tuple[int, Any]]:

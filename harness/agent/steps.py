@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 import weakref
 from collections.abc import Sequence
 from types import ModuleType
@@ -21,8 +22,16 @@ from .ring import UNSEEN
 from .sums import Sums
 from .tally import Segment
 from .trained import Trained
+from .updates import Updates
 from .wire import Kind, Phase
 
+_PLAIN = "plain"  # the key of all optimizers together that are none of torch's
+_NO_STEP = (
+    "the agent saw {} backward passes and no optimizer step: {}. Make the optimizer a subclass of "
+    "torch.optim.Optimizer, or let the job print its steps, such as `step 12 loss 3.4`"
+)
+_NEVER_STEPPED = "no optimizer of torch's stepped, though the job made one"
+_NO_CHANGE = "it is none of torch's, and no parameter that a loss reached was seen to change between them"
 _FROM_A_THREAD = (
     "a thread of the job fetches batches ahead, and it could not be seen which of them the loop took from it"
 )
@@ -35,28 +44,31 @@ class StepHooks:
         self._counter, self._cycle = StepCounter(), Cycle(agent.who.attempt, agent.who.rank)
         self._loose = 0  # optimizers that were reported as loose
         self._said_unseen = False
-        self._begun = False  # an optimizer has stepped
+        self._begun = False  # an optimizer of torch's has stepped
+        self._updates = Updates(agent)
+        agent.reached = self._updates.parameters
         self._dummy = False
         self._state: Any = None
         self._scaled: list[bool] = []  # by GradScaler step in progress: whether the optimizer has stepped inside it
         self._skip = agent.careful("steps")(self._skipped)
+        self._updated = agent.careful("steps")(self._parameters_changed)
 
     def watch_state(self, state: Any) -> None:
         """Also records the training state after each step. `state`: a StateHook, if the plan has that hook."""
         self._state = state
 
     def patch_autograd(self, module: ModuleType) -> None:
-        """Patches `torch.autograd.backward`. This covers Tensor.backward too, which calls that function."""
+        """Patches `torch.autograd.backward`. This covers Tensor.backward too, which calls that function. Also
+        `torch.autograd.grad`, which is a backward in a job that updates its parameters by itself."""
         import torch
 
-        agent, original = self._agent, module.backward
+        agent, original, original_grad = self._agent, module.backward, module.grad
         inside_engine: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+        parameter = torch.nn.Parameter
 
-        @functools.wraps(original)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            # A backward inside a backward (reentrant checkpointing) is part of the outer one.
-            if not agent.on or inside_engine() != -1:
-                return original(tensors, *args, **kwargs)
+        def around(call: Callable[..., Any], tensors: Any, args: Any, kwargs: Any) -> Any:
+            if agent.changed is not None:
+                agent.changed()
             try:
                 self._backward_begins(tensors)
             except Exception as error:
@@ -66,7 +78,7 @@ class StepHooks:
                 agent.orders.enter(Phase.BACKWARD)
             closed, ok = NOTHING, False
             try:
-                result = original(tensors, *args, **kwargs)
+                result = call(tensors, *args, **kwargs)
                 ok = True
             finally:
                 try:
@@ -77,7 +89,22 @@ class StepHooks:
                 self._follow(closed)
             return result
 
-        module.backward = backward  # type: ignore[attr-defined]
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            # A backward inside a backward (reentrant checkpointing) is part of the outer one.
+            if not agent.on or inside_engine() != -1:
+                return original(tensors, *args, **kwargs)
+            return around(original, tensors, args, kwargs)
+
+        @functools.wraps(original_grad)
+        def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if agent.on and not (agent.made or self._begun) and inside_engine() == -1:
+                inputs = args[0] if args else kwargs.get("inputs")
+                if any(isinstance(each, parameter) for each in (inputs if isinstance(inputs, (list, tuple)) else ())):
+                    return around(original_grad, outputs, args, kwargs)
+            return original_grad(outputs, *args, **kwargs)
+
+        module.backward, module.grad = backward, grad  # type: ignore[attr-defined]
 
     def patch_optimizer(self, module: ModuleType) -> None:
         """Patches torch.optim.optimizer: steps, and the calls that make, clear and load an optimizer."""
@@ -165,6 +192,12 @@ class StepHooks:
     def finish(self) -> None:
         """Must be called when the process ends. Closes an iteration that was left open because a further optimizer step
         could have belonged to it."""
+        if self._agent.changed is not None:
+            self._agent.changed()
+        if self._updates.backwards and not self._agent.steps_over:
+            why = _NEVER_STEPPED if self._agent.made else _NO_CHANGE
+            text = _NO_STEP.format(self._updates.backwards, why)
+            self._agent.emit(Kind.NOTE, {"text": text, "unseen": "steps"})
         if self._counter.finish().after:
             self._agent.careful("steps")(self._emit_step)(True)
         self._agent.careful("loss")(self._losses.poll)()
@@ -182,9 +215,12 @@ class StepHooks:
         self._counter.gone(key)
 
     def _made(self, optimizer: Any) -> None:
+        self._agent.changed = None
         self._counter.made(self._key(optimizer))
 
     def _backward_begins(self, tensors: Any) -> None:
+        if not self._begun:
+            self._updates.backward_begins(tensors)
         if self._agent.look_for_saves is not None:
             self._agent.look_for_saves()
         if self._agent.state_begins is not None:
@@ -202,10 +238,26 @@ class StepHooks:
 
     def _backward_ends(self, ok: bool) -> Closed:
         self._agent.phases.leave(Phase.BACKWARD)
+        if not (self._begun or self._agent.made):
+            self._updates.backward_ends()
+            self._agent.changed = self._catch_up
         if self._state is not None:
             self._state.backward_over()
         closed = self._counter.backward_end(ok)
         return closed if closed is NOTHING else self._seal(closed)
+
+    def _catch_up(self) -> None:
+        """Ends the step of a job without an optimizer of torch's if its parameters have changed since the backward."""
+        if threading.get_ident() == self._agent.thread and (closed := self._updated()):
+            self._follow(closed)
+
+    def _parameters_changed(self) -> Closed | None:
+        if not self._counter.fresh or not self._updates.happened():
+            return None
+        self._agent.changed = None
+        if self._state is not None:
+            self._state.step_over()
+        return self._seal(self._counter.step_end(_PLAIN))
 
     def _step_begins(self, optimizer: Any) -> None:
         if self._agent.look_for_saves is not None:

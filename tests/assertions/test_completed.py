@@ -159,3 +159,22 @@ def test_an_abort_behind_a_pipe_is_as_one_without(trainer: Any) -> None:
     assert Completed().judge(piped, [twin]).outcome is Outcome.PASSED
     unverified = Completed().judge(replace(piped, artifacts={}), [twin])
     assert (unverified.outcome, "could not be verified" in unverified.reason) == (Outcome.FAILED, True)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_steps_that_the_agent_could_not_count(trainer: Any, seen: bool) -> None:
+    """A twin without a step does not show which step is the last: the words are the agent's own. That there was no
+    agent is said only if there was none."""
+    said = "the agent saw 30 backward passes and no optimizer step: the reason"
+    hidden = {Kind.STEP, Kind.NOTE} if seen else {Kind.STEP, Kind.NOTE, Kind.AGENT_STARTED}
+    run, twin = (
+        replace(record, events=tuple(event for event in record.events if event.kind not in hidden))
+        for record in (trainer(kills=KILL).record(), trainer().record())
+    )
+    note = Event(Kind.NOTE, "rank0-a0", 9_000, 0.0, run.events[-1].mono_s, 0, 0, 0, {"text": said, "unseen": "steps"})
+    run, twin = (replace(each, events=(*each.events, note) if seen else each.events) for each in (run, twin))
+    found = Completed().judge(run, [twin])
+    assert found.outcome is Outcome.INCONCLUSIVE
+    words = said if seen else "there was no agent in the job, and its log does not show steps"
+    assert found.reason == f"exit code 0, and no step of the twin was seen: {words}"
+    assert words in SampleAccounting().judge(run, [twin]).reason

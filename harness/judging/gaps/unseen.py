@@ -27,10 +27,10 @@ def why_unseen(record: Record, what: str) -> str:
     note = next((event for event in record.of_kind(Kind.NOTE) if event.data.get("unseen") == what), None)
     if note:
         return str(note.data["text"])
-    if record.history.source == "log":
+    if not any(record.of_kind(Kind.AGENT_STARTED)):
         return f"there was no agent in the job, and its log does not show {what}"
-    if not any(record.of_kind(Kind.AGENT_STARTED)) and record.history.source == "none":
-        return "there was no agent in the job, and its log does not show steps"
+    if record.history.source == "log":
+        return f"the agent saw no optimizer step, and the job's log, which shows steps, does not show {what}"
     return (of_an_earlier_run(record) if what == "steps" else "") or _NEVER[what]
 
 

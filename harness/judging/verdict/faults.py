@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, Evidence
-from torchaos.harness.judging.gaps.unseen import of_an_earlier_run
+from torchaos.harness.judging.gaps.unseen import why_unseen
 from torchaos.harness.judging.landing.whom import hit_target
 from torchaos.harness.judging.verdict.gates import landed_wrong, not_outlived
 from torchaos.harness.record.plan import PlannedFault
@@ -83,7 +83,9 @@ def _why_missed(run: Record, fault: PlannedFault) -> str:
     step, last = getattr(fault.trigger, "step", None), run.history.highest_step()
     if missed.get("ended_before") and step is not None and last is not None and step > last:
         return f"the job ended at step {last}; the fault was planned for step {step}"
-    return (of_an_earlier_run(run) if missed.get("ended_before") else "") or str(missed["reason"])
+    if missed.get("ended_before") and last is None and (step is not None or getattr(fault.trigger, "phase", None)):
+        return why_unseen(run, "steps")
+    return str(missed["reason"])
 
 
 def _measured(run: Record, fault: PlannedFault) -> dict[str, dict[str, float]]:

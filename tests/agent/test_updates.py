@@ -1,0 +1,200 @@
+"""Jobs whose optimizer is none of torch's: their steps are seen in the parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+LOOP = """
+import os, torch
+from torch.utils.data import DataLoader, TensorDataset
+folder = os.environ["FOLDER"]
+torch.manual_seed(0)
+data = TensorDataset(torch.arange(96).float().reshape(24, 4) / 100, torch.arange(24).float() / 24)
+model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))
+params = list(model.parameters())
+def clear():
+    for p in params: p.grad = None
+UPDATE
+for x, y in DataLoader(data, batch_size=4):
+    loss = (model(x).squeeze() - y).pow(2).mean()
+    step(loss)
+    print("LOSS", repr(loss.item()))
+"""
+UPDATES = {
+    "plain class": """
+class Lion:
+    def __init__(self, params): self.params, self.m = params, [torch.zeros_like(p) for p in params]
+    @torch.no_grad()
+    def step(self):
+        for p, m in zip(self.params, self.m): p.add_(m.lerp_(p.grad, 0.1).sign(), alpha=-0.01)
+lion = Lion(params)
+def step(loss): loss.backward(); lion.step(); clear()
+""",
+    "cleared before": """
+def step(loss):
+    model.zero_grad(); loss.backward()
+    with torch.no_grad():
+        for p in params: p.sub_(0.1 * p.grad)
+""",
+    "data": """
+def step(loss):
+    loss.backward()
+    for p in params: p.data -= 0.1 * p.grad
+    model.zero_grad()
+""",
+    "data replaced": """
+def step(loss):
+    loss.backward()
+    for p in params: p.data = p.data - 0.1 * p.grad
+    clear()
+""",
+    "numpy": """
+def step(loss):
+    loss.backward()
+    for p in params: p.detach().numpy()[...] -= 0.1 * p.grad.numpy()
+    clear()
+""",
+    "foreach": """
+def step(loss):
+    loss.backward()
+    with torch.no_grad(): torch._foreach_add_(params, [p.grad for p in params], alpha=-0.1)
+    clear()
+""",
+    "grad": """
+def step(loss):
+    with torch.no_grad():
+        for p, g in zip(params, torch.autograd.grad(loss, params)): p.sub_(0.1 * g)
+""",
+    "grad and data": """
+def step(loss):
+    for p, g in zip(params, torch.autograd.grad(loss, params)): p.data.sub_(0.1 * g)
+""",
+    "clipped": """
+def step(loss):
+    loss.backward(); torch.nn.utils.clip_grad_norm_(params, 0.1)
+    with torch.no_grad():
+        for p in params: p -= 0.1 * p.grad
+    clear()
+""",
+    "in the backward": """
+def update(p):
+    with torch.no_grad(): p.sub_(0.1 * p.grad)
+    p.grad = None
+for p in params: p.register_post_accumulate_grad_hook(update)
+def step(loss): loss.backward()
+""",
+    "average beside": """
+average = torch.optim.swa_utils.AveragedModel(model)
+def step(loss):
+    loss.backward()
+    with torch.no_grad():
+        for p in params: p.sub_(0.1 * p.grad)
+    average.update_parameters(model); clear()
+""",
+}
+
+
+def _losses(ran: Any) -> list[float]:
+    return [float(line.split()[1]) for line in ran.output.splitlines() if line.startswith("LOSS")]
+
+
+@pytest.mark.parametrize("how", UPDATES)
+def test_each_update_is_a_step(rank: Any, how: str) -> None:
+    """With its loss and its samples, however the job changes its parameters."""
+    ran = rank.run(LOOP.replace("UPDATE", UPDATES[how]))
+    assert ran.code == 0, ran.output
+    assert [event.step for event in ran.of("step")] == [1, 2, 3, 4, 5, 6]
+    assert [step["losses"] for step in ran.steps] == [[one] for one in _losses(ran)]
+    assert [step["indices"] for step in ran.steps] == [[*range(at, at + 4)] for at in range(0, 24, 4)]
+    assert ran.failures == []
+
+
+def test_backwards_without_an_update_belong_to_one_step(rank: Any) -> None:
+    """Gradient accumulation."""
+    update = """
+made = 0
+def step(loss):
+    global made
+    loss.backward(); made += 1
+    if made % 3 == 0:
+        with torch.no_grad():
+            for p in params: p.sub_(0.1 * p.grad)
+        clear()
+"""
+    ran = rank.run(LOOP.replace("UPDATE", update))
+    assert [len(step["losses"]) for step in ran.steps] == [3, 3]
+
+
+def test_a_save_comes_after_the_step_that_it_saves(rank: Any) -> None:
+    """And the state is recorded by name, as of any optimizer; a load is no step."""
+    update = """
+step = 0
+torch.save(model.state_dict(), folder + "/first.pt")
+class Lion:
+    def __init__(self, params): self.params, self.m = params, [torch.zeros_like(p) for p in params]
+    @torch.no_grad()
+    def step(self):
+        for p, m in zip(self.params, self.m): p.add_(m.lerp_(p.grad, 0.1).sign(), alpha=-0.01)
+lion = Lion(params)
+def step(loss):
+    loss.backward(); clear()
+    model.load_state_dict(torch.load(folder + "/first.pt"))
+    loss = model(torch.ones(2, 4)).sum()
+    loss.backward(); lion.step(); clear()
+    torch.save(model.state_dict(), folder + "/a.pt")
+"""
+    hooks = ("steps", "loss", "samples", "state", "checkpoints", "kept")
+    ran = rank.run(LOOP.replace("UPDATE", update), hooks=hooks)
+    assert ran.code == 0, ran.output
+    assert [event.step for event in ran.of("checkpoint.save_begin")] == [0, 1, 2, 3, 4, 5, 6]
+    assert [event.step for event in ran.of("step")] == [1, 2, 3, 4, 5, 6]
+    assert ran.failures == []
+    kept = ran.of("checkpoint.parameters")
+    assert [event.step for event in kept] == [1, 2, 3, 4, 5, 6]
+    assert set(kept[0].data["parameters"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert set(kept[0].data["moments"]) == {f"{name}/m" for name in kept[0].data["parameters"]}
+    assert all(step["parameters"] and step["norm"] for step in ran.steps)
+
+
+def test_a_fault_lands_in_its_step(rank: Any) -> None:
+    """Order of a step fires when that step begins, also if only the parameters show that the one before is over."""
+    source = "class Stop:\n    def apply(self, site): raise SystemExit(7)\n"
+    (rank.folder / "stop.py").write_text(source)
+    order = rank.order(str(rank.folder / "stop.py"), "Stop", step=4)
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(LOOP.replace("UPDATE", UPDATES["plain class"]), orders=(order,))
+    assert (ran.code, len(ran.steps)) == (7, 3), ran.output
+
+
+@pytest.mark.parametrize(("made", "why"), [
+    ("", "it is none of torch's, and no parameter that a loss reached was seen to change between them"),
+    ("idle = torch.optim.SGD(params, lr=0.1)", "no optimizer of torch's stepped, though the job made one"),
+])  # fmt: skip
+def test_what_cant_be_counted_is_said(rank: Any, made: str, why: str) -> None:
+    """Backwards without any change of a parameter, and an optimizer of torch's that never steps."""
+    update = """
+MADE
+def step(loss): loss.backward(); clear()
+"""
+    ran = rank.run(LOOP.replace("UPDATE", update.replace("MADE", made)))
+    [note] = [event.data for event in ran.of("run.note") if event.data.get("unseen") == "steps"]
+    assert ran.steps == []
+    assert note["text"].startswith(f"the agent saw 6 backward passes and no optimizer step: {why}. Make ")
+
+
+def test_an_optimizer_of_torchs_decides_alone(rank: Any) -> None:
+    """Beside one, an optimizer of a plain class makes no steps of its own; a warm-up before it was made is none."""
+    update = """
+model(torch.ones(1, 4)).sum().backward(); clear()
+opt = torch.optim.SGD(params[:2], lr=0.1)
+def step(loss):
+    loss.backward()
+    with torch.no_grad():
+        for p in params[2:]: p.sub_(0.1 * p.grad)
+    opt.step(); clear()
+"""
+    ran = rank.run(LOOP.replace("UPDATE", update))
+    assert [event.step for event in ran.of("step")] == [1, 2, 3, 4, 5, 6]

@@ -55,11 +55,13 @@ class StateRestored(Assertion):
                 "DTensors"
             )
         restored = said("restored", found=_list(found[-1].kept))
-        return passed(
-            f"{restored}, over {found[-1].in_words}"
-            + (f" and {len(found) - 1} more before it" if len(found) > 1 else ""),
-            resumes=len(found),
-        )
+        more = f" and {len(found) - 1} more before it" if len(found) > 1 else ""
+        well = passed(f"{restored}, over {found[-1].in_words}{more}", resumes=len(found))
+        odd = next((one for one in found if one.generators), None)
+        if odd is None:
+            return well
+        but = said("but rng", attempt=odd.attempt.number, found=in_words(odd.generators, odd.attempt.world_size))
+        return replace(well, reason=f"{well.reason}; {but}", cause="but not the RNG states")
 
     judge_replicas = each
 
@@ -75,11 +77,13 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _lost(carried: Carried) -> Finding:
-    state = " and the ".join(carried.lost)
+    state, world = " and the ".join(carried.lost), carried.attempt.world_size
+    # What some ranks lost makes them differ from the others.
+    on_some = bool(carried.others) and all(other.equal and len(other.ranks) < world for other in carried.others)
     return failed(
-        f"the {state} with which attempt {carried.attempt.number} began are not those that attempt "
-        f"{carried.saver.number} had after step {carried.step}: "
-        f"{in_words(carried.others, carried.attempt.world_size) or 'they were not restored exactly'}, "
-        f"over {carried.in_words}",
-        First(What.PARAMETERS, carried.step), step=carried.step, lost=len(carried.lost),
+        said(
+            "lost", state=state, attempt=carried.attempt.number, saver=carried.saver.number, step=carried.step,
+            found=in_words(carried.others, world) or "their check sums are others", over=carried.in_words,
+        ),
+        First(What.REPLICAS if on_some else What.PARAMETERS, carried.step), step=carried.step, lost=len(carried.lost),
     )  # fmt: skip

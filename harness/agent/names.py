@@ -42,7 +42,9 @@ class Names:
         found["moments"] = _unique([*_of_optimizers(optimizers, names), *self._of_plain_classes(names)])
         listed = {name for optimizer in _alive(self._plain) for name in self._trained_by(optimizer, names)}
         own = found["parameters"] if optimizers or not listed else {}
-        of_plain = {name: each for what in ("parameters", "frozen") for name, each in found[what].items() if name in listed}
+        of_plain = {
+            name: each for what in ("parameters", "frozen") for name, each in found[what].items() if name in listed
+        }
         found["trained"] = {name: each for name, each in {**own, **of_plain}.items() if each.requires_grad}
         return found
 

@@ -22,6 +22,7 @@ class State:
     rng: Mapping[str, str]  # a digest of each random number generator
     inputs: Sums  # of the model, in this step; empty if they were not seen
     drawn: frozenset[str] | None  # generators that the forward drew from; None: not seen
+    trained: frozenset[str]  # parameters that get gradients and belong to an optimizer of any class
 
     @property
     def begun(self) -> bool:
@@ -37,7 +38,7 @@ def states(events: Iterable[Event]) -> Iterator[State]:
             continue
         before = told.setdefault((event.attempt, event.rank), {})
         same, data = event.data.get("same", ()), event.data
-        before.update({what: data[what] for what in (*QUANTITIES, "unsaved") if what in data})
+        before.update({what: data[what] for what in (*QUANTITIES, "unsaved", "trained") if what in data})
         there = {what: of for what, of in before.items() if what in data or what in same}
         drawn = data.get("drawn")
         yield State(
@@ -47,4 +48,5 @@ def states(events: Iterable[Event]) -> Iterator[State]:
             data.get("rng", {}),
             data.get("inputs", {}),
             None if drawn is None else frozenset(drawn),
+            frozenset(there.get("trained", there.get("parameters", ()))),
         )

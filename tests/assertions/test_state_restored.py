@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Outcome
+from torchaos.harness.contracts import Finding, Outcome, What
 from torchaos.harness.judging.checkpoints.begun import RNG, begun_with, in_words
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.plan import Named
+from torchaos.harness.telling.explain.story import _why
 
 
 def judged(trainer: Any, **more: Any) -> Finding:
@@ -255,6 +259,98 @@ def test_each_part_of_the_state_is_seen_by_its_name(trainer: Any, begins: Any, w
     assert (words or "parameters, frozen parameters, buffers and moments of the optimizer are") in found.reason
 
 
+def test_an_rng_that_was_lost_is_told_beside_what_was_restored(trainer: Any) -> None:
+    """And the story does not say that all of the state held. A model that draws nothing has lost nothing."""
+
+    def other(begun: Any, rank: int) -> None:
+        begun["rng"].update(torch="7" * 16)
+
+    run, twin = _named(trainer, other).record(), _named(trainer).record()
+    found = StateRestored().judge(run, ())
+    assert "the RNG states of attempt 1 are not as before, and the model draws from them: the states" in found.reason
+    plan = replace(run.plan, asserts=(Named("state_restored", {}), Named("loss_continuity", {})))
+    result = verdict_of(replace(run, plan=plan), [twin], "/run")
+    assert any(line.startswith("What held: state restored (but not the RNG states)") for line in _why(result))
+
+    class Idle(_named(trainer).__class__):  # type: ignore[misc]
+        def _state(self, step: int, rank: int = 0) -> dict[str, Any]:
+            return {**super()._state(step, rank), "drawn": [], "rng": {"torch": "5" * 16 if step < 10 else "6" * 16}}
+
+    job = Idle(kills=((13, 1),), state_seen=True, noise=True, global_batch=True)
+    assert "RNG" not in StateRestored().judge(job.record(), ()).reason
+
+
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_a_state_that_one_rank_lost_makes_the_replicas_differ(trainer: Any, rank: int | None) -> None:
+    """That the replicas differ follows from it. A state that all ranks lost is no reason for that."""
+
+    def lost(begun: Any, own: int) -> None:
+        if rank in (own, None):
+            begun["frozen"].update({NAMES[1]: _entry(99)})
+
+    found = StateRestored().judge(_named(trainer, lost).record(), ())
+    assert found.first is not None
+    assert found.first.what is (What.PARAMETERS if rank is None else What.REPLICAS)
+    assert (", and rank" in found.reason) is (rank is not None)
+    assert rank is None or f"on rank {rank} are others, and rank {1 - rank}'s were restored" in found.reason
+
+
+def test_a_model_without_buffers_has_lost_and_kept_none(trainer: Any) -> None:
+    """Nothing is said of a part of the state that is nowhere."""
+
+    class Bare(_named(trainer).__class__):  # type: ignore[misc]
+        def _state(self, step: int, rank: int = 0) -> dict[str, Any]:
+            return {**super()._state(step, rank), "buffers": {}, "frozen": {}, "unsaved": []}
+
+    job = Bare(kills=((13, 1),), state_seen=True, noise=True, global_batch=True)
+    found = StateRestored().judge(job.record(), ())
+    assert found.reason.startswith("parameters and moments of the optimizer are bit for bit"), found.reason
+    twin = Bare(state_seen=True, noise=False, global_batch=True).record()
+    reason = LossContinuity().judge(job.record(), [twin]).reason
+    assert "buffers" not in reason
+    assert "frozen" not in reason
+
+
+@pytest.mark.parametrize(
+    ("step", "ours", "twins", "words"),
+    [
+        (15, [], ["weight"], "are trained than before: the parameters weight are no longer trained; the"),
+        (15, ["weight"], [], "are trained than before: the parameters weight are trained, and were not; the"),
+        (15, ["weight"], ["weight"], ""),
+        (20, [], ["weight"], "before: in step 21, the parameters weight are not trained, and are in the twin"),
+        (20, ["weight"], [], "before: in step 21, the parameters weight are trained, and are not in the twin"),
+    ],
+)
+def test_the_set_of_trained_parameters(trainer: Any, step: int, ours: list[str], twins: list[str], words: str) -> None:
+    """Weights that were frozen after the resume, or unfrozen late or early: the cause says which, and when."""
+
+    def record(kills: Any, trained: dict[int, list[str]], **more: Any) -> Any:
+        made = trainer(kills=kills, named=True, **more).record()
+        events = []
+        for event in made.events:
+            if event.kind is Kind.BEGUN:
+                at = (event.step or 0) + 15 * (event.attempt or 0)
+                frozen = {**event.data["frozen"], **event.data["parameters"]}
+                data = {**event.data, "parameters": {}, "frozen": frozen, "trained": trained[event.attempt or 0]}
+                event = replace(event, data=data if at == step else event.data)
+            events.append(event)
+        return replace(made, events=tuple(events))
+
+    broken = frozenset({"momentum"} if step == 15 else ())
+    run = record([(18, 1)], {0: twins, 1: ours}, broken=broken)
+    twin = record([], {0: twins})
+    if step == 20:  # the loss of a later step differs
+        events = [
+            replace(e, data={**e.data, "losses": [e.data["losses"][0] * 1.5]})
+            if e.kind is Kind.STEP and e.attempt == 1 and e.step == 8 else e
+            for e in run.events
+        ]  # fmt: skip
+        run = replace(run, events=tuple(events))
+    reason = LossContinuity().judge(run, [twin]).reason
+    assert words in reason
+    assert words or "are trained than before" not in reason
+
+
 def test_other_values_in_the_model_during_the_save(trainer: Any) -> None:
     """A job saves an average and goes on with its own parameters: a resume that goes on with the average has lost them,
     and one that puts its own back has not."""
@@ -319,8 +415,8 @@ def test_samples_of_which_the_job_made_others_are_not_called_equal(trainer: Any)
     ("digest", "words"),
     [
         (None, None),
-        (f"1{0:015x}", "the states of the RNG torch on rank 1 are those of a fresh start"),
-        (f"0{10:015x}", "the states of the RNG torch on rank 1 are those of rank 0"),
+        (f"1{0:015x}", "the states of the RNG torch on rank 1 are those of a fresh start, and rank 0's were restored"),
+        (f"0{10:015x}", "the states of the RNG torch on rank 1 are those of rank 0, and rank 0's were restored"),
     ],
 )
 def test_the_generator_of_a_rank_that_saves_nothing(trainer: Any, digest: str | None, words: str | None) -> None:

@@ -90,6 +90,13 @@ def test_replicas_that_differ_follow_from_no_samples() -> None:
     assert told == {"samples": None, "digest": None}
 
 
+def test_replicas_that_differ_follow_from_a_state_that_one_rank_lost() -> None:
+    """state_restored says so; the loss follows too."""
+    told = links(("digest", What.REPLICAS, 16), ("state", What.REPLICAS, 15), ("loss", What.LOSS, 16))
+    assert told == {"digest": "state", "state": None, "loss": "state"}
+    assert links(("digest", What.REPLICAS, 16), ("state", What.PARAMETERS, 15))["digest"] is None
+
+
 def test_samples_that_the_job_computes_follow_from_its_parameters() -> None:
     """A policy that was wrong meets other observations from the next step on; samples of a data set follow from no
     loss."""

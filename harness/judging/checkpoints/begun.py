@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -17,8 +17,9 @@ from torchaos.harness.judging.checkpoints.kept import step_of
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.states import State, states
 
-MOMENTS, RNG, INPUTS = "moments", "rng", "inputs"
+MOMENTS, RNG, INPUTS, TRAINED = "moments", "rng", "inputs", "trained"
 OF_MODEL = ("parameters", "frozen", "buffers")
+_WEIGHTS = ("parameters", "frozen")
 _SHARED = ("parameters", "frozen", MOMENTS)  # what ranks may hold alike
 _DIGITS, _FEW = 16, 3
 _MISSING = ("", "")
@@ -30,10 +31,12 @@ Of = Mapping[int, State]  # by rank
 class Other:
     """A part of the state that is not what it was."""
 
-    quantity: str  # one of states.QUANTITIES, RNG or INPUTS
+    quantity: str  # one of states.QUANTITIES, RNG, INPUTS or TRAINED
     name: str
     ranks: tuple[int, ...]
     holds: str  # what it is instead, as a clause in the plural
+    equal: tuple[int, ...] = ()  # the ranks on which it is what it was
+    trained: bool = False  # it is among `frozen` only because no optimizer of torch's trains it
 
     @property
     def of(self) -> str:
@@ -46,15 +49,16 @@ class Other:
 _EXCHANGED = "hold those of"
 _NOUNS = {
     "parameters": "parameters", "frozen": "frozen parameters", "buffers": "buffers", MOMENTS: "moments of",
-    INPUTS: "model's inputs", RNG: "states of the RNG",
+    INPUTS: "model's inputs", RNG: "states of the RNG", TRAINED: "parameters",
 }  # fmt: skip
 
 
 def in_words(others: Sequence[Other], world: int) -> str:
     """What is not as it was, in clauses. Empty if there is nothing. `world`: the number of ranks."""
-    groups: dict[tuple[str, str, tuple[int, ...]], list[Other]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[Other]] = defaultdict(list)
     for other in others:
-        groups[other.quantity, _EXCHANGED if _EXCHANGED in other.holds else other.holds, other.ranks].append(other)
+        holds = _EXCHANGED if _EXCHANGED in other.holds else other.holds
+        groups[other.quantity, holds, other.ranks, other.equal, other.trained].append(other)
     return "; ".join(_clause(of, world) for of in groups.values())
 
 
@@ -65,27 +69,43 @@ def _clause(others: Sequence[Other], world: int) -> str:
     likewise, apart = (f" and {more} more" if more else ""), ""
     if more and _EXCHANGED in first.holds:
         likewise, apart = "", f", and {more} more {_EXCHANGED} others"
-    return f"the {_NOUNS[first.quantity]} {first.of}{likewise}{where} {first.holds}{apart}"
+    rest = (
+        "" if first.quantity in (INPUTS, TRAINED) or not first.equal else f", and {_whose(first.equal)} were restored"
+    )
+    noun = _NOUNS["parameters" if first.trained else first.quantity]
+    return f"the {noun} {first.of}{likewise}{where} {first.holds}{apart}{rest}"
+
+
+def _whose(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}'s" if len(ranks) == 1 else f"those of ranks {', '.join(map(str, ranks))}"
 
 
 @dataclass
 class Begun:
-    """`seen`: the ranks on which each quantity was compared."""
+    """`seen`: the ranks on which each quantity was compared; `absent`: quantities of which there is nothing, as the
+    buffers of a model without any."""
 
     others: list[Other] = field(default_factory=list)
     seen: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    absent: set[str] = field(default_factory=set)
+    compared: dict[tuple[str, str], set[int]] = field(default_factory=lambda: defaultdict(set))  # ranks, by part
     parameters: frozenset[str] = frozenset()  # names of those that torch optimizers train
     unsaved: frozenset[str] = frozenset()  # buffers that are in no state_dict
     drawn: frozenset[str] | None = None  # generators that the forward drew from; None: not seen
 
     def equal(self, quantity: str) -> bool | None:
-        """None: not seen."""
+        """None: not seen, or there is nothing of it."""
         if any(other.quantity == quantity for other in self.others):
             return False
-        return True if self.seen.get(quantity) else None
+        return True if self.seen.get(quantity) and quantity not in self.absent else None
 
     def of(self, *quantities: str) -> list[Other]:
         return [other for other in self.others if other.quantity in quantities]
+
+    @property
+    def lost_generators(self) -> list[Other]:
+        """The generators that the forward draws from and that are not as they were."""
+        return [other for other in self.of(RNG) if other.name in (self.drawn or ())]
 
 
 class Recorded:
@@ -151,18 +171,44 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     alike = _alike(own.fresh)
     for quantity in (*OF_MODEL, MOMENTS, INPUTS, RNG):
         sources = [went_on, saved, twins] if quantity in ("frozen", MOMENTS) else [went_on, twins]
+        known = [_values(state, quantity) for of in (mine, *sources) for state in of.values()]
+        if None not in known and not any(known) and quantity not in (INPUTS, RNG):
+            found.absent.add(quantity)
         for reference in sources:
             if due := _due(mine, reference, quantity, alike):
                 _compare(found, quantity, mine, due)
                 break
+    _compare_trained(found, mine, went_on or saved or twins)
     _compare_unsaved_generators(found, mine, own.fresh, went_on or twins)
     words = _Words(own, base, went_on or saved or twins, saved)
     ranks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for other in found.others:
         for rank, holds in words.said(other, mine):
             ranks[other.quantity, other.name, holds].add(rank)
-    found.others = [Other(quantity, name, tuple(sorted(of)), holds) for (quantity, name, holds), of in ranks.items()]
+    wrong, others = defaultdict[tuple[str, str], set[int]](set), list[Other]()
+    for (quantity, name, _holds), of in ranks.items():
+        wrong[quantity, name] |= of
+    plain = frozenset().union(*(state.trained for state in mine.values()))
+    for (quantity, name, holds), of in ranks.items():
+        equal = tuple(sorted(found.compared[quantity, name] - wrong[quantity, name]))
+        others.append(Other(quantity, name, tuple(sorted(of)), holds, equal, quantity == "frozen" and name in plain))
+    found.others = others
     return found
+
+
+def trained_since(run: Record, twin: Record, attempt: int, since: range) -> tuple[int, list[Other]] | None:
+    """The first of these steps that began with another set of trained parameters than in the twin, as far as it was
+    recorded, and the parameters."""
+    own, twins = Recorded(run), Recorded(twin)
+    for step in since:
+        found = Begun()
+        mine = own.begun(step - 1, attempt=attempt)
+        _compare_trained(found, mine, twins.begun(step - 1) if mine else {})
+        if found.others:
+            of = next(iter(mine.values())).trained
+            holds = {True: "are trained, and are not in the twin", False: "are not trained, and are in the twin"}
+            return step, [replace(other, holds=holds[other.name in of]) for other in found.others]
+    return None
 
 
 def _compare_unsaved_generators(found: Begun, mine: Of, fresh: Of, due: Of) -> None:
@@ -175,6 +221,18 @@ def _compare_unsaved_generators(found: Begun, mine: Of, fresh: Of, due: Of) -> N
             of_others = {of.rng.get(name) for r, of in due.items() if r in fresh and fresh[r].rng != fresh[rank].rng}
             if state.rng.get(name) in {fresh[rank].rng.get(name), *of_others} - {None}:
                 found.others.append(Other(RNG, name, (rank,), ""))
+
+
+def _compare_trained(found: Begun, mine: Of, due: Of) -> None:
+    """Finds parameters that are trained and were not, or were and are not."""
+    other: dict[str, list[int]] = defaultdict(list)
+    for rank, state in mine.items() if due else ():
+        reference = due.get(rank, due[min(due)])
+        for name in sorted(state.trained ^ reference.trained):
+            if name in _trained(state) and name in _trained(reference):
+                other[name].append(rank)
+        found.seen[TRAINED].add(rank)
+    found.others += [Other(TRAINED, name, tuple(ranks), "") for name, ranks in other.items()]
 
 
 def _drawn(mine: Of) -> frozenset[str] | None:
@@ -261,10 +319,13 @@ def _compare(found: Begun, quantity: str, mine: Of, due: Mapping[int, Mapping[st
         have = _values(mine[rank], quantity)
         if have is None:
             continue
+        if quantity in _WEIGHTS:  # a parameter that is no longer trained, or is now, is the same parameter
+            have = {**mine[rank].sums.get("frozen", {}), **mine[rank].sums.get("parameters", {})}
         found.seen[quantity].add(rank)
         for name, entry in values.items():
             lacks = name not in have and (quantity == MOMENTS and name.partition("/")[0] in _trained(mine[rank]))
             differs = name in have and tuple(have[name]) != tuple(entry)
+            found.compared[quantity, name].add(rank)
             if lacks or (differs and not (quantity == "buffers" and (name, tuple(have[name])) in of_any)):
                 other[name].append(rank)
     found.others += [Other(quantity, name, tuple(ranks), "") for name, ranks in other.items()]
@@ -283,6 +344,9 @@ class _Words:
     def said(self, other: Other, mine: Of) -> Iterator[tuple[int, str]]:
         """Yields each rank with its words."""
         for rank in other.ranks:
+            if other.quantity == TRAINED:
+                yield rank, "are trained, and were not" if other.name in mine[rank].trained else "are no longer trained"
+                continue
             entry = (_values(mine[rank], other.quantity) or {}).get(other.name)
             yield rank, "are missing" if entry is None else next(self._holds(other, rank, entry), "are others")
 

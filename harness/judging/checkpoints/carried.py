@@ -31,6 +31,7 @@ class Carried:
     frozen: bool | None = None
     buffers: bool | None = None
     others: tuple[Other, ...] = ()  # what is not as it was, by name
+    generators: tuple[Other, ...] = ()  # that the forward draws from and that are not as they were
 
     @property
     def step(self) -> int:
@@ -51,8 +52,10 @@ class Carried:
 
     @property
     def _restored(self) -> list[tuple[str, bool | None]]:
+        plain = any(other.trained for other in self.others)
+        frozen = "parameters of an optimizer of a plain class" if plain else "frozen parameters"
         return [
-            ("parameters", self.parameters), ("frozen parameters", self.frozen), ("buffers", self.buffers),
+            ("parameters", self.parameters), (frozen, self.frozen), ("buffers", self.buffers),
             ("moments of the optimizer", self.moments),
         ]  # fmt: skip
 
@@ -111,7 +114,7 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
             moments = _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments"))
         others = tuple(begun.of("parameters", "frozen", "buffers", MOMENTS))
         frozen, buffers = begun.equal("frozen"), begun.equal("buffers")
-        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others)
+        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, tuple(begun.lost_generators))
 
 
 def _is_scratch(other: Other, begun: Begun) -> bool:

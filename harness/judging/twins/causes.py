@@ -12,9 +12,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchaos.harness.judging.checkpoints.begun import INPUTS, MOMENTS, RNG, begun_with, in_words
+from torchaos.harness.judging.checkpoints.begun import (
+    INPUTS,
+    MOMENTS,
+    RNG,
+    TRAINED,
+    Other,
+    begun_with,
+    in_words,
+    trained_since,
+)
 from torchaos.harness.judging.checkpoints.carried import carried_into
 from torchaos.harness.judging.noise.quantities import Steps, relative
+from torchaos.harness.judging.noise.rounding import ROUNDING
 from torchaos.harness.judging.twins.agreement import Difference
 from torchaos.harness.judging.twins.claims import said
 from torchaos.harness.judging.twins.rates import Differing, story
@@ -24,10 +34,10 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
 
-_UPDATE = (MOMENTS, "optimizer counter", "learning rate")  # they act in the update, so they change only later losses
+_UPDATE = (TRAINED, MOMENTS, "optimizer counter", "learning rate")  # they act in the update: on later losses only
 _NAMES = {
     "samples": "samples", INPUTS: "inputs of the model", "parameters": "weights at the start",
-    "frozen": "frozen parameters", "buffers": "buffers", RNG: "RNG states",
+    "frozen": "frozen parameters", "buffers": "buffers", RNG: "RNG states", TRAINED: "set of trained parameters",
     MOMENTS: "optimizer's moments at the start", "optimizer counter": "optimizer counter",
     "learning rate": "learning rate",
 }  # fmt: skip
@@ -57,10 +67,11 @@ def likeliest_cause(
     first execution."""
     part = _part_of(history, next(iter(ours[first.step].values())))
     if part is None or part.base is None:
-        return Cause("The step from which that attempt continued is not known, and so the cause is not known either.")
+        return Cause(said("unplaced"))
     later = any(segment.number == part.number and segment.after < part.after for segment in history.segments)
     if part.base == 0 and part is history.segments[0]:
-        return Cause(_without_a_restart(sum(step < first.step for step in ours.keys() & theirs.keys())))
+        agreed = sum(step < first.step for step in ours.keys() & theirs.keys())
+        return Cause(said("fault or job") if agreed < _SETTLED else said("fault", agreed=agreed))
     found = _Resumed(run, history, ours, theirs, first, part, later, twin)
     where = f"{'after the job went back to step' if later else 'in the attempt that resumed after step'} {part.base}"
     facts = found.facts
@@ -69,7 +80,7 @@ def likeliest_cause(
     besides = f" Besides, {'; '.join(fact.clause for fact in late)}." if late else ""
     if acted:
         causes = "; ".join(acted)
-        return Cause(f"Most likely cause, {where}: {causes}.{besides}", causes)
+        return Cause(said("cause", where=where, causes=causes, besides=besides), causes)
     equal, unseen = found.compared({fact.quantity for fact in facts})
     guess = found.unrecorded()
     clauses = [said("equal", found=f"{_and(equal)} {'is' if len(equal) == 1 else 'are'}")] if equal else []
@@ -98,6 +109,7 @@ class _Resumed:
         twin: Record | None,
     ) -> None:  # fmt: skip
         self._run, self._history, self._ours, self._theirs, self._first = run, history, ours, theirs, first
+        self._twin, self._attempt = twin, part.number
         self._base = part.base or 0
         self._since = [step for step in sorted(ours.keys() & theirs.keys()) if self._base < step <= first.step]
         self._ranks = sorted(ours[first.step])
@@ -122,21 +134,34 @@ class _Resumed:
             data = None  # it came later than what differed from the start, and may follow from it
         elif not data:
             state = [*self._inputs(), *state] if not any(fact.quantity == "parameters" for fact in state) else state
-        update = [*self._moments(), _optimizer(since, ours, theirs), self._schedule()]
+        counter = _counter(since, ours, theirs, "optimizer counter", lambda step: step.opt_step)
+        update = [self._trained(), *self._moments(), counter, self._schedule()]
         proved = [_Fact("", self._first.step, clause) for clause in exact if clause]
         return [fact for fact in (*proved, data, *state, *update) if fact]
 
     def _state(self) -> Iterator[_Fact]:
-        step, world = self._base + 1, len(self._ranks)
-        if self._weights:
-            found = in_words(self._begun.of("parameters"), world) or _lost(self._base, self._weights)
-            yield _Fact("parameters", step, said("weights", found=found))
-        for quantity in ("frozen", "buffers"):
-            if others := self._begun.of(quantity):
-                yield _Fact(quantity, step, said(quantity, found=in_words(others, world)))
-        drawn = self._begun.drawn or frozenset()
-        if others := [other for other in self._begun.of(RNG) if other.name in drawn]:
-            yield _Fact(RNG, step, said("rng", found=in_words(others, world)))
+        begun = self._begun
+        weights = [other for other in begun.of("parameters", "frozen") if other.quantity != "frozen" or other.trained]
+        if self._weights or weights:
+            yield self._told(
+                "parameters", "weights", weights, "" if weights else _lost(self._base, self._weights or {})
+            )
+        frozen = [other for other in begun.of("frozen") if not other.trained]
+        for claim, others in (("frozen", frozen), ("buffers", begun.of("buffers")), ("rng", begun.lost_generators)):
+            if others:
+                yield self._told(claim, claim, others)
+
+    def _told(self, quantity: str, claim: str, others: Sequence[Other], else_: str = "") -> _Fact:
+        return _Fact(quantity, self._base + 1, said(claim, found=in_words(others, len(self._ranks)) or else_))
+
+    def _trained(self) -> _Fact | None:
+        if others := self._begun.of(TRAINED):
+            return self._told(TRAINED, "trained", others)
+        since = range(self._base + 2, self._first.step + 1)
+        if self._twin is None or not (later := trained_since(self._run, self._twin, self._attempt, since)):
+            return None
+        found = f"in step {later[0]}, {in_words(later[1], len(self._ranks))}"
+        return _Fact(TRAINED, later[0], said("trained", found=found))
 
     def _inputs(self) -> Iterator[_Fact]:
         others, step = self._begun.of(INPUTS), self._base + 1
@@ -150,8 +175,7 @@ class _Resumed:
     def _moments(self) -> Iterator[_Fact]:
         others = self._begun.of(MOMENTS)
         if others or (self._carried and self._carried.moments is False):
-            found = in_words(others, len(self._ranks)) or "their check sums are others"
-            yield _Fact(MOMENTS, self._base + 1, said("moments", found=found))
+            yield self._told(MOMENTS, "moments", others, "their check sums are others")
 
     def _schedule(self) -> _Fact | None:
         since, ours, theirs = self._since, self._ours, self._theirs
@@ -185,11 +209,11 @@ class _Resumed:
         for quantity, name in _NAMES.items():
             seen = every if in_all_steps.get(quantity) else begun.seen[quantity] & every
             is_idle = quantity == RNG and begun.drawn == frozenset()  # the model draws from none
-            if quantity in differ or begun.of(quantity) or is_idle:
+            if quantity in differ or begun.of(quantity) or is_idle or quantity in begun.absent:
                 continue
             if seen:
                 equal.append(name if seen == every else f"{name} of rank {_list(sorted(seen))}")
-            if (missing := every - seen) and quantity not in (INPUTS, "frozen"):
+            if (missing := every - seen) and quantity not in (INPUTS, "frozen", TRAINED):
                 unseen.append(name if missing == every else f"{name} of rank {_list(sorted(missing))}")
         return equal, unseen
 
@@ -201,7 +225,9 @@ class _Resumed:
         if first.what == "parameters":
             if first.ours is None or first.theirs is None:
                 return said("not recorded", part="backward or the update", why="no loss differs")
-            return said("update" if first.ours == first.theirs else "gradients")
+            return said("update") if first.ours == first.theirs else said("gradients", step=first.step)
+        if agreed and (bent := next((step for step in self._since if self._other_norms(step)), None)) is not None:
+            return said("gradients", step=bent)
         if agreed:
             why = "the first loss agrees" if agreed == 1 else f"the first {agreed} losses agree"
             return said("not recorded", part="update, or shows late", why=why)
@@ -212,24 +238,19 @@ class _Resumed:
         only = f" of rank {_list(differ)} alone" if 0 < len(differ) < len(mine) else ""
         return said("not recorded", part="forward", why=f"the first loss{only} differs")
 
+    def _other_norms(self, step: int) -> bool:
+        """Whether the gradients of a step had other norms than in the twin, and its losses were the same."""
+        mine, twins = self._ours[step], self._theirs[step]
+        pairs = [(mine[rank], twins[rank]) for rank in mine if rank in twins]
+        norms = [(one.norm, other.norm) for one, other in pairs if one.norm is not None and other.norm is not None]
+        same = all(one.loss_seen and one.losses == other.losses for one, other in pairs)
+        return same and any(relative(one, other) > ROUNDING for one, other in norms)
+
 
 def _part_of(history: History, execution: Execution) -> Segment | None:
     """The segment of the history to which a step belongs."""
     where = execution.attempt, execution.segment
     return next((part for part in history.segments if (part.number, part.after) == where), None)
-
-
-def _without_a_restart(agreed: int) -> str:
-    """A sentence about a job that was not restarted before the difference, after `agreed` steps without one."""
-    if agreed < _SETTLED:
-        return (
-            "The job had not been restarted by then: either the fault itself changed the numbers, or the job is not "
-            "deterministic."
-        )
-    return (
-        f"The job had not been restarted by then, and the {agreed} steps before agree: most likely the fault, or what "
-        "the job did about it, changed the numbers."
-    )
 
 
 def _accumulation(base: int, ours: Steps, theirs: Steps, first: Difference) -> str | None:
@@ -314,10 +335,6 @@ def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
     if not all(execution.samples_seen for execution in by_rank.values()):
         return None
     return sorted(str(sample) for execution in by_rank.values() for sample in execution.samples)
-
-
-def _optimizer(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
-    return _counter(since, ours, theirs, "optimizer counter", lambda step: step.opt_step)
 
 
 def _counter(

@@ -48,6 +48,10 @@ CLAIMS: Mapping[str, Claim] = {
         "the RNG state was not restored, and the model draws from it: {found}",
         "the generators' states on that rank (state.begun), and that the forward changes them",
     ),
+    "trained": Claim(
+        "other parameters are trained than before: {found}",
+        "the parameters that get gradients and belong to an optimizer (state.begun), in both",
+    ),
     "moments": Claim(
         "the optimizer's moments were not restored: {found}",
         "the moments by name (state.begun), or their check sum on each rank",
@@ -89,11 +93,36 @@ CLAIMS: Mapping[str, Claim] = {
         "the losses and the gradients' norms of the step, and the parameters after it",
     ),
     "gradients": Claim(
-        "something that was not recorded acts on the gradients, since their norms differ and no loss does",
+        "something that was not recorded acts on the gradients, since in step {step} their norms differ and no loss "
+        "does",
         "the losses and the gradients' norms of the step",
+    ),
+    "cause": Claim("Most likely cause, {where}: {causes}.{besides}", "nothing: it puts other claims together"),
+    "unplaced": Claim(
+        "The step from which that attempt continued is not known, and so the cause is not known either.",
+        "nothing: no witness places the attempt",
+    ),
+    "fault or job": Claim(
+        "The job had not been restarted by then: either the fault itself changed the numbers, or the job is not "
+        "deterministic.",
+        "the history: the first attempt made the step",
+    ),
+    "fault": Claim(
+        "The job had not been restarted by then, and the {agreed} steps before agree: most likely the fault, or what "
+        "the job did about it, changed the numbers.",
+        "the history, and the losses and rates of the steps before",
     ),
     "equal": Claim("{found} equal", "each of these quantities, on all ranks that are named or on all ranks"),
     "unseen": Claim("{found} not seen", "nothing: these quantities were not recorded on these ranks"),
+    "lost": Claim(
+        "the {state} with which attempt {attempt} began are not those that attempt {saver} had after step {step}: "
+        "{found}, over {over}",
+        "the state before and after the resume, by name or as check sums of all ranks",
+    ),
+    "but rng": Claim(
+        "the RNG states of attempt {attempt} are not as before, and the model draws from them: {found}",
+        "the generators' states before and after the resume (state.begun), and that the forward changes them",
+    ),
     "restored": Claim(
         "{found} are bit for bit as before",
         "the state before and after the resume, by name or as check sums of all ranks",

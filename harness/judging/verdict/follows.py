@@ -21,8 +21,9 @@ _LATER = {
     },
     What.LOSS: {**_INPUTS, What.RATE: 1, What.PARAMETERS: 1, What.REPLICAS: 1, What.LOADED: 1},
     What.PARAMETERS: {
-        **_INPUTS, What.LOSSES: 0, What.LOSS: 0, What.RATE: 0, What.PARAMETERS: 1, What.LOADED: 1,
+        **_INPUTS, What.LOSSES: 0, What.LOSS: 0, What.RATE: 0, What.PARAMETERS: 1, What.REPLICAS: 1, What.LOADED: 1,
     },
+    What.REPLICAS: {What.REPLICAS: 1},
     What.SAVED: {
         **_INPUTS, What.LOSSES: 0, What.LOSS: 0, What.RATE: 0, What.PARAMETERS: 0, What.REPLICAS: 0, What.LOADED: 1,
     },

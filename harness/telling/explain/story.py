@@ -173,7 +173,10 @@ def _recovered(recovery: Recovery) -> str:
 
 
 def _why(result: Result) -> Iterator[str]:
-    held = [name_in_words(case.name) for case in result.cases if case.verdict is Verdict.PASSED]
+    held = [
+        f"{name_in_words(case.name)}{f' ({on_one_line(case.cause)})' if case.cause else ''}"
+        for case in result.cases if case.verdict is Verdict.PASSED
+    ]  # fmt: skip
     for verdict in (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.ERROR):
         for case in root_first(result.cases):
             if case.verdict is verdict:

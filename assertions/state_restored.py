@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from torchaos.harness.judging.checkpoints.begun import in_words
 from torchaos.harness.judging.checkpoints.carried import Carried, resumes_carried
+from torchaos.harness.judging.checkpoints.torn import torn
+from torchaos.harness.judging.claims import said
 from torchaos.harness.judging.ending.unrestarted import not_restarted
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.twins.claims import said
 from torchaos.plugin import Assertion, Finding, First, Harm, Need, Record, What, each, failed, inconclusive, passed
 
 
@@ -43,6 +44,9 @@ class StateRestored(Assertion):
                     resumes=0,
                 )
             return inconclusive("no attempt resumed from a step that this run had done, so nothing was restored")
+        for one in found:
+            if words := torn(history, one.attempt.segments[0]) if one.attempt.segments else "":
+                return failed(words, First(What.PARAMETERS, one.step), step=one.step)
         lost = next((one for one in found if one.lost), None)
         if lost:
             first_s = history.executions.of_attempt(lost.attempt.number).first_s()
@@ -83,7 +87,7 @@ def _lost(carried: Carried) -> Finding:
     return failed(
         said(
             "lost", state=state, attempt=carried.attempt.number, saver=carried.saver.number, step=carried.step,
-            found=in_words(carried.others, world) or "their check sums are others", over=carried.in_words,
+            found=in_words(carried.others, world) or carried.instead("parameters", "moments"), over=carried.in_words,
         ),
         First(What.REPLICAS if on_some else What.PARAMETERS, carried.step), step=carried.step, lost=len(carried.lost),
     )  # fmt: skip

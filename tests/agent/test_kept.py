@@ -24,7 +24,7 @@ step()
 """
 
 
-def _told(ran: Any, what: str = "parameters") -> list[dict[str, list[str]]]:
+def _told(ran: Any, what: str = "parameters") -> list[Any]:
     return [event.data[what] for event in ran.of("checkpoint.parameters")]
 
 
@@ -168,9 +168,9 @@ dist.destroy_process_group()
     saved = ran.of("checkpoint.parameters")
     assert len(saved) == 1
     assert set(saved[0].data["moments"]) == {f"top.{p}/exp_avg{s}" for p in ("weight", "bias") for s in ("", "_sq")}
-    assert saved[0].data["same"] == ["frozen", "unsaved"]
+    assert saved[0].data["same"] == ["frozen", "unsaved", "trained"]
     assert saved[0].data["buffers"] != first.data["buffers"]
-    assert after.data["same"] == ["parameters", "frozen", "buffers", "moments", "unsaved"]
+    assert after.data["same"] == ["parameters", "frozen", "buffers", "moments", "unsaved", "trained"]
 
 
 def test_without_a_wrapper_the_backward_begins_the_step(rank: Any) -> None:
@@ -257,3 +257,31 @@ def test_equal_parts_have_equal_places(agent_module: Any) -> None:
     assert written((1,), False) == written((1, 0), False, True) == "part1-" + ones
     assert written((1, 0), False, False) == "part1.0-" + ones
     assert written((1, 0), True, True) == ones
+
+
+def test_which_parameters_are_trained_is_told(rank: Any) -> None:
+    """Those that get gradients and belong to an optimizer, of torch's or of a plain class: one that is frozen later,
+    and one that is in no optimizer's list, are not."""
+    ran = rank.run(
+        PREPARE
+        + """
+class Sign:
+    def __init__(self, params): self.params = list(params)
+    @torch.no_grad()
+    def step(self):
+        for p in self.params: p.sub_(p.grad.sign(), alpha=0.01)
+more = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 1), "b": torch.nn.Linear(2, 1)})
+sign = Sign(more["a"].parameters())
+torch.save({}, folder + "/a.pt")
+step()
+model[0].bias.requires_grad_(False)
+torch.save({}, folder + "/b.pt")
+step()
+""",
+        hooks=("steps", "checkpoints", "kept"),
+    )
+    assert ran.code == 0, ran.output
+    before, after = _told(ran, "trained")
+    every = {"0.weight", "0.bias", "1.weight", "1.bias", "ModuleDict:a.weight", "ModuleDict:a.bias"}
+    assert set(before) == every
+    assert set(after) == every - {"0.bias"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from torchaos.harness.judging.twins.claims import CLAIMS
+from torchaos.harness.judging.claims import CLAIMS
 
 ROOT = Path(__file__).parents[2]
 

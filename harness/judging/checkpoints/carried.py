@@ -9,7 +9,9 @@ ranks after it."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from torchaos.harness.agent.check_sums import is_whole, over_all, plain
 from torchaos.harness.judging.checkpoints.begun import MOMENTS, Begun, Other, begun_with
@@ -18,6 +20,8 @@ from torchaos.harness.judging.noise.quantities import LOSS
 from torchaos.harness.judging.noise.rounding import ROUNDING
 from torchaos.harness.record.history import Attempt, Execution, History
 from torchaos.harness.record.record import Record
+
+_RESTORED = {"parameters": "restored", "moments": "restored_moments"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Carried:
     frozen: bool | None = None
     buffers: bool | None = None
     others: tuple[Other, ...] = ()  # what is not as it was, by name
+    after: Mapping[str, int] = field(default_factory=dict)  # the step that what is lost is of, by name
     generators: tuple[Other, ...] = ()  # that the forward draws from and that are not as they were
 
     @property
@@ -58,6 +63,11 @@ class Carried:
             ("parameters", self.parameters), (frozen, self.frozen), ("buffers", self.buffers),
             ("moments of the optimizer", self.moments),
         ]  # fmt: skip
+
+    def instead(self, *names: str) -> str:
+        """What these states ("parameters", "moments") are instead of what they should be, as a clause."""
+        of = {self.after[name] for name in names if name in self.after}
+        return f"they are those after step {of.pop()}" if len(of) == 1 else "their check sums are others"
 
     @property
     def in_words(self) -> str:
@@ -114,7 +124,23 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
             moments = _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments"))
         others = tuple(begun.of("parameters", "frozen", "buffers", MOMENTS))
         frozen, buffers = begun.equal("frozen"), begun.equal("buffers")
-        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, tuple(begun.lost_generators))
+        lost = [name for name, equal in (("parameters", parameters), ("moments", moments)) if equal is False]
+        of = {name: _step_with(history, attempt, _by_rank(first, _RESTORED[name]), name) for name in lost}
+        after = {name: step for name, step in of.items() if step is not None}
+        rngs = tuple(begun.lost_generators)
+        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, after, rngs)
+
+
+def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | None], name: str) -> int | None:
+    """The last step of earlier attempts after which each rank had what it began this attempt with."""
+    if None in restored.values():
+        return None
+    steps = history.executions
+    earlier = steps.at((steps.attempt < attempt.number) & np.isin(steps.rank, list(restored))).placed
+    after: dict[int, dict[int, str | None]] = {}
+    for one in earlier.with_state:
+        after.setdefault(one.global_step or 0, {})[one.rank] = getattr(one, name)
+    return max((step for step, of in after.items() if of == restored), default=None)
 
 
 def _is_scratch(other: Other, begun: Begun) -> bool:

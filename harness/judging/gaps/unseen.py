@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.record.history import Load, saved_as
+from torchaos.harness.record.history.evidence import RECORD
 from torchaos.harness.record.record import Record
 
 _NEVER = {
@@ -63,7 +64,7 @@ def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:
     said = (
         sorted((witness for witness in part.witnesses if witness.fits), key=lambda each: -each.weight) if part else []
     )
-    seen = [_of_load(record, loads)]
+    seen = [] if any(each.name == RECORD for each in said) else [_of_load(record, loads)]
     seen += [f"{each.name} says {' or '.join(map(str, each.fits[:3]))}" for each in said[:2]]
     if not said:
         seen.append("no counter, sample or loss shows an earlier step")

@@ -23,10 +23,11 @@ from torchaos.harness.judging.checkpoints.begun import (
     trained_since,
 )
 from torchaos.harness.judging.checkpoints.carried import carried_into
+from torchaos.harness.judging.checkpoints.torn import torn
+from torchaos.harness.judging.claims import said
 from torchaos.harness.judging.noise.quantities import Steps, relative
 from torchaos.harness.judging.noise.rounding import ROUNDING
 from torchaos.harness.judging.twins.agreement import Difference
-from torchaos.harness.judging.twins.claims import said
 from torchaos.harness.judging.twins.rates import Differing, story
 from torchaos.harness.judging.twins.samples import renumbered
 from torchaos.harness.record.history import Execution, History, Segment, StepTable
@@ -74,6 +75,8 @@ def likeliest_cause(
         return Cause(said("fault or job") if agreed < _SETTLED else said("fault", agreed=agreed))
     found = _Resumed(run, history, ours, theirs, first, part, later, twin)
     where = f"{'after the job went back to step' if later else 'in the attempt that resumed after step'} {part.base}"
+    if words := torn(history, part):
+        return Cause(said("cause", where=where, causes=words, besides=""), words)
     facts = found.facts
     late = [fact for fact in facts if fact.quantity in _UPDATE and fact.step == first.step and first.what == "loss"]
     acted = [fact.clause for fact in facts if fact not in late]
@@ -134,7 +137,7 @@ class _Resumed:
             data = None  # it came later than what differed from the start, and may follow from it
         elif not data:
             state = [*self._inputs(), *state] if not any(fact.quantity == "parameters" for fact in state) else state
-        counter = _counter(since, ours, theirs, "optimizer counter", lambda step: step.opt_step)
+        counter = _counter(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
         update = [self._trained(), *self._moments(), counter, self._schedule()]
         proved = [_Fact("", self._first.step, clause) for clause in exact if clause]
         return [fact for fact in (*proved, data, *state, *update) if fact]
@@ -175,11 +178,11 @@ class _Resumed:
     def _moments(self) -> Iterator[_Fact]:
         others = self._begun.of(MOMENTS)
         if others or (self._carried and self._carried.moments is False):
-            yield self._told(MOMENTS, "moments", others, "their check sums are others")
+            yield self._told(MOMENTS, "moments", others, self._carried.instead(MOMENTS) if self._carried else "")
 
     def _schedule(self) -> _Fact | None:
         since, ours, theirs = self._since, self._ours, self._theirs
-        if counted := _counter(since, ours, theirs, "schedule", lambda step: step.sched_step):
+        if counted := _counter(since, ours, theirs, "schedule", lambda step: step.sched_step, self._base):
             return counted
         for step, run, twin in _pairs(_other_in(since, ours, theirs, "lr"), ours, theirs):
             for group, (mine, twins) in enumerate(zip(run.lr, twin.lr, strict=False)):
@@ -338,13 +341,17 @@ def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
 
 
 def _counter(
-    since: Sequence[int], ours: Steps, theirs: Steps, claim: str, read: Callable[[Execution], float | None]
-) -> _Fact | None:
+    since: Sequence[int], ours: Steps, theirs: Steps, claim: str, read: Callable[[Execution], float | None], base: int
+) -> _Fact | None:  # fmt: skip
     for step, run, twin in _pairs(_other_in(since, ours, theirs, "opt_step", "sched_step"), ours, theirs):
         mine, twins = read(run), read(twin)
         if mine is not None and twins is not None and mine != twins:
-            quantity = "learning rate" if claim == "schedule" else claim
-            return _Fact(quantity, step, said(claim, ours=mine, theirs=twins, step=step))
+            if claim == "schedule":
+                return _Fact("learning rate", step, said("schedule", ours=mine, theirs=twins, step=step))
+            if mine <= step - base:  # it counts the steps since the resume
+                return _Fact(claim, step, said("optimizer counter", ours=mine, theirs=twins, step=step))
+            by = f"{abs(mine - twins):g} {'ahead' if mine > twins else 'behind'}"
+            return _Fact(claim, step, said("optimizer apart", by=by, ours=mine, theirs=twins, step=step))
     return None
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from torchaos.harness.contracts import Finding, First, What, failed
+from torchaos.harness.judging.checkpoints.torn import torn
 from torchaos.harness.judging.noise.quantities import Steps
 from torchaos.harness.judging.twins.samples import (
     Read,
@@ -78,6 +79,7 @@ def story(
     attempt = history.attempt(next(iter(ours[step].values())).attempt)
     base = attempt.base if attempt and attempt.number else None
     resumed = f"after the resume from step {base}" if base is not None else "without any restart before it"
+    mixed = torn(history, attempt.segments[0]) if attempt and attempt.segments else ""
     if got.total() != due.total():
         return (
             f"step {step} consumed {got.total()} samples and {due.total()} in {other}, on {len(ours[step])} and "
@@ -95,9 +97,9 @@ def story(
         lost = total_of((theirs[at] for at in range(step, usual) if at in theirs), read)
         made_good = skipped is not None and not lost & skipped
         what = "came later than they were due," if made_good else "were skipped"
-        return f"{named(lost)} {what} {resumed}: step {step} consumed the samples of step {usual}."
-    why = "the data was rewound"
-    if base is not None and step == base + 1 and usual == 1:
+        return f"{named(lost)} {what} {resumed}: {mixed or f'step {step} consumed the samples of step {usual}'}."
+    why = mixed or "the data was rewound"
+    if not mixed and base is not None and step == base + 1 and usual == 1:
         drawn = all(isinstance(one, int) for one in got)
         likely = ": most likely the sampler restarted, or the RNG that draws the batches"
         why = f"the data starts over{likely if drawn else ''}"

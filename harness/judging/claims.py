@@ -19,6 +19,12 @@ CLAIMS: Mapping[str, Claim] = {
         "was written in the middle of an accumulation, without its gradients",
         "the losses of each backward of the step",
     ),
+    "torn": Claim(
+        "{name} is of step {step}, and the job went on from there, but the weights that it began with are those after "
+        "step {weights}{late}",
+        "the state itself (state.begun, or check sums), the file's name, contents or save, and a counter or the "
+        "samples of the next step",
+    ),
     "loss scale": Claim(
         "the loss scale (GradScaler) was not restored: every loss of step {step} is exactly {factor:g} times the "
         "twin's",
@@ -60,6 +66,11 @@ CLAIMS: Mapping[str, Claim] = {
         "the optimizer's state was not restored: its own step counter stood at {ours:g} after step {step}, and at "
         "{theirs:g} in the twin",
         "the optimizer's step counter in the step",
+    ),
+    "optimizer apart": Claim(
+        "the optimizer's own step counter was {by}, in another step than the weights: it stood at {ours:g} after step "
+        "{step}, and at {theirs:g} in the twin",
+        "the optimizer's step counter in the step; it did not begin anew",
     ),
     "schedule": Claim(
         "the LR schedule was not restored: its own step counter stood at {ours:g} after step {step}, and at {theirs:g} "

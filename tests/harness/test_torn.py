@@ -1,0 +1,124 @@
+"""A file that a thread wrote from live tensors: what it claims, and what its weights are, are of two steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.loss_continuity import LossContinuity
+from torchaos.assertions.sample_accounting import SampleAccounting
+from torchaos.assertions.state_restored import StateRestored
+from torchaos.harness.contracts import Outcome
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.record import Record
+
+
+def _worlds() -> Any:
+    path = Path(__file__).parents[1] / "support" / "worlds.py"
+    spec = importlib.util.spec_from_file_location("torchaos_test_torn_worlds", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+worlds = _worlds()
+PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0, worlds.ROOT), (), ())
+KILLED = {"ranks": 2, "steps": 24, "kills": (12,), "contents": "step", "state": "all"}
+
+
+class Torn(worlds.Trainer):  # type: ignore[misc]
+    """Some parts of the state that a resume finds in its file are of `by` steps later."""
+
+    by, parts = 2, ("weights", "moments", "opt_step")
+
+    def _step(self, attempt: int, ranks: range, state: Any, step: int, warm: int) -> None:
+        super()._step(attempt, ranks, state, step, warm)
+        self.__dict__.setdefault("after", {})[attempt, step] = worlds._copy(state)
+
+    def _resume(self, attempt: int, everyone: range, fresh: Any) -> Any:
+        state = super()._resume(attempt, everyone, fresh)
+        if attempt:
+            late = worlds._copy(self.after[0, state.step + self.by])
+            for part in self.parts:
+                setattr(state, part, getattr(late, part))
+        return state
+
+
+def _record(trainer: Any) -> Any:
+    return Record(PLAN, tuple(trainer.run().events), {})
+
+
+def _told(parts: tuple[str, ...], by: int = 2, **of: Any) -> list[Any]:
+    """What state_restored, loss_continuity and sample_accounting say."""
+    world = worlds.World(**{**KILLED, **of})
+    trainer = Torn(world)
+    trainer.parts, trainer.by = parts, by
+    run, twin = _record(trainer), _record(worlds.Trainer(world.straight))
+    return [assertion().judge(run, [twin]) for assertion in (StateRestored, LossContinuity, SampleAccounting)]
+
+
+@pytest.mark.parametrize("names", ["step-{}", "ckpt_{}.pt", "last.pt", "save_{n}.pt"])
+@pytest.mark.parametrize("parts", [("weights", "moments", "opt_step"), ("weights", "moments"), ("weights",)])
+@pytest.mark.parametrize("counter", [True, False])
+def test_the_file_is_blamed_and_not_the_data(names: str, parts: tuple[str, ...], counter: bool) -> None:
+    """The job goes on with the data of the step that the file claims, from the weights of a later one: the data is not
+    said to have been rewound."""
+    told = _told(parts, names=names, counter=counter)
+    name = names.format(8, n=2)
+    for found in told:
+        assert found.outcome is Outcome.FAILED, found.reason
+        assert f"{name} is of step 8, and the job went on from there, but the weights that it began with are those " \
+            "after step 10: they were written, or copied, while the training went on" in found.reason  # fmt: skip
+        assert "rewound" not in found.reason
+        assert "data order" not in found.reason
+
+
+def test_weights_of_an_earlier_step() -> None:
+    """A copy that was not renewed: it was not written late."""
+    for found in _told(("weights", "moments", "opt_step"), by=-3):
+        assert "ckpt" not in found.reason
+        assert "step-8 is of step 8, and the job went on from there, but the weights" in found.reason
+        assert "those after step 5" in found.reason
+        assert "while the training went on" not in found.reason
+
+
+def test_data_that_was_rewound_is_told_as_before() -> None:
+    """The file and the weights are of one step: then the data alone is of another."""
+    found = _told(("position",), by=-2)
+    assert [one.outcome for one in found] == [Outcome.PASSED, Outcome.FAILED, Outcome.FAILED]
+    assert "the data was rewound" in found[2].reason
+    assert "is of step" not in "".join(one.reason for one in found)
+
+
+def test_moments_or_a_counter_of_a_later_step() -> None:
+    """The optimizer is ahead of its weights: the sums say of which step its moments are, and the counter by how much
+    it is ahead; neither is called lost."""
+    state, loss, samples = _told(("moments",), by=2)
+    assert (state.outcome, samples.outcome) == (Outcome.FAILED, Outcome.PASSED)
+    state, loss, samples = _told(("opt_step",), by=1)
+    assert (state.outcome, samples.outcome) == (Outcome.PASSED, Outcome.PASSED)
+    assert (
+        "the optimizer's own step counter was 1 ahead, in another step than the weights: it stood at 10" in loss.reason
+    )
+    assert "not restored" not in loss.reason
+
+
+def test_sums_say_of_which_step_the_moments_are() -> None:
+    """Without names, from the check sums after each step."""
+    state, loss, _samples = _told(("moments",), by=-4, state="steps")
+    assert "of the optimizer with which attempt 1 began are not those that attempt 0 had after step 8" in state.reason
+    assert "they are those after step 4" in state.reason
+    assert "the optimizer's moments were not restored: they are those after step 4" in loss.reason
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_copy_that_is_written_late_is_healthy(lag: int) -> None:
+    """A thread writes a copy of an earlier step under that step's name."""
+    assert [found.outcome for found in _told((), lag=lag)] == [Outcome.PASSED] * 3

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchaos.harness.judging.claims import said
 from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.plugin import (
     Assertion,
@@ -79,7 +80,7 @@ def _never_ended(run: Record, twins: Sequence[Record], stopped: Event) -> Findin
     who = ranks_were if alive else "its command was"
     return failed(
         f"the job was done after step {last} and did not end: {who} still there {waited_s:.0f} s later "
-        f"({reason}). Most likely a thread that is no daemon, or a child process, waits for ever.",
+        f"({reason}). {said('waits for ever')}",
         First(What.ENDING, last),
         seconds=round(waited_s, 1),
     )

@@ -10,6 +10,7 @@ from torchaos.harness.judging.checkpoints.apart import Apart, apart
 from torchaos.harness.judging.checkpoints.contents import Checkpoint, checkpoints_of, root_of
 from torchaos.harness.judging.checkpoints.points import points_of
 from torchaos.harness.judging.checkpoints.resumes import Resume, name_of, resumes
+from torchaos.harness.judging.claims import said
 from torchaos.harness.judging.ending import unloaded
 from torchaos.harness.judging.ending.unrestarted import not_restarted
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
@@ -194,12 +195,9 @@ def _cause(run: Record, resume: Resume, base: int) -> str:
         then = f", and then it loaded {name_of(loaded)}" if loaded else ""
         return f"It tried to load {unloaded.in_words(tried)}, and that failed{then}.{other}"
     if loaded is not None:
-        return f"It loaded {name_of(loaded)}: most likely it chose the wrong checkpoint as the newest.{other}"
+        return said("wrong checkpoint", name=name_of(loaded), other=other)
     if base == 0:
-        return (
-            "No load of a checkpoint was seen: most likely the job did not find the newest checkpoint, or could "
-            "not load it."
-        )
+        return said("no load")
     return f"Which checkpoint was loaded was not seen.{other}"
 
 

@@ -9,6 +9,7 @@ from torchaos.harness.agent.check_sums import is_whole
 from torchaos.harness.judging.checkpoints.begun import in_words
 from torchaos.harness.judging.checkpoints.carried import carried_into
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
+from torchaos.harness.judging.claims import said
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.noise.quantities import relative
@@ -156,27 +157,22 @@ class _Digests:
     def _why_apart(self, step: int, attempt: int) -> str:
         life = self._history.attempt(attempt)
         if life is None or life.base is None or (life.base == 0 and not life.number):
-            return (
-                "The job had not been restarted by then: most likely the fault itself changed the parameters of a rank."
-            )
+            return said("fault on a rank")
         carried = carried_into(self._run, attempt)
         if carried and carried.others:
-            return f"The state was not restored: {in_words(carried.others, life.world_size)}."
+            return said("apart by state", found=in_words(carried.others, life.world_size))
         exact = carried and carried.parameters and carried.moments
         norms = [one.norm for one in self._ours[step].values() if one.norm is not None]
         if norms and max(relative(norms[0], norm) for norm in norms) > ROUNDING:
-            return (
-                "The norms of their gradients differ too, although DDP makes them equal: the gradients are no longer "
-                "averaged."
-            )
+            return said("apart by gradients")
         if exact:
-            return "They began with the parameters and moments that were saved: what else differs was not recorded."
+            return said("apart unseen")
         begun = {one.restored for one in self._ours.get(life.base + 1, {}).values()}
         if None not in begun and len(begun) > 1:
-            return f"They began step {life.base + 1} with different parameters: not all ranks loaded the same."
+            return said("apart by loads", step=life.base + 1)
         if len(norms) < 2:
-            return "Their gradients were not seen, and so the cause is not known."
-        return "Their gradients' norms are equal: what differs in the update was not recorded."
+            return said("apart unknown")
+        return said("apart in the update")
 
     def _replicas(self) -> str:
         if not self._are_replicas:

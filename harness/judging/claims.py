@@ -13,6 +13,10 @@ class Claim(NamedTuple):
     record: str  # what must have been recorded, in the run and in that with which it is compared
 
 
+_NAMED = "the state with which steps and saves began, by name (state.begun, checkpoint.parameters)"
+_RATES = "the learning rates of the steps since the resume, and the twin's"
+_SAMPLES = "the samples of the step, and of the earlier step"
+
 CLAIMS: Mapping[str, Claim] = {
     "accumulation": Claim(
         "gradient accumulation: the first step had {ours:g} backwards and {theirs:g} in the twin, as if the checkpoint "
@@ -35,8 +39,8 @@ CLAIMS: Mapping[str, Claim] = {
         "the samples of the rank, or of all ranks, in the step",
     ),
     "contents": Claim(
-        "an RNG: rank {rank} was given the right samples with other contents in step {step}, as if the RNG of the "
-        "augmentation was not restored",
+        "the contents of the samples: rank {rank} was given the right samples with other contents in step {step}: what "
+        "prepares them, such as augmentation, was not restored",
         "the indices and the digests of the rank's samples in the step",
     ),
     "inputs": Claim(
@@ -137,6 +141,120 @@ CLAIMS: Mapping[str, Claim] = {
     "restored": Claim(
         "{found} are bit for bit as before",
         "the state before and after the resume, by name or as check sums of all ranks",
+    ),
+    # What a part of the state is instead of what it should be (begun.py).
+    "missing": Claim("are missing", _NAMED),
+    "others": Claim("are others", _NAMED),
+    "form": Claim("have the form {ours} instead of {due}", _NAMED),
+    "fresh": Claim("are those of a fresh start", _NAMED + ", and the first state of the job"),
+    "of a rank": Claim("are those of rank {rank}", _NAMED + " on both ranks"),
+    "of the saver": Claim(
+        "are those of rank {rank}, and were other ones on this rank before", _NAMED + " on both ranks"
+    ),
+    "during the save": Claim(
+        "are those that were in the model during the save, and not those with which the job went on", _NAMED
+    ),
+    "after": Claim("are those after step {step}", _NAMED + ", or the check sums after that step on all ranks"),
+    "exchanged": Claim("hold those of", _NAMED),
+    "kept": Claim("{whose} were restored", _NAMED + " on these ranks, too"),
+    "sums other": Claim("their check sums are others", "the check sums of all ranks before and after the resume"),
+    "trained now": Claim("are trained, and were not", _NAMED),
+    "trained no longer": Claim("are no longer trained", _NAMED),
+    "trained here": Claim("are trained, and are not in the twin", _NAMED + " in both runs"),
+    "trained there": Claim("are not trained, and are in the twin", _NAMED + " in both runs"),
+    # Learning rates (rates.py).
+    "rate kept": Claim(
+        "In that step the twin's rate changed, and the job's did not, {resumed}: most likely the schedule, or what it "
+        "follows, was not restored.",
+        _RATES,
+    ),
+    "rate constant": Claim(
+        "It stays at {rate:g} {resumed}: the job no longer follows the schedule, or did not restore it.", _RATES
+    ),
+    "rates other": Claim(
+        "No shift of the twin's rates explains the rates {resumed}: most likely the schedule was not restored.", _RATES
+    ),
+    "rates anew": Claim(
+        "The rates are the twin's from step {step} on, {resumed}: the schedule was started again.", _RATES
+    ),
+    "rates ahead": Claim(
+        "The schedule is {steps} ahead, as if it made steps while it was restored, {resumed}.", _RATES
+    ),
+    "rates behind": Claim("The schedule is {steps} behind, {resumed}.", _RATES),
+    "rates one behind": Claim("The schedule is {steps} behind, as if saved before its own step, {resumed}.", _RATES),
+    # Samples (sample_words.py).
+    "samples altered": Claim(
+        "{samples} in step {step} have the right indices and other contents than in {other}, {resumed}: what prepares "
+        "them, such as augmentation, was not restored.",
+        "the indices and the digests of the samples of the step, in both",
+    ),
+    "data rewound": Claim("the data was rewound", _SAMPLES),
+    "data anew": Claim("the data starts over", _SAMPLES),
+    "sampler anew": Claim(
+        "the data starts over: most likely the sampler restarted, or the RNG that draws the batches",
+        _SAMPLES + ", with the indices that the sampler drew",
+    ),
+    # Parameters (parameters.py, parameter_digest.py).
+    "bits restored": Claim(
+        "each resume restored exactly the bits that were saved", "the sketches of each rank before and after a resume"
+    ),
+    "inexact": Claim(
+        "the parameters that rank {rank} began attempt {attempt} with are {off:.1g} of their norm from those that it "
+        "had after step {step}, which the checkpoint should hold to the last bit: they were not restored exactly",
+        "the sketches of the rank before and after the resume",
+    ),
+    "fault alone": Claim(
+        "The losses agree, and the job had not been restarted by then: most likely the fault itself changed them.",
+        "the losses of the steps, and the history",
+    ),
+    "fault unseen": Claim(
+        "The losses were not seen, and the job had not been restarted by then: most likely the fault itself changed "
+        "them.",
+        "the history",
+    ),
+    "fault changed": Claim("the fault itself changed the parameters", "as above"),
+    "fault on a rank": Claim(
+        "The job had not been restarted by then: most likely the fault itself changed the parameters of a rank.",
+        "the history",
+    ),
+    "apart by state": Claim("The state was not restored: {found}.", _NAMED),
+    "apart by gradients": Claim(
+        "The norms of their gradients differ too, although DDP makes them equal: the gradients are no longer averaged.",
+        "the gradients' norms on all ranks",
+    ),
+    "apart by loads": Claim(
+        "They began step {step} with different parameters: not all ranks loaded the same.",
+        "the parameters with which all ranks began the step",
+    ),
+    "apart in the update": Claim(
+        "Their gradients' norms are equal: what differs in the update was not recorded.",
+        "the gradients' norms on all ranks",
+    ),
+    "apart unseen": Claim(
+        "They began with the parameters and moments that were saved: what else differs was not recorded.",
+        "the parameters and moments before and after the resume",
+    ),
+    "apart unknown": Claim("Their gradients were not seen, and so the cause is not known.", "nothing"),
+    # Checkpoints and ends.
+    "losses agree": Claim("The losses agree", "the losses of both runs"),
+    "losses near": Claim("The losses differ no more than noise or rounding explains", "the losses of both runs"),
+    "decides saves": Claim(
+        "{agree}: the state that was not restored decides what is saved.", "the checkpoints of both runs"
+    ),
+    "no loss shows": Claim(
+        "{agree}: it is state that no loss shows, or it was damaged on disk.{hint}", "the checkpoints of both runs"
+    ),
+    "wrong checkpoint": Claim(
+        "It loaded {name}: most likely it chose the wrong checkpoint as the newest.{other}", "the load, and the saves"
+    ),
+    "no load": Claim(
+        "No load of a checkpoint was seen: most likely the job did not find the newest checkpoint, or could not load "
+        "it.",
+        "that the attempt began from the start, and that loads can be seen",
+    ),
+    "waits for ever": Claim(
+        "Most likely a thread that is no daemon, or a child process, waits for ever.",
+        "that all steps were done and the processes are still there",
     ),
 }  # fmt: skip
 

@@ -55,6 +55,7 @@ def test_a_job_that_is_done_and_stays_fails(trainer: Any) -> None:
     finding = CleanExit().judge(stopped(30), [trainer().record()])
     assert finding.outcome is Outcome.FAILED, finding.reason
     assert "was done after step 30 and did not end: ranks 0, 1 were still there 30 s later" in finding.reason
+    assert "Most likely a thread that is no daemon, or a child process, waits for ever." in finding.reason
     assert CleanExit().judge(stopped(20), [trainer().record()]).outcome is Outcome.INCONCLUSIVE
 
 

@@ -47,8 +47,8 @@ def test_a_schedule_that_goes_on_passes(trainer: Any) -> None:
     ("rate", "words"),
     [
         (lambda step: _rate(step - 15), "The rates are the twin's from step 1 on, after the resume from step 15"),
-        (lambda step: _rate(step + 1), "The schedule is one step ahead"),
-        (lambda step: _rate(step - 1), "The schedule is one step behind"),
+        (lambda step: _rate(step + 1), "The schedule is one step ahead, as if it made steps while it was restored"),
+        (lambda step: _rate(step - 1), "The schedule is one step behind, as if saved before its own step"),
         (lambda step: _rate(step + 3), "The schedule is 3 steps ahead"),
         (lambda step: 0.1, "It stays at 0.1 after the resume from step 15: the job no longer follows the schedule"),
         (lambda step: _rate(step) * 1.5, "No shift of the twin's rates"),

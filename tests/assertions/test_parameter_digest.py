@@ -165,7 +165,7 @@ def test_noise_is_no_excuse_for_what_was_loaded(trainer: Any, off: float) -> Non
     finding = ParameterDigest().judge(trainer(kills=KILL, noise=4, sketched=True, off=off).record(), twins)
     assert finding.outcome is Outcome.FAILED, finding.reason
     assert "began attempt 1 with" in finding.reason
-    assert "not restored exactly" in finding.reason
+    assert "which the checkpoint should hold to the last bit: they were not restored exactly" in finding.reason
     assert finding.measured["off"] == pytest.approx(off, rel=0.1)
 
 

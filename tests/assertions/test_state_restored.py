@@ -43,6 +43,12 @@ def test_what_is_not_put_back_fails(trainer: Any, sharded: bool, worlds: dict[in
     assert "after step 10" in found.reason
 
 
+def test_without_names_the_sums_are_said_to_be_others(trainer: Any) -> None:
+    """They are those of no step."""
+    found = judged(trainer, off=1e-9)
+    assert "attempt 0 had after step 10: their check sums are others, over the resume from step 10" in found.reason
+
+
 def test_a_resume_from_nobody_knows_where_is_inconclusive(trainer: Any) -> None:
     """With no load, counter, sample or loss to tell, the state itself tells where the attempt went on. If it is none
     that was seen, no step of the earlier attempt can be that one."""
@@ -362,6 +368,32 @@ def test_other_values_in_the_model_during_the_save(trainer: Any) -> None:
     assert lost.outcome is Outcome.FAILED
     assert "are those that were in the model during the save, and not those with which the job went on" in lost.reason
     assert StateRestored().judge(_named(trainer, during_save=0.5).record(), ()).outcome is Outcome.PASSED
+
+
+@pytest.mark.parametrize(
+    ("during_save", "value", "words"),
+    [
+        (0.0, 11.0, "are those of rank 0, and were other ones on this rank before, and rank 0's were restored"),
+        (0.5, 11.0, "are others, and rank 0's were restored"),
+        (0.5, 11.5, "are those that were in the model during the save, and not those with which the job went on"),
+    ],
+)
+def test_a_rank_with_the_values_of_the_rank_that_saved(
+    trainer: Any, during_save: float, value: float, words: str
+) -> None:
+    """Ranks hold parameters of their own, and rank 1 begins with those of rank 0. That is told of a swap around the
+    save only if it begins with what was swapped in."""
+
+    def takes(begun: Any, rank: int) -> None:
+        begun["parameters"] = {NAMES[0]: _entry(value if rank else 11.0)}
+
+    job = _named(trainer, takes, during_save=during_save, savers=2)
+    state = job._state
+    job._state = lambda step, rank=0: {
+        **state(step, rank), "parameters": {NAMES[0]: _entry(step + 1.0 + rank / 8)},
+    }  # fmt: skip
+    found = StateRestored().judge(job.record(), ())
+    assert f"the parameters net.0.weight on rank 1 {words}" in found.reason
 
 
 def test_what_was_not_seen_is_not_called_equal(trainer: Any) -> None:

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from torchaos.harness.agent.check_sums import MODULUS, is_whole
 from torchaos.harness.judging.checkpoints.kept import step_of
+from torchaos.harness.judging.claims import said
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.states import State, states
 
@@ -46,7 +47,7 @@ class Other:
         return self.name.partition("/")[0] if self.quantity == MOMENTS else self.name
 
 
-_EXCHANGED = "hold those of"
+_EXCHANGED = said("exchanged")
 _NOUNS = {
     "parameters": "parameters", "frozen": "frozen parameters", "buffers": "buffers", MOMENTS: "moments of",
     INPUTS: "model's inputs", RNG: "states of the RNG", TRAINED: "parameters",
@@ -69,9 +70,8 @@ def _clause(others: Sequence[Other], world: int) -> str:
     likewise, apart = (f" and {more} more" if more else ""), ""
     if more and _EXCHANGED in first.holds:
         likewise, apart = "", f", and {more} more {_EXCHANGED} others"
-    rest = (
-        "" if first.quantity in (INPUTS, TRAINED) or not first.equal else f", and {_whose(first.equal)} were restored"
-    )
+    restored = first.equal and first.quantity not in (INPUTS, TRAINED)
+    rest = f", and {said('kept', whose=_whose(first.equal))}" if restored else ""
     noun = _NOUNS["parameters" if first.trained else first.quantity]
     return f"the {noun} {first.of}{likewise}{where} {first.holds}{apart}{rest}"
 
@@ -206,7 +206,7 @@ def trained_since(run: Record, twin: Record, attempt: int, since: range) -> tupl
         _compare_trained(found, mine, twins.begun(step - 1) if mine else {})
         if found.others:
             of = next(iter(mine.values())).trained
-            holds = {True: "are trained, and are not in the twin", False: "are not trained, and are in the twin"}
+            holds = {True: said("trained here"), False: said("trained there")}
             return step, [replace(other, holds=holds[other.name in of]) for other in found.others]
     return None
 
@@ -345,38 +345,38 @@ class _Words:
         """Yields each rank with its words."""
         for rank in other.ranks:
             if other.quantity == TRAINED:
-                yield rank, "are trained, and were not" if other.name in mine[rank].trained else "are no longer trained"
+                yield rank, said("trained now" if other.name in mine[rank].trained else "trained no longer")
                 continue
             entry = (_values(mine[rank], other.quantity) or {}).get(other.name)
-            yield rank, "are missing" if entry is None else next(self._holds(other, rank, entry), "are others")
+            yield rank, said("missing") if entry is None else next(self._holds(other, rank, entry), said("others"))
 
     def _holds(self, other: Other, rank: int, entry: Entry) -> Iterator[str]:
         quantity, name = other.quantity, other.name
         due = _values(self._due[rank if rank in self._due else min(self._due)], quantity) if self._due else None
         was = (due or {}).get(name)
         if was is not None and was[0] != entry[0]:
-            yield f"have the form {entry[0]} instead of {was[0]}"
+            yield said("form", ours=entry[0], due=was[0])
         if quantity == INPUTS:
             return
         fresh = self._own.fresh.get(rank)
         if fresh is not None and (_values(fresh, quantity) or {}).get(name) == entry:
-            yield "are those of a fresh start"
+            yield said("fresh")
         if quantity == RNG:
             ranks = [r for r, state in self._due.items() if r != rank and state.rng.get(name) == entry[1]]
             if ranks:
-                yield f"are those of rank {ranks[0]}"
+                yield said("of a rank", rank=ranks[0])
             return
         for saver, state in self._saved.items():
             if _said_equal(state, quantity, name, entry):
                 if saver in self._due and _said_equal(self._due[saver], quantity, name, entry):
-                    yield f"are those of rank {saver}, and were other ones on this rank before"
-                yield "are those that were in the model during the save, and not those with which the job went on"
+                    yield said("of the saver", rank=saver)
+                yield said("during the save")
         if int(entry[1][-_DIGITS:], 16):
             of = [one for one, known in (due or {}).items() if one != name and tuple(known) == tuple(entry)]
             if of:
                 yield f"{_EXCHANGED} {of[0].partition('/')[0]}"
             if (step := self._own.after(quantity, name, entry, self._base)) is not None:
-                yield f"are those after step {step}"
+                yield said("after", step=step)
 
 
 def _said_equal(state: State, quantity: str, name: str, entry: Entry) -> bool:

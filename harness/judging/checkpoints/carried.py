@@ -16,6 +16,7 @@ import numpy as np
 from torchaos.harness.agent.check_sums import is_whole, over_all, plain
 from torchaos.harness.judging.checkpoints.begun import MOMENTS, Begun, Other, begun_with
 from torchaos.harness.judging.checkpoints.kept import ParameterSums
+from torchaos.harness.judging.claims import said
 from torchaos.harness.judging.noise.quantities import LOSS
 from torchaos.harness.judging.noise.rounding import ROUNDING
 from torchaos.harness.record.history import Attempt, Execution, History
@@ -67,7 +68,7 @@ class Carried:
     def instead(self, *names: str) -> str:
         """What these states ("parameters", "moments") are instead of what they should be, as a clause."""
         of = {self.after[name] for name in names if name in self.after}
-        return f"they are those after step {of.pop()}" if len(of) == 1 else "their check sums are others"
+        return f"they {said('after', step=of.pop())}" if len(of) == 1 else said("sums other")
 
     @property
     def in_words(self) -> str:

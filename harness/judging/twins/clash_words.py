@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torchaos.harness.judging.checkpoints.clashes import Compared
 from torchaos.harness.judging.checkpoints.contents import Checkpoint, Clash
+from torchaos.harness.judging.claims import said
 from torchaos.harness.judging.noise.rounding import but_for_rounding
 from torchaos.harness.judging.twins.agreement import Difference
 from torchaos.harness.record.record import Record
@@ -69,15 +70,15 @@ def meaning(loss: Difference | None, bitwise: bool, first: Clash, *, seen: bool)
     """A sentence about the meaning of the first clash. `loss`: the first difference of the losses that neither noise
     nor rounding explains; None: there is none. `bitwise`: the losses agree bit by bit, as far as both runs show
     them. `seen`: both runs show losses."""
-    agree = "The losses agree" if bitwise else "The losses differ no more than noise or rounding explains"
+    agree = said("losses agree" if bitwise else "losses near")
     name = first.name.rpartition(":")[2]
     hint = f" If it may differ: checkpoint_integrity: {{ignore: [{name}]}}." if first.kind == "value" else ""
     if loss is None and not seen:
         return f"No losses were recorded that would show whether the training differs, too.{hint}"
     if loss is None and first.kind == "checkpoint":
-        return f"{agree}: the state that was not restored decides what is saved."
+        return said("decides saves", agree=agree)
     if loss is None:
-        return f"{agree}: it is state that no loss shows, or it was damaged on disk.{hint}"
+        return said("no loss shows", agree=agree, hint=hint)
     if first.step is not None and loss.step > first.step:
         return f"The losses differ only later, from step {loss.step} on."
     return f"The {loss.what} differs from step {loss.step} on, so the job had left the twin's path before."

@@ -10,6 +10,7 @@ from torchaos.harness.contracts import Finding, First, What, failed, inconclusiv
 from torchaos.harness.judging.checkpoints.clashes import clashes
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
+from torchaos.harness.judging.claims import said
 from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.harness.judging.noise.drift import PUT_BACK, Loaded, drift, loaded
 from torchaos.harness.judging.noise.quantities import WEIGHTS, Steps, relative
@@ -90,7 +91,7 @@ class AgainstTwins:
         if first is not None:
             return self._beyond(replicas, first, far[first], allowed.spreads[first])
         exact = bool(put_back) and not any(resumed.off for resumed in put_back)
-        restored = "; each resume restored exactly the bits that were saved" if exact else ""
+        restored = f"; {said('bits restored')}" if exact else ""
         dark = next((step for step in far if not allowed.judges(step)), None)
         if dark is not None:
             return inconclusive(
@@ -171,9 +172,8 @@ class AgainstTwins:
         mine, twins = self._ours[first][rank], self._theirs[first][rank]
         life = self._history.attempt(mine.attempt)
         if found is None and (life is None or not life.number):
-            losses = "The losses agree" if mine.loss_seen and twins.loss_seen else "The losses were not seen"
-            words = f"{losses}, and the job had not been restarted by then: most likely the fault itself changed them."
-            return Cause(words, "the fault itself changed the parameters")
+            seen = mine.loss_seen and twins.loss_seen
+            return Cause(said("fault alone" if seen else "fault unseen"), said("fault changed"))
         found = found or Difference("parameters", first, rank, mine.norm, twins.norm, 0.0)
         return likeliest_cause(self._run, self._history, self._ours, self._theirs, found, self._twins[0])
 
@@ -199,9 +199,7 @@ def _inexact(put_back: Iterable[Loaded], bound: float = 0.0) -> Finding | None:
     if off is None:
         return None
     return failed(
-        f"the parameters that rank {off.rank} began attempt {off.attempt} with are {off.off:.1g} of their norm from "
-        f"those that it had after step {off.step}, which the checkpoint should hold to the last bit: they were not "
-        "restored exactly",
+        said("inexact", rank=off.rank, attempt=off.attempt, off=off.off, step=off.step),
         First(What.PARAMETERS, off.step + 1), step=off.step + 1, rank=off.rank, off=off.off,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
+from torchaos.harness.judging.claims import said
 from torchaos.harness.judging.noise.quantities import RATE, Steps, relative
 from torchaos.harness.record.history import Execution, History
 
@@ -36,24 +37,20 @@ def story(history: History, ours: Steps, theirs: Steps, first: Differing) -> str
     later = [step for step in own if step >= first.step]
     change = next((count for count, step in enumerate(later) if mine[step] != first.ours), None)
     if change is None and _near(mine.get(first.step - 1), first.ours) and len({twins.get(step) for step in later}) == 1:
-        return (
-            f"In that step the twin's rate changed, and the job's did not, {resumed}: most likely the schedule, or "
-            "what it follows, was not restored."
-        )
+        return said("rate kept", resumed=resumed)
     window = later[: max(_FEW, (change or 0) + 1)]  # a rate that stays the same would fit many shifts
     since_the_resume = [step for step in own if step <= window[-1]]
     if len(window) > 1 and len({mine[step] for step in since_the_resume}) == 1:
-        return f"It stays at {first.ours:g} {resumed}: the job no longer follows the schedule, or did not restore it."
+        return said("rate constant", rate=first.ours, resumed=resumed)
     shift = _shift(mine, twins, since_the_resume) or _shift(mine, twins, window)
     if shift is None:
-        return f"No shift of the twin's rates explains the rates {resumed}: most likely the schedule was not restored."
+        return said("rates other", resumed=resumed)
     if window[0] + shift == min(twins):
-        return f"The rates are the twin's from step {min(twins)} on, {resumed}: the schedule was started again."
+        return said("rates anew", step=min(twins), resumed=resumed)
     steps = "one step" if abs(shift) == 1 else f"{abs(shift)} steps"
     if shift > 0:
-        return f"The schedule is {steps} ahead, as if it made steps while it was restored, {resumed}."
-    why = ", as if saved before its own step" if shift == -1 else ""
-    return f"The schedule is {steps} behind{why}, {resumed}."
+        return said("rates ahead", steps=steps, resumed=resumed)
+    return said("rates one behind" if shift == -1 else "rates behind", steps=steps, resumed=resumed)
 
 
 def _shift(mine: Mapping[int, float | None], twins: Mapping[int, float | None], window: Sequence[int]) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from torchaos.harness.contracts import Finding, First, What, failed
 from torchaos.harness.judging.checkpoints.torn import torn
+from torchaos.harness.judging.claims import said
 from torchaos.harness.judging.noise.quantities import Steps
 from torchaos.harness.judging.twins.samples import (
     Read,
@@ -86,10 +87,7 @@ def story(
             f"{len(theirs[step])} ranks: the global batch changed {resumed}."
         )
     if got == due:
-        return (
-            f"{named(got)} in step {step} have the right indices and other contents than in {other}, {resumed}: "
-            "most likely the random numbers for a sample (augmentation) come from an RNG that was not restored."
-        )
+        return said("samples altered", samples=named(got), step=step, other=other, resumed=resumed)
     usual = _nearest(step, steps_like(StepTable.of(theirs), ours[step], read))
     if usual is None:
         return f"{_partly(ours, theirs, step, read, other, resumed)}."
@@ -98,11 +96,10 @@ def story(
         made_good = skipped is not None and not lost & skipped
         what = "came later than they were due," if made_good else "were skipped"
         return f"{named(lost)} {what} {resumed}: {mixed or f'step {step} consumed the samples of step {usual}'}."
-    why = mixed or "the data was rewound"
+    why = mixed or said("data rewound")
     if not mixed and base is not None and step == base + 1 and usual == 1:
         drawn = all(isinstance(one, int) for one in got)
-        likely = ": most likely the sampler restarted, or the RNG that draws the batches"
-        why = f"the data starts over{likely if drawn else ''}"
+        why = said("sampler anew" if drawn else "data anew")
     return f"{named(got)} were consumed twice, in steps {usual} and {step}, {resumed}: {why}."
 
 

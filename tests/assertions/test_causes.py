@@ -1,0 +1,163 @@
+"""Causes of a difference from the twin, each by the words of its claim (harness/judging/claims.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.loss_continuity import LossContinuity
+from torchaos.assertions.parameter_digest import ParameterDigest
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Outcome
+from torchaos.harness.judging.checkpoints.contents import Clash
+from torchaos.harness.judging.twins.agreement import Difference
+from torchaos.harness.judging.twins.causes import likeliest_cause
+from torchaos.harness.judging.twins.clash_words import meaning
+
+KILL = [(18, 1)]
+SUM, OTHER = ["float32 4x4", "1" * 16], ["float32 4x4", "2" * 16]
+
+
+def _edited(record: Any, kind: Kind, edit: Callable[[Event], dict[str, Any] | None]) -> Any:
+    """The record with these entries in the payloads of the events of a kind."""
+    events = [
+        replace(event, data={**event.data, **(edit(event) or {})}) if event.kind is kind else event
+        for event in record.events
+    ]
+    return replace(record, events=tuple(events))
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (
+            {"frozen": {"base": OTHER}},
+            "frozen parameters were not restored: the frozen parameters base are others",
+        ),
+        ({"buffers": {"mean": OTHER}}, "buffers of the model were not restored: the buffers mean are others; the RNG"),
+        (
+            {"inputs": {".0.0": OTHER}},
+            "the model's inputs (argument 0) are others in step 16, although the samples are the right ones: what "
+            "prepares them was not restored; the RNG",
+        ),
+    ],
+)
+def test_each_part_of_the_state_is_a_cause(trainer: Any, edit: dict[str, Any], words: str) -> None:
+    """Frozen parameters, buffers and inputs come before the RNG states in the order of the data flow. A part that is
+    what it was after another step is told so."""
+    there = {"frozen": {"base": SUM}, "buffers": {"mean": SUM}, "inputs": {".0.0": SUM}}
+    run, twin = (
+        _edited(record, Kind.BEGUN, lambda event: {**there, **(edit if event.attempt and not event.step else {})})
+        for record in (
+            trainer(kills=KILL, broken=frozenset({"rng"}), named=True).record(),
+            trainer(named=True).record(),
+        )
+    )
+    finding = LossContinuity().judge(run, [twin])
+    assert finding.outcome is Outcome.FAILED
+    assert words in finding.reason
+
+
+def test_a_learning_rate_is_told_with_the_story_of_the_schedule(trainer: Any) -> None:
+    """Its own counter was not seen."""
+
+    def rate(event: Event) -> dict[str, Any]:
+        return {"lr": [0.1 / ((event.step or 0) + 15 * (event.attempt or 0))], "sched_step": None}
+
+    run, twin = (_edited(record, Kind.STEP, rate) for record in (trainer(kills=KILL).record(), trainer().record()))
+    assert LossContinuity().judge(run, [twin]).outcome is Outcome.PASSED
+    late = _edited(run, Kind.STEP, lambda event: {"lr": [0.1]} if event.attempt else None)
+    assert "the learning rate was 0.1 instead of 0.00625 in step 16: it stays at 0.1" in LossContinuity().judge(
+        late, [twin]
+    ).reason  # fmt: skip
+
+
+def test_a_number_of_backwards_that_nothing_explains(trainer: Any) -> None:
+    """A step had one more than in the twin, not at the begin of an attempt."""
+    run = trainer(kills=KILL).record()
+    more = _edited(run, Kind.STEP, lambda e: {"losses": e.data["losses"] * 2} if e.attempt and e.step == 3 else None)
+    reason = LossContinuity().judge(more, [trainer().record()]).reason
+    assert "nothing that was recorded explains why it had another number of backwards" in reason
+
+
+def test_an_attempt_that_is_not_placed_has_no_cause(trainer: Any) -> None:
+    """Where its steps belong is not known, so nothing can be compared."""
+    run, twin = trainer(kills=KILL).record(), trainer().record()
+    last = run.history.segments[-1]
+    history: Any = SimpleNamespace(segments=[replace(last, base=None)])
+    ours, theirs = run.history.by_step(), twin.history.by_step()
+    cause = likeliest_cause(run, history, ours, theirs, Difference("loss", 20, 0, 1.0, 2.0, 1.0))
+    assert cause == (
+        "The step from which that attempt continued is not known, and so the cause is not known either.",
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("norms", "begun", "words"),
+    [
+        ((1.0, 2.0), (None, None), "The norms of their gradients differ too, although DDP makes them equal"),
+        ((1.0, 1.0), ("a" * 32, "b" * 32), "They began step 16 with different parameters: not all ranks loaded the"),
+        ((None, None), (None, None), "Their gradients were not seen, and so the cause is not known."),
+        ((1.0, 1.0), (None, None), "Their gradients' norms are equal: what differs in the update was not recorded."),
+    ],
+)  # fmt: skip
+def test_why_replicas_are_apart(trainer: Any, norms: Any, begun: Any, words: str) -> None:
+    """By their gradients, by what they began with, or not known: as far as it was recorded."""
+
+    def edit(event: Event) -> dict[str, Any]:
+        rank = event.rank or 0
+        first = event.attempt == 1 and event.step == 1
+        return {"norm": norms[rank], "restored": begun[rank] if first else None}
+
+    run = _edited(trainer(kills=KILL, apart=1, state_seen=True).record(), Kind.STEP, edit)
+    found = ParameterDigest(replicas_only=True).judge(run, [])
+    assert found.outcome is Outcome.FAILED
+    assert words in found.reason
+
+
+def test_a_step_whose_gradients_differ_before_the_loss(trainer: Any) -> None:
+    """The first losses agree, and the norms of the gradients do not: what was not recorded acts on the gradients."""
+    run = trainer(kills=KILL, broken=frozenset({"momentum"}), counters_seen=False).record()
+    twin = trainer(counters_seen=False).record()
+    run = _edited(run, Kind.STEP, lambda event: {"norm": 2.0 if event.attempt else 1.0})
+    twin = _edited(twin, Kind.STEP, lambda event: {"norm": 1.0})
+    reason = LossContinuity().judge(run, [twin]).reason
+    assert "acts on the gradients, since in step 16 their norms differ and no loss does" in reason
+    assert "acts in the update" not in reason
+
+
+def test_what_a_checkpoint_that_differs_means() -> None:
+    """With losses that agree, or that differ no more than rounding does."""
+    tensor, whole = (Clash(5, "a.pt", kind, "w", "1", "2") for kind in ("tensor", "checkpoint"))
+    told = meaning(None, True, tensor, seen=True)
+    assert told == "The losses agree: it is state that no loss shows, or it was damaged on disk."
+    told = meaning(None, False, whole, seen=True)
+    assert told == (
+        "The losses differ no more than noise or rounding explains: the state that was not restored decides what is "
+        "saved."
+    )
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_parameters_that_the_fault_itself_changed(trainer: Any, seen: bool) -> None:
+    """The job was never restarted, and no loss shows it."""
+
+    def edit(event: Event) -> dict[str, Any]:
+        other = {"parameters": "f" * 32} if event.step == 30 else {}
+        return {**other, **({} if seen else {"losses": []})}
+
+    run = _edited(trainer(state_seen=True).record(), Kind.STEP, edit)
+    at = next(event for event in run.events if event.kind is Kind.STEP and event.step == 20)
+    data = {"fault": "kill", "phase": "backward", "global_step": 20, "pid": 1001}
+    hit = Event(Kind.APPLYING, "rank1-a0", 9_000, 0.0, at.mono_s, 1, 0, 19, data)
+    run = replace(run, events=(*run.events, hit))
+    twin = _edited(trainer(state_seen=True).record(), Kind.STEP, lambda event: {} if seen else {"losses": []})
+    found = ParameterDigest().judge(run, [twin])
+    assert found.cause == "the fault itself changed the parameters"
+    losses = "The losses agree" if seen else "The losses were not seen"
+    assert f"{losses}, and the job had not been restarted by then: most likely the fault itself" in found.reason

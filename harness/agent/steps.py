@@ -66,45 +66,47 @@ class StepHooks:
         inside_engine: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
         parameter = torch.nn.Parameter
 
-        def around(call: Callable[..., Any], tensors: Any, args: Any, kwargs: Any) -> Any:
-            if agent.changed is not None:
-                agent.changed()
-            try:
-                self._backward_begins(tensors)
-            except Exception as error:
-                agent.fail("steps", error)
-            if agent.orders.current:
-                agent.epochs.backward()
-                agent.orders.enter(Phase.BACKWARD)
-            closed, ok = NOTHING, False
-            try:
-                result = call(tensors, *args, **kwargs)
-                ok = True
-            finally:
+        def covered(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+                # A backward inside a backward (reentrant checkpointing) is part of the outer one.
+                if not agent.on or inside_engine() != -1:
+                    return original(tensors, *args, **kwargs)
+                if agent.changed is not None:
+                    agent.changed()
                 try:
-                    closed = self._backward_ends(ok)
+                    self._backward_begins(tensors)
                 except Exception as error:
                     agent.fail("steps", error)
-            if closed is not NOTHING:
-                self._follow(closed)
-            return result
+                if agent.orders.current:
+                    agent.epochs.backward()
+                    agent.orders.enter(Phase.BACKWARD)
+                closed, ok = NOTHING, False
+                try:
+                    result = original(tensors, *args, **kwargs)
+                    ok = True
+                finally:
+                    try:
+                        closed = self._backward_ends(ok)
+                    except Exception as error:
+                        agent.fail("steps", error)
+                if closed is not NOTHING:
+                    self._follow(closed)
+                return result
 
-        @functools.wraps(original)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            # A backward inside a backward (reentrant checkpointing) is part of the outer one.
-            if not agent.on or inside_engine() != -1:
-                return original(tensors, *args, **kwargs)
-            return around(original, tensors, args, kwargs)
+            return backward
+
+        counted = covered(original_grad)
 
         @functools.wraps(original_grad)
         def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if agent.on and not (agent.made or self._begun) and inside_engine() == -1:
+            if agent.on and not (agent.made or self._begun):
                 inputs = args[0] if args else kwargs.get("inputs")
                 if any(isinstance(each, parameter) for each in (inputs if isinstance(inputs, (list, tuple)) else ())):
-                    return around(original_grad, outputs, args, kwargs)
+                    return counted(outputs, *args, **kwargs)
             return original_grad(outputs, *args, **kwargs)
 
-        module.backward, module.grad = backward, grad  # type: ignore[attr-defined]
+        module.backward, module.grad = covered(original), grad  # type: ignore[attr-defined]
 
     def patch_optimizer(self, module: ModuleType) -> None:
         """Patches torch.optim.optimizer: steps, and the calls that make, clear and load an optimizer."""
@@ -266,7 +268,7 @@ class StepHooks:
             self._dummy = not self._counter.ever_backward and _trains_nothing(optimizer)
             if self._dummy:
                 return
-            self._begun = True
+            self._begun, self._agent.changed = True, None
             self._recall(self._agent.optimizers)
             self._ahead.begins(optimizer)
         if self._agent.state_begins is not None:

@@ -198,3 +198,23 @@ def step(loss):
 """
     ran = rank.run(LOOP.replace("UPDATE", update))
     assert [event.step for event in ran.of("step")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_optimizer_that_hides_until_its_first_step(rank: Any) -> None:
+    """A subclass that does not call torch's `__init__` is known only when it steps: from then on it decides alone."""
+    update = """
+class Hidden(torch.optim.SGD):
+    def __init__(self, params):
+        defaults = dict(torch.optim.SGD([torch.zeros(1)]).defaults, lr=0.1)
+        torch.optim.Optimizer.__init__.__wrapped__(self, params, defaults)
+hidden = Hidden(params)
+import gc; gc.collect()
+made = 0
+def step(loss):
+    global made
+    loss.backward(); made += 1
+    if made % 2 == 0: hidden.step(); clear()
+"""
+    ran = rank.run(LOOP.replace("UPDATE", update))
+    assert ran.code == 0, ran.output
+    assert [len(step["losses"]) for step in ran.steps] == [2, 2, 2]

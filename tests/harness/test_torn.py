@@ -33,10 +33,11 @@ PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun", "train.py"), "/job", {}, 2
 KILLED = {"ranks": 2, "steps": 24, "kills": (12,), "contents": "step", "state": "all"}
 
 
-class Torn(worlds.Trainer):  # type: ignore[misc]
+class Torn(worlds.Trainer):  # type: ignore[misc, name-defined]
     """Some parts of the state that a resume finds in its file are of `by` steps later."""
 
-    by, parts = 2, ("weights", "moments", "opt_step")
+    by = 2
+    parts: tuple[str, ...] = ("weights", "moments", "opt_step")
 
     def _step(self, attempt: int, ranks: range, state: Any, step: int, warm: int) -> None:
         super()._step(attempt, ranks, state, step, warm)

@@ -127,9 +127,9 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
         frozen, buffers = begun.equal("frozen"), begun.equal("buffers")
         lost = [name for name, equal in (("parameters", parameters), ("moments", moments)) if equal is False]
         of = {name: _step_with(history, attempt, _by_rank(first, _RESTORED[name]), name) for name in lost}
-        after = {name: step for name, step in of.items() if step is not None}
+        instead = {name: step for name, step in of.items() if step is not None}
         rngs = tuple(begun.lost_generators)
-        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, after, rngs)
+        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, instead, rngs)
 
 
 def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | None], name: str) -> int | None:

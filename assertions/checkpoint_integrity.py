@@ -90,7 +90,8 @@ class CheckpointIntegrity(Assertion):
             return replace(broken, at_s=_changed_s(run, ours, str(broken.measured.get("checkpoint"))))
         torn = [checkpoint for checkpoint in ours if not checkpoint.good]
         good = [checkpoint for checkpoint in ours if checkpoint.good]
-        well = f"{_count(good)} checkpoints are complete and loadable, the newest is {_newest(ours).at}"
+        files = f" ({len(good)} files)" if _count(good) < len(good) else ""
+        well = f"{_count(good)} checkpoints{files} are complete and loadable, the newest is {_newest(ours).at}"
         left = f" ({len(torn)} torn and superseded: {torn[0].path})" if torn else ""
         own = {"own": held.right} if held.right else {}
         left += f" ({listed(unread_paths)} can't be read, and in the twin neither)" if unread_paths else ""

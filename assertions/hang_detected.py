@@ -21,6 +21,7 @@ from torchaos.plugin import (
     failed,
     inconclusive,
     passed,
+    unhit,
 )
 
 _LATE_S = 1.0  # seconds after the death of a rank in which a log line of the rank may still come
@@ -51,7 +52,7 @@ class HangDetected(Assertion):
     def _judge(self, run: Record) -> Finding:
         stalls = list(stalls_of(run))
         if not stalls:
-            return inconclusive("no fault was applied, so there was nothing to notice")
+            return unhit("no fault landed, so there was nothing to notice")
         if self.by != "job" and Need.HANGS not in run.plan.collect:
             return inconclusive("this run was made without our observers; run the scenario again")
         found = [self._noticed(run, one) for one in stalls]

@@ -20,6 +20,7 @@ from torchaos.plugin import (
     inconclusive,
     landings,
     passed,
+    unhit,
 )
 
 _PARTS = {
@@ -47,7 +48,7 @@ class HealthReaction(Assertion):
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         hits = [landing for landing in landings(run) if _is_health(run, landing)]
         if not hits:
-            return inconclusive("no fault in a GPU's health landed, so there was nothing to react to")
+            return unhit("no fault in a GPU's health landed, so there was nothing to react to")
         hit = hits[0]
         gpus = gpus_of(run, hit)
         drained = _drained(run, hit, gpus)

@@ -22,6 +22,7 @@ from torchaos.plugin import (
     failed,
     inconclusive,
     passed,
+    unhit,
 )
 
 # bound: (name of the part in a Recovery, words for the end of that part)
@@ -71,7 +72,7 @@ class RecoveryTime(Assertion):
     def _judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         found = recoveries(run, twins)
         if not found:
-            return inconclusive("no fault landed, so there was nothing to recover from")
+            return unhit("no fault landed, so there was nothing to recover from")
         if not run.history.executions:
             return inconclusive(f"no step was seen, so nothing shows when the job went on: {why_unseen(run, 'steps')}")
         interrupted = interruptions(run, found)

@@ -23,6 +23,7 @@ from torchaos.plugin import (
     inconclusive,
     landings,
     passed,
+    unhit,
 )
 
 Tier = Literal["none", "in_place", "node_replaced", "shrunk", "grown", "resubmitted"]
@@ -57,7 +58,7 @@ class RestartTier(Assertion):
     def _judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         landed = landings(run)
         if not landed:
-            return inconclusive("no fault landed, so there was nothing to recover from")
+            return unhit("no fault landed, so there was nothing to recover from")
         if not run.history.executions:
             return inconclusive(f"no step was seen, so nothing shows when the job went on: {why_unseen(run, 'steps')}")
         if run.history.unplaced:

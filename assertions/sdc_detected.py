@@ -10,7 +10,19 @@ from torchaos.harness import registry
 from torchaos.harness.judging.checkpoints.clashes import clashes
 from torchaos.harness.judging.checkpoints.contents import Clash, checkpoints_of
 from torchaos.harness.judging.proof.corruption import Sighting, Step, bad_steps, sightings
-from torchaos.plugin import Assertion, Finding, Harm, Landing, Need, Record, failed, inconclusive, landings, passed
+from torchaos.plugin import (
+    Assertion,
+    Finding,
+    Harm,
+    Landing,
+    Need,
+    Record,
+    failed,
+    inconclusive,
+    landings,
+    passed,
+    unhit,
+)
 
 _WHO = {
     "replicas": "comparing the replicas' parameters", "norm": "the gradient norm, over 10 times its rolling mean",
@@ -34,7 +46,7 @@ class SdcDetected(Assertion):
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         hits = _corruptions(run)
         if not hits:
-            return inconclusive("no fault landed, so there was nothing to find")
+            return unhit("no fault landed, so there was nothing to find")
         bad = bad_steps(run, twins)
         if bad is None:
             return inconclusive("the state of no step could be seen, so it is not known whether it was bad")

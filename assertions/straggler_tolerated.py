@@ -19,6 +19,7 @@ from torchaos.plugin import (
     inconclusive,
     landings,
     passed,
+    unhit,
 )
 
 _CALM = 5  # so many steps before the fault are needed to compare the speed of run and twin
@@ -52,7 +53,7 @@ class StragglerTolerated(Assertion):
             return inconclusive(f"no step times are known: {why_unseen(run, 'steps')}")
         spans = _spans(run)
         if not spans:
-            return inconclusive("no fault landed, so there was nothing to tolerate")
+            return unhit("no fault landed, so there was nothing to tolerate")
         ends = {key: over_s for key, over_s, _attempt in _ends(run.history)}
         slow = {key for key in own if any(a < ends[key] and ends[key] - own[key] < b for a, b in spans)}
         usual = {key: median(found) for key in own if (found := [times[key] for times in calm if key in times])}

@@ -73,6 +73,7 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
         failed,
         inconclusive,
         passed,
+        unhit,
     )
     from torchaos.harness.judging.landing.landings import Landing, landings
     from torchaos.harness.judging.proof.evidence import died, gone, stood_still, stopped
@@ -118,7 +119,7 @@ __all__ = [
     "UsageError", "WaitingFault", "Watched", "What", "Where", "all_waited", "as_one", "counted", "died", "drawn",
     "each", "each_hit", "elastic_env", "failed", "gone", "inconclusive", "landings", "last_answer", "late", "logged",
     "note_missing", "out_of_step", "passed", "problem_of", "records", "slower", "stood_still", "stopped", "took_turns",
-    "torn",
+    "torn", "unhit",
 ]  # fmt: skip
 
 _IN_RANKS = ("torchaos.harness.agent.", "torchaos.plugin.")

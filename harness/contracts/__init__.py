@@ -14,6 +14,7 @@ from torchaos.harness.contracts.findings import (
     failed,
     inconclusive,
     passed,
+    unhit,
 )
 from torchaos.harness.contracts.formats import CheckpointFormat
 from torchaos.harness.contracts.jobs import FarLauncher, JobSpec, Launcher, LiveNode, Node, RankProcess
@@ -24,5 +25,5 @@ __all__ = [
     "Assertion", "ChaosError", "CheckpointFormat", "Condition", "Emit", "Evidence", "FarLauncher", "Finding", "First",
     "Handle", "Harm", "Hits", "Injector", "Irreversible", "JobSpec", "Launcher", "LiveNode", "Need", "Node", "NodeSite",
     "Outcome", "Probe", "RankProcess", "Site", "Target", "UsageError", "Watched", "What", "Where", "failed",
-    "inconclusive", "passed",
+    "inconclusive", "passed", "unhit",
 ]  # fmt: skip

@@ -55,6 +55,7 @@ class What(str, Enum):
     LOADED = "loaded checkpoint"  # a checkpoint of that step, with wrong contents
     SAVED = "saved checkpoint"  # a checkpoint of that step
     ABSENT = "absent step"  # it never took place
+    UNHIT = "fault that did not land"  # so there was nothing to judge; the step is 0
     ENDING = "ending"  # the job did not come back, or did not end as expected; the step is the last that was seen
 
 
@@ -89,6 +90,11 @@ def failed(reason: str, first: First | None = None, /, **measured: Any) -> Findi
 
 def inconclusive(reason: str, **measured: Any) -> Finding:
     return Finding(Outcome.INCONCLUSIVE, reason, measured)
+
+
+def unhit(reason: str) -> Finding:
+    """An inconclusive finding: no fault landed that this assertion is about."""
+    return Finding(Outcome.INCONCLUSIVE, reason, first=First(What.UNHIT, 0))
 
 
 @runtime_checkable

@@ -81,7 +81,7 @@ def _in_words(score: RoundScore) -> str:
     """The verdict of a round, and how its faults ended."""
     ended = Counter(fault.outcome.value for fault in score.faults)
     told = ", ".join(f"{many} {outcome}" for outcome, many in ended.items())
-    return f"{score.verdict}{f', {told}' if told else ''} in {seconds_in_words(score.clock.wall_s)} of training"
+    return f"{score.verdict}{f', {told}' if told else ''}, {seconds_in_words(score.clock.wall_s)} since its first step"
 
 
 class DayRun:

@@ -52,23 +52,28 @@ class FaultOutcome:
 def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
     """One outcome for each fault of the plan, in the order of the plan. A failed assertion belongs to the last fault
     that landed before the moment at which the job went wrong; if that moment is not known, to the last fault that was
-    felt. A failure from before all faults belongs to none. After a fault that damaged the results of the job, nothing
-    can be said about the results of later faults."""
+    felt. A failure from before all faults belongs to none. Once the results of the job were damaged, nothing is known
+    about the results of later faults."""
     recoveries: dict[str, Recovery] = {}
     for recovery in result.recoveries:  # the worst outcome of a fault that landed several times
         recoveries[recovery.fault] = max(recoveries.get(recovery.fault, recovery), recovery, key=_badness)
     found = {fault.id: _of(fault, recoveries.get(fault.id)) for fault in result.faults}
     landed = [landing for landing in landings(run) if landing.fault in found]
+    before = ""
     for case, harm in _wrong(result):
-        fault = found.get(_blamed(case, found, landed, run) or "")
+        blamed = _blamed(case, found, landed, run)
+        if blamed is None and case.at_s is not None and harm is Harm.WRONG_RESULT:
+            before = before or f"the results of the job were wrong before any fault: {case.name}: {case.reason}"
+        fault = found.get(blamed or "")
         if fault and fault.outcome is Outcome.RECOVERED:
             found[fault.id] = replace(fault, outcome=_OF_HARM[harm], reason=f"{case.name}: {case.reason}")
     began = {landing.fault: landing.at_s for landing in reversed(landed)}
     damaged = [fault for fault in found.values() if fault.outcome is Outcome.DAMAGED]
     first = min(damaged, key=lambda one: began.get(one.id, inf), default=None)
     for fault in found.values():
-        if first and fault.outcome is Outcome.RECOVERED and began[fault.id] > began.get(first.id, inf):
-            reason = f"it came after {first.id}, which had damaged the results of the job"
+        later = first is not None and began.get(fault.id, 0.0) > began.get(first.id, inf)
+        if fault.outcome is Outcome.RECOVERED and (before or later):
+            reason = before or f"it came after {first.id if first else ''}, which had damaged the results of the job"
             found[fault.id] = replace(fault, outcome=Outcome.UNJUDGED, reason=reason)
     slow, why = _slower(run, landed)
     if slow in found and found[slow].outcome is Outcome.RECOVERED:
@@ -100,13 +105,14 @@ def _of(fault: FaultResult, recovery: Recovery | None) -> FaultOutcome:
 
 
 def _wrong(result: Result) -> list[tuple[Case, Harm]]:
-    """The failed cases about the job's behaviour, the worst first. A case that follows from another case went wrong
-    when that case did."""
+    """The failed cases about the job's behaviour, the worst first; of equally bad ones first the case that decided. A
+    case that follows from another case went wrong when that case did."""
     failed = [case for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.FAILED]
     roots = {case.name: case.at_s for case in failed}
     failed = [replace(case, at_s=roots.get(case.follows or "", case.at_s)) for case in failed]
     found = [(case, harm) for case in failed if (harm := _harm(case.name)) in _OF_HARM]
-    return sorted(found, key=lambda one: list(_OF_HARM).index(one[1]))
+    order = list(_OF_HARM)
+    return sorted(found, key=lambda one: (order.index(one[1]), one[0].name != result.decided_by, bool(one[0].follows)))
 
 
 def _harm(name: str) -> Harm:

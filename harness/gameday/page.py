@@ -46,9 +46,9 @@ def _happened(score: Score, rounds: int) -> str:
     came = [f"{many} {name}" for name, many in score.outcomes.items() if many]
     faults, clock = sum(score.outcomes.values()), score.clock
     return (
-        f"In {seconds_in_words(clock.wall_s)}, {faults} {'fault' if faults == 1 else 'faults'} came in {rounds} "
-        f"{'round' if rounds == 1 else 'rounds'}{': ' if came else ''}{', '.join(came)}."
-    ) + ("" if clock.ettr is None else f" Training went on in {clock.ettr:.1%} of the time.")
+        f"{rounds} {'round' if rounds == 1 else 'rounds'} with {faults} {'fault' if faults == 1 else 'faults'}"
+        f"{': ' if came else ''}{', '.join(came)}."
+    ) + ("" if clock.ettr is None else f" Training got on in {clock.ettr:.1%} of {seconds_in_words(clock.wall_s)}.")
 
 
 def _shares(clock: Clock) -> list[dict[str, Any]]:

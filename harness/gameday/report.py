@@ -54,14 +54,14 @@ def score_rows(score: Score) -> list[tuple[str, str]]:
         ("effective training time ratio (ETTR)", _share(clock.ettr)),
         ("expected from interval, restart and MTBF", _share(score.expected_ettr)),
         ("runtime goodput", _share(clock.goodput)),
-        ("wall-clock time", seconds_in_words(clock.wall_s)),
+        ("time since the first step of each round", seconds_in_words(clock.wall_s)),
         ("lost: done again", f"{seconds_in_words(clock.lost_s)} ({clock.lost_s / wall:.1%})"),
         ("down: between the attempts", f"{seconds_in_words(clock.down_s)} ({clock.down_s / wall:.1%})"),
         ("stalled", f"{seconds_in_words(clock.stalled_s)} ({clock.stalled_s / wall:.1%})"),
         ("stood still for checkpoints", f"{seconds_in_words(clock.checkpoint_s)} ({clock.checkpoint_s / wall:.1%})"),
         ("invalid training time (recovering or saving)", seconds_in_words(score.invalid_s)),
         ("lost GPU hours", f"{score.gpu_hours_lost:.3g}"),
-        ("mean time between interruptions", seconds_in_words(score.mtbf_s)),
+        ("mean time between interruptions with a restart", seconds_in_words(score.mtbf_s)),
         ("checkpoint interval in use", seconds_in_words(score.interval_s)),
         ("best checkpoint interval for these interruptions (Young, Daly)", seconds_in_words(score.best_interval_s)),
     ]
@@ -132,8 +132,16 @@ class ToLookAt:
     rounds: tuple[int, ...]
 
 
+_WORST_FIRST = (
+    "", Outcome.DAMAGED, Outcome.STUCK, Outcome.LOST_WORK, Outcome.OTHERWISE, Outcome.DEGRADED, Outcome.UNPROVED,
+    Outcome.UNJUDGED,
+)  # fmt: skip
+_ROUNDS = ("error", "failed", "inconclusive", "passed")  # verdicts
+
+
 def to_look_at(rounds: Sequence[RoundScore]) -> list[ToLookAt]:
-    """What a reader should look at, each reason once."""
+    """What a reader should look at, each reason once. First comes what decided the verdict of the day: the worst
+    outcome of a round with the worst verdict."""
     found: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for scored in rounds:
         bad = [fault for fault in scored.faults if fault.outcome is not Outcome.RECOVERED]
@@ -142,10 +150,12 @@ def to_look_at(rounds: Sequence[RoundScore]) -> list[ToLookAt]:
         known = any(fault.reason and (fault.reason in scored.reason or scored.reason in fault.reason) for fault in bad)
         if scored.verdict != "passed" and not known:
             found.setdefault(("", f"{scored.verdict}: {scored.reason}"), []).append(("", scored.number))
-    return [
+    verdicts = {scored.number: _ROUNDS.index(scored.verdict) for scored in rounds}
+    told = [
         ToLookAt(outcome, reason, tuple(name for name, _ in each if name), tuple(dict.fromkeys(n for _, n in each)))
         for (outcome, reason), each in found.items()
     ]
+    return sorted(told, key=lambda one: (min(verdicts[n] for n in one.rounds), _WORST_FIRST.index(one.outcome)))
 
 
 def _to_look_at(day: Day, rounds: Sequence[RoundScore], folder: str) -> list[str]:
@@ -167,9 +177,7 @@ def _rounds(numbers: Sequence[int]) -> str:
 
 def _end(day: Day, folder: str, rounds: Sequence[RoundScore]) -> list[str]:
     many, begun = faults_of(day.rounds), sum(len(scored.faults) for scored in rounds)
-    late = (
-        f" {many - begun} of {many} faults were not started: they could not have ended in time." if begun < many else ""
-    )
+    late = f" Not started: {many - begun} of {many} faults, which could not have ended in time." if begun < many else ""
     return ["", f"Seed {day.seed}, {len(rounds)} of {len(day.rounds)} rounds.{late} The plan: {folder}/day.json"]
 
 

@@ -19,7 +19,7 @@ def scenario_of(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, A
     quiet = {"wall": {"longer_than": _seconds(one.end_s - one.start_s)}}
     return {
         "scenario": f"{day.gameday}-round-{one.number:03d}",
-        "description": f"Round {one.number} of the game day {day.gameday}: {len(one.faults)} faults.",
+        "description": f"Round {one.number} of the game day {day.gameday}.",
         "job": _job(day, one, here, home),
         "faults": [_fault(day, one, number) for number in range(len(one.faults))],
         "assert": asserts,

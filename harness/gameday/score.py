@@ -112,7 +112,8 @@ class Score:
     best_interval_s: float | None
     expected_ettr: float | None
     invalid_s: float
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # each failed assertion of each round
+    damaged: int = 0  # rounds with a failed assertion
     unjudged: tuple[str, ...] = field(default=())  # rounds whose verdict is no evidence
 
 
@@ -145,7 +146,8 @@ def total(rounds: Sequence[RoundScore]) -> Score:
         best_interval_s=best_interval_s(write, mtbf),
         expected_ettr=expected_ettr(mtbf, back.mean if back else None, interval, write),
         invalid_s=sum(scored.invalid_s for scored in rounds),
-        problems=tuple(f"round {scored.number}: {text}" for scored in rounds for text in scored.failed),
+        problems=tuple(f"round {scored.number}: {text.rstrip('.')}" for scored in rounds for text in scored.failed),
+        damaged=sum(bool(scored.failed) for scored in rounds),
         unjudged=tuple(f"round {each.number}: {each.reason}" for each in rounds if _proves_nothing(each, rounds)),
     )  # fmt: skip
 

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.text import Text
 
 from torchaos.harness.gameday.day import Day
-from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.report import again_in_words, faults_of, to_look_at
 from torchaos.harness.gameday.score import RoundScore, Score
 from torchaos.harness.gameday.verdict import verdict_of
@@ -29,8 +28,9 @@ def show(
     badge, name = Text(f" {verdict.value.upper()} ", f"bold reverse {COLOURS[verdict]}"), pen.text(day.name, "bold")
     faults = sum(len(one.faults) for one in rounds)
     about = (
-        f"seed {day.seed}, {len(rounds)} of {len(day.rounds)} rounds, {faults} of {faults_of(day.rounds)} faults, "
-        f"{seconds_in_words(score.clock.wall_s)} of training"
+        f"seed {day.seed}, {_of(len(rounds), len(day.rounds), 'round')}, "
+        f"{_of(faults, faults_of(day.rounds), 'fault')}, "
+        f"{seconds_in_words(score.clock.wall_s)} since the first steps"
     )
     pen.gap()
     pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(about, "dim"), indent=0)
@@ -43,21 +43,21 @@ def show(
         pen.row([(pen.text("time", "dim"), _LABEL)], pen.text(shares))
     ended = ", ".join(f"{many} {outcome}" for outcome, many in score.outcomes.items() if many)
     pen.row([(pen.text("faults", "dim"), _LABEL)], pen.text(ended or "none came"))
-    for one in to_look_at(rounds)[:_MOST]:
+    looked = to_look_at(rounds)
+    for one in looked[:_MOST]:
         names = ", ".join(one.faults[:_MOST]) + (f" and {len(one.faults) - _MOST} more" if one.faults[_MOST:] else "")
         words = f"{one.outcome}: {one.reason}" if one.outcome else f"round {one.rounds[0]}: {one.reason}"
         pen.row([(pen.text(names or "round", "dim"), _LABEL)], pen.text(words), most=2)
-    bad = next((one for one in rounds if _is_bad(one)), None)
     pen.gap()
     pen.long_line(pen.text("Report", "dim"), _LABEL, str(Path(folder) / "report.html"))
     pen.long_line(pen.text("More", "dim"), _LABEL, str(Path(folder) / "report.md"))
-    if bad:
-        pen.long_line(pen.text("Again", "dim"), _LABEL, again_in_words(day, folder, bad.number))
+    if looked:
+        pen.long_line(pen.text("Again", "dim"), _LABEL, again_in_words(day, folder, looked[0].rounds[0]))
     pen.gap()
 
 
+def _of(many: int, planned: int, noun: str) -> str:
+    return f"{many} of {planned} {noun}{'' if planned == 1 else 's'}"
+
+
 _LOSSES = ("lost", "checkpoint", "stalled", "down")
-
-
-def _is_bad(scored: RoundScore) -> bool:
-    return scored.verdict != "passed" or any(fault.outcome is not Outcome.RECOVERED for fault in scored.faults)

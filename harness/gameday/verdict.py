@@ -57,9 +57,10 @@ def _faults(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_shor
     elif not faults or not score.clock.wall_s:
         doubt = "no fault landed" if score.clock.wall_s else "no step was seen"
     elif unproved > bounds.unproved * faults:
-        doubt = f"{unproved} of {faults} faults did not land, or nothing shows that they were felt"
+        doubt = f"{unproved} of {faults} faults did not land, or nothing shows that the fault was felt"
     elif len(score.unjudged) > bounds.unproved * len(rounds):
-        doubt = f"{len(score.unjudged)} of {len(rounds)} rounds are no evidence: {'; '.join(score.unjudged[:3])}"
+        are = "round is" if len(rounds) == 1 else "rounds are"
+        doubt = f"{len(score.unjudged)} of {len(rounds)} {are} no evidence: {'; '.join(score.unjudged[:3])}"
     verdict = Verdict.INCONCLUSIVE if doubt else Verdict.PASSED
     felt = f"{faults - unproved} of {faults} faults landed and were felt"
     if faults < planned:
@@ -95,7 +96,10 @@ def _bounds(score: Score, bounds: Bounds) -> Iterator[Case]:
         is_to_be = f"{'at least' if name in AT_LEAST else 'at most'} {bound:g}"
         reason = f"{words} is {value:.4g}, and must be {is_to_be}"
         if name == "damaged" and not holds:
-            reason += f": {'; '.join(score.problems[:3])}"
+            have = "round has" if score.rounds == 1 else "rounds have"
+            reason = f"{score.damaged} of {score.rounds} {have} a failed assertion, and damaged is at most {bound:g}"
+            more = len(score.problems) - 1
+            reason += f": {score.problems[0]}{f'; and {more} more' if more else ''}"
         verdict = Verdict.PASSED if holds else Verdict.FAILED
         yield Case(name, "assertion", verdict, reason, {name: value}, {name: bound}, seconds)
 
@@ -110,6 +114,6 @@ def _measured(score: Score) -> dict[str, float | None]:
         "lost_steps": None if score.lost_unknown else lost.most if lost else 0,
         "checkpoint_share": clock.checkpoint_s / clock.wall_s if clock.wall_s else None,
         "stuck": score.outcomes.get(Outcome.STUCK.value, 0),
-        "damaged": len(score.problems),
+        "damaged": score.damaged,
         "lost_work": score.outcomes.get(Outcome.LOST_WORK.value, 0),
     }

@@ -18,6 +18,10 @@ _RATES = "the learning rates of the steps since the resume, and the twin's"
 _SAMPLES = "the samples of the step, and of the earlier step"
 
 CLAIMS: Mapping[str, Claim] = {
+    "apart": Claim(
+        "the ranks held different parameters after step {step} of attempt {attempt}, and the same parameters before",
+        "the check sums of the parameters on each rank, after that step and before",
+    ),
     "accumulation": Claim(
         "gradient accumulation: the first step had {ours:g} backwards and {theirs:g} in the twin, as if the checkpoint "
         "was written in the middle of an accumulation, without its gradients",

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Target
 from torchaos.harness.judging.verdict.verdict import verdict_of
-from torchaos.harness.record.plan import Named
+from torchaos.harness.record.plan import ENDED_BEFORE, Named, PlannedFault
 from torchaos.harness.record.result import Verdict
 
 
@@ -44,3 +46,50 @@ def test_a_job_that_was_never_started_failed_nothing(trainer: Any) -> None:
     assert (found.verdict, {case.verdict for case in cases}) == (Verdict.INCONCLUSIVE, {Verdict.INCONCLUSIVE})
     assert all(case.reason.endswith("the job was never started, so there is nothing to judge") for case in cases)
     assert why in found.reason
+
+
+@pytest.mark.parametrize(("interrupted", "completed"), [(True, Verdict.INCONCLUSIVE), (False, Verdict.FAILED)])
+def test_a_run_that_was_ended_before_its_first_step_says_so(
+    trainer: Any, interrupted: bool, completed: Verdict
+) -> None:
+    """No agent had started and no line had been written, because the run was ended too early: nothing says that there
+    was no agent. One that a person ended failed nothing; a stop condition says something about the job."""
+    run = trainer().record()
+    begun = next(e for e in run.events if e.kind is Kind.JOB_STARTED)
+    data = {"reason": "SIGINT was received", "interrupted": interrupted, "enough": False}
+    stopped = Event(Kind.STOPPED, "harness", 9, 0.0, begun.mono_s + 1, data=data)
+    kill = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(1, 20, None), {}, "", "")
+    missed = Event(Kind.MISSED, "harness", 10, 0.0, begun.mono_s + 2,
+                   data={"fault": "kill", "reason": ENDED_BEFORE, "ended_before": True})  # fmt: skip
+    ended = Event(
+        Kind.JOB_EXITED, "harness", 11, 0.0, begun.mono_s + 3, data={"exit_code": 1, "submission": 0, "pid": 1}
+    )
+    asserts = tuple(Named(name, {}) for name in ("loss_continuity", "sample_accounting", "completed"))
+    run = replace(
+        run, events=(begun, stopped, missed, ended), plan=replace(run.plan, asserts=asserts, faults=(kill,))
+    )  # fmt: skip
+    found = verdict_of(run, [], "")
+    told = {case.name: case for case in found.cases}
+    assert "agent" not in found.reason + "".join(case.reason for case in found.cases)
+    for name in ("faults", "loss_continuity", "sample_accounting"):
+        assert told[name].verdict is Verdict.INCONCLUSIVE
+        assert "the run was ended before the job's first step was seen" in told[name].reason, told[name]
+    assert told["completed"].verdict is completed
+
+
+def test_what_lacks_a_landed_fault_follows_from_the_fault(trainer: Any) -> None:
+    """A fault that lies past the end is told once: the assertions that need it follow from its case, and one that had
+    enough to judge does not."""
+    run = trainer().record()
+    kill = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(1, 900, None), {}, "", "")
+    last = run.events[-1].mono_s
+    missed = Event(Kind.MISSED, "harness", 9999, 0.0, last + 1,
+                   data={"fault": "kill", "reason": ENDED_BEFORE, "ended_before": True})  # fmt: skip
+    asserts = tuple(Named(name, {}) for name in ("recovery_time", "completed", "hang_detected"))
+    run = replace(run, events=(*run.events, missed), plan=replace(run.plan, asserts=asserts, faults=(kill,)))
+    found = verdict_of(run, [], "")
+    assert found.decided_by == "faults"
+    assert {case.name: case.follows for case in found.cases if case.follows} == {
+        "recovery_time": "faults", "hang_detected": "faults",
+    }  # fmt: skip
+    assert "the job ended at step 30; the fault was planned for step 900" in found.reason

@@ -17,6 +17,7 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.telling.terminal import live
 from torchaos.harness.telling.terminal.live import Live
+from torchaos.harness.telling.terminal.progress import Progress
 
 JOB = PlannedJob(("torchrun", "train.py"), "/", {}, 2, 1, 60.0)
 KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(1, 3, Phase.BACKWARD), {}, "kill.py", "Kill")
@@ -27,10 +28,10 @@ PLAN = Plan("kill-rank", "", 7, JOB, (KILL,), (Named("completed", {}),))
 class Script:
     """A journal whose events are told one by one, at fixed times."""
 
-    listeners: list[Callable[[Event], None]] = field(default_factory=list)
+    listeners: list[Callable[[Event], object]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
-    def listen(self, listener: Callable[[Event], None]) -> None:
+    def listen(self, listener: Callable[[Event], object]) -> None:
         self.listeners.append(listener)
 
     def snapshot(self) -> list[Event]:
@@ -45,9 +46,19 @@ class Script:
         for listener in self.listeners:
             listener(event)
 
-    def step(self, second: float, rank: int, step: int, attempt: int = 0, loss: float = 3.0) -> None:
+    def step(self, second: float, rank: int, step: int, attempt: int = 0, loss: float | None = 3.0) -> None:
         seen = {"samples": [[rank, step]], "indices": None, "lr": [0.1], "opt_step": None, "sched_step": None}
-        self.at(second, Kind.STEP, rank, attempt, step, losses=[loss], phases={}, skipped=False, **seen)
+        self.at(
+            second,
+            Kind.STEP,
+            rank,
+            attempt,
+            step,
+            losses=[] if loss is None else [loss],
+            phases={},
+            skipped=False,
+            **seen,
+        )
 
 
 def tell_the_story(script: Script) -> None:
@@ -155,6 +166,20 @@ def test_a_step_line_only_every_few_seconds(paper: type[Paper]) -> None:
             script.step(step / 100, 0, step)
     lines = [line for line in file.getvalue().splitlines() if ", attempt 0, loss" in line]
     assert len(lines) == int(9.99 / live.STEPS_EVERY_S)
+
+
+@pytest.mark.parametrize(("silent", "told"), [(None, "loss {0}"), (0, "loss 1{0} on rank 1")])
+def test_the_loss_is_always_of_the_same_rank(silent: int | None, told: str) -> None:
+    """Ranks have different losses, and now one is ahead, now the other: the line has rank 0's loss in the step that it
+    names. Where rank 0 has no loss, the line says whose loss it is."""
+    known, script = Progress(lambda attempt: 0), Script()
+    script.listen(known.note)
+    for step in range(1, 9):
+        for rank in (0, 1) if step % 2 else (1, 0):
+            script.step(step, rank, step, loss=None if rank == silent else 10.0 * rank + step)
+            if step > 1:
+                slowest = min(view.local_step for view in known.ranks.values())
+                assert known.in_words().endswith(told.format(slowest)), (step, rank)
 
 
 def test_the_twin_is_called_one(paper: type[Paper]) -> None:

@@ -18,6 +18,7 @@ import torch
 from click.testing import CliRunner
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict.verdict import verdict_of
@@ -132,7 +133,8 @@ def case(**more: Any) -> dict[str, Any]:
     return {
         "scenario": "s", "finding": "loss_continuity: the loss differs", "promise": "", "versions": "torch 2.13.0",
         "command": [sys.executable, str(STAND_IN), "{run}/job"], "cwd": "/", "env": {}, "secrets": [],
-        "python": "/bin/true", "log": [PLAIN], "checkpoints": None, "signs": ["losses", "end"], "controls": 1,
+        "python": "/bin/true", "log": [PLAIN], "lead": 0, "checkpoints": None, "controls": 1,
+        "signs": ["losses", "end"],
         "kills": [{"ranks": [1], "signals": [[0.0, 9]], "step": 6, "path": None}],
         "bound_s": None, "timeout_s": 20.0, "resubmit": [0, 0.0], **more,
     }  # fmt: skip
@@ -165,9 +167,28 @@ def test_a_broken_trainer_is_shown_three_times(shown: Shown, tmp_path: Path) -> 
     assert [line.split()[0] for line in lines[:4]] == ["finding", "job", "versions", "control"]
     assert "torch" in lines[2]
     assert "SIGKILL to rank 1 (pid " in lines[4]
-    assert "it went on with step 5" in lines[4]
+    assert "it went on after step 4" in lines[4]
     assert "losses differ from step 5 on: 5 instead of 13.1441" in lines[4]
     assert (tmp_path / "kept" / "run-3.log").read_text().count("step 5 loss") == 2
+
+
+def test_steps_are_counted_as_in_the_verdict(shown: Shown) -> None:
+    """A log that counts one step more than the verdict: step 6 of the log is step 5, everywhere in the output."""
+    ahead = {"lead": 1, "kills": [{"ranks": [1], "signals": [[0.0, 9]], "step": 5, "path": None}]}
+    done = shown(command=words("--forget"), python=sys.executable, **ahead)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "it went on after step 3" in done.stdout
+    assert "losses differ from step 4 on: 5 instead of 13.1441" in done.stdout
+
+
+def test_the_script_knows_by_how_much_the_log_is_ahead() -> None:
+    """A job that prints each step one too high: the kill and the signs are told by the steps of the verdict."""
+    run, twins, result = recorded("forgets-optimizer")
+    events = [
+        replace(e, data={**e.data, "step": e.data["step"] + 1}) if e.kind is Kind.LOG_STEP else e for e in run.events
+    ]
+    case = case_of(replace(run, events=tuple(events)), twins, result)
+    assert (case["lead"], case["kills"][0]["step"]) == (1, 15)
 
 
 def test_a_healthy_trainer_is_not(shown: Shown) -> None:

@@ -22,6 +22,8 @@ _NEVER = {
 
 def why_unseen(record: Record, what: str) -> str:
     """Why a quantity was not seen in a run, as a clause. `what`: "loss", "samples", "steps" or "parameters"."""
+    if ended := ended_before_steps(record):
+        return ended
     failed = [event for event in record.of_kind(Kind.AGENT_FAILED) if _concerns(str(event.data["hook"]), what)]
     if failed:
         return f"the agent's hook {failed[0].data['hook']} failed: {failed[0].data['error']}"
@@ -33,6 +35,12 @@ def why_unseen(record: Record, what: str) -> str:
     if record.history.source == "log":
         return f"the agent saw no optimizer step, and the job's log, which shows steps, does not show {what}"
     return (of_an_earlier_run(record) if what == "steps" else "") or _NEVER[what]
+
+
+def ended_before_steps(record: Record) -> str:
+    """A clause that says that the run was ended before any step was seen. Empty if it was not."""
+    early = record.stopped and not record.ended_on_purpose and not record.history.executions
+    return "the run was ended before the job's first step was seen" if early else ""
 
 
 def of_an_earlier_run(record: Record) -> str:

@@ -23,6 +23,7 @@ from torchaos.harness.judging.checkpoints.begun import (
     trained_since,
 )
 from torchaos.harness.judging.checkpoints.carried import carried_into
+from torchaos.harness.judging.checkpoints.ranks_apart import ranks_apart
 from torchaos.harness.judging.checkpoints.torn import torn
 from torchaos.harness.judging.claims import said
 from torchaos.harness.judging.noise.quantities import Steps, relative
@@ -66,7 +67,21 @@ def likeliest_cause(
     """The most likely cause of the first difference. `history`: the run's history, from its agent or from its log.
     `ours`, `theirs`: the steps of the run and of its first twin. `twin`: None if the steps are compared with their
     first execution."""
-    part = _part_of(history, next(iter(ours[first.step].values())))
+    cause = _cause(run, history, ours, theirs, first, twin)
+    return cause if twin else Cause(*map(_without_twin, cause))
+
+
+def _without_twin(words: str) -> str:
+    return words.replace("in the twin", "the first time").replace("the twin's", "that of the first time")
+
+
+def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, twin: Record | None) -> Cause:
+    here = next(iter(ours[first.step].values()))
+    part = _part_of(history, here)
+    apart = ranks_apart(run)
+    if apart and apart.attempt < here.attempt and not (twin and ranks_apart(twin)):
+        short = said("apart", step=apart.step, attempt=apart.attempt)
+        return Cause(said("cause", where="before the job was restarted", causes=short, besides=""), short)
     if part is None or part.base is None:
         return Cause(said("unplaced"))
     later = any(segment.number == part.number and segment.after < part.after for segment in history.segments)

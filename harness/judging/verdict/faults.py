@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, Evidence
-from torchaos.harness.judging.gaps.unseen import why_unseen
+from torchaos.harness.judging.gaps.unseen import ended_before_steps, why_unseen
 from torchaos.harness.judging.landing.whom import hit_target
 from torchaos.harness.judging.verdict.gates import landed_wrong, not_outlived
-from torchaos.harness.record.plan import PlannedFault
+from torchaos.harness.record.plan import ENDED_BEFORE, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of as replicas_of
 from torchaos.harness.record.result import Case, FaultResult, Verdict
@@ -80,10 +80,15 @@ def _why_missed(run: Record, fault: PlannedFault) -> str:
     missed = next((event.data for event in run.of_fault(fault.id, Kind.MISSED)), None)
     if missed is None:
         return "no trace of it"
+    if not missed.get("ended_before", missed["reason"] == ENDED_BEFORE):  # older journals have only the reason
+        return str(missed["reason"])
+    if ended := ended_before_steps(run):
+        return ended
     step, last = getattr(fault.trigger, "step", None), run.history.highest_step()
-    if missed.get("ended_before") and step is not None and last is not None and step > last:
-        return f"the job ended at step {last}; the fault was planned for step {step}"
-    if missed.get("ended_before") and last is None and (step is not None or getattr(fault.trigger, "phase", None)):
+    if step is not None and last is not None and step > last:
+        ended = f"the run was ended early, after step {last}" if run.stopped else f"the job ended at step {last}"
+        return f"{ended}; the fault was planned for step {step}"
+    if last is None and (step is not None or getattr(fault.trigger, "phase", None)):
         return why_unseen(run, "steps")
     return str(missed["reason"])
 

@@ -31,13 +31,18 @@ _LATER = {
 
 
 def linked(cases: Sequence[Case], findings: Sequence[Finding], faults: Sequence[Case] = ()) -> list[Case]:
-    """The cases of the assertions, each failed case with the failed case from which it follows. `faults`: the case of
-    the faults, if there is one."""
+    """The cases of the assertions, each failed case with the failed case from which it follows, and each case that
+    lacks a landed fault with the case of the faults. `faults`: the case of the faults, if there is one."""
     firsts = [
         finding.first if case.verdict is Verdict.FAILED else None for case, finding in zip(cases, findings, strict=True)
     ]
     fallen = next((case.name for case in faults if case.verdict is Verdict.FAILED), None)
-    return [replace(case, follows=_root(place, cases, firsts, fallen)) for place, case in enumerate(cases)]
+    unproved = next((case.name for case in faults if case.verdict is Verdict.INCONCLUSIVE), None)
+    unhit = [finding.first is not None and finding.first.what is What.UNHIT for finding in findings]
+    return [
+        replace(case, follows=unproved if unhit[place] else _root(place, cases, firsts, fallen))
+        for place, case in enumerate(cases)
+    ]
 
 
 def _root(place: int, cases: Sequence[Case], firsts: Sequence[First | None], fallen: str | None) -> str | None:

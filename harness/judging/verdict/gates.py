@@ -10,7 +10,7 @@ from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Target
 from torchaos.harness.judging.ending.ending import ended_on_purpose_s, failed_rank, own_exit_code
-from torchaos.harness.judging.gaps.unseen import why_unplaced
+from torchaos.harness.judging.gaps.unseen import ended_before_steps, why_unplaced
 from torchaos.harness.judging.landing.whom import hit_target, strayed
 from torchaos.harness.judging.recovery.recovery import never_in_words, recoveries, why_moot
 from torchaos.harness.record.history.uptime import is_down
@@ -86,9 +86,14 @@ def never_reached(run: Record, fault: PlannedFault) -> bool:
 
 
 def never_started(run: Record) -> str | None:
-    """Why nothing can be judged: the run was ended before its job was started."""
-    started = bool(run.plan.job.attached) or any(run.of_kind(Kind.JOB_STARTED))
-    return None if started or not run.stopped else "the job was never started, so there is nothing to judge"
+    """Why nothing can be judged: the run was ended before its job was started, or was interrupted before its first
+    step."""
+    if not run.stopped:
+        return None
+    if not run.plan.job.attached and not any(run.of_kind(Kind.JOB_STARTED)):
+        return "the job was never started, so there is nothing to judge"
+    ended = ended_before_steps(run) if run.stopped.data.get("interrupted", True) else ""
+    return f"{ended}, so there is nothing to judge" if ended else None
 
 
 def ranks_repeat(run: Record) -> str | None:

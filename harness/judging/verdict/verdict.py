@@ -15,6 +15,7 @@ from typing import Any
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, ChaosError, Finding, Need, Outcome, UsageError, What, inconclusive
+from torchaos.harness.judging.checkpoints.ranks_apart import ranks_apart
 from torchaos.harness.judging.ending.unloaded import not_resumed
 from torchaos.harness.judging.ending.unstarted import died_by_itself, last_error, last_words
 from torchaos.harness.judging.gaps.missing import missing_in_words
@@ -35,6 +36,7 @@ from torchaos.harness.record.replicas import records_of as replicas_of
 from torchaos.harness.record.result import Case, ExitCode, FaultResult, Recovery, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 
+_OF_PARAMETERS = (What.LOSS, What.PARAMETERS, What.REPLICAS, What.SAVED, What.LOADED)  # they follow from them
 SPLIT_BRAIN = "split_brain"  # a case that is added if there was a split brain, for every set of assertions
 
 
@@ -143,13 +145,16 @@ def _case(named: Named, finding: Finding, run: Record, twins: Sequence[Record]) 
 
 
 def _wrong_s(finding: Finding, run: Record, twins: Sequence[Record]) -> float | None:
-    """When a failure went wrong, CLOCK_MONOTONIC. None if it is not known."""
-    if finding.outcome is not Outcome.FAILED or finding.at_s is not None:
+    """When a failure went wrong, CLOCK_MONOTONIC. None if it is not known. Values went wrong when the parameters of the
+    ranks drifted apart, if that came before."""
+    if finding.outcome is not Outcome.FAILED or run.plan.job.replicas > 1 or finding.first is None:
         return finding.at_s
-    if finding.first is None or finding.first.what in (What.ENDING, What.ABSENT) or run.plan.job.replicas > 1:
-        return None
     done = history_of(run, twins).by_step().get(finding.first.step, {})
-    return max((one.mono_s for one in done.values()), default=None)
+    seen_s = max((one.mono_s for one in done.values()), default=None) if finding.at_s is None else finding.at_s
+    if finding.first.what not in _OF_PARAMETERS or seen_s is None:
+        return finding.at_s if finding.first.what in (What.ENDING, What.ABSENT) else seen_s
+    apart = ranks_apart(run)
+    return min(seen_s, apart.at_s) if apart else seen_s
 
 
 def _rollback_case(run: Record) -> Case:

@@ -117,8 +117,8 @@ def _beginning(run: Record, attempt: Attempt) -> str:
     unseen = f"and could not load {in_words(tried)}" if tried else "and no load of a checkpoint was seen"
     from_where = f"from {posixpath.basename(attempt.loaded)}" if attempt.loaded else unseen
     if attempt.base == 0:
-        where = f"at the very beginning, {from_where}" if attempt.loaded or tried else "at the very beginning"
-        return f"{who} begins {where}{_again(run, attempt)}"
+        where = f"step 1, {from_where}" if attempt.loaded or tried else "step 1"
+        return f"{who} begins with {where}{_again(run, attempt)}"
     return f"{who} goes on after step {attempt.base}, {from_where}{_again(run, attempt)}{_conflicts(attempt)}"
 
 

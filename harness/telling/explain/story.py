@@ -28,7 +28,7 @@ _PARTS = {
     "workers_up": "all ranks were up", "imported": "all had imported torch",
     "prepared": "all had called init_process_group", "joined": "all had joined the process group",
     "set_up": "all had been set up and began to load", "restored": "the checkpoint was loaded",
-    "first_step": "the first step was done", "caught_up": "the job had got further than before",
+    "first_step": "the first step was done", "caught_up": "the job had caught up",
 }  # fmt: skip
 _VERBS = {
     Verdict.PASSED: "passed", Verdict.FAILED: "failed", Verdict.INCONCLUSIVE: "is inconclusive",
@@ -150,13 +150,11 @@ def _start(run: Record) -> Iterator[str]:
 
 def _seen(result: Result) -> Iterator[str]:
     for fault in result.faults:
-        if fault.applied is None:
-            yield f"{fault.id}: {fault.reason}"
-        else:
+        if fault.applied is not None:
             proof = f"it was felt: {fault.evidence}" if fault.evidence else "nothing shows that it was felt"
             yield f"{fault.id} landed ({fault.applied}), and {proof}"
-            if fault.verdict is not Verdict.PASSED:
-                yield f"{fault.id}: {fault.reason}"
+        if fault.reason not in result.reason and fault.verdict is not Verdict.PASSED:
+            yield f"{fault.id}: {fault.reason}"
     yield from map(_recovered, result.recoveries)
 
 
@@ -173,15 +171,21 @@ def _recovered(recovery: Recovery) -> str:
 
 
 def _why(result: Result) -> Iterator[str]:
+    """The verdict, then what else was found. Cases with one reason are one line."""
+    yield f"The run {_VERBS[result.verdict]}: {on_one_line(result.reason)}"
     held = [
         f"{name_in_words(case.name)}{f' ({on_one_line(case.cause)})' if case.cause else ''}"
         for case in result.cases if case.verdict is Verdict.PASSED
     ]  # fmt: skip
+    told: dict[tuple[Verdict, str], list[str]] = {}
+    for case in root_first(result.cases):
+        if case.verdict is not Verdict.PASSED and case.name != result.decided_by:
+            told.setdefault((case.verdict, on_one_line(case.full_reason)), []).append(name_in_words(case.name))
     for verdict in (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.ERROR):
-        for case in root_first(result.cases):
-            if case.verdict is verdict:
-                yield f"{name_in_words(case.name)} {_VERBS[verdict]}: {on_one_line(case.full_reason)}"
+        for (found, reason), names in told.items():
+            if found is verdict:
+                verb = "are inconclusive" if verdict is Verdict.INCONCLUSIVE and len(names) > 1 else _VERBS[verdict]
+                yield f"{', '.join(names)} {verb}: {reason}"
     if held:
         yield f"What held: {', '.join(held)}"
     yield from (f"Noted: {on_one_line(note)}" for note in result.notes if note not in result.reason)
-    yield f"So the run {_VERBS[result.verdict]}: {on_one_line(result.reason)}"

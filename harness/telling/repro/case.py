@@ -42,6 +42,7 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
     if not plan.faults:
         raise UsageError("no fault was planned, so there is nothing to show")
     patterns = _patterns(run)
+    lead = _lead(run) if patterns else 0
     kills = [_kill(run, fault, patterns) for fault in plan.faults]
     steps = [kill["step"] for kill in kills if kill["step"] is not None]
     if len(kills) > 1 and (len(steps) < len(kills) or steps != sorted(set(steps))):
@@ -60,7 +61,7 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
         "command": list(job.command), "cwd": job.cwd, "secrets": secrets,
         "env": {name: value for name, value in job.env.items() if name not in secrets},
         "python": str(run.artifacts.get("environment", {}).get("job_python", "python3")),
-        "kills": kills, "log": patterns, "checkpoints": job.checkpoints, "signs": signs,
+        "kills": kills, "log": patterns, "lead": lead, "checkpoints": job.checkpoints, "signs": signs,
         "controls": 2 if signs == ["checkpoint"] else 1, "bound_s": _bound(result),
         "timeout_s": job.timeout_s, "resubmit": [job.resubmit_times, job.resubmit_delay_s],
     }  # fmt: skip
@@ -102,14 +103,20 @@ def _patterns(run: Record) -> list[str]:
     return [one.pattern for one in (known.line, *known.more)] if known else []
 
 
-def _logged_step(run: Record, landing: Landing) -> int | None:
-    """The last step in the log before the fault, as the job itself counts. None if there is none."""
-    lines = [(e.mono_s, int(e.data["step"])) for e in run.of_kind(Kind.LOG_STEP) if e.data["step"] is not None]
+def _logged(run: Record) -> list[tuple[float, int]]:
+    return [(e.mono_s, int(e.data["step"])) for e in run.of_kind(Kind.LOG_STEP) if e.data["step"] is not None]
+
+
+def _lead(run: Record) -> int:
+    """By how much the steps in the log are ahead of the steps of the verdict. The script counts as the verdict does."""
     placed = run.history.executions.placed
-    steps = list(zip(placed.mono_s.tolist(), placed.global_step.tolist(), strict=True))
-    done = run.history.highest_step(before_s=landing.at_s)
-    lead = log_lead(lines, steps)
-    before = [step for _, step in lines if done is not None and step <= done + (lead or 0)]
+    return log_lead(_logged(run), zip(placed.mono_s.tolist(), placed.global_step.tolist(), strict=True)) or 0
+
+
+def _logged_step(run: Record, landing: Landing) -> int | None:
+    """The last step in the log before the fault, counted as in the verdict. None if there is none."""
+    done, lead = run.history.highest_step(before_s=landing.at_s), _lead(run)
+    before = [step - lead for _, step in _logged(run) if done is not None and step - lead <= done]
     return max(before, default=None)
 
 

@@ -178,11 +178,13 @@ def _name(event: Event) -> str:
 def _end_in_words(code: object) -> str:
     if code is None:  # for example, of a job to which torchaos is attached
         return "the job ended, or is no longer followed; its exit code is not known"
-    return f"the job ended with {exit_in_words(code)}"
+    return f"the job {'was' if isinstance(code, int) and code < 0 else 'ended with'} {exit_in_words(code)}"
 
 
 def _restart_in_words(left: object) -> str:
-    return "torchelastic restarts" + ("" if left is None else f"; {left} restarts are left")
+    if left is None:
+        return "torchelastic restarts"
+    return f"torchelastic restarts; {left or 'no'} {'restart is' if left == 1 else 'restarts are'} left"
 
 
 def exit_in_words(code: object) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import posixpath
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.history.saved_steps import main_of
 
+_KEPT = 8  # losses of a rank, for a rank that is ahead of the others
 _ASK_AT = (1, 3)  # ask for the base of an attempt after these steps: one step may be too few to align samples
 
 
@@ -18,7 +19,11 @@ class RankView:
     rank: int
     attempt: int
     local_step: int
-    loss: float | None = None
+    losses: dict[int, float] = field(default_factory=dict)  # of the newest steps, by local step
+
+    @property
+    def loss(self) -> float | None:
+        return next(reversed(self.losses.values()), None)
 
 
 class Progress:
@@ -42,7 +47,9 @@ class Progress:
             self._note_loss(self.ranks[event.rank], event)
         if event.kind is not Kind.STEP or event.rank is None or event.step is None:
             return False
-        view = RankView(event.rank, event.attempt or 0, event.step, getattr(self.ranks.get(event.rank), "loss", None))
+        before = self.ranks.get(event.rank)
+        same = before is not None and before.attempt == (event.attempt or 0)
+        view = RankView(event.rank, event.attempt or 0, event.step, before.losses if before and same else {})
         self.ranks[event.rank] = view
         self._note_loss(view, event)
         self._ask(view)
@@ -69,12 +76,11 @@ class Progress:
         views = [view for view in self.ranks.values() if view.attempt == newest]
         slowest = min(views, key=lambda view: view.local_step)
         ahead = max(view.local_step for view in views) - slowest.local_step
-        loss = next((view.loss for view in (slowest, *views) if view.loss is not None), None)
         parts = [
             self.where(slowest),
             f"rank {slowest.rank} is {ahead} behind" if ahead > 1 else "",
             f"attempt {newest}",
-            f"loss {loss:.4g}" if loss is not None else "",
+            _loss(views, slowest.local_step),
             f"last checkpoint {self.checkpoint}" if self.checkpoint else "",
         ]
         return ", ".join(part for part in parts if part)
@@ -87,7 +93,17 @@ class Progress:
 
     def _note_loss(self, view: RankView, event: Event) -> None:
         losses = [loss for loss in event.data["losses"] or () if isinstance(loss, (int, float))]
-        if losses and math.isfinite(losses[-1]):
-            view.loss = float(losses[-1])
-        elif losses:
-            view.loss = math.nan
+        if losses:
+            view.losses[view.local_step] = float(losses[-1]) if math.isfinite(losses[-1]) else math.nan
+            while len(view.losses) > _KEPT:
+                view.losses.pop(next(iter(view.losses)))
+
+
+def _loss(views: Sequence[RankView], step: int) -> str:
+    """The loss of the lowest rank that has losses, in the given local step or, if that is not known, in its newest
+    step. Always of the same rank: the ranks have different losses."""
+    view = min((view for view in views if view.losses), key=lambda view: view.rank, default=None)
+    if view is None:
+        return ""
+    whose = f" on rank {view.rank}" if view.rank else ""
+    return f"loss {view.losses.get(step, view.loss):.4g}{whose}"

@@ -15,9 +15,7 @@ def test_the_page_holds_the_day(tmp_path: Path) -> None:
     """The verdict, the ratio, each fault with what came of it and where it lies, each round, and what was left out."""
     found = day_page(tmp_path, (Outcome.RECOVERED, "pid 1 ended"), (Outcome.DEGRADED, "slower"), planned=1)
     assert '<span class="badge passed">passed</span> night' in found
-    assert (
-        "In 100 s, 2 faults came in 1 round: 1 recovered, 1 degraded. Training went on in 60.0% of the time." in found
-    )
+    assert "1 round with 2 faults: 1 recovered, 1 degraded. Training got on in 60.0% of 100 s." in found
     assert "2 of 3 faults were started; 2 landed and were felt" in found
     assert "<th>effective training time ratio (ETTR)</th>" in found
     assert ">60.0%</td>" in found

@@ -15,6 +15,7 @@ from torchaos.harness.gameday import outcomes
 from torchaos.harness.gameday.clock import Clock, clock_of
 from torchaos.harness.gameday.grammar import Bounds
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome, outcomes_of
+from torchaos.harness.gameday.report import to_look_at
 from torchaos.harness.gameday.score import (
     RoundScore,
     Spread,
@@ -171,6 +172,49 @@ def test_damage_is_put_down_to_the_last_fault_before_it(trainer: Any, broken: st
     assert "f000" in second.reason
 
 
+def test_damage_is_put_down_to_the_fault_that_drove_the_ranks_apart(trainer: Any) -> None:
+    """After the first kill, rank 1 goes on with parameters of its own, and the losses are those of another model. The
+    second resume puts that right, so the step that is done again then differs. The parameters were recorded, and show
+    that the first fault is to blame; the words of the verdict name no part of the second resume."""
+    made = trainer(kills=[(18, 1), (27, 0)], state_seen=True).record()
+    events = []
+    for e in made.events:
+        if e.kind is Kind.STEP and e.attempt == 1:
+            own = {"parameters": f"{e.data['parameters']}+own"} if e.rank == 1 else {}
+            e = replace(e, data={**e.data, **own, "losses": [loss + 0.25 * (e.step > 3) for loss in e.data["losses"]]})
+        events.append(e)
+    one = scored(with_kills(replace(made, events=tuple(events)), "loss_continuity", "parameter_digest"))
+    first, second = one.faults
+    assert "step 26" in one.failed[0]
+    assert (first.outcome, second.outcome) == (Outcome.DAMAGED, Outcome.UNJUDGED)
+    told = next(text for text in one.failed if text.startswith("loss_continuity"))
+    assert "the ranks held different parameters after step 16 of attempt 1" in told
+    assert "attempt that resumed" not in told
+
+
+def test_the_reason_of_a_fault_is_what_decided_its_round(trainer: Any) -> None:
+    """Of several failures that mean the same harm, the one that the verdict names: a round has one reason. It was
+    compared with the first time, and speaks of no twin."""
+    run = trainer(kills=[(18, 1)], broken=frozenset({"momentum", "optimizer"}), state_seen=True).record()
+    one = scored(with_kill(run, "loss_continuity", "state_restored", "parameter_digest"))
+    assert len(one.failed) > 1
+    assert one.faults[0].reason == one.reason
+    assert [(told.outcome, told.rounds) for told in to_look_at([one])] == [("silent damage", (0,))]
+    assert not [text for text in one.failed if "twin" in text]
+
+
+def test_a_round_with_several_failed_assertions_is_one_damaged_round() -> None:
+    """The bound counts rounds: `damaged` is no more than the number of rounds, and each failure is still named."""
+    failed = ("loss_continuity: a", "parameter_digest: b", "checkpoint_integrity: c")
+    found = rounds(Outcome.DAMAGED, verdict="failed", failed=failed)
+    code, why = verdict(found)
+    assert code is ExitCode.FAILED
+    assert why[0].startswith("1 of 1 round has a failed assertion, and damaged is at most 0: round 0: loss_continuity")
+    (bound,) = (one for one in cases_of(total(found), Bounds(), found) if one.name == "damaged")
+    assert bound.measured == {"damaged": 1}
+    assert verdict(found, damaged=1)[0] is ExitCode.PASSED
+
+
 def test_lost_work_is_put_down_to_the_fault_of_that_resume(trainer: Any) -> None:
     """The first resume began from scratch, the second from the newest checkpoint."""
     made = trainer(kills=[(18, 1), (27, 0)], every=5, rewinds=(1,))
@@ -191,11 +235,12 @@ def done(run: Record, step: int) -> float:
 
 
 def test_damage_before_every_fault_is_put_down_to_none(trainer: Any) -> None:
-    """The round has failed, and no fault came before the step."""
+    """The round has failed, and no fault came before the step: nothing is said about the results of its faults."""
     run = with_kills(trainer(kills=[(18, 1), (27, 0)]).record())
     early = Case("loss_continuity", "assertion", Verdict.FAILED, "it differs first in step 3", at_s=done(run, 3))
     found = outcomes_of(run, replace(judged(run, [], "/run"), cases=(early,)))
-    assert [one.outcome for one in found] == [Outcome.RECOVERED, Outcome.RECOVERED]
+    assert [one.outcome for one in found] == [Outcome.UNJUDGED, Outcome.UNJUDGED]
+    assert "wrong before any fault: loss_continuity: it differs first in step 3" in found[0].reason
 
 
 def test_a_consequence_is_put_down_to_the_fault_of_its_cause(trainer: Any) -> None:

@@ -57,6 +57,20 @@ def test_a_cause_is_told_once(tmp_path: Path) -> None:
     assert told.count("again: ") == 6
 
 
+def test_the_round_that_decided_is_the_one_to_run_again() -> None:
+    """A fault of an early round slowed the job down, and a later round failed: the later one comes first, and its
+    command is given."""
+    day, rounds = a_day(3)
+    slow = replace(rounds[0].faults[0], outcome=Outcome.DEGRADED, reason="a step takes longer")
+    unfelt = replace(rounds[1].faults[0], outcome=Outcome.UNPROVED, reason="it never landed")
+    rounds[0] = replace(rounds[0], verdict="passed", reason="", failed=(), faults=(slow,))
+    rounds[1] = replace(rounds[1], verdict="inconclusive", reason="it never landed", failed=(), faults=(unfelt,))
+    assert [one.rounds for one in to_look_at(rounds)] == [(2,), (1,), (0,)]
+    score, paper = total(rounds), io.StringIO()
+    show(day, "/day", rounds, score, cases_of(score, Bounds(), rounds, planned=3), Console(file=paper, width=100))
+    assert "torchaos run /day/rounds/002/scenario.yaml" in paper.getvalue()
+
+
 def test_a_round_with_a_reason_of_its_own_is_told() -> None:
     """Its faults recovered, and the round is still no evidence."""
     _, rounds = a_day(1)

@@ -222,11 +222,11 @@ def environ(pid: int) -> dict[str, str]:
 
 
 def step_of(line: str) -> tuple[int, str | None] | None:
-    """The step and the loss in a line of the job's log."""
+    """The step and the loss in a line of the job's log. The step is counted as in the run's verdict."""
     line, groups = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line), dict[str, str]()
     for number, pattern in enumerate(CASE["log"]):
         found = re.search(pattern, line)
         if not found and not number:
             return None
         groups.update({name: text for name, text in (found.groupdict() if found else {}).items() if text is not None})
-    return (int(groups["step"].replace(",", "")), groups.get("loss")) if "step" in groups else None
+    return (int(groups["step"].replace(",", "")) - CASE["lead"], groups.get("loss")) if "step" in groups else None

@@ -86,6 +86,14 @@ def _time(run: Run) -> str:
     )
 
 
+def _back(first: int | None, logged: dict[int, str | None]) -> str:
+    """Where the job went on, in the words of the verdict. `first`: the first step in its log after the kill."""
+    if first is None:
+        return ""
+    each = first - 1 in logged or first == 1  # the log has a line for each step
+    return f"; it went on after step {first - 1}" if each else f"; it went on, and its log then began with step {first}"
+
+
 def summary_of(run: Run) -> dict[str, str]:
     """Digests of the newest readable checkpoint that the run left. Empty if there is none."""
     if CASE["checkpoints"] is None:
@@ -121,7 +129,7 @@ def show(command: list[str], folder: Path, times: int) -> int:
     for number in range(times):
         run = started(command, CASE["kills"], folder, f"run-{number + 1}")
         found = signs_of(run, control)
-        back = "" if run.resumed is None else f"; it went on with step {run.resumed}"
+        back = _back(run.resumed, control.losses)
         told = "; ".join(found.values()) or "nothing differs from the control"
         tell(f"run {number + 1}", f"{'; '.join(run.done)}{back}; exit code {run.code}; {told}")
         seen.append(found.keys() & set(CASE["signs"]))

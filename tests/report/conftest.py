@@ -45,7 +45,7 @@ PASSED = Result(
     faults=(KILL,),
     recoveries=(RESTART,),
     cases=(
-        Case("faults", "faults", Verdict.PASSED, "1 of 1 landed as planned, were felt and outlived"),
+        Case("faults", "faults", Verdict.PASSED, "1 of 1 landed as planned, was felt and outlived"),
         Case(
             "recovery_time", "assertion", Verdict.PASSED, "caught up 6.84 s after the fault, with 5 steps done again",
             {"catch_up": 6.841, "lost_steps": 5}, {"catch_up": 60.0},

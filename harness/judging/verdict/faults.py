@@ -128,7 +128,8 @@ def faults_case(faults: Sequence[FaultResult], never_reached: Set[str]) -> Case:
         bad = [result for result in bad if result.id not in never_reached]
     bad.sort(key=lambda result: result.verdict is not Verdict.INCONCLUSIVE)
     if not bad:
-        told = f"{len(faults)} of {len(faults)} landed as planned, were felt and outlived{synthetic(faults)}"
+        felt = "was felt" if len(faults) == 1 else "were felt"
+        told = f"{len(faults)} of {len(faults)} landed as planned, {felt} and outlived{synthetic(faults)}"
         return Case("faults", "faults", Verdict.PASSED, told)
     return Case("faults", "faults", bad[0].verdict, f"{bad[0].id}: {bad[0].reason}")
 

@@ -297,8 +297,8 @@ def test_the_story_tells_of_each_replica(trainer: Any) -> None:
     """Where an attempt begins is told of its own replica: attempt 1 of one is none of the other."""
     told = [moment.text for moment in happened(side_by_side(went_on(trainer), healed(trainer)))]
     assert [text for text in told if "begins" in text or "goes on after" in text] == [
-        "replica 0: attempt 0 begins at the very beginning",
-        "replica 1: attempt 0 begins at the very beginning",
+        "replica 0: attempt 0 begins with step 1",
+        "replica 1: attempt 0 begins with step 1",
         "replica 1: attempt 1 goes on after step 20, and no load of a checkpoint was seen",
     ]
 

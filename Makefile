@@ -18,7 +18,7 @@ PACKAGES := plugin harness injectors assertions scenarios
 TEST := not (long or system or slow) and (not job or smoke)
 TEST_ALL := not long and (system or slow or job and not smoke)
 TEST_LONG := long
-# Folders whose tests need neither torch nor another process.
+# Folders whose tests need no torch, and hardly another process.
 FAST := $(addprefix tests/,assertions diagnosis explain gate harness probes repeats trends)
 PYTEST := $(ACTIVE) python -m pytest -q
 
@@ -42,7 +42,7 @@ test: $(VENV)/.tests ## run the tests that need no root, nothing of the system, 
 	@echo "== tests, two at a time"
 	@$(PYTEST) -m "$(TEST)" --numprocesses 2 --dist worksteal --durations 20
 
-test-fast: $(VENV)/.tests ## run those of them that need neither torch nor another process
+test-fast: $(VENV)/.tests ## run those of them that need no torch: two minutes
 	@$(PYTEST) -m "$(TEST) and not job" --numprocesses 2 --dist worksteal $(FAST)
 
 test-all: setup system ## run the others, less those that take minutes; as root on Debian it installs what they need

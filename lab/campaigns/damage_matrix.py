@@ -1,7 +1,8 @@
 """Tests each damage in each format: what the format's own loader does, and what `torchaos verify` reports.
 
 python lab/campaigns/damage_matrix.py [--seeds 10] [--formats dcp,...] [--state FILE]
-                                     [--out docs/measured/checkpoint-damage.md]
+                                     [--out lab/results/checkpoint-damage.md]
+                                     [--write docs/measured/damaged-checkpoints.md]
 
 Each format's checkpoints are saved under the agent, which writes the manifest. Then, for each damage and seed, an
 injector damages the newest checkpoint, the loader loads it, `verify` checks it with and without the manifest, and the
@@ -24,6 +25,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+
+import marks
 
 from torchaos.harness import registry
 from torchaos.harness.agent.plan import AgentPlan
@@ -217,6 +222,20 @@ def _words(counts: Counter[str], cell: Cell) -> str:
     return ", ".join(f"{what} {count}" for what, count in counts.most_common())
 
 
+def summary(table: Mapping[str, list[Cell]]) -> str:
+    """One table of all: W for a loader that loads wrong values, R for one that refuses, and what `verify` found."""
+    letters = {"loads wrong values": "W", "refuses": "R", "loads it right": "ok"}
+    head = ["", *(LABELS[form] for form in table), "`verify`", "with a manifest"]
+    rows = [head, ["---"] * len(head)]
+    for number, (label, _name, _params) in enumerate(DAMAGES):
+        cells = [cells[number] for cells in table.values()]
+        row = [" ".join(letters[what] for what, _count in cell.loader.most_common()) or "·" for cell in cells]
+        trials = sum(cell.trials for cell in cells)
+        found = (sum(cell.plain["found"] for cell in cells), sum(cell.known["found"] for cell in cells))
+        rows.append([label, *row, *(f"{count} of {trials}" for count in found)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def _missed(table: Mapping[str, list[Cell]]) -> str:
     """Sentences with the totals, and with the damages that are missed even with a manifest."""
     trials = sum(cell.trials for cells in table.values() for cell in cells)
@@ -240,14 +259,8 @@ def _missed(table: Mapping[str, list[Cell]]) -> str:
 
 HEAD = """# Damage by format: what loaders do, and what `verify` finds
 
-This page shows, for each checkpoint format and each kind of damage, whether the format's own loader notices and whether
-`torchaos verify` does. It is for engineers who choose a format, or who trust a loader to refuse damaged data.
-
-It is written by `python lab/campaigns/damage_matrix.py --seeds {seeds} --out docs/measured/checkpoint-damage.md`:
-change that script, not the page. Versions: {versions}.
-
-Each cell is {seeds} random damages of the newest checkpoint, made by the [injectors](../write-a-scenario.md#faults)
-`checkpoint.*`.
+Written by `python lab/campaigns/damage_matrix.py --seeds {seeds} --out lab/results/checkpoint-damage.md`. Versions:
+{versions}. Each cell is {seeds} random damages of the newest checkpoint, made by the injectors `checkpoint.*`.
 
 - *Loads wrong values*: the loader returned without an error, and a value was not the saved value, or was missing.
 - *Loads it right*: the loader does not need the damaged bytes.
@@ -265,7 +278,8 @@ def _plain(value: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, metavar="PAGE", help="write all tables, as a page")
+    parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE", help="write their summary into these pages")
     parser.add_argument("--state", type=Path, help="what was measured is kept there, and not measured again")
     parser.add_argument("--formats", default=",".join(LABELS))
     args = parser.parse_args()
@@ -278,9 +292,11 @@ def main() -> None:
         if args.state:
             args.state.write_text(json.dumps({form: [vars(cell) for cell in cells] for form, cells in table.items()}))
     text = page(table, args.seeds)
+    if args.write:
+        marks.write(args.write, {"damage": summary(table)})
     if args.out:
         args.out.write_text(text)
-    else:
+    elif not args.write:
         print(text)
 
 

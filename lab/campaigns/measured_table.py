@@ -11,14 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+
+import marks
+
 HEAD = "| scenario | fault | | asked | measured |\n|---|---|---|---|---|\n"
 UNITS = {"ms": "ms", "percent": "%", "mbit": "Mbit/s"}
 
 
 def main(page: Path, files: list[Path]) -> None:
-    before, _, rest = page.read_text().partition(BEGIN)
-    old, _, after = rest.partition(END)
+    old = marks.between(page.read_text(), "measured")
     lines: dict[str, list[str]] = {}
     for line in old.splitlines()[3:]:
         lines.setdefault(line.split("|")[1].strip(), []).append(line)
@@ -27,7 +29,7 @@ def main(page: Path, files: list[Path]) -> None:
             if found := [line for fault in result["faults"] for line in _lines(result["scenario"], fault)]:
                 lines[result["scenario"]] = found
     rows = "\n".join(line for name in sorted(lines) for line in lines[name])
-    page.write_text(f"{before}{BEGIN}\n{HEAD}{rows}\n{END}{after}")
+    marks.write([page], {"measured": HEAD + rows})
 
 
 def _lines(scenario: str, fault: dict[str, Any]) -> list[str]:

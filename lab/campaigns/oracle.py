@@ -1,14 +1,14 @@
-"""Runs the bench of broken, healthy and noisy trainers, and counts how often the verdict is right:
-docs/measured/score.md.
+"""Runs the bench of broken, healthy and noisy trainers, and counts how often the verdict is right.
 
     python lab/campaigns/oracle.py [--only NAME ...] [--kind KIND ...] [--sample N] [--healthy N] [--first N]
-                                  [--out DIR] [--minutes M] [--keep] [--again] [--write docs/measured/score.md]
+                                  [--out DIR] [--minutes M] [--keep] [--again] [--write PAGE ...]
 
 Each result is a line in DIR/results.jsonl, and is not run again: an interrupted call can be continued. --only and
 --kind choose trainers, --sample draws N of them. --healthy is the total number of healthy runs, and --first the number
 of the first of them: another number draws other seeds and faults. The run directory of a wrong verdict is kept, with
---keep that of each verdict. With --again, runs that were kept are first judged again by the current assertions. Exit
-code 1 if a verdict was wrong.
+--keep that of each verdict. With --again, runs that were kept are first judged again by the current assertions. --write
+fills the marks `score` and `score-summary`: lab/results/score.md, docs/measured/right-verdicts.md. Exit code 1 if a
+verdict was wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import get_args
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 import oracle
-from scoring import page, summary
+from marks import write
+from scoring import summary, tables
 
 from torchaos.harness.machine.disk import write_atomically
 
@@ -39,7 +40,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
     parser.add_argument("--keep", action="store_true", help="keep each run directory")
     parser.add_argument("--again", action="store_true", help="judge the kept run directories again")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table into this page")
+    parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE", help="write the tables into these pages")
     options = parser.parse_args()
     trainers = [
         trainer for trainer in oracle.table()
@@ -70,7 +71,7 @@ def main() -> int:
     done = [result for result in oracle.read(results) if result.shot.trainer in {trainer.name for trainer in trainers}]
     print(summary(trainers, done))
     if options.write:
-        options.write.write_text(page(options.write.read_text(), trainers, done))
+        write(options.write, tables(trainers, done))
     return 1 if any(oracle.wrong(t, [result for result in done if result.shot.trainer == t.name]) for t in there) else 0
 
 

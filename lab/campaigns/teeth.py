@@ -1,10 +1,11 @@
-"""Runs each ready scenario as it is, and with the defects and changes that it must fail: docs/measured/teeth.md.
+"""Runs each ready scenario as it is, and with the defects and changes that it must fail.
 
     python lab/campaigns/teeth.py [--only FAMILY/NAME ...] [--family FAMILY ...] [--kind as-is|teeth]
-                                 [--out DIR] [--minutes M] [--write docs/measured/teeth.md]
+                                 [--out DIR] [--minutes M] [--write PAGE ...]
 
 Each result is a line in DIR/results.jsonl. A run with the right result is not repeated: an interrupted call can be
 continued. Exit code 1 if a scenario did not pass as it is, or was not failed by the assertion that the table names.
+--write fills the marks `teeth` (lab/results/teeth.md) and `teeth-summary` (docs/measured/right-verdicts.md).
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
+import marks
 import teeth
 from teeth import Bite, Tooth
-
-BEGIN, END = "<!-- teeth: begin -->", "<!-- teeth: end -->"
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=("as-is", "teeth"))
     parser.add_argument("--out", type=Path, default=Path("teeth"), help="results and run directories")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after that time")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table into this page")
+    parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE", help="write the tables into these pages")
     options = parser.parse_args()
     names = [
         name for name in teeth.names()
@@ -56,8 +56,7 @@ def main() -> int:
     done = [bite for bite in read(results) if bite.scenario in names]
     print(summary(done))
     if options.write:
-        before, _, rest = options.write.read_text().partition(BEGIN)
-        options.write.write_text(f"{before}{BEGIN}\n{page(done)}\n{END}{rest.partition(END)[2]}")
+        marks.write(options.write, {"teeth": table(done), "teeth-summary": summary(done)})
     return 1 if any(not bite.right and bite.verdict != "refused" for bite in done) else 0
 
 
@@ -96,7 +95,7 @@ def summary(done: Sequence[Bite]) -> str:
     return "\n".join(lines)
 
 
-def page(done: Sequence[Bite]) -> str:
+def table(done: Sequence[Bite]) -> str:
     lines = ["| scenario | as it is | what it must fail | verdict | by |", "|---|---|---|---|---|"]
     for name in sorted({bite.scenario for bite in done}):
         own = [bite for bite in done if bite.scenario == name]

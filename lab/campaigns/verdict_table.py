@@ -12,21 +12,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+
+import marks
+
 HEAD = "| scenario | fault | felt by | recovery | verdict |\n|---|---|---|---|---|\n"
 
 
 def main(page: Path, files: list[Path]) -> None:
-    text = page.read_text()
-    before, _, rest = text.partition(BEGIN)
-    old, _, after = rest.partition(END)
+    old = marks.between(page.read_text(), "verdicts")
     lines = {name: line for line in old.splitlines() if (name := _name(line))}
     for file in files:
         for result in json.loads(file.read_text())["results"]:
             if result["verdict"] != "error":
                 lines[result["scenario"]] = _line(result)
     rows = "\n".join(lines[name] for name in sorted(lines))
-    page.write_text(f"{before}{BEGIN}\n{HEAD}{rows}\n{END}{after}")
+    marks.write([page], {"verdicts": HEAD + rows})
 
 
 def _name(line: str) -> str:

@@ -1,7 +1,7 @@
 """The museum of real bugs: what released frameworks lost after a restart, and whether torchaos finds it.
 
 python lab/museum [--only NAME ...] [--plain] [--again] [--out DIR] [--minutes M] [--keep] [--write
-docs/measured/museum.md]
+PAGE ...]
 
 For each row in rows/ and each of its two sides (affected and fixed version): makes the environment, shows the bug by
 plain code without torchaos, runs the trainer under torchaos, and appends the result to DIR/results.jsonl. A side with a
@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 import environments
+import marks
 import museum
 import museum_page
 import sides
@@ -37,7 +38,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("museum"), help="results and kept run directories")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no side after so long")
     parser.add_argument("--keep", action="store_true", help="keep each run directory")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table into this page")
+    parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE", help="write the tables into these pages")
     options = parser.parse_args()
     every = {bug.name: bug for bug in museum.rows()}
     if unknown := [name for name in options.only if name not in every]:
@@ -73,7 +74,7 @@ def main() -> int:
     done = [*sides.read(museum.KEPT), *sides.read(results)]
     print("\n".join(museum_page.summary(bugs, done)))
     if options.write:
-        options.write.write_text(museum_page.page(options.write.read_text(), bugs, done))
+        marks.write(options.write, museum_page.tables(bugs, done))
     last = museum_page.last(done)
     return int(any((bug.name, side) in last and not last[bug.name, side].is_right(bug)
                    for bug in bugs for side in museum.SIDES))  # fmt: skip

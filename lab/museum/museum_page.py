@@ -1,4 +1,4 @@
-"""The table of the museum: docs/measured/museum.md."""
+"""The tables of the museum: lab/results/museum.md, and its summary in docs/measured/right-verdicts.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from museum import SIDES, Bug, Side
 from sides import Told
 
-BEGIN, END = "<!-- museum: begin -->", "<!-- museum: end -->"
 Results = dict[tuple[str, Side], Told]
 
 
@@ -23,11 +22,11 @@ def last(done: Sequence[Told]) -> Results:
     return {(told.bug, told.side): told for told in done}
 
 
-def page(text: str, bugs: Sequence[Bug], done: Sequence[Told]) -> str:
-    """The page with a new table. The text outside of the two marks stays."""
-    before, _, rest = text.partition(BEGIN)
-    table = "\n".join([*summary(bugs, done), "", *_table(bugs, done), "", *_notes(bugs, done)])
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
+def tables(bugs: Sequence[Bug], done: Sequence[Told]) -> dict[str, str]:
+    """The tables by the name of their marks: all rows, and the counts alone."""
+    counts = summary(bugs, done)
+    rows = [*counts, "", *_table(bugs, done), "", *_notes(bugs, done)]
+    return {"museum": "\n".join(rows), "museum-summary": "\n".join(counts)}
 
 
 def summary(bugs: Sequence[Bug], done: Sequence[Told]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Whether the bugs of the museum are in the newest releases: docs/measured/state-of-recovery.md.
+"""Whether the bugs of the museum are in the newest releases: lab/results/newest.md.
 
-    python lab/museum/newest.py [--only NAME ...] [--write docs/measured/state-of-recovery.md]
+    python lab/museum/newest.py [--only NAME ...] [--write lab/results/newest.md]
 
 For each row, the newest releases of its packages are installed, beside the packages that the row names, and the row's
 trainer shows by plain code whether a resumed run does what a run in one go does. No job is run. Exit code 1 if a
@@ -18,13 +18,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 import environments
+import marks
 import museum
 import sides
 
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.narrowing.packages import Packages
-
-BEGIN, END = "<!-- newest: begin -->", "<!-- newest: end -->"
 
 
 @cache
@@ -52,7 +51,7 @@ def cells(bug: museum.Bug) -> tuple[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table into this page")
+    parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE", help="write the tables into these pages")
     options = parser.parse_args()
     lines = ["| newest release | the bug that it once had | a resumed run now | command |", "|---|---|---|---|"]
     for bug in museum.rows():
@@ -64,9 +63,7 @@ def main() -> int:
         lines.append("| " + " | ".join(word.replace("|", "/") for word in cell) + " |")
         print(f"{said.partition(':')[0]:>16}  {bug.name} with {release}  {said.partition(':')[2]}", flush=True)
     if options.write:
-        before, _, rest = options.write.read_text().partition(BEGIN)
-        table = "\n".join(lines)
-        options.write.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
+        marks.write(options.write, {"newest": "\n".join(lines)})
     return int(any("**differs**" in line for line in lines))
 
 

@@ -1,11 +1,13 @@
-"""What a death or a damaged checkpoint costs with the newest releases: docs/measured/state-of-recovery.md.
+"""What a death or a damaged checkpoint costs with the newest releases.
 
     python lab/museum/recoveries.py [--only NAME ...] [--cell CELL ...] [--out DIR] [--minutes M]
-                                   [--write docs/measured/state-of-recovery.md]
+                                   [--write PAGE ...]
 
 Each trainer in tests/trainers is run by ready scenarios of torchaos, with the newest release of its framework. A cell
 with a result in DIR/recoveries.jsonl is not run again, so an interrupted call can be continued. The table counts the
 results in lab/museum/recoveries.jsonl too, which are older. --only and --cell choose rows and columns.
+--write fills the marks `recoveries`, with reasons (lab/results/recoveries.md), and `cells`, without
+(docs/measured/what-trainers-lose.md).
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("DS_BUILD_OPS", "0")  # DeepSpeed is built without kernels
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+
+import marks
 
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.narrowing.packages import Packages
@@ -32,7 +37,6 @@ from torchaos.harness.record.finished import results_in
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KEPT = HERE / "recoveries.jsonl"
-BEGIN, END = "<!-- recoveries: begin -->", "<!-- recoveries: end -->"
 NEW_EPOCH = "faults.0.when={attempt: 0, phase: new_epoch}"
 # By default, ranks of a second attempt may read the gloo addresses of the first (pytorch/pytorch#135712).
 ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -181,7 +185,7 @@ def main() -> int:
     parser.add_argument("--cell", action="append", default=[], metavar="CELL", choices=CELLS)
     parser.add_argument("--out", type=Path, default=Path("recoveries"), help="results and run directories")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell after so long")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table into this page")
+    parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE", help="write the tables into these pages")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     results, end_s = options.out / "recoveries.jsonl", time.monotonic() + 60 * options.minutes
@@ -198,9 +202,8 @@ def main() -> int:
                 file.write(json.dumps(asdict(told)) + "\n")
             print(f"{told.verdict}  {name} {cell} {told.release}: {in_words(told)}: {told.reason}", flush=True)
     if options.write:
-        before, _, rest = options.write.read_text().partition(BEGIN)
-        lines = "\n".join(table({**read(KEPT), **read(results)}))
-        options.write.write_text(f"{before}{BEGIN}\n{lines}\n{END}{rest.partition(END)[2]}")
+        lines = table({**read(KEPT), **read(results)})
+        marks.write(options.write, {"recoveries": "\n".join(lines), "cells": "\n".join(lines[: lines.index("")])})
     return 0
 
 

@@ -35,7 +35,6 @@ NOT_RUN = {
     "pytest": "a job for each; tests/pytest_plugin runs them with a stand-in for torchaos",
     "pip": "installs; tests/packaging installs the wheel",
     "srun": "there is no Slurm here",
-    "lab/kubernetes/build": "builds Kubernetes, which takes minutes; tests/clusters runs on the result",
     "sed": "a step of the tutorial, which test_tutorial.py runs",
     "torchrun": "a step of the tutorial, which test_tutorial.py runs",
     "python": "campaigns of hours; a sample of each is among the tests",

@@ -19,7 +19,10 @@ def heading(line: str) -> str:
     return re.sub(r"[^\w\- ]", "", line.lstrip("# ").strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(REPOSITORY)) for page in PAGES])
+LINKED = [*PAGES, *sorted((REPOSITORY / "lab" / "results").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=[str(page.relative_to(REPOSITORY)) for page in LINKED])
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link is to a file that is there, and to a heading in it."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -75,3 +78,16 @@ def test_what_shows_a_promise_exists() -> None:
             file,
             test,
         )
+
+
+def test_what_a_measured_page_names_exists() -> None:
+    """Each raw table, script and reproduction that a page of measurements names is there."""
+    named = {
+        (page.name, found)
+        for page in sorted((REPOSITORY / "docs" / "measured").glob("*.md"))
+        for found in re.findall(r"(?<![\w/])(?:lab|tests)/[\w/.-]+\w", page.read_text())
+    }
+    lost = (REPOSITORY / "docs" / "measured" / "what-trainers-lose.md").read_text()
+    named |= {("what-trainers-lose.md", f"lab/reproductions/{name}") for name in re.findall(r"\| `(\w+\.py)` \|", lost)}
+    assert len(named) > 60
+    assert [one for one in sorted(named) if not (REPOSITORY / one[1]).exists()] == []

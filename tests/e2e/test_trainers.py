@@ -12,7 +12,7 @@ from torchaos.harness.record.rundir import RunDir
 
 pytestmark = pytest.mark.job
 
-# The script, the package that it needs, and what its restart really loses (docs/measured/findings.md).
+# The script, the package that it needs, and what its restart really loses (docs/measured/what-trainers-lose.md).
 WITH: list[tuple[str, str | None, set[str]]] = [
     ("plain_ddp.py", None, set()),
     ("hf_trainer.py", "transformers", set()),

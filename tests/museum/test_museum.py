@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import environments
+import marks
 import museum
 import museum_page
 import oracle
@@ -25,7 +26,8 @@ from torchaos.harness.scenario.yaml_source import dumped
 
 ROWS = museum.rows()
 BUG = next(bug for bug in ROWS if bug.name == "accelerate-3556")
-PAGE = Path(museum.HERE).parents[1] / "docs" / "measured" / "museum.md"
+ROOT = Path(museum.HERE).parents[1]
+PAGE = ROOT / "lab" / "results" / "museum.md"
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +129,8 @@ def test_the_first_run_stays_in_the_table(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     file.write_text("".join(one.to_json() + "\n" for one in results) + '{"bug": "acc')
     assert [one.verdict for one in sides.read(file)] == ["inconclusive", "passed", "failed"]
-    text = museum_page.page(f"# Head\n{museum_page.BEGIN}\nold\n{museum_page.END}\ntail\n", [bug], sides.read(file))
+    old = "# Head\n<!-- museum: begin -->\nold\n<!-- museum: end -->\ntail\n"
+    text = marks.filled(old, museum_page.tables([bug], sides.read(file)))
     assert text.startswith("# Head\n")
     assert text.endswith("tail\n")
     assert "| as first run | 0 of 1 | 1 of 1 | 0 of 1 |" in text
@@ -136,10 +139,11 @@ def test_the_first_run_stays_in_the_table(tmp_path: Path) -> None:
     assert "old" not in text
 
 
-def test_the_page_can_be_made_again_from_the_kept_results() -> None:
+def test_the_pages_can_be_made_again_from_the_kept_results() -> None:
     """Without a run, on any machine: the first run of each side stays known."""
-    text = PAGE.read_text()
-    assert museum_page.page(text, ROWS, sides.read(museum.KEPT)) == text
+    tables = museum_page.tables(ROWS, sides.read(museum.KEPT))
+    for page, mark in ((PAGE, "museum"), (ROOT / "docs" / "measured" / "right-verdicts.md", "museum-summary")):
+        assert marks.between(page.read_text(), mark) == f"\n{tables[mark]}\n"
 
 
 def test_the_page_has_every_row_that_was_run() -> None:

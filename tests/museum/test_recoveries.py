@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marks
 import pytest
 import recoveries
 from recoveries import CELLS, FRAMEWORKS, ROOT, Told
@@ -48,3 +49,12 @@ def test_the_table_has_what_was_run() -> None:
     assert row.startswith("| pytorch-ignite 1 (`ignite`) | not run |")
     assert row.count("not run") == len(CELLS) - 1
     assert note == "- ignite, second: why &lt; not"
+
+
+def test_the_pages_have_what_was_kept() -> None:
+    """Both tables, with reasons and without, are those of the results that are kept."""
+    lines = recoveries.table(recoveries.read(recoveries.KEPT))
+    raw = (ROOT / "lab" / "results" / "recoveries.md").read_text()
+    page = (ROOT / "docs" / "measured" / "what-trainers-lose.md").read_text()
+    assert marks.between(raw, "recoveries") == "\n" + "\n".join(lines) + "\n"
+    assert marks.between(page, "cells") == "\n" + "\n".join(lines[: lines.index("")]) + "\n"

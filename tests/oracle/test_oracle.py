@@ -7,6 +7,7 @@ import ast
 from dataclasses import replace
 from pathlib import Path
 
+import marks
 import oracle
 import pytest
 import scoring
@@ -136,8 +137,7 @@ def test_the_score_counts_what_was_wrong() -> None:
     base, broken = ROWS["base"], ROWS["restarts_sampler"]
     runs = [told(base, "passed", number=number) for number in range(200)]
     assert "| 200 | 200 | 0 | 0 | 1.5% |" in scoring.summary([base], runs)
-    page = scoring.page(
-        f"before\n{scoring.BEGIN}\nold\n{scoring.END}\nafter",
+    tables = scoring.tables(
         [base, broken],
         [
             *runs[:9],
@@ -145,6 +145,7 @@ def test_the_score_counts_what_was_wrong() -> None:
             told(broken, "failed", "the sampler restarted"),
         ],
     )
+    page = marks.filled("before\n<!-- score: begin -->\nold\n<!-- score: end -->\nafter", tables)
     assert page.startswith("before")
     assert page.endswith("after")
     assert "old" not in page

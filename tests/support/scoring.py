@@ -1,4 +1,4 @@
-"""The score of the verdicts: turns the results of the bench (oracle.py) into the tables of docs/measured/score.md."""
+"""The score of the verdicts: turns the results of the bench (oracle.py) into tables."""
 
 from __future__ import annotations
 
@@ -11,28 +11,22 @@ from oracle import BenchRun, Trainer, is_explained, is_right
 
 from torchaos.harness.release.repeats.bounds import upper
 
-BEGIN, END = "<!-- score: begin -->", "<!-- score: end -->"
 CONFIDENCE = 0.95
 _PATH = re.compile(r"(?<![\w.}])/(?!dev/)(?:[\w.+-]+/)+([\w.+-]+)")
-
-
-def page(text: str, trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> str:
-    """The page with new tables. The text outside of the two marks stays."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{tables(trainers, done)}\n{END}{after}"
 
 
 def summary(trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> str:
     return "\n".join(_rates(trainers, done))
 
 
-def tables(trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> str:
+def tables(trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> dict[str, str]:
+    """The tables by the name of their marks: the rates alone, and all rows."""
     parts = [
         _rates(trainers, done), _broken(trainers, done), _healthy(trainers, done), _noisy(trainers, done),
         _unclear(trainers, done),
     ]  # fmt: skip
-    return "\n\n".join("\n".join(part) for part in parts if part)
+    rows = "\n\n".join("\n".join(part) for part in parts if part)
+    return {"score": rows, "score-summary": summary(trainers, done)}
 
 
 def _rates(trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> list[str]:

@@ -45,7 +45,7 @@ def test_the_page_names_the_teeth_that_were_used() -> None:
     that has changed since is stale."""
     changed = teeth.Tooth("a/b", "restarts", "is_impatient", {"job.world_size": 2, "faults.0.with": {"percent": 60}})
     assert changed.name == 'is_impatient faults.0.with={"percent": 60}'
-    page = (teeth.REPOSITORY / "docs" / "measured" / "teeth.md").read_text()
+    page = (teeth.REPOSITORY / "lab" / "results" / "teeth.md").read_text()
     scenario, seen = "", 0
     for line in page.partition("|---|")[2].splitlines()[1:]:
         first, _as_it_is, tooth, *_rest = (

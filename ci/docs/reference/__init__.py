@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import commands, events, grammar, plugins
+from . import commands, events, grammar, nvml, plugins
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/scenario.md": grammar.scenario,
@@ -16,4 +16,5 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/events.md": events.events,
     "reference/cli.md": commands.commands,
     "reference/exit-codes.md": commands.exit_codes,
+    "reference/nvml.md": nvml.functions,
 }

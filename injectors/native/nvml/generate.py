@@ -1,5 +1,5 @@
-"""Makes symbols.inc, which the C sources include, and docs/nvml-table.md, from symbols.tsv and consumers.tsv.
-`generate.py` writes both files. `generate.py add NVML.H|PYNVML.PY|LIBRARY...` first adds to symbols.tsv the functions
+"""Makes symbols.inc, which the C sources include, from symbols.tsv; and a page of the reference, with consumers.tsv.
+`generate.py add NVML.H|PYNVML.PY|LIBRARY...` first adds to symbols.tsv the functions
 that a newer header, nvidia-ml-py or library has; the overlay then forwards them. The overlay does not export a function
 without a row, and a caller of that function takes the driver for too old."""
 
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parents[2] / "docs" / "nvml-table.md"
 SERVED = {
     "overlay": "the driver's answer, changed by the orders; without a driver, the answer of a simulated GPU",
     "simulate": "the driver's answer; without a driver, the answer of a simulated GPU",
@@ -57,9 +56,8 @@ def page(symbols: list[Symbol]) -> str:
     return "\n".join([
         "# What the NVML overlay does with each function", "",
         "This page lists every NVML function that known programs call, and what the overlay does with it. It is for",
-        "engineers who want to know whether their own program sees what an order says; [GPU faults](gpu.md) explains",
-        "the overlay and its orders.", "",
-        "`injectors/native/nvml/generate.py` writes this page. The calls were read from the programs' public sources:",
+        "engineers who want to know whether their own program sees what an order says; [GPU faults](../gpu.md)",
+        "explains the overlay and its orders. The calls were read from the programs' public sources:",
         "nvidia-ml-py 13.615.71, NVIDIA Resiliency Extension (`shared_utils/health_check.py`), the Kubernetes device",
         "plugin (its health check and device discovery, through go-nvml), DCGM (all of it), NCCL (`nvmlwrap.cc`).", "",
         "| served as | functions | meaning |", "|---|---|---|",
@@ -106,7 +104,6 @@ def main(arguments: list[str]) -> None:
         rows = ["\t".join((symbol.name, symbol.takes, symbol.served)) for symbol in symbols]
         (HERE / "symbols.tsv").write_text("\n".join([*head, *rows]) + "\n")
     (HERE / "symbols.inc").write_text(include(symbols))
-    PAGE.write_text(page(symbols))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,13 @@
+"""The page of the NVML overlay: what it does with each function. The table of symbols makes it."""
+
+from __future__ import annotations
+
+import runpy
+
+from torchaos.harness.machine.native import NVML
+
+
+def functions() -> str:
+    table = runpy.run_path(str(NVML.sources / "generate.py"))
+    page: str = table["page"](table["read"]())
+    return page

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
+from reference import PAGES
 
 from torchaos.harness.watching.probes.causes import BY_NAME, CAUSES, CauseReader, cause_of
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
-PAGE = Path(__file__).parents[2] / "docs" / "known-failures.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "known-failures.md"
 with open(LOGS / "causes.tsv", newline="") as _file:
     SAMPLES = list(csv.DictReader(_file, delimiter="\t", quoting=csv.QUOTE_NONE))
 ABORT = next(one["line"] for one in SAMPLES if one["cause"] == "teardown-abort")
@@ -31,8 +33,12 @@ def test_every_cause_has_a_sample() -> None:
 
 
 def test_the_page_shows_the_table() -> None:
-    """docs/known-failures.md has a row for each cause, with its versions and public issues, and no other row."""
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    """The reference has a row for each cause, with its versions and public issues, and no other row. The guide names
+    no other cause."""
+    rows = [line for line in PAGES["reference/known-failures.md"]().splitlines() if line.startswith("| `")]
+    named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", GUIDE.read_text()))
+    assert len(named) > 5
+    assert named <= BY_NAME.keys()
     assert rows == [
         f"| `{one.name}` | {one.whose} | {one.seen or 'not known'} | {', '.join(one.issues) or 'none known'} "
         f"| {one.advice} |"
@@ -85,8 +91,8 @@ def test_a_line_of_the_jobs_own_watchdog() -> None:
 
 
 def test_the_page_says_which_tell_of_a_hang() -> None:
-    """What `hang_detected` takes for the job's own notice is said beside the table."""
-    page = PAGE.read_text()
+    """What `hang_detected` takes for the job's own notice is said in the guide."""
+    page = GUIDE.read_text()
     _, _, after = page.partition("signs that the job noticed a hang: ")
     sentence = after.partition(".")[0]
     assert {one.name for one in CAUSES if one.hang} == set(sentence.replace("`", " ").replace(",", " ").split()) & set(

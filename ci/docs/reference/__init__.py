@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import commands, events, grammar, nvml, plugins
+from . import commands, events, grammar, known_failures, nvml, plugins
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/scenario.md": grammar.scenario,
@@ -17,4 +17,5 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": commands.commands,
     "reference/exit-codes.md": commands.exit_codes,
     "reference/nvml.md": nvml.functions,
+    "reference/known-failures.md": known_failures.known_failures,
 }

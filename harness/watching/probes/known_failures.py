@@ -1,5 +1,5 @@
 """The table of known failures: of torch, gloo, NCCL and CUDA, and of the machines that a job runs on. Each has a name,
-a pattern for its log line, and advice. Shown in docs/known-failures.md.
+a pattern for its log line, and advice. The reference of the documentation shows it.
 
 Patterns match text, never line numbers of torch's sources. Words that any library may print (the texts of errno) count
 only with the library on the same line, or as the last line of a Python traceback. The same words from a client of a

@@ -413,19 +413,28 @@ def _inventory(step: int) -> dict[str, Any]:
     return {"inventory": {"root": "/job/checkpoints", "checkpoints": [one]}}
 
 
-def test_ranks_that_make_different_numbers_of_steps_can_not_be_placed() -> None:
-    """Uneven inputs: after a restart nobody can give one global step to all ranks, and that is what is said."""
+def test_ranks_that_make_different_numbers_of_steps_have_those_in_common_that_all_made() -> None:
+    """Uneven inputs: up to the step at which a rank has no more data, all ranks have a common step. After a later one,
+    nobody can give one global step to all ranks, and that is what is said."""
     run = Trainer(kills=[(18, 1)]).record()
     assert run.history.unplaced == ()
-    gone = [e for e in run.events if e.kind is Kind.STEP and (e.attempt, e.rank) == (1, 1) and (e.step or 0) > 11]
-    uneven = Record(run.plan, tuple(event for event in run.events if event not in gone), {})
+
+    def without(attempt: int) -> Record:
+        gone = [
+            e for e in run.events if e.kind is Kind.STEP and (e.attempt, e.rank) == (attempt, 1) and (e.step or 0) > 11
+        ]
+        return Record(run.plan, tuple(event for event in run.events if event not in gone), {})
+
+    later = without(1)
+    assert (later.history.uneven, later.history.unplaced) == ((15, 11), ())
+    uneven = without(0)
     assert uneven.history.unplaced == (1,)
-    assert "15 and 11" in why_unplaced(uneven, (1,))
+    assert "17 and 11" in why_unplaced(uneven, (1,))
     twin = replace(Trainer().record(), artifacts=_inventory(30))
     for assertion in (NoLostWork(), CheckpointIntegrity()):
         finding = assertion.judge(replace(uneven, artifacts=_inventory(15)), [twin])
         assert (finding.outcome, "different numbers of steps" in finding.reason) == (Outcome.INCONCLUSIVE, True)
-    failed = Event(Kind.AGENT_FAILED, "rank1-a1", 9999, 0.0, 0.0, 1, 1, 0, {"hook": "steps", "error": "it broke"})
+    failed = Event(Kind.AGENT_FAILED, "rank1-a0", 9999, 0.0, 0.0, 1, 0, 0, {"hook": "steps", "error": "it broke"})
     assert History.of([*uneven.events, failed]).unplaced == (), "its steps were not all seen"
 
 

@@ -30,14 +30,14 @@ World = worlds.World
 
 @settings(max_examples=150)
 @given(st.builds(World, **{
-    name: st.sampled_from(values) for name, values in worlds.DOMAINS.items() if name not in ("state", "role")
+    name: st.sampled_from(values) for name, values in worlds.DOMAINS.items() if name != "role"
 }))  # fmt: skip
 @example(World(best=True, names="last.pt", counter=False))
 @example(World(names="ckpt_{}.pt", lag=2))
 @example(World(warm=3, counter=False, schedule="linear"))
 @example(World(warm=3, warm_data="other"))
 def test_steps_are_right_or_not_known(world: Any) -> None:
-    """Whatever a trainer is like, no step gets a wrong number if the state is recorded at saves and resumes."""
+    """Whatever a trainer is like, and whatever is recorded of it, no step gets a wrong number."""
     assert worlds.outcome(world) != "wrong"
 
 
@@ -58,6 +58,32 @@ def test_few_steps_are_not_known() -> None:
 def test_shapes_that_once_were_placed_wrongly(world: Any) -> None:
     """A file that is only looked into, a thread that writes late, steps that only warm up, ranks without steps."""
     assert worlds.outcome(world) == "right"
+
+
+@pytest.mark.parametrize("world", [
+    World(ranks=2, ranks_later=3, warm=3, counter=False, schedule="counted", loads=False, state="none", log=1),
+    World(names="checkpoint-{n}", lag=3, warm=3, first_warm=False, counter=False, pretrained="/else/m.pt", state="none"),
+    World(ranks=4, ranks_later=3, kills=(6, 8), warm=3, first_warm=False, counter=False, saves=False, loads=False,
+          state="none"),
+    World(ranks=4, ranks_later=3, names="checkpoint-{}", every=5, lag=1, state="none", losses=False),
+    World(names="model_{n}/x.pt", every=1, pretrained="/else/model.pt", saves=False, counter=False, log=1, state="none"),
+    World(warm=2, names="epoch{n}.pt", older=True, named_by="copy", contents="step", log=1, log_from=-1, ahead=1,
+          state="none"),
+    World(ranks=3, ranks_later=2, names="model_{n}/x.pt", warm=2, warm_data="other", saves=False, counter=False,
+          twin=False),
+    World(names="model_{n}/x.pt", lag=2, warm=2, role=True, counter=False, samples=False, twin=False),
+    World(ranks=2, uneven="acts", samples=False, saves=False, schedule="counted", twin=False, kills=(6, 8), every=3),
+    World(ranks=3, uneven="epochs"), World(ranks=2, uneven="joins", kills=(12, 12), every=5),
+])  # fmt: skip
+def test_shapes_that_were_placed_wrongly_are_right_or_not_known(world: Any) -> None:
+    """Steps that only warm up where no state was recorded; copies; ranks that make steps of their own."""
+    assert worlds.outcome(world) != "wrong"
+
+
+@pytest.mark.parametrize("uneven", ["dies", "joins"])
+def test_ranks_at_different_steps_have_those_in_common_that_all_made(uneven: str) -> None:
+    """A rank that dies a step before the others, and one that has no data for the last steps."""
+    assert worlds.outcome(World(ranks=3, uneven=uneven, kills=(9, 12))) == "right"
 
 
 @pytest.mark.parametrize("defect", worlds.DEFECTS)

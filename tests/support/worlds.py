@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -31,9 +31,9 @@ DOMAINS: Mapping[str, tuple[Any, ...]] = {
     "steps": (14, 24, 33),
     "every": (4, 5, 3, 7, 1),  # steps between saves
     # The step that each attempt does not finish.
-    "kills": ((9,), (1,), (3,), (12,), (9, 12), (6, 8), (12, 12), (5, 9, 13), (9, 9)),
+    "kills": ((9,), (1,), (3,), (12,), (9, 12), (6, 8), (12, 12), (5, 9, 13), (9, 9), (3, 3), (2, 3, 2)),
     "names": ("step-{}", "last.pt", "ckpt_{}.pt", "checkpoint-{}", "iter_{}/model.pt", "save_{n}.pt", "epoch{n}.pt",
-              "model_{n}/x.pt", "checkpoint-{n}"),  # {n}: the number of the save
+              "model_{n}/x.pt", "checkpoint-{n}", "current/model.pt"),  # {n}: the number of the save
     "from_zero": (False, False, False, True),  # the number in the name is one less
     "best": (False, False, True),  # the best model so far, in a file of its own that a resume reads too
     "best_last": (True, False),  # it is read after the checkpoint
@@ -59,10 +59,21 @@ DOMAINS: Mapping[str, tuple[Any, ...]] = {
     "loads": (True, True, True, True, False),
     # What is recorded of the state: sums by name at saves and resumes, sums after each step, or both.
     "state": ("named", "named", "all", "steps", "none"),
-    "shards": (False, False, True),
+    "shards": (False, False, True, "pairs"),  # each rank holds a part; or each pair of ranks has two parts
     "rounding": (False, False, False, True),  # from the second step after a restart on, the sums differ by rounding
     "twin": (True, True, False),
     "role": (False, False, False, False, True),  # one more rank, which makes no steps, does the saving
+    "memory": (False, False, False, True),  # each save is in memory, and each second one also on the disk
+    # How the file that is loaded gets its name: it is saved so; or renamed after the save; or a link or a copy, which
+    # is not seen.
+    "named_by": ("save", "save", "rename", "copy"),
+    "last": (False, False, True),  # the newest checkpoint is saved as last.pt too, and loaded
+    "outlives": (False, True),  # a writer that is late ends after the death of its job
+    "swapped": (False, False, True),  # an average of the weights takes their place while the job saves
+    "plain": (False, True),  # an optimizer that does not count is no class of torch
+    # Ranks whose steps differ: one dies a step before the others; one has no data for the last steps, or for the last
+    # step of each epoch; one acts, twice for each step of the others.
+    "uneven": ("", "", "", "", "", "", "", "dies", "joins", "epochs", "acts"),
     "seed": tuple(range(50)),
 }  # fmt: skip
 ROOT = "/job/ckpt"
@@ -103,12 +114,27 @@ class World:
     saves: bool = True
     loads: bool = True
     state: str = "named"
-    shards: bool = False
+    shards: bool | str = False
     rounding: bool = False
     twin: bool = True
     role: bool = False
+    memory: bool = False
+    named_by: str = "save"
+    last: bool = False
+    outlives: bool = False
+    swapped: bool = False
+    plain: bool = False
+    uneven: str = ""
     seed: int = 0
     defect: str = ""
+
+    def ranks_of(self, attempt: int) -> int:
+        return self.ranks_later if attempt and self.ranks_later else self.ranks
+
+    @property
+    def has_no_common_step(self) -> bool:
+        """Whether ranks count steps of their own, so that after a restart it is right that none is known."""
+        return self.uneven in ("epochs", "acts") and max(self.ranks, self.ranks_later) > 1
 
     @property
     def straight(self) -> World:
@@ -143,7 +169,6 @@ class _Saved:
     state: _State
     step: int
     files: list[tuple[str, float | None]]  # path, and the number in its contents
-    ended_s: float = float("inf")
 
 
 class Defect(NamedTuple):
@@ -235,7 +260,7 @@ class Trainer:
 
     def _attempt(self, attempt: int, kill: int) -> bool:
         world = self.world
-        ranks = range(world.ranks_later if attempt and world.ranks_later else world.ranks)
+        ranks = range(world.ranks_of(attempt))
         everyone = range(len(ranks) + world.role)
         for rank in everyone:
             data = {
@@ -259,6 +284,8 @@ class Trainer:
                 self._emit(Kind.AHEAD, {"steps": world.ahead}, attempt, rank, self._local[rank], 0.0)
         while state.step < world.steps:
             if state.step + 1 == kill:
+                if world.uneven == "dies" and len(ranks) > 1:  # the others complete the step
+                    self._step(attempt, ranks, state, kill, 0, without=ranks[-1])
                 self._die(attempt, everyone, kill)
                 return False
             self._step(attempt, ranks, state, state.step + 1, 0)
@@ -278,6 +305,14 @@ class Trainer:
         self._emit(Kind.APPLYING, hit, attempt, 0, self._local[0])
         for rank in everyone:
             self._exited(attempt, rank, -9 if rank == 0 else -15)
+        if self.world.outlives:
+            ranks = range(len(everyone) - self.world.role)
+            for number, (_at, saved) in enumerate(self._late):
+                self._write(attempt, ranks, saved.files, 0.0, 5000 + number)
+                for rank in self._writers(ranks):
+                    gone = {"child": 5000 + number}
+                    self._emit(Kind.WRITER_ENDED, gone, attempt, rank)
+                self._saved.append(saved)
         self._emit(Kind.ELASTIC_RENDEZVOUS, {"done": True}, after=0.3)
 
     def _exited(self, attempt: int, rank: int, code: int) -> None:
@@ -286,8 +321,10 @@ class Trainer:
 
     # -- a step --------------------------------------------------------------------------------------------------
 
-    def _step(self, attempt: int, ranks: range, state: _State, step: int, warm: int) -> None:
-        """Makes the trainer's step `step`, or step `warm` of a warm-up."""
+    def _step(
+        self, attempt: int, ranks: range, state: _State, step: int, warm: int, without: int | None = None
+    ) -> None:  # fmt: skip
+        """Makes the trainer's step `step`, or step `warm` of a warm-up; the rank `without` does not complete it."""
         world = self.world
         lr = state.rate if world.schedule == "constant" else state.rate / (1 + state.sched_step)
         turns = [(rank + state.turn) % len(ranks) for rank in ranks]
@@ -304,7 +341,7 @@ class Trainer:
         ]  # fmt: skip
         if self._begins:
             self._begins = False
-            self._begun(attempt, ranks, state)
+            self._begun(attempt, [rank for rank in ranks if not self._has_no_data(rank, ranks, step)], ranks, state)
         state.buffer = 0.9 * state.buffer + 0.1 * losses[0] / state.scale
         begun = _copy(state)
         mean = sum(losses) / len(losses) / state.scale
@@ -319,8 +356,10 @@ class Trainer:
         if step:
             state.step = step
         for rank in ranks:
+            if rank == without or (step and self._has_no_data(rank, ranks, step)):
+                continue
             self._local[rank] += 1
-            self.truth[attempt, rank, self._local[rank]] = step
+            self.truth[attempt, rank, self._local[rank]] = self._own_step(rank, ranks, step)
             own = samples[rank]
             data: dict[str, Any] = {
                 "losses": [losses[rank]] if world.losses else [],
@@ -333,11 +372,34 @@ class Trainer:
                 if self._was_handled:
                     before = self._sums(begun, rank, ranks)
                     data |= {"restored": before["parameters"], "restored_moments": before["moments"]}
+            acts = world.uneven == "acts" and len(ranks) > 1 and rank == ranks[-1]
+            if acts and data["opt_step"]:
+                data["opt_step"] = data["opt_step"] * 2 - 1
             self._emit(Kind.STEP, data, attempt, rank, self._local[rank])
+            if acts:
+                self._local[rank] += 1
+                self.truth[attempt, rank, self._local[rank]] = 2 * step if len(ranks) == world.ranks else 0
+                for name in ("restored", "restored_moments"):
+                    data.pop(name, None)
+                more = {**data, "opt_step": data["opt_step"] and data["opt_step"] + 1, "samples": [f"act{sample}" for sample in own] if world.samples else data["samples"]}
+                self._emit(Kind.STEP, more, attempt, rank, self._local[rank])
         self._was_handled = False
         printed = step + world.log_from - (self._base if world.log_anew else 0)
         if step and world.log and step % world.log == 0:
             self._emit(Kind.LOG_STEP, {"step": printed, "adapter": "regex", "loss": losses[0]})
+
+    def _has_no_data(self, rank: int, ranks: range, step: int) -> bool:
+        uneven, is_last = self.world.uneven, len(ranks) > 1 and rank == ranks[-1]
+        return is_last and ((uneven == "joins" and step > self.world.steps - 3) or (uneven == "epochs" and not step % 4))
+
+    def _own_step(self, rank: int, ranks: range, step: int) -> int:
+        """The trainer's step as this rank counts it."""
+        is_last = len(ranks) > 1 and rank == ranks[-1]
+        if is_last and self.world.has_no_common_step and len(ranks) != self.world.ranks:
+            return 0  # it was another rank before
+        if is_last and self.world.uneven == "epochs":
+            return step - step // 4
+        return 2 * step - 1 if step and is_last and self.world.uneven == "acts" else step
 
     _was_handled = False
     _base = 0
@@ -363,25 +425,30 @@ class Trainer:
         """The sum of this rank's part of a value, or of the whole value."""
         if not self.world.shards:
             return f"{value % MODULUS:016x}"
-        share = value % MODULUS // len(ranks)
-        return f"{prefix}{share if rank else value % MODULUS - share * (len(ranks) - 1):016x}"
+        parts = 2 if self.world.shards == "pairs" and prefix.startswith("part") and not len(ranks) % 2 else len(ranks)
+        share = value % MODULUS // parts
+        return f"{prefix}{share if rank % parts else value % MODULUS - share * (parts - 1):016x}"
 
     def _named(self, state: _State, rank: int, ranks: range) -> dict[str, Any]:
         """The state of a rank, as the agent records it (see wire.py: KEPT, BEGUN)."""
         found = {}
         for number, weight in enumerate(state.weights):
-            own = self._shared(hash_(repr(weight)), rank, ranks, f"part{rank}-")
+            pairs = self.world.shards == "pairs" and not len(ranks) % 2
+            own = self._shared(hash_(repr(weight)), rank, ranks, f"part{rank % 2 if pairs else rank}-")
             found[f"layer{number}.weight"] = ["float32 4x4", own]
         moments = {f"layer{number}.weight/exp_avg": _sum_of(moment) for number, moment in enumerate(state.moments)}
+        frozen = {"base.weight": _sum_of(state.frozen)}
+        if self.world.plain and not self.world.counter:
+            found, frozen = {}, {**frozen, **found}
         return {
-            "parameters": found, "frozen": {"base.weight": _sum_of(state.frozen)},
+            "parameters": found, "frozen": frozen,
             "buffers": {"norm.mean": _sum_of(state.buffer)}, "moments": moments if state.opt_step else {},
             "rng": {"torch": f"{hash_(f'{rank}/{state.draws[rank]}'):016x}", "python": "0" * 16},
         }  # fmt: skip
 
-    def _begun(self, attempt: int, ranks: range, state: _State) -> None:
+    def _begun(self, attempt: int, beginning: Sequence[int], ranks: range, state: _State) -> None:
         if self.world.state in ("named", "all"):
-            for rank in ranks:
+            for rank in beginning:
                 before = replace(state, draws=[drawn - 1 for drawn in state.draws])
                 data = {**self._named(before, rank, ranks), "at": "forward", "drawn": ["torch"]}
                 self._emit(Kind.BEGUN, data, attempt, rank, self._local[rank], 0.001)
@@ -393,30 +460,33 @@ class Trainer:
         self._numbers += 1
         number = state.step - world.from_zero
         told = {"none": None, "step": state.step, "from_zero": state.step - 1}[world.contents]
-        path = f"{ROOT}/{world.names.format(number, n=self._numbers)}"
+        root = f"/memory{ROOT}" if world.memory and self._numbers % 2 else ROOT
+        path = f"{root}/{world.names.format(number, n=self._numbers)}"
         saved = _Saved(_copy(state), state.step, [(path, told)])
+        if world.last:
+            saved.files.append((f"{root}/last.pt", told))
         better = hash_(f"{world.seed}{state.step}") % 3 == 0
         if world.best and better:
             self._best_file = (f"{ROOT}/best-step-{state.step}.pt", state.step if world.contents != "none" else None)
-            self._write(attempt, ranks, [self._best_file], 0.05, ranks[0] + self._local[ranks[0]] * 0)
+            self._write(attempt, ranks, [self._best_file], 0.05)
         if world.lag:
             self._late.append((self._local[ranks[0]] + world.lag, saved))
         else:
             if world.state in ("named", "all"):
+                shown = replace(state, weights=[0.5 * w for w in state.weights]) if world.swapped else state
                 for rank in self._writers(ranks):
                     if rank in ranks:
-                        data = self._named(state, rank, ranks)
+                        data = self._named(shown, rank, ranks)
                         self._emit(Kind.KEPT, data, attempt, rank, self._local[rank], 0.001)
-            self._write(attempt, ranks, saved.files, 0.05, 0)
-            saved.ended_s = self._now
+            self._write(attempt, ranks, saved.files, 0.05)
             self._saved.append(saved)
-        self._begins = self._was_handled = True
+            self._begins = self._was_handled = True
 
     def _write_late(self, attempt: int, ranks: range) -> None:
         due = [saved for at, saved in self._late if at <= self._local[ranks[0]]]
         self._late = [(at, saved) for at, saved in self._late if at > self._local[ranks[0]]]
         for saved in due:
-            self._write(attempt, ranks, saved.files, 0.0, 0)
+            self._write(attempt, ranks, saved.files, 0.0)
             self._saved.append(saved)
             self._begins = self._was_handled = True
 
@@ -426,15 +496,18 @@ class Trainer:
         return list(ranks) if self.world.writers == "all" else [0]
 
     def _write(
-        self, attempt: int, ranks: range, files: list[tuple[str, float | None]], blocked_s: float, _: int
-    ) -> None:
-        if not self.world.saves:
-            return
-        for path, _told in files:
+        self, attempt: int, ranks: range, files: list[tuple[str, float | None]], blocked_s: float, child: int = 0
+    ) -> None:  # fmt: skip
+        """Writes the files. `child`: the pid of a forked process that does it, and that ends after its job."""
+        for path, _told in files if self.world.saves else ():
+            renamed = self.world.named_by == "rename"
             for kind, more in ((Kind.SAVE_BEGIN, {}), (Kind.SAVE_END, {"ok": True, "blocked_s": blocked_s})):
                 for rank in self._writers(ranks):
-                    data = {"path": path, "format": "torch", **more}
+                    data = {"path": f"{path}.x" if renamed else path, "format": "torch", **more}
+                    data |= {"child": child} if child else {}
                     self._emit(kind, data, attempt, rank, self._local[rank], 0.002)
+            if renamed:
+                self._emit(Kind.RENAMED, {"path": f"{path}.x", "to": path}, attempt, self._writers(ranks)[0])
 
     def _resume(self, attempt: int, everyone: range, fresh: _State) -> _State:
         world = self.world
@@ -446,7 +519,9 @@ class Trainer:
         if world.pretrained:
             files.append((world.pretrained, 5000 if "5000" in world.pretrained else None))
         if chosen:
-            own = list(chosen.files)
+            own = list(chosen.files)[-1:]  # last.pt, if there is one
+            if world.named_by == "copy":
+                own = [(f"{ROOT}/resume.pt", told) for _path, told in own]
             looked = [self._best_file] if world.best and self._best_file else []
             if world.older and len(self._saved) > 1 and self._saved[-2].files != chosen.files:
                 files += self._saved[-2].files
@@ -494,13 +569,14 @@ def outcome(world: World) -> str:
     right if all are ahead of the trainer's own count by the same number."""
     run = Trainer(world).run()
     twin = History.of(Trainer(world.straight).run().events) if world.twin else None
-    ahead = set[int | None]()
+    ahead: dict[bool, set[int | None]] = {False: set(), True: set()}  # by whether a rank has a count of its own
     for execution in History.of(run.events, twin).executions:
         if step := run.truth[execution.attempt, execution.rank, execution.local_step]:
-            ahead.add(None if execution.global_step is None else execution.global_step - step)
-    if len(ahead - {None}) > 1:
+            apart = world.has_no_common_step and execution.rank == world.ranks_of(execution.attempt) - 1 > 0
+            ahead[apart].add(None if execution.global_step is None else execution.global_step - step)
+    if any(len(of - {None}) > 1 for of in ahead.values()):
         return "wrong"
-    return "unknown" if None in ahead else "right"
+    return "unknown" if None in ahead[False] and not world.has_no_common_step else "right"
 
 
 def planted(number: int, defect: str) -> World:
@@ -510,7 +586,7 @@ def planted(number: int, defect: str) -> World:
     return replace(
         drawn_, ranks=2, ranks_later=0, steps=24, every=min(drawn_.every, 5), kills=(12,), lag=0, warm=0, role=False,
         rounding=False, counter=True, shuffled=True, schedule="counted" if counts else "constant", losses=True,
-        samples=True, saves=True, loads=True, state="all", twin=True, defect=defect,
+        samples=True, saves=True, loads=True, state="all", twin=True, swapped=False, uneven="", defect=defect,
     )  # fmt: skip
 
 

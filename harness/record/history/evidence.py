@@ -10,7 +10,8 @@ Three facts keep the model honest:
 
 - Witnesses of one group are wrong together (a file that was loaded only to be looked at), so a group counts once, with
   the heaviest of those that it contradicts.
-- A part that stands at its beginning may only show that it was not restored. All such parts count as one light group.
+- A part that stands at its beginning may only show that it was not restored. All such parts count as one light group;
+  within a process, where each was restored before, each counts.
 - "At another step" is always an answer too. It contradicts every witness. If it is not clearly worse than the best
   step, or if another step is not, the base is not known.
 
@@ -135,12 +136,14 @@ def _against(base: int, witnesses: Sequence[Witness]) -> list[Witness]:
     return [witness for witness in found if heaviest[KINDS[witness.name].group] == witness.name]
 
 
-def _cost(base: int, witnesses: Iterable[Witness]) -> float:
+def _cost(base: int, witnesses: Sequence[Witness]) -> float:
     """The weight of all that the base contradicts."""
     heaviest: dict[str, float] = defaultdict(float)
+    within = any(witness.name == STRAIGHT for witness in witnesses)
     for witness in witnesses:
         if witness.contradicts(base):
-            heaviest[witness.group] = max(heaviest[witness.group], witness.weight)
+            group = KINDS[witness.name].group if within else witness.group
+            heaviest[group] = max(heaviest[group], witness.weight)
     return sum(heaviest.values())
 
 

@@ -22,6 +22,7 @@ Array = npt.NDArray[Any]
 Equal = Callable[[Execution, Execution], bool]
 _FIRST_ONLY = 0.5  # the trust in losses if only the first agrees
 _NEAR = 1e-4  # relative; losses that are farther apart are not equal but for rounding
+_WARM = 64  # the first steps of an attempt, which may only warm it up
 _MOST_STARTS = 256  # steps that begin like an attempt
 
 
@@ -36,6 +37,43 @@ def align(own: Mapping[int, Hashable], reference: Mapping[int, Collection[Hashab
         for base in sorted(starts)
         if base >= 0 and all(own[n] in reference[base + n] for n in later if base + n in reference)
     )
+
+
+def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
+    """The local steps, of the first ones of an attempt, after which its samples or its schedule are those of other
+    known steps than before: they may only have warmed it up. `own`: all steps of the attempt."""
+    found = set[int]()
+    for column in ("samples_sum", "sched_step"):
+        mine = _of_all_ranks(own.at(own.local_step <= _WARM), column, "local_step")
+        theirs: dict[int, set[Hashable]] = defaultdict(set)
+        where: dict[Hashable, set[int]] = defaultdict(set)
+        same = (part.of_attempt(number) for part in known for number in part.attempts)
+        for part in (each for each in same if each.ranks == own.ranks):
+            for step, value in _of_all_ranks(part, column, "global_step"):
+                theirs[step].add(value)
+                where[value].add(step)
+        bases = set[int]()
+        for step, value in sorted(mine):
+            left = {base for base in bases if value in theirs.get(base + step, (value,))}
+            if bases and not left:
+                found.add(step - 1)
+            bases = left or {there - step for there in where[value] if there >= step}
+    return found
+
+
+def _of_all_ranks(steps: Executions, column: str, number: str) -> list[tuple[int, Hashable]]:
+    """Steps, each with the sum of a column over all ranks of its attempt. Steps that a rank lacks are left out."""
+    of_samples = column == "samples_sum"
+    values, found = steps.column(column), dict[tuple[int, int], dict[int, Any]]()
+    seen = steps.samples_known if of_samples else ~np.isnan(values)
+    rows = (each[seen].tolist() for each in (steps.attempt, steps.column(number), steps.rank, values))
+    for attempt, step, rank, value in zip(*rows, strict=True):
+        found.setdefault((attempt, step), {})[rank] = value
+    whole = {attempt: len(steps.of_attempt(attempt).ranks) for attempt in steps.attempts}
+    return [
+        (step, sum(of.values()) % 2**64 if of_samples else max(of.values()))
+        for (attempt, step), of in found.items() if len(of) == whole[attempt]
+    ]  # fmt: skip
 
 
 def of_content(scene: Scene) -> list[Witness]:
@@ -102,7 +140,7 @@ def _of_column(
         return []  # a constant shows nothing
     near = _around(starts, firsts)
     reference: dict[int, dict[int, list[Hashable]]] = {rank: defaultdict(list) for rank in own}
-    for execution in scene.known_where(lambda steps: np.isin(steps.global_step, near)):
+    for execution in scene.known_where(lambda steps: np.isin(steps.global_step, near), only_first):
         if execution.rank in own and execution.global_step is not None and (key := read(execution)) is not None:
             reference[execution.rank][execution.global_step].append(key)
     by_rank: dict[int, Said] = {}
@@ -127,6 +165,8 @@ def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
     if found := _of_column(names.LOSSES, scene, read, _first_loss, only_first=True):
         parted = _unlike(scene, {step for witness in found for step in witness.fits}, scene.start)
         against = Witness(names.PARTED, None, "the first loss is equal, and later ones are not", against=parted)
+        if scene.unseen:  # the first loss of all may be that of a warm-up
+            found = [witness for witness in found if witness.fits != (0,)]
         return [against] if parted else found
     own = {execution.rank: execution for execution in reversed(scene.start) if execution.loss_seen}
     unlike = _unlike(scene, {step for witness in samples for step in witness.fits} | _straight(scene), own.values())

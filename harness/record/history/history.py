@@ -221,18 +221,16 @@ def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Wit
 
 
 def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions) -> tuple[int, ...]:
-    """How many steps each rank made, in an attempt that ended successfully, if these numbers differ. Otherwise
-    empty."""
+    """How many steps each rank made, in an attempt that ended well, if these numbers differ, or in any attempt, if they
+    differ by more than the last step. Otherwise empty."""
     blind = {event.attempt for event in ordered if event.kind is Kind.AGENT_FAILED}
     for attempt in found:
-        if attempt.number in blind or set(attempt.exit_codes.values()) != {0}:
-            continue
         own = seen.of_attempt(attempt.number)
-        ranks, of = np.unique(own.rank, return_inverse=True)
-        made = np.zeros(len(ranks), np.int64)
-        np.maximum.at(made, of, own.local_step)
-        if len(set(made.tolist())) > 1:
-            return tuple(made.tolist())
+        if attempt.number in blind or not len(own):
+            continue
+        made = [int(own.local_step[own.rank == rank].max()) for rank in sorted(own.ranks)]
+        if max(made) - min(made) > (set(attempt.exit_codes.values()) != {0}):
+            return tuple(made)
     return ()
 
 

@@ -29,17 +29,21 @@ def of_files(scene: Scene) -> list[Witness]:
     """The witnesses of the checkpoints that were loaded. If they are all of another run: the witness of these files."""
     whole = whole_loads(scene.loads)
     ours = [load for load in whole if load.path not in scene.foreign]
-    return _of_own(ours, scene) or _of_foreign(whole, scene)
+    return _of_own(ours, scene) if ours else _of_foreign(whole, scene)
 
 
 def _of_own(loads: Sequence[Load], scene: Scene) -> list[Witness]:
     """A rank that loaded several checkpoints may have gone on from any."""
-    saved_here = [load for load in loads if saved_as(load.path, scene.saves, load.mono_s)]
-    trust = 1.0 if saved_here else _UNKNOWN_FILE
+    folders = {posixpath.dirname(checkpoint_of(save.path)) for save in scene.saves}
+    ours = [
+        load for load in loads
+        if posixpath.dirname(checkpoint_of(load.path)) in folders or saved_as(load.path, scene.saves, load.mono_s)
+    ]  # fmt: skip
+    trust = 1.0 if any(saved_as(load.path, scene.saves, load.mono_s) for load in ours) else _UNKNOWN_FILE
     return [
         replace(witness, trust=witness.trust * trust)
         for name, tell in ((names.RECORD, _save_record), (names.CONTENTS, _contents), (names.NAME, _name))
-        for witness in _of_loads(name, saved_here or loads, scene.saves, tell)
+        for witness in _of_loads(name, ours or loads, scene.saves, tell)
     ]
 
 
@@ -49,7 +53,8 @@ def _of_loads(name: str, loads: Sequence[Load], saves: Sequence[Save], tell: Tel
     for load in reversed(loads):
         if load.ok:
             known = tell(load, saves)
-            said[load.rank][_set_of_files(load.path)] += [known] if known else []
+            of = load.path if name == names.RECORD else _set_of_files(load.path)
+            said[load.rank][of] += [known] if known else []
     by_rank = {
         rank: [each for known in of_checkpoint.values() for each in known]
         for rank, of_checkpoint in said.items() if all(of_checkpoint.values())
@@ -102,7 +107,9 @@ def _name(load: Load, saves: Sequence[Save]) -> Said | None:
     if number is None or (ahead is None and any(_named(saves))):
         return None  # it counts something else: saves, epochs
     base = number - (ahead or 0)
-    return (base, base + 1) if ahead is None else (base,), f"it is called {load.path}"
+    late = any(save.in_thread for save in saves)  # then it may also be the number of an earlier step
+    fits = (base, base + 1) if ahead is None else tuple(range(min(number, base), base + 1)) if late else (base,)
+    return fits, f"it is called {load.path}"
 
 
 def _ahead(saves: Sequence[Save]) -> int | None:

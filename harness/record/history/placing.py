@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
 
+import numpy as np
+
 from torchaos.harness.record.history.attempts import Attempt
 from torchaos.harness.record.history.checkpoints import (  # fmt: skip
     Load,
@@ -23,6 +25,7 @@ from torchaos.harness.record.history.checkpoints import (  # fmt: skip
     whole_loads,
 )
 from torchaos.harness.record.history.evidence import decide
+from torchaos.harness.record.history.first_steps import parts_of
 from torchaos.harness.record.history.saved_steps import is_beside
 from torchaos.harness.record.history.scene import Scene
 from torchaos.harness.record.history.segments import BySteps, Segment, by_place, jumps, may_begin
@@ -63,15 +66,19 @@ class Placing:
         saved = {save.local_step for save in self.saves.get(attempt.number, ())}
         put_back = self.snapshots.seen_again(attempt.number, own) | (self.snapshots.begun(attempt.number) - saved)
         again = {place for place in put_back if 0 < place < last}
+        unseen = not self.snapshots.has(attempt.number, own)
+        uncounted = unseen and np.isnan(own.column("opt_step")).all()
+        elsewhere = parts_of(own, self._known(own)) if uncounted else set()
         returns = [
-            place for place in sorted((loads.keys() - {0}) | set(jumps(steps)) | again)
-            if place in again or place not in loads or may_begin(loads[place], steps[place], steps[place + 1])
+            place for place in sorted((loads.keys() - {0}) | jumps(steps) | again | elsewhere)
+            if place in again | elsewhere or place not in loads
+            or may_begin(loads[place], steps[place], steps[place + 1], unseen)
         ]  # fmt: skip
         segments = list[Segment]()
         for place, until in pairwise([0, *returns, last]):
             part = self._segment(attempt, segments, place, until, loads.get(place, []), place in again)
             straight = segments[-1].global_step(place) if segments else None
-            goes_back = place in loads or place in again or part.is_done_again(straight)
+            goes_back = unseen or place in loads or place in again or part.is_done_again(straight)
             if not segments or (goes_back and part.base != straight):
                 if self._only_warmed_up(segments, part):
                     del self.placed[placed_before:]
@@ -119,7 +126,8 @@ class Placing:
                 *(save for save in self._placed_saves(attempt.number, before) if save.begun_s < since_s),
             ],
             blind=any(self._is_blind(earlier) for earlier in self.found if earlier.number < attempt.number),
-            known=[*self.twin, *(part.placed for part in self.placed)],
+            known=self._known(own),
+            unseen=not self.snapshots.has(attempt.number, own),
             snapshots=self.snapshots,
             log_offset=self.log_offset,
             foreign={} if first else self.foreign,
@@ -127,7 +135,7 @@ class Placing:
         )
         witnesses = hear(scene)
         base, conflicts = decide(witnesses)
-        if (base is not None and base >= _MOST) or (self.uneven and attempt is not self.found[0]):
+        if base is not None and (base >= _MOST or (self.uneven and not _is_common(base, scene, self.seen))):
             base, conflicts = None, ()
         used = _used(whole_loads(loads), scene.saves, base)
         if used and base is not None:
@@ -136,6 +144,9 @@ class Placing:
             attempt.number, place, since_s, base, tuple(witnesses), conflicts, used.path if used else None,
             bool(place) and not loads,
         )  # fmt: skip
+
+    def _known(self, own: Executions) -> list[Executions]:
+        return [*self.twin, own.joined(self.placed).placed]
 
     def _is_first(self, attempt: Attempt) -> bool:
         """Whether no attempt before it made a step or a save, as far as agents and the log could see."""
@@ -172,6 +183,7 @@ class Placing:
         part = segment_at(segments, save.local_step, save.begun_s)
         step, told = part.global_step(save.local_step), number_in_name(save.path)
         late = save.in_thread and step is not None and told is not None and 0 < told <= step
+        late &= self.snapshots.has(save.attempt, self.seen[save.attempt]) or (bool(self.lines) and self.log_offset > -2)
         if (late or self._is_apart(save)) and told is not None and self._counts_steps(save):
             step = told
         return replace(save, global_step=step)
@@ -191,7 +203,7 @@ class Placing:
         a copy in memory. The load of the checkpoint shows which step that was. Without a thread, the name must
         agree."""
         was = saved_as(load.path, self.saved, load.mono_s)
-        if was is None or was.global_step is None or was.global_step <= base:
+        if was is None or was.global_step is None or not 0 < base < was.global_step:
             return
         if not was.in_thread and not (number_in_name(was.path) == base and self._counts_steps(was)):
             return
@@ -212,6 +224,29 @@ class Placing:
         lead = log_lead(lines, steps) if lines else None
         if lead is not None:
             self.log_offset = lead
+
+
+def _is_common(base: int, scene: Scene, seen: Mapping[int, Executions]) -> bool:
+    """Whether the job goes straight on, or all ranks stood at the step `base` together when it was made last, and at
+    the point after which the scene begins. `seen`: all steps of each attempt."""
+    if base == scene.straight:
+        return True
+    own = seen[scene.number]
+    if scene.after and not _are_together(own, scene.after, own.ranks):
+        return False
+    for steps in reversed(scene.known):
+        made = steps.at(steps.global_step == base)
+        if base and len(made):
+            last = made.of_attempt(int(made.attempt.max()))
+            whole = seen.get(int(last.attempt[0]), steps) if steps is scene.known[-1] else steps
+            return _are_together(whole, int(last.local_step.max()), scene.own.ranks & whole.ranks)
+    return not base
+
+
+def _are_together(steps: Executions, done: int, ranks: Collection[int]) -> bool:
+    """Whether all these ranks had completed `done` steps of the attempt before any completed the next one."""
+    before, after = (steps.at(steps.local_step == number) for number in (done, done + 1))
+    return before.ranks >= set(ranks) and (before.last_s() or 0.0) <= (after.first_s() or inf)
 
 
 def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Load | None:

@@ -41,6 +41,7 @@ class Scene:
     foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     after: int = 0  # steps of the attempt before that point
     straight: int | None = None  # the global step at that point, if the steps before simply go on
+    unseen: bool = False  # no state of the attempt was recorded, so that a state that is put back may not be seen
     put_back: bool = False  # a state was put back from memory there
     # By rank: by how much the optimizer's own counter is ahead of the training, if it was new in this attempt.
     ahead: Mapping[int, int] = field(default_factory=dict)
@@ -51,9 +52,16 @@ class Scene:
         first = self.own.at(self.own.local_step <= self.after + FEW)
         return [with_values(execution, {"local_step": execution.local_step - self.after}) for execution in first]
 
-    def known_where(self, wanted: Callable[[Executions], Array]) -> list[Execution]:
-        """The known steps for which `wanted` is true."""
-        return [execution for steps in self.known for execution in steps.at(wanted(steps))]
+    @cached_property
+    def _of_same_ranks(self) -> list[Executions]:
+        own = [steps.of_attempt(number) for steps in self.known for number in sorted(steps.attempts)]
+        return [steps for steps in own if steps.ranks == self.own.ranks]
+
+    def known_where(self, wanted: Callable[[Executions], Array], of_any_ranks: bool = True) -> list[Execution]:
+        """The known steps for which `wanted` is true. Not `of_any_ranks`: only those of attempts with the same ranks,
+        since others share the data out in another way."""
+        known = self.known if of_any_ranks else self._of_same_ranks
+        return [execution for steps in known for execution in steps.at(wanted(steps))]
 
 
 def open_to(name: str, fits: Sequence[int], rests_on: str, ranks: Sequence[int] = (), trust: float = 1.0) -> Witness:

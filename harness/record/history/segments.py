@@ -4,7 +4,7 @@ to an earlier state."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -42,17 +42,18 @@ class Segment:
 
 
 def by_place(loads: Iterable[Load], own: Executions) -> dict[int, list[Load]]:
-    """The loads of an attempt, by the number of steps that were completed before them. Loads during the first step, and
-    loads after the last step, are left out."""
+    """The loads of an attempt, by the number of steps that were completed before them, of all ranks if its own rank
+    makes none. Loads during the first step, and loads after the last step, are left out."""
     found: dict[int, list[Load]] = defaultdict(list)
-    first, last, mono_s, rank = {}, int(own.local_step.max(initial=0)), own.mono_s, own.rank
+    last, mono_s, rank = int(own.local_step.max(initial=0)), own.mono_s, own.rank
     for load in loads:
-        if load.rank not in first:
-            first[load.rank] = float(mono_s[rank == load.rank].min(initial=inf))
-        if load.mono_s <= first[load.rank]:
+        mine, done = rank == load.rank, load.local_step
+        if not mine.any():
+            mine, done = rank >= 0, int(own.local_step[mono_s <= load.mono_s].max(initial=0))
+        if load.mono_s <= mono_s[mine].min(initial=inf):
             found[0].append(load)
-        elif 0 < load.local_step < last:
-            found[load.local_step].append(load)
+        elif 0 < done < last:
+            found[done].append(load)
     return found
 
 
@@ -80,23 +81,30 @@ class BySteps:
         return sorted(found)
 
 
-def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
+def may_begin(
+    loads: Sequence[Load], before: Mapping[int, Execution], after: Mapping[int, Execution],
+    unseen: bool = False,
+) -> bool:  # fmt: skip
     """Whether a segment may begin between two steps, given by rank, with these loads. It may not if all counters
     continue by one. It may not if there is neither a counter nor a number in the loaded file, because then the file may
-    hold data or another model."""
+    hold data or another model, unless the job's state is `unseen`."""
     pairs = [(before[rank], execution) for rank, execution in after.items() if rank in before]
     if pairs and all(_counts_on(*pair) for pair in pairs):
         return False
-    counted = any(execution.opt_step is not None for execution in after.values())
+    counted = unseen or any(execution.opt_step is not None for execution in after.values())
     return counted or any(number_in_contents(load.numbers) or number_in_name(load.path) is not None for load in loads)
 
 
-def jumps(steps: BySteps) -> Iterator[int]:
-    """The local steps after which the optimizer's own counter went back, or ahead, on all ranks."""
+def jumps(steps: BySteps) -> set[int]:
+    """The local steps after which the optimizer's own counter went back, or ahead, on all ranks. If it goes ahead more
+    than once, it is the counter of several optimizers that take turns."""
+    found, ahead = set(), 0
     for place in steps.not_counted_on():
         earlier, before, after = (steps[place - back] for back in (2, 1, 0))
         if _jumped(before, after) or _counted_again(earlier, before, after):
-            yield place - 1
+            found.add(place - 1)
+            ahead += any((after[rank].opt_step or 0) > (each.opt_step or 0) for rank, each in before.items() if rank in after)
+    return found if ahead < 2 else set()
 
 
 def _jumped(before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:

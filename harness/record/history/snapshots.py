@@ -40,6 +40,10 @@ class Snapshots:
         """The local steps after which a rank reported with which state it went on."""
         return {state.event.step or 0 for state in self._states.get(number, ()) if state.begun}
 
+    def has(self, number: int, own: Executions) -> bool:
+        """Whether it was recorded with which states the attempt went on. `own`: all steps of the attempt."""
+        return bool(self.begun(number)) or any(each.restored for each in own.with_state)
+
     def seen_again(self, number: int, own: Executions) -> set[int]:
         """The local steps of the attempt after which it went on with a state that had been seen after another step, or
         with another state than that after the step. `own`: all steps of the attempt."""

@@ -22,7 +22,8 @@ from torchaos.harness.record.steps import Execution, Executions
 Read = Callable[[Execution], float | None]
 _RECENT = 4  # values of a counter that must each belong to one step, so that it can be continued
 _FIRST_STATE = 0.2  # the trust in the state with which the job began
-_LOADED = 0.7  # the trust in that an attempt simply goes on, where it loads something
+_LOADED, _UNSEEN = 0.7, 0.25  # the trust in that an attempt simply goes on, where it loads something; or if nothing
+# is recorded of its state
 
 
 def hear(scene: Scene) -> list[Witness]:
@@ -48,7 +49,8 @@ def _of_state(scene: Scene) -> list[Witness]:
 
 def _of_start(scene: Scene) -> list[Witness]:
     if scene.straight is not None:
-        trust = _LOADED if scene.loads or scene.put_back else 1.0
+        unseen = (scene.unseen or scene.loads) and not scene.alone
+        trust = _UNSEEN if unseen else _LOADED if scene.loads or scene.put_back else 1.0
         return [Witness(names.STRAIGHT, scene.straight, "the attempt was at this step before", trust=trust)]
     if scene.first and (scene.alone or (_log_lead(scene) or 0) <= scene.log_offset + 1):
         return [Witness(names.START, 0, "it is the first attempt with steps")]
@@ -89,13 +91,15 @@ def _of_counter(
     """The witness of a counter. `ahead`: see Scene; None if it is not known with what the counter begins."""
     if not any(read(execution) is not None for execution in scene.start):
         return []
-    known = _Known(scene.known, column)
-    by_rank: dict[int, Said] = {}
+    known, of_rank, by_rank = _Known(scene.known, column), dict[int, _Known](), dict[int, Said]()
     for execution in sorted(scene.start, key=lambda execution: -execution.local_step):
         value = read(execution)
         if value is not None:
             lead = None if ahead is None else ahead.get(execution.rank, 0)
-            bases = sorted(step - execution.local_step for step in _steps_at(value, known, lead))
+            rank = execution.rank
+            if rank not in of_rank:
+                of_rank[rank] = _Known([part.at(part.rank == rank) for part in scene.known], column) or known
+            bases = sorted(step - execution.local_step for step in _steps_at(value, of_rank[rank], lead))
             fits = tuple(base for base in bases if base >= 0)
             by_rank[execution.rank] = (
                 fits,

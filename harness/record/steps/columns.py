@@ -27,7 +27,7 @@ NONE, ABSENT = np.array([0x7FF8_70C7_A050_0001, 0x7FF8_70C7_A050_0002], np.uint6
 # The columns that are used often, and the names of the same values in blocks.
 _KEPT = {"rank": "", "attempt": "", "local_step": "step", "mono_s": "mono_s", "losses": "losses", "lr": "lr",
          "samples": "samples"}  # fmt: skip
-_MANY = 1 << 18  # steps
+_MANY, _FEW = 1 << 18, 1 << 13  # steps; of a few, each column is kept
 _SAVING = Phase.CHECKPOINT_WRITE.value
 
 
@@ -87,8 +87,9 @@ class Columns:
             return self._made[name]
         parts = self.parts or [Loose((), (), ())]
         made = self._source() if name == "source" else _joined([_column(part, name) for part in parts])
-        if name in _KEPT:
+        if name in _KEPT or len(self) < _FEW:
             self._made[name] = made
+        if name in _KEPT:
             self._share(_KEPT[name], made)
             if len(self) >= _MANY:
                 give_back()

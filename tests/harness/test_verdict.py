@@ -361,6 +361,16 @@ def test_a_trigger_beyond_the_end_of_the_job_says_both_steps(trainer: Any) -> No
     assert "the job ended at step 30; the fault was planned for step 500" in result.reason
 
 
+def test_a_trigger_in_a_rank_that_makes_no_steps_says_so(trainer: Any) -> None:
+    """A rank that only serves data: its step never comes, however long the job trains."""
+    run = trainer().record()
+    missed = {"fault": "kill", "reason": ENDED_BEFORE, "ended_before": True}
+    run = plus(run, Event(Kind.MISSED, "harness", 9999, 0.0, run.events[-1].mono_s, data=missed))
+    run = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.STEP or e.rank != 1))
+    result = judged(run, replace(KILL, trigger=Moment(1, 5, None)), asserts=())
+    assert "no step of rank 1 was seen; the fault was planned for its step 5" in result.reason
+
+
 def test_a_run_that_was_ended_in_a_recovery_is_no_failure(trainer: Any) -> None:
     """On purpose, a second after the kill: nobody knows whether the job would have come back."""
     run = trainer(kills=[(18, 1)]).record()

@@ -62,11 +62,13 @@ def test_shapes_that_once_were_placed_wrongly(world: Any) -> None:
 
 @pytest.mark.parametrize("world", [
     World(ranks=2, ranks_later=3, warm=3, counter=False, schedule="counted", loads=False, state="none", log=1),
-    World(names="checkpoint-{n}", lag=3, warm=3, first_warm=False, counter=False, pretrained="/else/m.pt", state="none"),
+    World(names="checkpoint-{n}", lag=3, warm=3, first_warm=False, counter=False, pretrained="/else/m",
+          state="none"),
     World(ranks=4, ranks_later=3, kills=(6, 8), warm=3, first_warm=False, counter=False, saves=False, loads=False,
           state="none"),
     World(ranks=4, ranks_later=3, names="checkpoint-{}", every=5, lag=1, state="none", losses=False),
-    World(names="model_{n}/x.pt", every=1, pretrained="/else/model.pt", saves=False, counter=False, log=1, state="none"),
+    World(names="model_{n}/x.pt", every=1, pretrained="/else/model.pt", saves=False, counter=False, log=1,
+          state="none"),
     World(warm=2, names="epoch{n}.pt", older=True, named_by="copy", contents="step", log=1, log_from=-1, ahead=1,
           state="none"),
     World(ranks=3, ranks_later=2, names="model_{n}/x.pt", warm=2, warm_data="other", saves=False, counter=False,

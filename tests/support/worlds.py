@@ -379,9 +379,9 @@ class Trainer:
             if acts:
                 self._local[rank] += 1
                 self.truth[attempt, rank, self._local[rank]] = 2 * step if len(ranks) == world.ranks else 0
-                for name in ("restored", "restored_moments"):
-                    data.pop(name, None)
-                more = {**data, "opt_step": data["opt_step"] and data["opt_step"] + 1, "samples": [f"act{sample}" for sample in own] if world.samples else data["samples"]}
+                more = {name: value for name, value in data.items() if "restored" not in name}
+                more["opt_step"] = more["opt_step"] and more["opt_step"] + 1
+                more["samples"] = [f"act{sample}" for sample in own] if world.samples else more["samples"]
                 self._emit(Kind.STEP, more, attempt, rank, self._local[rank])
         self._was_handled = False
         printed = step + world.log_from - (self._base if world.log_anew else 0)
@@ -389,8 +389,9 @@ class Trainer:
             self._emit(Kind.LOG_STEP, {"step": printed, "adapter": "regex", "loss": losses[0]})
 
     def _has_no_data(self, rank: int, ranks: range, step: int) -> bool:
-        uneven, is_last = self.world.uneven, len(ranks) > 1 and rank == ranks[-1]
-        return is_last and ((uneven == "joins" and step > self.world.steps - 3) or (uneven == "epochs" and not step % 4))
+        if len(ranks) < 2 or rank != ranks[-1]:
+            return False
+        return {"joins": step > self.world.steps - 3, "epochs": not step % 4}.get(self.world.uneven, False)
 
     def _own_step(self, rank: int, ranks: range, step: int) -> int:
         """The trainer's step as this rank counts it."""
@@ -398,7 +399,7 @@ class Trainer:
         if is_last and self.world.has_no_common_step and len(ranks) != self.world.ranks:
             return 0  # it was another rank before
         if is_last and self.world.uneven == "epochs":
-            return step - step // 4
+            return step - step // 4 + self._base // 4
         return 2 * step - 1 if step and is_last and self.world.uneven == "acts" else step
 
     _was_handled = False

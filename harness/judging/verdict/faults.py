@@ -84,7 +84,10 @@ def _why_missed(run: Record, fault: PlannedFault) -> str:
         return str(missed["reason"])
     if ended := ended_before_steps(run):
         return ended
-    step, last = getattr(fault.trigger, "step", None), run.history.highest_step()
+    rank, step = (getattr(fault.trigger, name, None) for name in ("pacer", "step"))
+    last = run.history.highest_step()
+    if None not in (step, rank, last) and rank not in run.history.executions.ranks:
+        return f"no step of rank {rank} was seen; the fault was planned for its step {step}; choose a rank that trains"
     if step is not None and last is not None and step > last:
         ended = f"the run was ended early, after step {last}" if run.stopped else f"the job ended at step {last}"
         return f"{ended}; the fault was planned for step {step}"

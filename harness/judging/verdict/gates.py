@@ -13,7 +13,7 @@ from torchaos.harness.judging.ending.ending import ended_on_purpose_s, failed_ra
 from torchaos.harness.judging.gaps.unseen import ended_before_steps, why_unplaced
 from torchaos.harness.judging.landing.whom import hit_target, strayed
 from torchaos.harness.judging.recovery.recovery import never_in_words, recoveries, why_moot
-from torchaos.harness.record.history.uptime import is_down
+from torchaos.harness.record.history.history import is_down
 from torchaos.harness.record.plan import ENDED_BEFORE, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict

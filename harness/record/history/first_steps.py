@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,24 +45,28 @@ def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
     known steps than before: they may only have warmed it up. `own`: all steps of the attempt."""
     found = set[int]()
     for column in ("samples_sum", "sched_step"):
-        mine = _of_all_ranks(own.at(own.local_step <= _WARM), column, "local_step")
+        mine = sorted(_of_all_ranks(own.at(own.local_step <= _WARM), column, "local_step"))
         theirs: dict[int, set[Hashable]] = defaultdict(set)
         where: dict[Hashable, set[int]] = defaultdict(set)
-        same = (part.of_attempt(number) for part in known for number in part.attempts)
-        for part in (each for each in same if each.ranks == own.ranks):
-            for step, value in _of_all_ranks(part, column, "global_step"):
-                theirs[step].add(value)
-                where[value].add(step)
+        of_attempts = [part.of_attempt(number) for part in known for number in part.attempts]
+        for part in of_attempts:
+            # Another number of ranks shares the data out in another way.
+            if column == "sched_step" or part.ranks == own.ranks:
+                for step, value in _of_all_ranks(part, column, "global_step"):
+                    theirs[step].add(value)
+                    where[value].add(step)
         bases = set[int]()
-        for step, value in sorted(mine):
+        for step, value in mine:
             left = {base for base in bases if value in theirs.get(base + step, (value,))}
             if bases and not left:
                 found.add(step - 1)
             bases = left or {there - step for there in where[value] if there >= step}
+        if column == "sched_step":
+            found |= {step - 1 for (_step, before), (step, value) in pairwise(mine) if value < before}
     return found
 
 
-def _of_all_ranks(steps: Executions, column: str, number: str) -> list[tuple[int, Hashable]]:
+def _of_all_ranks(steps: Executions, column: str, number: str) -> list[tuple[int, Any]]:
     """Steps, each with the sum of a column over all ranks of its attempt. Steps that a rank lacks are left out."""
     of_samples = column == "samples_sum"
     values, found = steps.column(column), dict[tuple[int, int], dict[int, Any]]()

@@ -7,10 +7,11 @@ steps on one base are a segment. A step counts, unless a later segment that has 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from math import inf
 from typing import Any, Literal
 
@@ -23,15 +24,16 @@ from torchaos.harness.record.history import attempts, checkpoints
 from torchaos.harness.record.history.attempts import Attempt
 from torchaos.harness.record.history.checkpoints import Load, Save
 from torchaos.harness.record.history.evidence import LOG, RECORD, Witness
-from torchaos.harness.record.history.logged import from_log, log_interval
 from torchaos.harness.record.history.placing import Lines, Placing
 from torchaos.harness.record.history.segments import Segment
 from torchaos.harness.record.history.snapshots import Snapshots
 from torchaos.harness.record.steps import Execution, Executions, StepTable
+from torchaos.harness.record.steps.execution import floats
 from torchaos.harness.record.steps.executions import UNPLACED
 
 Array = npt.NDArray[Any]
 _REPORTING = ("steps", "checkpoints", "imported")  # hooks of the agent
+_DEATHS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE, Kind.NODE_EXITED, Kind.JOB_EXITED)
 _STARTED_S = 60.0  # seconds after which an agent has started, if there is one
 
 
@@ -64,7 +66,7 @@ class History:
             )  # fmt: skip
             placed = tuple(placing.place(attempt) for attempt in found)
             return cls(placed, placing.all_placed(seen), tuple(placing.saved), tuple(loads), "agent", uneven)
-        logged = from_log(ordered, [(each.number, each.started_s) for each in found])
+        logged = _steps_of_log(ordered, [(each.number, each.started_s) for each in found])
         if logged and not found:
             found = [Attempt(0, 0, {}, logged[0].mono_s, None, 0)]
         return cls(_from_log(found, logged), Executions.of(logged), (), (), "log" if logged else "none")
@@ -210,6 +212,20 @@ def _repeated(placed: Executions) -> tuple[Array, Array]:
     return earliest[again], order[again]
 
 
+def is_down(history: History, events: Sequence[Event], at_s: float = math.inf) -> bool:
+    """Whether the job was down at that time (seconds of CLOCK_MONOTONIC): the newest attempt had made no step, or one
+    of its processes had died since its last step."""
+    newest = history.attempt_at(at_s)
+    if newest is None:
+        return True
+    steps = history.executions.of_attempt(newest.number)
+    last = steps.at(steps.mono_s <= at_s).last_s()
+    if last is None:
+        return True
+    since = [e for e in events if e.kind in _DEATHS and last < e.mono_s <= at_s and e.attempt in (None, newest.number)]
+    return any(event.data.get("exit_code") != 0 for event in since)
+
+
 def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Witness]]:
     """The base of an attempt, which is the number to add to its local steps, and its witnesses. It is the number of
     global steps before the attempt's first step, without steps that only warmed it up or that it has undone since."""
@@ -280,7 +296,7 @@ def _lines(events: Sequence[Event]) -> Lines:
 def _from_log(found: list[Attempt], logged: list[Execution]) -> tuple[Attempt, ...]:
     """The attempts of a job of which only the log is known, with their bases. A base is known if every step has its own
     log line."""
-    interval = log_interval(logged)
+    interval = _log_interval(logged)
     placed = []
     for attempt in found:
         steps = [execution.local_step for execution in logged if execution.attempt == attempt.number]
@@ -293,3 +309,31 @@ def _from_log(found: list[Attempt], logged: list[Execution]) -> tuple[Attempt, .
                           () if len(fits) == 1 else fits)  # fmt: skip
         placed.append(replace(attempt, base=witness.value, witnesses=(witness,), first_step=low, last_step=max(steps)))
     return tuple(placed)
+
+
+def _steps_of_log(events: Sequence[Event], attempts: Sequence[tuple[int, float]]) -> list[Execution]:
+    """The steps that the job printed, for a job without an agent. The step number in a log line is taken as the global
+    step. `attempts`: (number, start in seconds), in order of time."""
+    found: dict[tuple[int, int, int], Execution] = {}
+    for line in events:
+        if line.kind is not Kind.LOG_STEP or not isinstance(line.data.get("step"), int):
+            continue
+        started = [number for number, start_s in attempts if start_s <= line.mono_s]
+        attempt = line.attempt if line.attempt is not None else (started[-1] if started else 0)
+        step = line.data["step"]
+        key = (attempt, line.rank or 0, step)
+        loss, rate = floats(line.data.get("loss")), floats(line.data.get("lr"))
+        lr = tuple(value for value in rate if value is not None)
+        earlier = found.get(key)
+        if earlier is None:
+            found[key] = Execution(line.rank or 0, attempt, step, line.mono_s, step, losses=loss, lr=lr)
+    return list(found.values())
+
+
+def _log_interval(executions: Iterable[Execution]) -> int:
+    """The usual number of steps between two log lines."""
+    by_attempt: dict[int, set[int]] = defaultdict(set)
+    for execution in executions:
+        by_attempt[execution.attempt].add(execution.local_step)
+    gaps = Counter(b - a for steps in by_attempt.values() for a, b in pairwise(sorted(steps)))
+    return gaps.most_common(1)[0][0] if gaps else 1

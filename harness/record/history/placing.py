@@ -33,6 +33,9 @@ from torchaos.harness.record.history.snapshots import Snapshots, segment_at
 from torchaos.harness.record.history.witnesses import hear, log_lead
 from torchaos.harness.record.steps import Executions
 
+# The trust in that an attempt simply goes on, where it loads something or its state is recorded again, and where
+# another state was seen or could not be seen.
+_LOADED, _LITTLE = 0.7, 0.25
 _MOST = 2**62  # a number in a name or a file that is larger is no step
 Lines = list[tuple[float, int]]  # (mono_s, step)
 
@@ -64,8 +67,8 @@ class Placing:
         steps = BySteps(own)
         last = int(own.local_step.max(initial=0))
         saved = {save.local_step for save in self.saves.get(attempt.number, ())}
-        put_back = self.snapshots.seen_again(attempt.number, own) | (self.snapshots.begun(attempt.number) - saved)
-        again = {place for place in put_back if 0 < place < last}
+        other = self.snapshots.seen_again(attempt.number, own)
+        again = {place for place in other | (self.snapshots.begun(attempt.number) - saved) if 0 < place < last}
         unseen = not self.snapshots.has(attempt.number, own)
         uncounted = unseen and np.isnan(own.column("opt_step")).all()
         elsewhere = parts_of(own, self._known(own)) if uncounted else set()
@@ -76,7 +79,10 @@ class Placing:
         ]  # fmt: skip
         segments = list[Segment]()
         for place, until in pairwise([0, *returns, last]):
-            part = self._segment(attempt, segments, place, until, loads.get(place, []), place in again)
+            alone = attempt is self.found[0]
+            goes_on_anew = place in other or ((unseen or place in loads) and not alone)
+            trust = _LITTLE if goes_on_anew else _LOADED if place in loads or place in again else 1.0
+            part = self._segment(attempt, segments, place, until, loads.get(place, []), trust)
             straight = segments[-1].global_step(place) if segments else None
             goes_back = unseen or place in loads or place in again or part.is_done_again(straight)
             if not segments or (goes_back and part.base != straight):
@@ -101,10 +107,10 @@ class Placing:
         )  # fmt: skip
 
     def _segment(
-        self, attempt: Attempt, before: Sequence[Segment], place: int, until: int, loads: Sequence[Load], put_back: bool
+        self, attempt: Attempt, before: Sequence[Segment], place: int, until: int, loads: Sequence[Load], trust: float
     ) -> Segment:
         """The segment that begins after `place` local steps, after the segments `before` of the same attempt, from what
-        was seen up to the step `until`."""
+        was seen up to the step `until`. `trust`: see Scene."""
         own = self.seen[attempt.number]
         step = own.local_step
         ends = [load.mono_s for load in loads] or own.at(step == place).mono_s.tolist()
@@ -118,7 +124,7 @@ class Placing:
             own=own.at((step > place) & (step <= until)),
             after=place,
             straight=before[-1].global_step(place) if before else None,
-            put_back=put_back,
+            trust=trust,
             loads=loads,
             lines=[line for line in self._lines_of(attempt) if since_s <= line[0] < until_s],
             saves=[

@@ -41,8 +41,8 @@ class Scene:
     foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     after: int = 0  # steps of the attempt before that point
     straight: int | None = None  # the global step at that point, if the steps before simply go on
+    trust: float = 1.0  # in that the attempt simply goes on there
     unseen: bool = False  # no state of the attempt was recorded, so that a state that is put back may not be seen
-    put_back: bool = False  # a state was put back from memory there
     # By rank: by how much the optimizer's own counter is ahead of the training, if it was new in this attempt.
     ahead: Mapping[int, int] = field(default_factory=dict)
 

@@ -103,7 +103,9 @@ def jumps(steps: BySteps) -> set[int]:
         earlier, before, after = (steps[place - back] for back in (2, 1, 0))
         if _jumped(before, after) or _counted_again(earlier, before, after):
             found.add(place - 1)
-            ahead += any((after[rank].opt_step or 0) > (each.opt_step or 0) for rank, each in before.items() if rank in after)
+            ahead += any(
+                (each.opt_step or 0) > (before[rank].opt_step or 0) for rank, each in after.items() if rank in before
+            )
     return found if ahead < 2 else set()
 
 

@@ -22,8 +22,6 @@ from torchaos.harness.record.steps import Execution, Executions
 Read = Callable[[Execution], float | None]
 _RECENT = 4  # values of a counter that must each belong to one step, so that it can be continued
 _FIRST_STATE = 0.2  # the trust in the state with which the job began
-_LOADED, _UNSEEN = 0.7, 0.25  # the trust in that an attempt simply goes on, where it loads something; or if nothing
-# is recorded of its state
 
 
 def hear(scene: Scene) -> list[Witness]:
@@ -49,9 +47,7 @@ def _of_state(scene: Scene) -> list[Witness]:
 
 def _of_start(scene: Scene) -> list[Witness]:
     if scene.straight is not None:
-        unseen = (scene.unseen or scene.loads) and not scene.alone
-        trust = _UNSEEN if unseen else _LOADED if scene.loads or scene.put_back else 1.0
-        return [Witness(names.STRAIGHT, scene.straight, "the attempt was at this step before", trust=trust)]
+        return [Witness(names.STRAIGHT, scene.straight, "the attempt was at this step before", trust=scene.trust)]
     if scene.first and (scene.alone or (_log_lead(scene) or 0) <= scene.log_offset + 1):
         return [Witness(names.START, 0, "it is the first attempt with steps")]
     nothing = not scene.blind and not scene.saves and not scene.loads

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -22,12 +23,14 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.events.merged import Merged, beside_steps
 from torchaos.harness.record.history import History
-from torchaos.harness.record.history.uptime import is_down, new_steps, stands_still
+from torchaos.harness.record.history.history import is_down
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.record.steps.columns import is_absent, is_none
+from torchaos.harness.record.steps.executions import UNPLACED
 from torchaos.harness.running.conditions.due import after_is_due
 
 Time = Annotated[Seconds, Field(gt=0)]
+_LONG, _LEAST_S = 3.0, 10.0  # a halt lasts _LONG times the longest step, and _LEAST_S seconds
 
 
 @dataclass(frozen=True)
@@ -208,3 +211,23 @@ def _newest_losses(whole: Merged) -> list[float]:
 
 def _known(losses: Any) -> Any:
     return ~(is_none(losses) | is_absent(losses))
+
+
+def new_steps(history: History) -> list[float]:
+    """The times, in order, of those steps of the newest attempt that no earlier attempt had made. If the global numbers
+    of its steps are not known, the times of all its steps."""
+    if not history.attempts:
+        return []
+    newest = history.attempts[-1]
+    reached = max((attempt.last_step or 0 for attempt in history.attempts[:-1]), default=0)
+    own = history.executions.of_attempt(newest.number)
+    new = (own.global_step == UNPLACED) | (own.global_step > reached)
+    found: list[float] = np.sort(own.mono_s[new]).tolist()
+    return found
+
+
+def stands_still(steps: Sequence[float], now_s: float) -> bool:
+    """Whether the job has stopped: no step has ended for much longer than any of these steps took. `steps`: their end
+    times, in order."""
+    longest = max((after - before for before, after in pairwise(steps)), default=math.inf)
+    return now_s - steps[-1] > max(_LEAST_S, _LONG * longest)

@@ -24,7 +24,7 @@ from torchaos.harness.record.history.checkpoints import (  # fmt: skip
     saved_as,
     whole_loads,
 )
-from torchaos.harness.record.history.evidence import decide
+from torchaos.harness.record.history.evidence import LOSSES, OPTIMIZER, SAMPLES, Witness, decide
 from torchaos.harness.record.history.first_steps import parts_of
 from torchaos.harness.record.history.saved_steps import is_beside
 from torchaos.harness.record.history.scene import Scene
@@ -36,6 +36,7 @@ from torchaos.harness.record.steps import Executions
 # The trust in that an attempt simply goes on, where it loads something or its state is recorded again, and where
 # another state was seen or could not be seen.
 _LOADED, _LITTLE = 0.7, 0.25
+_OF_RANKS = (OPTIMIZER, SAMPLES, LOSSES)
 _MOST = 2**62  # a number in a name or a file that is larger is no step
 Lines = list[tuple[float, int]]  # (mono_s, step)
 
@@ -58,7 +59,7 @@ class Placing:
     placed: list[Executions] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
     foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
-    log_offset: int = 0
+    log_offset: int | None = None
 
     def place(self, attempt: Attempt) -> Attempt:
         """The attempt with the base of each of its segments. Attempts must come in order."""
@@ -141,7 +142,7 @@ class Placing:
         )
         witnesses = hear(scene)
         base, conflicts = decide(witnesses)
-        if base is not None and (base >= _MOST or (self.uneven and not _is_common(base, scene, self.seen))):
+        if base is not None and (base >= _MOST or (self.uneven and not _is_common(base, scene, self.seen, witnesses))):
             base, conflicts = None, ()
         used = _used(whole_loads(loads), scene.saves, base)
         if used and base is not None:
@@ -189,7 +190,9 @@ class Placing:
         part = segment_at(segments, save.local_step, save.begun_s)
         step, told = part.global_step(save.local_step), number_in_name(save.path)
         late = save.in_thread and step is not None and told is not None and 0 < told <= step
-        late &= self.snapshots.has(save.attempt, self.seen[save.attempt]) or (bool(self.lines) and self.log_offset > -2)
+        late &= self.snapshots.has(save.attempt, self.seen[save.attempt]) or (
+            self.log_offset is not None and self.log_offset > -2
+        )
         if (late or self._is_apart(save)) and told is not None and self._counts_steps(save):
             step = told
         return replace(save, global_step=step)
@@ -232,11 +235,13 @@ class Placing:
             self.log_offset = lead
 
 
-def _is_common(base: int, scene: Scene, seen: Mapping[int, Executions]) -> bool:
+def _is_common(base: int, scene: Scene, seen: Mapping[int, Executions], witnesses: Sequence[Witness]) -> bool:
     """Whether the job goes straight on, or all ranks stood at the step `base` together when it was made last, and at
-    the point after which the scene begins. `seen`: all steps of each attempt."""
+    the point after which the scene begins, and no rank shows another step. `seen`: all steps of each attempt."""
     if base == scene.straight:
         return True
+    if any(witness.name in _OF_RANKS and witness.contradicts(base) for witness in witnesses):
+        return False
     own = seen[scene.number]
     if scene.after and not _are_together(own, scene.after, own.ranks):
         return False

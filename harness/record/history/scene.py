@@ -36,7 +36,7 @@ class Scene:
     saves: Sequence[Save]  # of earlier attempts, placed
     blind: bool  # the saves of some earlier attempt may not have been seen
     known: Sequence[Executions]  # of earlier attempts, and of the twin: placed
-    log_offset: int  # by how much the log's count is usually ahead of ours
+    log_offset: int | None  # by how much the log's count is usually ahead of ours; None: no log of an earlier attempt
     snapshots: Snapshots = field(default_factory=Snapshots)  # of earlier attempts
     foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     after: int = 0  # steps of the attempt before that point

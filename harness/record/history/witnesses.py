@@ -48,7 +48,7 @@ def _of_state(scene: Scene) -> list[Witness]:
 def _of_start(scene: Scene) -> list[Witness]:
     if scene.straight is not None:
         return [Witness(names.STRAIGHT, scene.straight, "the attempt was at this step before", trust=scene.trust)]
-    if scene.first and (scene.alone or (_log_lead(scene) or 0) <= scene.log_offset + 1):
+    if scene.first and (scene.alone or (_log_lead(scene) or 0) <= (scene.log_offset or 0) + 1):
         return [Witness(names.START, 0, "it is the first attempt with steps")]
     nothing = not scene.blind and not scene.saves and not scene.loads
     return [Witness(names.UNSAVED, 0, "no attempt before it saved a checkpoint")] if nothing else []
@@ -124,14 +124,15 @@ def _steps_at(value: float, known: _Known, lead: int | None) -> set[int]:
 def _of_log(scene: Scene) -> list[Witness]:
     """The witness of the log. A log line may come before or after the end of its step in the journal, so it may be off
     by one."""
-    ahead = _log_lead(scene)
-    if ahead is None or ahead < scene.log_offset:
+    ahead, offset = _log_lead(scene), scene.log_offset or 0
+    if ahead is None or ahead < offset:
         return []
-    base = ahead - scene.log_offset
-    near = tuple(candidate for candidate in (base - 1, base + 1) if candidate >= 0)
-    return [
-        Witness(names.LOG, base, f"its step numbers are {base} ahead of those of the attempt", near if base else ())
-    ]
+    base = ahead - offset
+    near = tuple(candidate for candidate in (base - 1, base + 1) if candidate >= 0) if base else ()
+    rests_on = f"its step numbers are {base} ahead of those of the attempt"
+    if near and scene.log_offset is None:  # it may count from 0
+        return [open_to(names.LOG, (base, *near), rests_on)]
+    return [Witness(names.LOG, base, rests_on, near)]
 
 
 def _log_lead(scene: Scene) -> int | None:

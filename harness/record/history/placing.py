@@ -231,6 +231,8 @@ class Placing:
         own = [part.placed for part in self.placed if len(part) and part[0].attempt == attempt.number] if lines else []
         steps = [step for part in own for step in zip(part.mono_s.tolist(), part.global_step.tolist(), strict=True)]
         lead = log_lead(lines, steps) if lines else None
+        if lead is None and lines and attempt is self.found[0] and lines[0][1] in (0, 1):
+            lead = lines[0][1] - 1  # its steps were not seen, and its log begins with its first step
         if lead is not None:
             self.log_offset = lead
 

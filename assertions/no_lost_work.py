@@ -15,7 +15,7 @@ from torchaos.harness.judging.ending import unloaded
 from torchaos.harness.judging.ending.unrestarted import not_restarted
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import why_no_steps
-from torchaos.harness.record.history import saved_as
+from torchaos.harness.record.history import Save, saved_as
 from torchaos.harness.record.history.evidence import in_words
 from torchaos.harness.record.replicas import records_of
 from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, each, failed, inconclusive, passed
@@ -70,10 +70,13 @@ class NoLostWork(Assertion):
         lost = max(0, resume.reached - base)
         begun = "started from scratch" if base == 0 and attempt.loaded is None else f"went on from step {base}"
         if resume.best and base < resume.best.step and not _is_newest(run, resume):
-            if resume.best.late and attempt.loaded is None:
+            if resume.best.late and _loaded(run, resume) is None:
+                blind = "no load of a checkpoint was seen in it"
+                if attempt.loaded:
+                    blind = f"the save of {name_of(attempt.loaded)}, which it loaded, was not seen"
                 return inconclusive(
-                    f"attempt {attempt.number} {begun}, and no load of a checkpoint was seen in it. Training went on "
-                    f"while {name_of(resume.best.path)} was saved, so it may hold the state of an earlier step than "
+                    f"attempt {attempt.number} {begun}, and {blind}. Training went on while "
+                    f"{name_of(resume.best.path)} was saved, so it may hold the state of an earlier step than "
                     f"{resume.best.step}"
                 )
             return failed(
@@ -118,9 +121,14 @@ class NoLostWork(Assertion):
 def _is_newest(run: Record, resume: Resume) -> bool:
     """Whether the attempt loaded the newest checkpoint, by the order of the saves. If training went on during the
     saves, they may hold earlier states than the steps at which they began."""
-    loaded, best = resume.attempt.loaded, resume.best
-    own = saved_as(loaded, run.history.saves, resume.attempt.started_s) if loaded else None
+    own, best = _loaded(run, resume), resume.best
     return bool(best and own and own.in_thread and (own.ended_s or 0.0) >= best.whole_s)
+
+
+def _loaded(run: Record, resume: Resume) -> Save | None:
+    """The save of the checkpoint that the attempt loaded. None if it was not seen."""
+    path = resume.attempt.loaded
+    return saved_as(path, run.history.saves, resume.attempt.started_s) if path else None
 
 
 def _first_s(run: Record, resume: Resume) -> float | None:

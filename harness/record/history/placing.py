@@ -179,7 +179,11 @@ class Placing:
     def _only_warmed_up(self, before: Sequence[Segment], then: Segment) -> bool:
         """Whether the steps before `then` only warmed up: nothing was loaded or saved before them, and then the job
         loads a checkpoint, or returns to the state with which it began."""
-        if len(before) != 1 or before[0].loaded is not None or (then.in_memory and then.base != before[0].base):
+        if (
+            len(before) != 1
+            or before[0].loaded is not None
+            or (then.in_memory and then.base not in (before[0].base, None))
+        ):
             return False
         return all(save.begun_s > then.started_s for save in self.saves.get(then.number, ()))
 
@@ -266,6 +270,9 @@ def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Loa
     """The loaded checkpoint from which the job continued: the last one that was saved at the step `base`. If there is
     none, the last one. Of several files, one that may hold the model."""
     made = [(load, saved_as(load.path, saves, load.mono_s)) for load in loads]
-    fitting = [load for load, save in made if save is not None and save.global_step == base]
+    own = [(load, save) for load, save in made if save and save.global_step is not None and base is not None]
+    fitting = [load for load, save in own if save.global_step == base] or [
+        load for load, save in own if save.in_thread and 0 < (base or 0) <= (save.global_step or 0)
+    ]  # a thread may write the state of an earlier step
     last = list(reversed(fitting or list(loads)))
     return next((load for load in last if not is_beside(load.path)), last[0] if last else None)

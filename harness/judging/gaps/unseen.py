@@ -30,7 +30,7 @@ def why_unseen(record: Record, what: str) -> str:
     note = next((event for event in record.of_kind(Kind.NOTE) if event.data.get("unseen") == what), None)
     if note:
         return str(note.data["text"])
-    if not any(record.of_kind(Kind.AGENT_STARTED)):
+    if not any(record.of_kind(Kind.AGENT_STARTED, Kind.SAVE_BEGIN, Kind.LOAD_END)):
         return f"there was no agent in the job, and its log does not show {what}"
     if record.history.source == "log":
         return f"the agent saw no optimizer step, and the job's log, which shows steps, does not show {what}"

@@ -29,6 +29,7 @@ from torchaos.harness.judging.twins.clash_words import also, but, left_out, list
 from torchaos.harness.judging.twins.losses import Comparison, apart_before
 from torchaos.harness.record.history.checkpoints import final_path
 from torchaos.harness.record.history.saved_steps import main_of
+from torchaos.harness.record.words import counted
 from torchaos.plugin import (
     Assertion,
     Attempt,
@@ -91,7 +92,8 @@ class CheckpointIntegrity(Assertion):
         torn = [checkpoint for checkpoint in ours if not checkpoint.good]
         good = [checkpoint for checkpoint in ours if checkpoint.good]
         files = f" ({len(good)} files)" if _count(good) < len(good) else ""
-        well = f"{_count(good)} checkpoints{files} are complete and loadable, the newest is {_newest(ours).at}"
+        are = "is" if _count(good) == 1 else "are"
+        well = f"{counted(_count(good), 'checkpoint')}{files} {are} complete and loadable, the newest is {_newest(ours).at}"
         left = f" ({len(torn)} torn and superseded: {torn[0].path})" if torn else ""
         own = {"own": held.right} if held.right else {}
         left += f" ({listed(unread_paths)} can't be read, and in the twin neither)" if unread_paths else ""
@@ -122,8 +124,8 @@ def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -
         if one.lost and one.best:
             found = failed(
                 f"attempt {one.attempt.number} went back to step {one.attempt.base}, although the checkpoint of step "
-                f"{one.best[1]} ({posixpath.basename(one.best[0])}) was whole: {one.lost} steps were lost "
-                "needlessly",
+                f"{one.best[1]} ({posixpath.basename(one.best[0])}) was whole: "
+                f"{counted(one.lost, 'step', 'was/were')} lost needlessly",
                 lost=one.lost, fault=one.damage.fault,
             )  # fmt: skip
             return replace(found, at_s=one.damage.at_s)

@@ -10,6 +10,7 @@ from torchaos.harness.judging.ending.teardown import TeardownAbort, aborts_at_ex
 from torchaos.harness.judging.ending.unstarted import cause_of_end
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.twins.agreement import history_of
+from torchaos.harness.record.words import counted
 from torchaos.plugin import (
     Assertion,
     Finding,
@@ -57,7 +58,7 @@ def _ending(run: Record, history: History, due: int | None, aborts: Sequence[Tea
         if due is not None and history.last_step == due and not history.unplaced:
             waited_s = stopped.mono_s - (history.executions.last_s() or stopped.mono_s)
             ended = f"torchaos ended it {waited_s:.0f} s later ({stopped.data['reason']})"
-            return failed(f"all {due} steps were done, and the job never exited: {ended}")
+            return failed(f"{counted(due, 'step', 'was/were')} done, and the job never exited: {ended}")
         return failed(f"the job did not end by itself: {stopped.data['reason']}")
     if code is None:
         return inconclusive("nothing shows how the job ended")

@@ -20,6 +20,7 @@ from torchaos.harness.record.history import Executions, StepTable
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
 from torchaos.harness.record.steps.table import equal
+from torchaos.harness.record.words import counted
 from torchaos.plugin import (
     Assertion,
     Finding,
@@ -120,7 +121,7 @@ def _compared(history: History, twin: History, twins: Sequence[StepTable], allow
             "there: a defect, or chance. More twins or a tolerance would decide."
         )
     equal = "the twin's" if allowed.basis == "given" else "as near to the twins' as the twins' are to each other"
-    return passed(f"the learning rates of all {len(common)} steps are {equal}", steps=len(common))
+    return passed(f"the learning rates of {counted(len(common), 'step')} are {equal}", steps=len(common))
 
 
 def _redone(history: History, allowed: Tolerance) -> Finding:

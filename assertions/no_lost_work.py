@@ -18,6 +18,7 @@ from torchaos.harness.judging.replicas import why_no_steps
 from torchaos.harness.record.history import Save, saved_as
 from torchaos.harness.record.history.evidence import in_words
 from torchaos.harness.record.replicas import records_of
+from torchaos.harness.record.words import counted
 from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, each, failed, inconclusive, passed
 
 
@@ -81,14 +82,17 @@ class NoLostWork(Assertion):
                 )
             return failed(
                 f"attempt {attempt.number} {begun}, although the checkpoint of step {resume.best.step} "
-                f"({name_of(resume.best.path)}) was already complete: {resume.best.step - base} steps were lost "
-                f"needlessly. {_cause(run, resume, base)}",
+                f"({name_of(resume.best.path)}) was already complete: "
+                f"{counted(resume.best.step - base, 'step', 'was/were')} lost needlessly. {_cause(run, resume, base)}",
                 base=base, newest=resume.best.step, needless=resume.best.step - base,
             )  # fmt: skip
         if other := apart(attempt):
             return _of_several(begun, attempt.number, other)
         if self.steps is not None and lost > self.steps:
-            return failed(f"attempt {attempt.number} {begun}: {lost} steps were lost, and {self.steps} are allowed")
+            return failed(
+                f"attempt {attempt.number} {begun}: {counted(lost, 'step', 'was/were')} lost, and {self.steps} "
+                f"{'is' if self.steps == 1 else 'are'} allowed"
+            )
         if resume.newer and base < resume.newer.step:
             lacks = ", ".join(resume.newer.lacks)
             state = f"it lacks {lacks}, which most checkpoints have" if lacks else "its files had been written"
@@ -229,7 +233,7 @@ def _beside(parts: Sequence[Record], number: int, resume: Resume) -> Finding:
     if lost:
         return failed(
             f"attempt {resume.attempt.number} of replica {number} went on from step {base}, although another replica "
-            f"had done step {max(done)} and went on: {lost} steps were lost",
+            f"had done step {max(done)} and went on: {counted(lost, 'step', 'was/were')} lost",
             resumes=1, lost_steps=lost,
         )  # fmt: skip
     return passed(

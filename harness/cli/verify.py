@@ -20,6 +20,7 @@ from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import AS_JSON, PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import ExitCode, worst
+from torchaos.harness.record.words import counted
 
 _SHOWN = 20  # so many problems of a checkpoint are printed
 
@@ -87,7 +88,11 @@ def _outline(files: Files, path: str) -> Checkpoint:
 def _show(verified: Verified) -> None:
     layout = verified.layout
     step = f", step {layout.step}" if layout.step is not None else ""
-    about = "" if layout.format == formats.UNKNOWN else f" ({layout.format}{step}, {len(layout.tensors)} tensors)"
+    about = (
+        ""
+        if layout.format == formats.UNKNOWN
+        else f" ({layout.format}{step}, {counted(len(layout.tensors), 'tensor')})"
+    )
     click.echo(f"{verified.answer.value}: {layout.path}{about}")
     for problem in verified.problems[:_SHOWN]:
         click.echo(f"  {'not read' if problem.is_blind else problem.kind.value}: {problem.text}")

@@ -43,6 +43,7 @@ from torchaos.harness.exploring.warm.resumes import Warm
 from torchaos.harness.machine.disk import owner_only, write_atomically
 from torchaos.harness.record.plan import Plan, PlannedFault
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.words import counted
 from torchaos.harness.running.engine.guards import check_disk
 
 KEPT = 3  # the most run directories that are kept for each class of outcomes
@@ -184,7 +185,7 @@ class Exploration:
             if many_shown := sum(bool(outcome.shown_by) for outcome in done.values()):
                 self._notes.append(f"{many_shown} {SHOWN}")
             if alike := sum(bool(outcome.like) for outcome in done.values()):
-                self._notes.append(f"{alike} states were not resumed: {LIKE}")
+                self._notes.append(f"{counted(alike, 'state', 'was/were')} not resumed: {LIKE}")
             self._notes += [self._spared.doubt] if self._spared.doubt else []
 
     @property

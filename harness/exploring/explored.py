@@ -13,6 +13,7 @@ from torchaos.harness.exploring.outcomes import FATAL, Class, Outcome
 from torchaos.harness.exploring.suspected import is_suspected
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
+from torchaos.harness.record.words import counted
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Explored:
 def cases_of(found: Explored) -> list[Case]:
     """A case for each class of wrong outcomes, and a case for the right outcomes."""
     counts = Counter(outcome.kind for outcome in found.outcomes)
-    right = f"{counts[Class.RIGHT]} of {len(found.outcomes)} states were resumed rightly"
+    right = f"{counts[Class.RIGHT]} of {counted(len(found.outcomes), 'state', 'was/were')} resumed rightly"
     cases = []
     for kind in Class:
         own = found.of(kind)
@@ -105,7 +106,7 @@ def cases_of(found: Explored) -> list[Case]:
             verdict = Verdict.INCONCLUSIVE if unconfirmed == len(own) else kind.exit_code.verdict
             cases.append(Case(kind.value, "assertion", verdict, told(own), measured))
         else:
-            reason = f"none of {len(found.outcomes)} states"
+            reason = f"none of {counted(len(found.outcomes), 'state')}"
             cases.append(Case(kind.value, "assertion", Verdict.PASSED, reason, measured))
     if found.unfinished:
         cases.append(Case("exploration", "assertion", Verdict.INCONCLUSIVE, f"not finished: {found.unfinished}"))
@@ -129,7 +130,7 @@ def result_of(plan: Plan, found: Explored, home: str, started: str, seconds: flo
     cases = cases_of(found)
     code = ExitCode.ROLLBACK if left else found.exit_code
     bad = next((case for case in cases if case.verdict is found.exit_code.verdict), cases[-1])
-    reason = f"all {len(found.outcomes)} states were resumed rightly"
+    reason = f"all {counted(len(found.outcomes), 'state', 'was/were')} resumed rightly"
     if left or bad.verdict is not Verdict.PASSED:
         others = [one for one in cases if one is not bad and one.measured.get("unconfirmed")]
         also = ", ".join(f"{one.name} ({one.measured['states']})" for one in others)

@@ -51,6 +51,13 @@ def _phase_in_words(when: Moment) -> str:
     return " ".join(part for part in parts if part)
 
 
+def counted(count: int, noun: str, verbs: str = "") -> str:
+    """`1 step`, `2 steps`. `verbs`: for one and for several, as `was/were`."""
+    one, _, several = verbs.partition("/")
+    words = (str(count), noun, one) if count == 1 else (str(count), f"{noun}s", several)
+    return " ".join(word for word in words if word)
+
+
 def last_words_in_words(lines: Sequence[str]) -> str:
     """The clause of a reason about the last lines of a job's log. Empty if there is no line."""
     return f"; its log ends with: {' | '.join(lines)}" if lines else ""

@@ -20,6 +20,7 @@ from torchaos.harness.judging.twins.agreement import Difference, differences, un
 from torchaos.harness.judging.twins.causes import Cause, likeliest_cause
 from torchaos.harness.record.history import Execution, History
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.words import counted
 
 _ASK = "`replicas_only: true` compares only the replicas"
 
@@ -63,7 +64,7 @@ class AgainstTwins:
             return inconclusive(
                 f"{replicas}; the parameters after step {missed[0]} were not seen on the same ranks as in the twin"
             )
-        where = f"at {len(due)} checkpoints and " if due else ""
+        where = f"at {counted(len(due), 'checkpoint')} and " if due else ""
         return passed(
             f"{replicas}, and the parameters are {equal} after all {len(common)} steps, {where}at the end",
             steps=len(common), checkpoints=len(due),
@@ -183,7 +184,7 @@ class AgainstTwins:
         ours, theirs = checkpoints_of(self._run), checkpoints_of(self._twins[0])
         names = [clash.name for clash in clashes(ours or [], theirs or []) if clash.kind == "tensor"]
         which = f" ({names[0]} and {len(set(names)) - 1} more tensors)" if names else ""
-        return f" It reached {len(saved)} checkpoints, first that of step {saved[0]}{which}."
+        return f" It reached {counted(len(saved), 'checkpoint')}, first that of step {saved[0]}{which}."
 
     def _may_be_rounding(self) -> bool:
         if max(len(by_rank) for by_rank in self._ours.values()) < 3:

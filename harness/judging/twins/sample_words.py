@@ -23,6 +23,7 @@ from torchaos.harness.judging.twins.samples import (
 )
 from torchaos.harness.record.history import History, StepTable
 from torchaos.harness.record.steps.samples import sums_of
+from torchaos.harness.record.words import counted
 
 ONE_SUM = "of some steps only the sum of the samples was kept, because the run is large"
 
@@ -53,7 +54,7 @@ def differ_somehow(ours: StepTable, theirs: StepTable, step: int) -> Finding:
     due, got = (sum(sums_of(execution).in_samples for execution in by_rank.values()) for by_rank in (twins, mine))
     unknown = f"{ONE_SUM.capitalize()}, so it is not known how many samples were skipped or repeated."
     if step not in ours:
-        reason = f"the final history has no step {step}, which consumed {due} samples in the twin. {unknown}"
+        reason = f"the final history has no step {step}, which consumed {counted(due, 'sample')} in the twin. {unknown}"
         return failed(reason, First(What.ABSENT, step), step=step)
     if step not in theirs:
         return failed(f"step {step} was done after the twin's last step ({max(theirs)}), with samples of its own")
@@ -61,7 +62,7 @@ def differ_somehow(ours: StepTable, theirs: StepTable, step: int) -> Finding:
     if like:
         what = f"step {step} consumed the samples of step {like[0]}."
     elif got != due:
-        what = f"step {step} consumed {got} samples, and {due} in the twin."
+        what = f"step {step} consumed {counted(got, 'sample')}, and {due} in the twin."
     elif any_summed(mine, twins):
         what = f"step {step} consumed other samples than in the twin: their sums differ."
     else:
@@ -130,5 +131,7 @@ def _sum(skipped: Samples, repeated: Samples) -> str:
     if not skipped and not repeated:
         return "In the end each sample was consumed as often as in the twin."
     if not skipped:
-        return f"In all, none was skipped and {repeated.total()} were consumed too often."
-    return f"In all, {skipped.total()} samples were skipped and {repeated.total()} consumed too often."
+        return f"In all, none was skipped and {counted(repeated.total(), 'sample', 'was/were')} consumed too often."
+    return (
+        f"In all, {counted(skipped.total(), 'sample', 'was/were')} skipped and {repeated.total()} consumed too often."
+    )

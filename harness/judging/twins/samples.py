@@ -14,6 +14,7 @@ from torchaos.harness.judging.noise.quantities import Steps
 from torchaos.harness.record.history import Execution, StepTable
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.samples import sums_of
+from torchaos.harness.record.words import counted
 
 Array = npt.NDArray[Any]
 _ENOUGH = 100  # steps: a run may differ in each of millions
@@ -197,7 +198,7 @@ def are_summed(*histories: Steps) -> bool:
 def named(samples: Samples) -> str:
     """The samples in words: their indices if known, otherwise only how many there are."""
     indices = [sample for sample in samples if isinstance(sample, int)]
-    return ranges(indices) if indices else f"{samples.total()} samples"
+    return ranges(indices) if indices else counted(samples.total(), "sample")
 
 
 def ranges(indices: Iterable[int], most: int = 4) -> str:

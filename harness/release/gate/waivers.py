@@ -42,13 +42,13 @@ def state(waiver: Waiver, said: Sequence[Verdict], today: date) -> Case:
     """The case of the waiver itself. `said`: the verdicts of its assertion in each run that counts as evidence, before
     any waiver."""
     name, about = f"{waiver.scenario}: {waiver.assertion}", f"{waiver.ticket}: {waiver.reason}"
+    passes = bool(said) and all(verdict is Verdict.PASSED for verdict in said)
     if expired(waiver, today):
-        return _case(
-            name,
-            Verdict.FAILED,
-            f"it expired on {waiver.expires}; fix the failure, or renew the waiver with a reason ({about})",
-        )
-    if said and all(verdict is Verdict.PASSED for verdict in said):
+        again = "repair the job, or write a later day under `expires`"
+        what = f"{waiver.assertion} passes: remove the waiver" if passes else again
+        told = f"this waiver no longer counts, it expired on {waiver.expires}; {what} ({about})"
+        return _case(name, Verdict.FAILED, told)
+    if passes:
         return _case(name, Verdict.FAILED, f"{waiver.assertion} passes: remove the waiver ({about})")
     left = (waiver.expires - today).days
     holds = "today is its last day" if left == 0 else f"{left} {'day is' if left == 1 else 'days are'} left"

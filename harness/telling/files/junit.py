@@ -17,6 +17,7 @@ from junit_xml import TestCase, TestSuite
 from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.result import Case, Result, Verdict, root_first
 from torchaos.harness.record.secrecy import mask
+from torchaos.harness.record.words import counted
 from torchaos.harness.release.repeats.judged import Repeats
 from torchaos.harness.telling.files.placeholder import placeholder_result
 from torchaos.harness.telling.terminal.repeats import as_result
@@ -69,7 +70,7 @@ def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int) -> s
         which = f"seed {result.seed}" + (f", run {seen[key]}" if same[key] > 1 else "")
         root.append(_suite(result, which, runs[result.scenario] > 1, most))
     for one in repeats:
-        root.append(_suite(as_result(one), f"{one.times} repetitions", len(repeats) > 1, most))
+        root.append(_suite(as_result(one), counted(one.times, "repetition"), len(repeats) > 1, most))
     for name in ("tests", "failures", "errors"):
         root.set(name, str(sum(int(suite.get(name, 0)) for suite in root)))
     ElementTree.indent(root)

@@ -12,7 +12,7 @@ from pathlib import Path
 from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.result import Case, Result, Verdict
 from torchaos.harness.record.secrecy import mask
-from torchaos.harness.record.words import seconds_in_words
+from torchaos.harness.record.words import counted, seconds_in_words
 from torchaos.harness.telling.terminal.headline import failures_first, gauges
 from torchaos.harness.telling.terminal.text import name_in_words, on_one_line, shortened
 from torchaos.harness.telling.terminal.why import why, without_words
@@ -60,7 +60,7 @@ def markdown(results: Sequence[Result], happened: Mapping[str, Sequence[str]]) -
 def _table(results: Sequence[Result]) -> Iterator[str]:
     counts = Counter(result.verdict for result in results)
     told = ", ".join(f"{counts[one]} {one.value}" for one in Verdict if counts[one])
-    yield f"## torchaos: {len(results)} runs, {told}"
+    yield f"## torchaos: {counted(len(results), 'run')}, {told}"
     yield ""
     yield "| | scenario | seed | recovery | steps done again | samples skipped / repeated |"
     yield "|---|---|---|---|---|---|"

@@ -20,6 +20,7 @@ from torchaos.harness.record.history import Execution, Save
 from torchaos.harness.record.history.checkpoints import final_path
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Executions, StepTable
+from torchaos.harness.record.words import counted
 
 _MOST_ROWS = 12
 _GONE = "it no longer exists"
@@ -125,7 +126,7 @@ def folded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         some = list(group)
         if is_gone and len(some) > _SHOWN:
             first, last = some[0], some[-1]
-            names = f"{first['name']} to {last['name']}: {len(some)} checkpoints"
+            names = f"{first['name']} to {last['name']}: {counted(len(some), 'checkpoint')}"
             short.append(
                 {**last, "name": names, "step": None, "at": None, "blocked": None, "state": "they no longer exist"}
             )

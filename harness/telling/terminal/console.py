@@ -12,7 +12,7 @@ from rich.text import Text
 
 from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, Verdict, root_first
 from torchaos.harness.record.secrecy import mask
-from torchaos.harness.record.words import seconds_in_words
+from torchaos.harness.record.words import counted, seconds_in_words
 from torchaos.harness.telling.terminal import timeline
 from torchaos.harness.telling.terminal.brief import brief, headline
 from torchaos.harness.telling.terminal.dryrun import catalogue, plan, ready_scenarios, summary_of, warnings
@@ -145,7 +145,7 @@ def against(case: Case) -> str:
 def _footer(pen: Pen, result: Result, report: Path | None) -> None:
     pen.gap()
     attempts = f"{result.attempts} {'attempt' if result.attempts == 1 else 'attempts'}"
-    steps = "no step was seen" if result.steps is None else f"{result.steps} steps"
+    steps = "no step was seen" if result.steps is None else counted(result.steps, "step")
     about = {
         "Job": f"{steps}, {attempts}" if result.attempts else "",
         "Twin": result.twin,

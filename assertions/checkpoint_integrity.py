@@ -92,8 +92,8 @@ class CheckpointIntegrity(Assertion):
         torn = [checkpoint for checkpoint in ours if not checkpoint.good]
         good = [checkpoint for checkpoint in ours if checkpoint.good]
         files = f" ({len(good)} files)" if _count(good) < len(good) else ""
-        are = "is" if _count(good) == 1 else "are"
-        well = f"{counted(_count(good), 'checkpoint')}{files} {are} complete and loadable, the newest is {_newest(ours).at}"
+        files += " is" if _count(good) == 1 else " are"
+        well = f"{counted(_count(good), 'checkpoint')}{files} complete and loadable, the newest is {_newest(ours).at}"
         left = f" ({len(torn)} torn and superseded: {torn[0].path})" if torn else ""
         own = {"own": held.right} if held.right else {}
         left += f" ({listed(unread_paths)} can't be read, and in the twin neither)" if unread_paths else ""

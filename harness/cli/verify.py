@@ -100,9 +100,9 @@ def _show(verified: Verified) -> None:
         click.echo(f"  and {len(verified.problems) - _SHOWN} more, see --json")
     for text in verified.unseen:
         click.echo(f"  unseen: {text}")
-    counted = formats.counted_step(layout)
-    if None not in (counted, layout.step) and abs((counted or 0) - (layout.step or 0)) > 1:  # some count from 0
-        click.echo(f"  its name says step {layout.step}, and its contents say step {counted}")
+    inside = formats.counted_step(layout)
+    if None not in (inside, layout.step) and abs((inside or 0) - (layout.step or 0)) > 1:  # some count from 0
+        click.echo(f"  its name says step {layout.step}, and its contents say step {inside}")
     if layout.missing and layout.tensors:
         click.echo(f"  not found in it: {', '.join(layout.missing)}")
     if not verified.manifest and verified.code is ExitCode.PASSED:

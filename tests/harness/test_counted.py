@@ -24,7 +24,7 @@ def test_one_is_singular(count: int, said: str) -> None:
 def test_the_last_restart() -> None:
     """The line of a live run, which is read most."""
     assert _restart_in_words(1) == "torchelastic restarts; 1 restart is left"
-    assert _restart_in_words(0) == "torchelastic restarts; 0 restarts are left"
+    assert _restart_in_words(0) == "torchelastic restarts; no restarts are left"
     assert _restart_in_words(None) == "torchelastic restarts"
 
 

@@ -30,6 +30,8 @@ from torchaos.harness.record.rundir import RunDir
 
 SCRIPT = """
 import atexit, os, pickle, sys
+
+pytestmark = pytest.mark.slow
 class Mine: pass
 atexit.register(lambda: print("at exit", flush=True))
 print(__name__, sys.argv[1:], os.environ["RANK"], os.getcwd(), os.environ.get("GONE"), flush=True)

@@ -25,6 +25,8 @@ from torchaos.harness.mechanics.site import OutsideSite
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.undo.handles import from_json, to_json
 
+pytestmark = pytest.mark.slow
+
 
 def connect(address: str, timeout_s: float = 20.0) -> socket.socket:
     host, _, port = address.rpartition(":")

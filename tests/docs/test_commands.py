@@ -126,6 +126,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 RUN = [(where, line) for where, line in ALL if words_of(line)[0] == "torchaos" and is_run(line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "line"), RUN, ids=[f"{where} {line}" for where, line in RUN])
 def test_it_runs(torchaos: Torchaos, place: Path, tmp_path: Path, where: str, line: str) -> None:
     """Nothing that only looks is refused: it does its work, with a recorded run for the reader's."""

@@ -19,6 +19,8 @@ from .conftest import Project
 TESTS = """
 import pytest
 
+pytestmark = pytest.mark.slow
+
 @pytest.mark.torchaos("good.yaml", seeds=[1, 2], phases=["forward"])
 def test_recovers(run):
     assert run.verdict == "passed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -60,7 +61,7 @@ def with_defect(text: str, defect: str) -> str:
     found = [f"{{jobs}}/{script}" for script in scripts if f"{{jobs}}/{script}" in text]
     if not found:
         raise ValueError(f"no job that could have the defect {defect} is in this scenario")
-    place = f"{DEFECTIVE} {defect} {found[0]}"
+    place = f"{shlex.quote(str(DEFECTIVE))} {defect} {found[0]}"
     if f'- "{found[0]}"' in text:  # a command that is a list
         place = f'{DEFECTIVE}"\n    - {defect}\n    - "{found[0]}'
     return text.replace(found[0], place)

@@ -4,6 +4,7 @@ lab/campaigns/teeth.py runs all."""
 from __future__ import annotations
 
 import ast
+import shlex
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_a_defect_finds_its_job_in_each_scenario() -> None:
         for tooth in (one for one in own if one.defect):
             changed = yaml.safe_load(teeth.with_defect(text, tooth.defect))
             command = changed["job"]["command"]
-            words = command if isinstance(command, list) else command.split()
+            words = command if isinstance(command, list) else shlex.split(command)
             place = words.index(str(teeth.DEFECTIVE))
             assert words[place + 1] == tooth.defect, name
             assert words[place + 2].startswith("{jobs}/"), name

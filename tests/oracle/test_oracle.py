@@ -156,6 +156,16 @@ def test_the_score_counts_what_was_wrong() -> None:
     assert "1 of 1 failed by the right assertion" in page
 
 
+def test_a_page_without_the_marks_is_not_written(tmp_path: Path) -> None:
+    """A page has the tables that it has marks for; one with none of the marks is a mistake of the caller."""
+    page = tmp_path / "page.md"
+    page.write_text("<!-- b: begin -->\nold\n<!-- b: end -->\n")
+    marks.write([page], {"a": "not here", "b": "new"})
+    assert page.read_text() == "<!-- b: begin -->\nnew\n<!-- b: end -->\n"
+    with pytest.raises(ValueError, match="has no marks of a"):
+        marks.write([page], {"a": "not here"})
+
+
 @pytest.mark.job
 def test_a_sample_of_the_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The healthy trainer passes all ten assertions, and one that begins its data again is failed for just that. They

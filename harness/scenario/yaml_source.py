@@ -259,8 +259,8 @@ def value_of(text: str, at: Keys) -> Source:
     if _NO_TEXT.search(text):
         raise ValueError(f"{text!r} is not text")
     if at[:-1] != _ENV or text.startswith(('"', "'")):
-        loader = _Loader(f"'': {text}\n")
         with suppress(yaml.YAMLError, ValueError, OverflowError):
+            loader = _Loader(f"'': {text}\n")
             root = loader.get_single_node()
             if root is not None and len(root.value) == 1:  # several: the text goes on after its value
                 source.data[""] = _Builder(loader, source).build(root.value[0][1], at)

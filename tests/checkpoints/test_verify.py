@@ -56,6 +56,8 @@ def with_agent(run: Path, *command: str) -> None:
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which each framework saved checkpoints."""
+    for package in ("accelerate", "lightning", "transformers"):
+        pytest.importorskip(package)
     run: Path = tmp_path_factory.mktemp("real")
     with_agent(run, str(ROOT / "tests" / "trainers" / "save_each.py"), str(run / "job"))
     return run
@@ -67,6 +69,7 @@ def told(run: Path, *names: str) -> dict[str, Any]:
     return {**json.loads(done.output), "code": done.exit_code}
 
 
+@pytest.mark.slow
 def test_real_checkpoints(real: Path) -> None:
     """Each framework's own checkpoints are found, read and whole, and the manifest covers every tensor in them."""
     found = told(real, "--all", str(real / "job"), "--manifest", str(real))
@@ -82,6 +85,7 @@ def test_real_checkpoints(real: Path) -> None:
     assert by_path["lightning/last.ckpt"]["step"] == 2
 
 
+@pytest.mark.slow
 def test_named_to_the_bit(real: Path, tmp_path: Path, kit: Any) -> None:
     """A flipped bit is named with its tensor and its place: by the manifest, and by a CRC where the format has one."""
     run = tmp_path / "run"

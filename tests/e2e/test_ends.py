@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -231,9 +232,9 @@ def test_attach_leaves_the_job_alive(torchaos: RunScenario, reference: dict[str,
     where = {"{jobs}": str(Path(__file__).parents[2] / "scenarios" / "jobs"), "{run}": str(tmp_path / "job")}
     command = reference["command"].replace("--steps 60", "--steps 5000")
     for name, path in where.items():
-        command = command.replace(name, path)
+        command = command.replace(name, shlex.quote(path))
     job = subprocess.Popen(
-        [str(Path(sys.executable).parent / "torchrun"), *command.split()[1:]],
+        [str(Path(sys.executable).parent / "torchrun"), *shlex.split(command)[1:]],
         env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip

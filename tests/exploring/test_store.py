@@ -14,10 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import boto3
 import psutil
 import pytest
-from botocore.exceptions import BotoCoreError, ClientError
 from explorations import outcome_of, saves
 from resumes import recorded
 from saves import Disk
@@ -42,13 +40,15 @@ from torchaos.harness.exploring.trials import checkpoints_in
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 
+boto3 = pytest.importorskip("boto3")
+errors = pytest.importorskip("botocore.exceptions")
+pytestmark = pytest.mark.needs("rclone")
+
 PART = 5 << 20  # bytes; the smallest part of an upload in parts
 
 # A rank puts a part, then an object in several parts, and begins an upload that it does not complete.
 RANK = """
 import os, sys, boto3
-
-pytestmark = pytest.mark.needs("rclone")
 rank, bucket = os.environ["RANK"], "saved"
 store = boto3.client("s3")
 store.put_object(Bucket=bucket, Key=f"run/step 1/rank-{rank}.pt", Body=rank.encode())
@@ -204,7 +204,7 @@ def test_what_the_store_does_not_know(tmp_path: Path) -> None:
         ]
         codes = []
         for ask in refused:
-            with pytest.raises(ClientError) as error:
+            with pytest.raises(errors.ClientError) as error:
                 ask()
             codes.append(error.value.response["Error"]["Code"])
         assert codes == ["PreconditionFailed", "NotImplemented", "NotImplemented", "NotImplemented"]
@@ -285,7 +285,7 @@ def with_dead_rclone(served: Served) -> None:
         (server,) = [each for each in psutil.Process().children() if stored._SERVER in each.cmdline()]
         (program,) = server.children()
         program.kill()
-        with suppress(ClientError, BotoCoreError):
+        with suppress(errors.ClientError, errors.BotoCoreError):
             client(dict(served.plan.job.env)).list_objects_v2(Bucket="saved")
         wait_until(server.status, psutil.STATUS_ZOMBIE.__eq__, 60)
         served.check()

@@ -28,10 +28,10 @@ from torchaos.harness.machine import proc
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.rundir import RunDir
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import atexit, os, pickle, sys
-
-pytestmark = pytest.mark.slow
 class Mine: pass
 atexit.register(lambda: print("at exit", flush=True))
 print(__name__, sys.argv[1:], os.environ["RANK"], os.getcwd(), os.environ.get("GONE"), flush=True)

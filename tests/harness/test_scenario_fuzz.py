@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from torchaos.harness.contracts import UsageError
@@ -92,6 +92,7 @@ def test_every_trap_in_every_kind_of_place(tmp_path: Path, at: bytes, piece: byt
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(key=st.sampled_from(["seed", "job.env.A", "faults.0.with.grace", "faults.9.id", "assert.1.x", "new.key"]) | st.text(max_size=8),
        value=st.text(max_size=8) | st.sampled_from([piece.decode("latin-1") for piece in PIECES]))  # fmt: skip
+@example(key="seed", value="\x08")
 def test_overrides_are_taken_or_refused(tmp_path: Path, key: str, value: str) -> None:
     """`--set` with anything in it ends in a scenario or an error, too."""
     load_or_refuse(tmp_path / "scenario.yaml", WHOLE, f"{key}={value}")

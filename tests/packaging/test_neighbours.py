@@ -9,12 +9,12 @@ import pytest
 
 from .conftest import run
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("harness", "injectors", "assertions", "scenarios", "tests")
 THEIR_TEST = """
 import importlib
 import pytest
-
-pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("name", {names})
 def test_theirs(name):

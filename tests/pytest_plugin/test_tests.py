@@ -16,10 +16,10 @@ from waiting import wait_until
 
 from .conftest import Project
 
+pytestmark = pytest.mark.slow
+
 TESTS = """
 import pytest
-
-pytestmark = pytest.mark.slow
 
 @pytest.mark.torchaos("good.yaml", seeds=[1, 2], phases=["forward"])
 def test_recovers(run):

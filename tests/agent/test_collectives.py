@@ -43,6 +43,7 @@ def stamps_of(rank: Any, agent_module: Callable[[str], Any]) -> list[Any]:
     return list(found)
 
 
+@pytest.mark.slow
 def test_every_operation_is_stamped(rank: Any, agent_module: Callable[[str], Any]) -> None:
     """Each collective leaves one stamp with its operation, group, size and times, in the order of the calls."""
     ran = rank.run(HEAD + ALL + "step(); os._exit(0)", hooks=("steps", "collectives", "stamps"), cold=True)

@@ -53,6 +53,7 @@ def test_every_fault_comes_in_every_phase(exactness: ModuleType) -> None:
     assert len(pairs) == len(exactness.CODES) * len(exactness.PHASES)
 
 
+@pytest.mark.slow
 def test_one_seed_makes_one_plan(exactness: ModuleType, tmp_path: Path) -> None:
     """Two plans of one seed are equal byte for byte; other seeds draw other ranks and steps."""
     file = tmp_path / "exactness.yaml"

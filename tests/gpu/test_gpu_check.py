@@ -33,6 +33,7 @@ def test_every_row_is_there_and_all_of_them_fit() -> None:
     assert sum(rows.values()) <= 25 * 60
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here: lab/gpu-check itself shows more")
 def test_without_a_gpu_a_row_is_not_possible_and_is_not_run_again(tmp_path: Path) -> None:
     """The table says why, and never "pass". A second call takes the result that is kept; --again does not."""

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_changes_no_exit_code(tmp_path: Path) -> None:
     """`torchaos run ... | head -1`: the verdict, the reports and the exit code are what they are without it."""
     scenario = {"scenario": "short", "job": {"command": "true", "world_size": 1}, "assert": ["completed"]}

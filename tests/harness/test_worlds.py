@@ -32,6 +32,7 @@ World = worlds.World
 @given(st.builds(World, **{
     name: st.sampled_from(values) for name, values in worlds.DOMAINS.items() if name != "role"
 }))  # fmt: skip
+@pytest.mark.slow
 @example(World(best=True, names="last.pt", counter=False))
 @example(World(names="ckpt_{}.pt", lag=2))
 @example(World(warm=3, counter=False, schedule="linear"))
@@ -41,6 +42,7 @@ def test_steps_are_right_or_not_known(world: Any) -> None:
     assert worlds.outcome(world) != "wrong"
 
 
+@pytest.mark.slow
 def test_few_steps_are_not_known() -> None:
     """Of worlds drawn at random, in which parts may be unseen, at most a few leave steps without a number."""
     drawn = [worlds.drawn(random.Random(number)) for number in range(200)]

@@ -114,6 +114,7 @@ def test_a_failure_without_a_reason_is_still_a_failure(results: dict[str, Result
     assert outcome(suite[0]) == "failed"
 
 
+@pytest.mark.slow
 def test_sizes_are_bounded(results: dict[str, Result]) -> None:
     """A reason as long as a log file makes a small file, which says how much was left out."""
     case = Case("a", "assertion", Verdict.FAILED, "<&\0" * 10**6)

@@ -313,7 +313,7 @@ def test_what_comes_later_is_not_skipped(trainer: Any) -> None:
     assert "came later than they were due, after the resume from step 15: step 16 consumed the samples of step 19" in (
         finding.reason
     )
-    assert finding.reason.endswith("In all, none was skipped and 56 were consumed too often.")
+    assert finding.reason.endswith("In all, none was skipped and 56 samples were consumed too often.")
     assert (finding.measured["skipped"], finding.measured["repeated"]) == (0, 56)
 
 

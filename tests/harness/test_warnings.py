@@ -186,7 +186,7 @@ def test_validate_takes_a_folder(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["validate", str(tmp_path)], catch_exceptions=False)
     assert done.stdout.splitlines() == [f"{tmp_path / name}: well-formed" for name in ("one.yaml", "two.yml")]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="it holds no scenario or gameday or gate"):
+    with pytest.raises(UsageError, match="it holds no scenario or game day or gate"):
         CliRunner().invoke(cli, ["validate", str(tmp_path / "empty")], catch_exceptions=False)
 
 
@@ -238,7 +238,7 @@ def test_a_plan_says_only_what_there_is(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (["run"], "error: Missing argument 'FILES...'; see `torchaos run --help`\n"),
-        (["nosuch"], "error: No such command 'nosuch'; see `torchaos --help`\n"),
+        (["nosuch"], "error: there is no command 'nosuch'; see `torchaos --help`\n"),
         (["plan", "--nosuch", "x"], "error: No such option '--nosuch'; see `torchaos plan --help`\n"),
     ],
 )
@@ -255,6 +255,7 @@ def test_a_wrong_command_line_is_one_error(
 def test_a_misspelt_key_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """`asserts` is `assert` misspelt, and `assert` is not missing besides. Every line begins with `error:`."""
     (tmp_path / "kill.yaml").write_text(GOOD.replace("assert:", "asserts:").replace("rank: 1", "rank: one"))
+    (tmp_path / "train.py").touch()
     monkeypatch.setattr("sys.argv", ["torchaos", "validate", str(tmp_path / "kill.yaml")])
     with pytest.raises(SystemExit):
         main()

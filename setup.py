@@ -18,7 +18,8 @@ _PICTURES = "https://raw.githubusercontent.com/torchaos/torchaos/main/"
 
 
 def packages() -> list[str]:
-    """Each folder with Python in it: harness/undo is torchaos.harness.undo (`package-dir` in pyproject.toml)."""
+    """Each folder with Python in it: harness/rollback is torchaos.harness.rollback (`package-dir` in
+    pyproject.toml)."""
     tops = ("plugin", "harness", "injectors", "assertions", "scenarios")
     folders = {file.parent for top in tops for file in Path(top).rglob("*.py")}
     return sorted(".".join(("torchaos", *folder.parts)) for folder in folders)

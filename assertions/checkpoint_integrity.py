@@ -6,10 +6,7 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.judging.checkpoints.bookkeeping import may_be_a_clock
-from torchaos.harness.judging.checkpoints.claimed import claimed_whole
-from torchaos.harness.judging.checkpoints.clashes import compare, in_order
-from torchaos.harness.judging.checkpoints.contents import (
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import (
     Checkpoint,
     Clash,
     checkpoints_of,
@@ -17,19 +14,25 @@ from torchaos.harness.judging.checkpoints.contents import (
     root_of,
     unread_of,
 )
-from torchaos.harness.judging.checkpoints.damage import Damage, Did, counts, damages, meetings
-from torchaos.harness.judging.checkpoints.held import Held
-from torchaos.harness.judging.checkpoints.pairing import alike, pairs
-from torchaos.harness.judging.checkpoints.schedule import saves_vary
-from torchaos.harness.judging.checkpoints.strays import is_aside, of_another_world, unexcused
-from torchaos.harness.judging.ending.teardown import teardown_aborts
-from torchaos.harness.judging.gaps.unseen import why_unplaced
-from torchaos.harness.judging.twins.agreement import differences, history_of
-from torchaos.harness.judging.twins.clash_words import also, but, left_out, listed, meaning, words
-from torchaos.harness.judging.twins.losses import Comparison, apart_before
-from torchaos.harness.record.history.checkpoints import final_path
+from torchaos.harness.analysis.checkpointing.checkpoint_diff import compare, in_order, may_be_a_clock
+from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, Did, counts, damages, meetings
+from torchaos.harness.analysis.checkpointing.missing_checkpoints import (
+    claimed_whole,
+    is_aside,
+    of_another_world,
+    unexcused,
+)
+from torchaos.harness.analysis.checkpointing.resume_points import alike, pairs
+from torchaos.harness.analysis.checkpointing.save_schedule import saves_vary
+from torchaos.harness.analysis.checkpointing.saved_parameters import Held
+from torchaos.harness.analysis.comparison.agreement import differences, history_of
+from torchaos.harness.analysis.comparison.checkpoint_reasons import also, but, left_out, listed, meaning, words
+from torchaos.harness.analysis.comparison.losses import Comparison, apart_before
+from torchaos.harness.analysis.ending import teardown_aborts
+from torchaos.harness.analysis.missing_data import why_unplaced
 from torchaos.harness.record.history.saved_steps import main_of
-from torchaos.harness.record.words import counted
+from torchaos.harness.record.history.saves_and_loads import final_path
+from torchaos.harness.record.plan import counted
 from torchaos.plugin import (
     Assertion,
     Attempt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from torchaos.harness.judging.checkpoints.standstill import standstill
+from torchaos.harness.analysis.checkpointing.save_schedule import standstill
 from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, Save, Seconds, failed, inconclusive, passed
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchaos.harness.judging.claims import said
-from torchaos.harness.judging.ending.teardown import final_step
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.analysis.ending import final_step
 from torchaos.plugin import (
     Assertion,
     Event,

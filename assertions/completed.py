@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.judging.ending.ending import failed_rank
-from torchaos.harness.judging.ending.teardown import TeardownAbort, aborts_at_exit, final_step, teardown_aborts
-from torchaos.harness.judging.ending.unstarted import cause_of_end
-from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.twins.agreement import history_of
-from torchaos.harness.record.words import counted
+from torchaos.harness.analysis.comparison.agreement import history_of
+from torchaos.harness.analysis.ending import (
+    TeardownAbort,
+    aborts_at_exit,
+    cause_of_end,
+    failed_rank,
+    final_step,
+    teardown_aborts,
+)
+from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
+from torchaos.harness.record.plan import counted
 from torchaos.plugin import (
     Assertion,
     Finding,

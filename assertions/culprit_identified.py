@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchaos.harness.judging.ending.stalls import Stall, stalls_of, why_unread, why_unseen
-from torchaos.harness.judging.recovery.pace import pace_of
-from torchaos.harness.watching.observers.opinion import Rule
+from torchaos.harness.analysis.hangs import Stall, stalls_of, why_unread, why_unseen
+from torchaos.harness.analysis.recovery.caught_up import pace_of
+from torchaos.harness.monitoring.observers.opinions import Rule
 from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Outcome, Record, failed, inconclusive, passed
 
 _LOOK_S = 1.0  # seconds that the observers need to read stacks and counters

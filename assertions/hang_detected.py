@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torchaos.harness.judging.ending.stalls import Stall, stalls_of, why_unseen
-from torchaos.harness.watching.probes.known_failures import BY_NAME
+from torchaos.harness.analysis.hangs import Stall, stalls_of, why_unseen
+from torchaos.harness.monitoring.probes.known_failures import BY_NAME
 from torchaos.plugin import (
     Assertion,
     Event,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness import registry
-from torchaos.harness.judging.landing.whom import Gpu, gpus_of, ranks_on, unplaced
+from torchaos.harness.analysis.hit_targets import Gpu, gpus_of, ranks_on, unplaced
 from torchaos.plugin import (
     Assertion,
     Finding,

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.replicas import absent_in_words, why_no_steps
-from torchaos.harness.judging.twins.agreement import differences, history_of
-from torchaos.harness.judging.twins.causes import likeliest_cause
-from torchaos.harness.judging.twins.losses import Comparison, first_of, in_words, measured_of
-from torchaos.harness.record.replicas import records_of
-from torchaos.harness.record.steps.table import equal
+from torchaos.harness.analysis.comparison.agreement import differences, history_of
+from torchaos.harness.analysis.comparison.causes import likeliest_cause
+from torchaos.harness.analysis.comparison.losses import Comparison, first_of, in_words, measured_of
+from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
+from torchaos.harness.analysis.replica_verdict import absent_in_words, why_no_steps
+from torchaos.harness.record.record import records_of
+from torchaos.harness.record.steps.step_table import equal
 from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, each, failed, inconclusive, passed
 
 _BLIND = "without a twin, steps that were done only once were compared with nothing"

@@ -10,17 +10,23 @@ from typing import Any
 
 import numpy.typing as npt
 
-from torchaos.harness.judging.ending.teardown import final_step
-from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.noise.quantities import RATE, Steps
-from torchaos.harness.judging.noise.tolerance import CERTAIN, LEARNED_FACTOR, Tolerance, learned
-from torchaos.harness.judging.twins.agreement import before, history_of, uneven, unreported, until
-from torchaos.harness.judging.twins.rates import Differing, story
+from torchaos.harness.analysis.comparison.agreement import (
+    Differing,
+    before,
+    history_of,
+    story,
+    uneven,
+    unreported,
+    until,
+)
+from torchaos.harness.analysis.ending import final_step
+from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
+from torchaos.harness.analysis.tolerance import CERTAIN, LEARNED_FACTOR, RATE, Steps, Tolerance, learned
 from torchaos.harness.record.history import Executions, StepTable
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
-from torchaos.harness.record.steps.table import equal
-from torchaos.harness.record.words import counted
+from torchaos.harness.record.steps.step_table import equal
 from torchaos.plugin import (
     Assertion,
     Finding,

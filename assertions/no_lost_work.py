@@ -6,19 +6,17 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.judging.checkpoints.apart import Apart, apart
-from torchaos.harness.judging.checkpoints.contents import Checkpoint, checkpoints_of, root_of
-from torchaos.harness.judging.checkpoints.points import points_of
-from torchaos.harness.judging.checkpoints.resumes import Resume, name_of, resumes
-from torchaos.harness.judging.claims import said
-from torchaos.harness.judging.ending import unloaded
-from torchaos.harness.judging.ending.unrestarted import not_restarted
-from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.replicas import why_no_steps
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, root_of
+from torchaos.harness.analysis.checkpointing.resume_points import points_of
+from torchaos.harness.analysis.checkpointing.resumed_from import Apart, Resume, apart, name_of, resumes
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.analysis.ending import not_restarted, unloaded
+from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
+from torchaos.harness.analysis.replica_verdict import why_no_steps
 from torchaos.harness.record.history import Save, saved_as
-from torchaos.harness.record.history.evidence import in_words
-from torchaos.harness.record.replicas import records_of
-from torchaos.harness.record.words import counted
+from torchaos.harness.record.history.step_evidence import in_words
+from torchaos.harness.record.plan import counted
+from torchaos.harness.record.record import records_of
 from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, each, failed, inconclusive, passed
 
 

@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness.agent.check_sums import is_whole
-from torchaos.harness.judging.checkpoints.begun import in_words
-from torchaos.harness.judging.checkpoints.carried import carried_into
-from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
-from torchaos.harness.judging.claims import said
-from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
-from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.noise.quantities import relative
-from torchaos.harness.judging.noise.rounding import ROUNDING
-from torchaos.harness.judging.replicas import absent_in_words, why_no_steps
-from torchaos.harness.judging.twins.agreement import before, history_of, until
-from torchaos.harness.judging.twins.parameters import AgainstTwins
-from torchaos.harness.record.replicas import records_of
+from torchaos.harness.analysis.checkpointing.carried_state import carried_into
+from torchaos.harness.analysis.checkpointing.restored_state import in_words
+from torchaos.harness.analysis.checkpointing.resumed_from import resumed_in_words
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.analysis.comparison.agreement import before, history_of, until
+from torchaos.harness.analysis.comparison.parameters import AgainstTwins
+from torchaos.harness.analysis.ending import final_step, teardown_aborts
+from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
+from torchaos.harness.analysis.replica_verdict import absent_in_words, why_no_steps
+from torchaos.harness.analysis.tolerance import ROUNDING, relative
+from torchaos.harness.record.record import records_of
 from torchaos.plugin import (
     Assertion,
     Execution,

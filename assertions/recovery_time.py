@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.recovery.interruptions import interruptions, invalid_s
-from torchaos.harness.judging.recovery.recovery import never_in_words, recoveries, why_moot
+from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
+from torchaos.harness.analysis.recovery.recovery_times import (
+    interruptions,
+    invalid_s,
+    never_in_words,
+    recoveries,
+    why_moot,
+)
 from torchaos.harness.record.result import Recovery
 from torchaos.plugin import (
     Assertion,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.recovery.recovery import end_of, why_moot
+from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
+from torchaos.harness.analysis.recovery.recovery_times import end_of, why_moot
 from torchaos.plugin import (
     Assertion,
     Attempt,

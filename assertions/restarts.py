@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
-from torchaos.harness.judging.ending.unstarted import cause_of_end
+from torchaos.harness.analysis.ending import cause_of_end, final_step, teardown_aborts
 from torchaos.plugin import (
     Assertion,
     Attempt,

@@ -9,29 +9,39 @@ from functools import cache, partial
 
 import numpy as np
 
-from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
-from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.replicas import absences, absent_in_words, why_no_steps
-from torchaos.harness.judging.twins.agreement import before, common, history_of, unreported, until
-from torchaos.harness.judging.twins.causes import inputs_in_words
-from torchaos.harness.judging.twins.computed import Computed, equal_but_for_rounding, in_words, other_inputs
-from torchaos.harness.judging.twins.first_uses import FirstUses, came_earlier, indices_of
-from torchaos.harness.judging.twins.sample_words import ONE_SUM, differ_somehow, differs, story
-from torchaos.harness.judging.twins.samples import (
+from torchaos.harness.analysis.comparison.agreement import before, common, history_of, unreported, until
+from torchaos.harness.analysis.comparison.causes import inputs_in_words
+from torchaos.harness.analysis.comparison.losses import without_data
+from torchaos.harness.analysis.comparison.sample_counts import (
+    FirstUses,
     all_known,
     are_same,
     are_summed,
     by_index,
+    came_earlier,
     have_other_contents,
     in_order,
+    indices_of,
     not_surely_same,
     ranges,
     reader,
 )
-from torchaos.harness.judging.twins.stages import without_data
+from torchaos.harness.analysis.comparison.sample_reasons import (
+    ONE_SUM,
+    Computed,
+    differ_somehow,
+    differs,
+    equal_but_for_rounding,
+    in_words,
+    other_inputs,
+    story,
+)
+from torchaos.harness.analysis.ending import final_step, teardown_aborts
+from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
+from torchaos.harness.analysis.replica_verdict import absences, absent_in_words, why_no_steps
 from torchaos.harness.record.history import StepTable
-from torchaos.harness.record.replicas import records_of
-from torchaos.harness.record.steps.samples import sums_of
+from torchaos.harness.record.record import records_of
+from torchaos.harness.record.steps.execution import sums_of
 from torchaos.plugin import (
     Assertion,
     Finding,

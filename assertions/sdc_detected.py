@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torchaos.harness import registry
-from torchaos.harness.judging.checkpoints.clashes import clashes
-from torchaos.harness.judging.checkpoints.contents import Clash, checkpoints_of
-from torchaos.harness.judging.proof.corruption import Sighting, Step, bad_steps, sightings
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import Clash, checkpoints_of
+from torchaos.harness.analysis.checkpointing.checkpoint_diff import clashes
+from torchaos.harness.analysis.corruption_evidence import Sighting, Step, bad_steps, sightings
 from torchaos.plugin import (
     Assertion,
     Finding,

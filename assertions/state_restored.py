@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.judging.checkpoints.begun import in_words
-from torchaos.harness.judging.checkpoints.carried import Carried, resumes_carried
-from torchaos.harness.judging.checkpoints.torn import torn
-from torchaos.harness.judging.claims import said
-from torchaos.harness.judging.ending.unrestarted import not_restarted
-from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
+from torchaos.harness.analysis.checkpointing.carried_state import Carried, resumes_carried
+from torchaos.harness.analysis.checkpointing.restored_state import in_words
+from torchaos.harness.analysis.checkpointing.torn import torn
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.analysis.ending import not_restarted
+from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.plugin import Assertion, Finding, First, Harm, Need, Record, What, each, failed, inconclusive, passed
 
 

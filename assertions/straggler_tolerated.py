@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from torchaos.harness.judging.gaps.unseen import why_unseen
-from torchaos.harness.judging.recovery.recovery import on_until_s
+from torchaos.harness.analysis.missing_data import why_unseen
+from torchaos.harness.analysis.recovery.recovery_times import on_until_s
 from torchaos.plugin import (
     Assertion,
     Finding,

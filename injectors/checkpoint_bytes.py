@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchaos.harness.checkpoints.layout import Checkpoint
-from torchaos.harness.mechanics.checkpoints import spots
-from torchaos.harness.mechanics.checkpoints.edits import Edit
+from torchaos.harness.fault_drivers.checkpoint_files import damage_sites
+from torchaos.harness.fault_drivers.checkpoint_files.edits import Edit
 from torchaos.plugin import CheckpointFault, Count
 
 
@@ -26,7 +26,7 @@ class FlipBits(CheckpointFault):
     name = "checkpoint.flip_bits"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return spots.flips(spots.stretch(checkpoint, self.place, draw), self.bits, draw)
+        return damage_sites.flips(damage_sites.stretch(checkpoint, self.place, draw), self.bits, draw)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ZeroBlock(CheckpointFault):
     name = "checkpoint.zero_block"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [spots.zeros(spots.shard(checkpoint, draw), self.bytes, draw)]
+        return [damage_sites.zeros(damage_sites.shard(checkpoint, draw), self.bytes, draw)]
 
 
 @dataclass(frozen=True)
@@ -56,4 +56,4 @@ class Nan(CheckpointFault):
     name = "checkpoint.nan"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return spots.nan(checkpoint, self.fix_crc, draw)
+        return damage_sites.nan(checkpoint, self.fix_crc, draw)

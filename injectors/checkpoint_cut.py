@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchaos.harness.checkpoints.layout import Checkpoint
-from torchaos.harness.mechanics.checkpoints import edits, spots
-from torchaos.harness.mechanics.checkpoints.edits import Edit
+from torchaos.harness.fault_drivers.checkpoint_files import damage_sites, edits
+from torchaos.harness.fault_drivers.checkpoint_files.edits import Edit
 from torchaos.plugin import CheckpointFault, Count, Share
 
 
@@ -26,7 +26,7 @@ class Truncate(CheckpointFault):
     name = "checkpoint.truncate"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [spots.cut(spots.shard(checkpoint, draw), self.keep, draw)]
+        return [damage_sites.cut(damage_sites.shard(checkpoint, draw), self.keep, draw)]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TornWrite(CheckpointFault):
     name = "checkpoint.torn_write"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [spots.torn(spots.shard(checkpoint, draw), draw)]
+        return [damage_sites.torn(damage_sites.shard(checkpoint, draw), draw)]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Delete(CheckpointFault):
     name = "checkpoint.delete"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        find = spots.shard if self.what == "shard" else spots.metadata
+        find = damage_sites.shard if self.what == "shard" else damage_sites.metadata
         return [edits.Remove(find(checkpoint, draw))]
 
 
@@ -69,4 +69,4 @@ class Partial(CheckpointFault):
     name = "checkpoint.partial"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return spots.partial(checkpoint, draw)
+        return damage_sites.partial(checkpoint, draw)

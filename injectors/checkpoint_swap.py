@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.checkpoints.layout import Checkpoint
-from torchaos.harness.mechanics.checkpoints import spots
-from torchaos.harness.mechanics.checkpoints.edits import Edit
+from torchaos.harness.fault_drivers.checkpoint_files import damage_sites
+from torchaos.harness.fault_drivers.checkpoint_files.edits import Edit
 from torchaos.plugin import CheckpointFault, Count
 
 
@@ -22,7 +22,7 @@ class StaleShard(CheckpointFault):
     name = "checkpoint.stale_shard"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [spots.stale(checkpoint, others, draw)]
+        return [damage_sites.stale(checkpoint, others, draw)]
 
 
 @dataclass(frozen=True)
@@ -35,4 +35,4 @@ class ForeignShard(CheckpointFault):
     name = "checkpoint.foreign_shard"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [spots.foreign(checkpoint, draw)]
+        return [damage_sites.foreign(checkpoint, draw)]

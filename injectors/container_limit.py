@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.mechanics.containers.faults import Held, limit
+from torchaos.harness.fault_drivers.containers import Held, limit
 from torchaos.plugin import ContainerFault, Hit, NodeSite, Probe
 
 

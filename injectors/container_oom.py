@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.harness.mechanics.containers.faults import fill
+from torchaos.harness.fault_drivers.containers import fill
 from torchaos.plugin import ContainerFault, Hit
 
 

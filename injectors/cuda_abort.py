@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from importlib import import_module
 
-from torchaos.harness.agent.cuda import Kind, text
+from torchaos.harness.agent.cuda_errors import Kind, text
 from torchaos.plugin import DeathFault, RankSite
 
 

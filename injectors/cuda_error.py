@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from torchaos.harness.agent.cuda import Kind, error, poison
+from torchaos.harness.agent.cuda_errors import Kind, error, poison
 from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, died
 
 

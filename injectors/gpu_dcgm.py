@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 
-from torchaos.harness.mechanics.gpu.effects import first_effect
+from torchaos.harness.fault_drivers.gpu.gpu_fault import first_effect
 from torchaos.plugin import ChaosError, Evidence, Fault, Irreversible, Kind, NodeSite, Record
 
 

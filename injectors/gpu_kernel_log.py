@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torchaos.harness.mechanics.gpu.effects import first_effect
-from torchaos.harness.mechanics.gpu.xids import XIDS, pci_of
+from torchaos.harness.fault_drivers.gpu.gpu_fault import XIDS, first_effect, pci_of
 from torchaos.plugin import Emit, Evidence, Fault, Irreversible, Kind, NodeSite, Probe, Record, UsageError
 
 DEVICE = "/dev/kmsg"

@@ -33,11 +33,11 @@ class Corrupt(NcclTransferFault):
         return Irreversible("the wrong byte was used in computations, which can't be undone; the job has to notice")
 
     def proof(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.corruption import seen_by_others
+        from torchaos.harness.analysis.corruption_evidence import seen_by_others
 
         return seen_by_others(record, fault)
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.corruption import seen_by_twin
+        from torchaos.harness.analysis.corruption_evidence import seen_by_twin
 
         return seen_by_twin(record, twins, fault)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.mechanics.network.link import link_of
-from torchaos.harness.mechanics.network.probes import limited
-from torchaos.harness.undo.network import QDISC_MARK
+from torchaos.harness.fault_drivers.network.links import link_of
+from torchaos.harness.fault_drivers.network.traffic_counters import limited
+from torchaos.harness.rollback.network_handles import QDISC_MARK
 from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Probe, Qdisc, Record, counted
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchaos.harness.mechanics.network.link import link_of
+from torchaos.harness.fault_drivers.network.links import link_of
 from torchaos.plugin import Evidence, Fault, Handle, Names, NodeSite, Record, logged
 
 _OF_A_CLIENT = ("Name or service not known", "name resolution", "No address associated")  # in a client's line, too

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.mechanics.network.helper import helper_of
-from torchaos.harness.mechanics.network.link import link_of
-from torchaos.harness.mechanics.network.metering import measured, meter_handle
-from torchaos.harness.mechanics.network.probes import resent
+from torchaos.harness.fault_drivers.network.links import helper_of, link_of
+from torchaos.harness.fault_drivers.network.traffic_counters import resent
+from torchaos.harness.fault_drivers.network.udp_measure import measured, meter_handle
 from torchaos.plugin import Evidence, Fault, Handle, LinkUp, NodeSite, Probe, Record, Seconds, counted, late
 
 

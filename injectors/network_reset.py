@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torchaos.harness.mechanics.network.cut import sides
-from torchaos.harness.mechanics.network.sampling import read
+from torchaos.harness.fault_drivers.network.drop_rules import sides
+from torchaos.harness.fault_drivers.network.traffic_counters import read
 from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, Record, counted
 
 

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.machine import proc
-from torchaos.harness.mechanics.network.nodes import processes, resumed, stopped, tell
+from torchaos.harness.fault_drivers.network.node_processes import processes_of, resumed, stopped, tell
+from torchaos.harness.host import processes as proc
 from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
 
 
@@ -26,7 +26,7 @@ class Freeze(Fault):
         return resumed(site)
 
     def apply(self, site: NodeSite) -> None:
-        targets = processes(site.nodes)
+        targets = processes_of(site.nodes)
         proc.send(targets, signal.SIGSTOP)
         tell(site, targets, "stopped")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.harness.mechanics.network.nodes import ended, kill
+from torchaos.harness.fault_drivers.network.node_processes import ended, kill
 from torchaos.plugin import Evidence, NodeDeath, NodeSite, Record
 
 

@@ -6,8 +6,8 @@ import signal
 import time
 from dataclasses import dataclass
 
-from torchaos.harness.machine import proc
-from torchaos.harness.mechanics.network.nodes import heads, kill, left, processes, tell
+from torchaos.harness.fault_drivers.network.node_processes import heads, kill, left, processes_of, tell
+from torchaos.harness.host import processes as proc
 from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
 
 
@@ -21,7 +21,7 @@ class Preempt(NodeDeath):
     name = "node.preempt"
 
     def apply(self, site: NodeSite) -> None:
-        targets = processes(site.nodes)
+        targets = processes_of(site.nodes)
         proc.send(heads(targets), signal.SIGTERM)
         tell(site, targets, "got SIGTERM")
         site.release()  # the job decides how it uses this time

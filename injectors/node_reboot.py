@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from torchaos.harness.judging.recovery.ways_back import BACK
-from torchaos.harness.mechanics.network.nodes import ended, kill
+from torchaos.harness.analysis.recovery.node_return import BACK
+from torchaos.harness.fault_drivers.network.node_processes import ended, kill
 from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Literal, TypeVar
 
 from torchaos.harness.agent.check_sums import as_integers, local
-from torchaos.harness.agent.state import parameters
+from torchaos.harness.agent.training_state import parameters
 from torchaos.plugin import Call, Evidence, Fault, Irreversible, Kind, NodeSite, RankSite, Record, Target
 
 Change = Literal["flip", "nan", "inf", "zero"]
@@ -35,12 +35,12 @@ class Corruption(Fault):
         return Irreversible("the wrong number was used in computations, which can't be undone; the job has to notice")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.corruption import seen_by_others
+        from torchaos.harness.analysis.corruption_evidence import seen_by_others
 
         return seen_by_others(record, fault)
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.corruption import seen_by_twin
+        from torchaos.harness.analysis.corruption_evidence import seen_by_twin
 
         return seen_by_twin(record, twins, fault)
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.undo.cgroup import MemoryCgroup, starve
+from torchaos.harness.rollback.cgroup_handles import MemoryCgroup, starve
 from torchaos.plugin import Emit, Evidence, Fault, Handle, Kind, NodeSite, Probe, Record, died
 
 

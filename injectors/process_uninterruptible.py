@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.undo.cgroup import freeze, freezer_for
+from torchaos.harness.rollback.cgroup_handles import freeze, freezer_for
 from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record, all_waited
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torchaos.harness.mechanics.storage import rules
-from torchaos.harness.mechanics.storage.rules import Rules
+from torchaos.harness.fault_drivers.storage import fs_rules
+from torchaos.harness.fault_drivers.storage.fs_rules import Rules
 from torchaos.plugin import Size, StorageFault, drawn
 
 
@@ -21,7 +21,7 @@ class Error(StorageFault):
     name = "storage.error"
 
     def rules(self) -> Rules:
-        return rules.Rules(rules.operations(self.on), self.ranks, self.error)
+        return fs_rules.Rules(fs_rules.operations(self.on), self.ranks, self.error)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FsyncError(StorageFault):
     name = "storage.fsync_error"
 
     def rules(self) -> Rules:
-        return rules.Rules(tuple(sorted(rules.SYNCS)), self.ranks, self.error)
+        return fs_rules.Rules(tuple(sorted(fs_rules.SYNCS)), self.ranks, self.error)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ReadOnly(StorageFault):
     name = "storage.read_only"
 
     def rules(self) -> Rules:
-        return rules.Rules(rules.operations("writes"), self.ranks, "EROFS")
+        return fs_rules.Rules(fs_rules.operations("writes"), self.ranks, "EROFS")
 
 
 @dataclass(frozen=True)
@@ -59,4 +59,4 @@ class Full(StorageFault):
     name = "storage.full"
 
     def rules(self) -> Rules:
-        return rules.Rules(tuple(sorted(rules.GROWS)), self.ranks, "ENOSPC", left=self.left)
+        return fs_rules.Rules(tuple(sorted(fs_rules.GROWS)), self.ranks, "ENOSPC", left=self.left)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torchaos.harness.mechanics.storage import rules
-from torchaos.harness.mechanics.storage.rules import Rules
+from torchaos.harness.fault_drivers.storage import fs_rules
+from torchaos.harness.fault_drivers.storage.fs_rules import Rules
 from torchaos.plugin import Positive, Seconds, StorageFault, drawn
 
 
@@ -22,7 +22,7 @@ class Slow(StorageFault):
     name = "storage.slow"
 
     def rules(self) -> Rules:
-        return rules.Rules(rules.operations(self.on), self.ranks, delay_s=self.delay, rate=self.rate)
+        return fs_rules.Rules(fs_rules.operations(self.on), self.ranks, delay_s=self.delay, rate=self.rate)
 
 
 @dataclass(frozen=True)
@@ -37,4 +37,4 @@ class Stall(StorageFault):
     name = "storage.stall"
 
     def rules(self) -> Rules:
-        return rules.Rules(rules.operations(self.on), self.ranks, stall=True)
+        return fs_rules.Rules(fs_rules.operations(self.on), self.ranks, stall=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.undo.cgroup import CpuCgroup, throttle
+from torchaos.harness.rollback.cgroup_handles import CpuCgroup, throttle
 from torchaos.plugin import Emit, Evidence, Fault, Handle, Kind, NodeSite, Probe, Record
 
 

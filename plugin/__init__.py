@@ -18,15 +18,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:  # also read when the module runs: see _places
-    from torchaos.harness.agent.calls import Call
-    from torchaos.harness.agent.fault import Fault, drawn
-    from torchaos.harness.agent.lasting import Lease
-    from torchaos.harness.agent.nccl_net import NetKind
-    from torchaos.harness.agent.plan import Collectives
-    from torchaos.harness.agent.quantities import Count, Positive, Seconds, Share, Size
-    from torchaos.harness.agent.site import RankSite
+    from torchaos.harness.agent.agent_plan import Collectives
+    from torchaos.harness.agent.collective_calls import Call
+    from torchaos.harness.agent.nccl_connections import NetKind
+    from torchaos.harness.agent.rank_faults import Count, Fault, Lease, Positive, RankSite, Seconds, Share, Size, drawn
     from torchaos.harness.agent.wire import Event, Kind, Phase
-    from torchaos.harness.checkpoints.archive import records
+    from torchaos.harness.analysis.felt_evidence import (
+        all_waited,
+        died,
+        gone,
+        out_of_step,
+        slower,
+        stood_still,
+        stopped,
+        took_turns,
+    )
+    from torchaos.harness.analysis.hit_targets import Landing, landings
+    from torchaos.harness.analysis.replica_verdict import as_one, each, each_hit
     from torchaos.harness.checkpoints.files import Files
     from torchaos.harness.checkpoints.formats.folders import note_missing, problem_of
     from torchaos.harness.checkpoints.formats.format import Format
@@ -42,7 +50,19 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
         Unreadable,
         torn,
     )
-    from torchaos.harness.contracts import (
+    from torchaos.harness.checkpoints.zip_records import records
+    from torchaos.harness.fault_drivers.checkpoint_files.damage_fault import CheckpointFault
+    from torchaos.harness.fault_drivers.containers import ContainerDeath, ContainerFault, Hit
+    from torchaos.harness.fault_drivers.gpu.gpu_fault import OverlayFault
+    from torchaos.harness.fault_drivers.network.link_faults import CutFault, ShapedFault
+    from torchaos.harness.fault_drivers.network.node_processes import NodeDeath
+    from torchaos.harness.fault_drivers.network.traffic_counters import counted, late, logged
+    from torchaos.harness.fault_drivers.proxy import ProxyFault
+    from torchaos.harness.fault_drivers.scheduler import PodDeath, SchedulerFault
+    from torchaos.harness.fault_drivers.site import TargetGone
+    from torchaos.harness.fault_drivers.storage.disk_fill import FillFault
+    from torchaos.harness.fault_drivers.storage.mount_fault import StorageFault
+    from torchaos.harness.interfaces import (
         Assertion,
         ChaosError,
         Condition,
@@ -75,35 +95,15 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
         passed,
         unhit,
     )
-    from torchaos.harness.judging.landing.landings import Landing, landings
-    from torchaos.harness.judging.proof.evidence import died, gone, stood_still, stopped
-    from torchaos.harness.judging.proof.waits import all_waited, out_of_step, slower, took_turns
-    from torchaos.harness.judging.replicas import as_one, each, each_hit
-    from torchaos.harness.mechanics.checkpoints.damage import CheckpointFault
-    from torchaos.harness.mechanics.containers.base import ContainerDeath, ContainerFault
-    from torchaos.harness.mechanics.containers.faults import Hit
-    from torchaos.harness.mechanics.gpu.control import OverlayFault
-    from torchaos.harness.mechanics.network.cuts import CutFault
-    from torchaos.harness.mechanics.network.evidence import counted, late, logged
-    from torchaos.harness.mechanics.network.nodes import NodeDeath
-    from torchaos.harness.mechanics.network.shapes import ShapedFault
-    from torchaos.harness.mechanics.proxy.toxics import ProxyFault
-    from torchaos.harness.mechanics.scheduler.base import SchedulerFault
-    from torchaos.harness.mechanics.scheduler.pods import PodDeath
-    from torchaos.harness.mechanics.site import TargetGone
-    from torchaos.harness.mechanics.storage.ballast import FillFault
-    from torchaos.harness.mechanics.storage.mounted import StorageFault
     from torchaos.harness.record.history import Attempt, Execution, History, Save
     from torchaos.harness.record.record import Record
+    from torchaos.harness.rollback.cluster_handles import KubernetesNode, SlurmNodeState, SlurmWork
+    from torchaos.harness.rollback.file_handles import File, Mount
+    from torchaos.harness.rollback.handles import JobProcesses, Process
+    from torchaos.harness.rollback.network_handles import LinkUp, Names, NftTable, Qdisc
     from torchaos.harness.running.conditions.observed import last_answer
-    from torchaos.harness.running.launchers.elastic_env import elastic_env
-    from torchaos.harness.scenario.patterns import Regex
-    from torchaos.harness.undo.file import File
-    from torchaos.harness.undo.handles import JobProcesses, Process
-    from torchaos.harness.undo.kubernetes import KubernetesNode
-    from torchaos.harness.undo.mount import Mount
-    from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc
-    from torchaos.harness.undo.slurm import SlurmNodeState, SlurmWork
+    from torchaos.harness.running.launchers.torchrun_line import elastic_env
+    from torchaos.harness.scenario.values import Regex
     from torchaos.plugin.faults import DeathFault, NcclNetFault, NcclTransferFault, WaitingFault
 
 __all__ = [

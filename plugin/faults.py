@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torchaos.harness.agent.nccl_net import NetKind, NetOrder
+from torchaos.harness.agent.nccl_connections import NetKind, NetOrder
 from torchaos.plugin import (
     Count,
     Evidence,

@@ -15,14 +15,14 @@ def start() -> None:
     import os
 
     if "RANK" in os.environ:
-        from . import arming
+        from . import startup
 
-        arming.start()
+        startup.start_in_rank()
     elif "TORCHAOS_NODE" in os.environ:
-        from . import rounds
+        from . import startup
 
-        rounds.start()
+        startup.record_rounds()
     elif "TORCHAOS_REPLICA" not in os.environ:
-        from . import torchruns
+        from . import startup
 
-        torchruns.start()
+        startup.count_attempts()

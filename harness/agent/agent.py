@@ -10,16 +10,14 @@ import weakref
 from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
 from . import wire
-from .epochs import Epochs
-from .lasting import Lasting
-from .orders import Orders
-from .phases import Phases
-from .plan import AgentPlan
-from .tally import Tally
+from .agent_plan import AgentPlan
+from .fault_triggers import Orders
+from .rank_faults import Lasting
+from .tally import Epochs, Phases, Tally
 
 if TYPE_CHECKING:
-    from .arming import Identity
-    from .calls import Call
+    from .collective_calls import Call
+    from .startup import Identity
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

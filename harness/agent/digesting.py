@@ -15,11 +15,9 @@ from types import ModuleType
 from typing import Any, Callable
 
 from .agent import Agent
-from .hashing import Tensors
-from .ledger import HOOK, Ledger
-from .places import absolute
-from .spans import spans_of_safetensors, spans_of_zip
-from .writers import Records, Stream, Tee, WithoutDescriptor
+from .digesting_writers import Records, Stream, Tee, Tensors, WithoutDescriptor
+from .file_access import absolute
+from .manifest_writer import HOOK, Ledger, spans_of_safetensors, spans_of_zip
 
 Call = Callable[..., Any]
 
@@ -86,8 +84,8 @@ class Digesting:
         return result
 
     def _old_form(self, original: Call, path: str, target: Any, args: Any, kwargs: Any) -> Any:
-        """Digests a torch.save in the format from before torch 1.6. `patch_serialization` inserts the Tee (writers.py)
-        after torch has opened the file."""
+        """Digests a torch.save in the format from before torch 1.6. `patch_serialization` inserts the Tee
+        (digesting_writers.py) after torch has opened the file."""
         is_path = isinstance(target, (str, os.PathLike))
         old: list[Tee] | None = [] if is_path or _at_start(target) else None
         self._thread.old = old

@@ -7,9 +7,9 @@ import os
 from types import ModuleType
 from typing import Any, Callable
 
-from . import compiled
+from . import startup
 from .agent import Agent
-from .imports import PostImport, Then
+from .startup import PostImport, Then
 
 
 def install(agent: Agent) -> None:
@@ -28,15 +28,15 @@ def install(agent: Agent) -> None:
 
 
 def _record_reads(agent: Agent) -> None:
-    from .reads import Reads
+    from .file_access import Reads
 
     Reads(agent).install()
 
 
 def _note_imports(agent: Agent) -> None:
-    from . import imported
+    from . import startup
 
-    imported.install(agent)
+    startup.install(agent)
 
 
 class _Installer:
@@ -46,16 +46,15 @@ class _Installer:
         self._at_end: list[Callable[[], Any]] = []
 
     def torch_is_there(self, torch: ModuleType) -> None:
-        from .checkpoints import CheckpointHook, Transfers
+        from .batch_loader import LoaderHook
+        from .batch_ring import Ring, Trained
+        from .checkpoint_hooks import CheckpointHook, Transfers
+        from .collectives import GroupHook
         from .digesting import Digesting
-        from .groups import GroupHook
-        from .kept import StateSums
-        from .loader import LoaderHook
+        from .learning_rates import Rates
         from .loss import Losses
-        from .rates import Rates
-        from .ring import Ring
+        from .saved_check_sums import StateSums
         from .steps import StepHooks
-        from .trained import Trained
 
         agent, ring = self._agent, Ring()
         agent.started(str(torch.__version__))
@@ -69,7 +68,7 @@ class _Installer:
         self._when("torch.optim.lr_scheduler", "lr", rates.patch)
         self._when("torch.distributed", "process_group", GroupHook(agent).patch)
         if "state" in agent.live:
-            from .state import StateHook
+            from .training_state import StateHook
 
             steps.watch_state(StateHook(agent))
         if "samples" in agent.live:
@@ -92,10 +91,10 @@ class _Installer:
             self._distributed_checkpoints(transfers)
         if "collectives" in agent.live:
             self._collectives()
-        self._when("torch._dynamo.trace_rules", "steps", compiled.leave_alone)
+        self._when("torch._dynamo.trace_rules", "steps", startup.leave_alone)
 
     def _samples(self, loader: Any, trained: Callable[[Any], None]) -> None:
-        from .forward import ForwardHook
+        from .batch_ring import ForwardHook
 
         forward = ForwardHook(self._agent, loader.model_is_wrapped, trained)
         self._when("torch.utils.data.dataloader", "samples", loader.patch)
@@ -108,7 +107,7 @@ class _Installer:
     def _distributed_checkpoints(self, transfers: Any) -> None:
         def patch(name: str, method: str) -> None:
             def then(module: ModuleType) -> None:
-                from .dcp import DistributedCheckpointHook
+                from .dcp_hooks import DistributedCheckpointHook
 
                 getattr(DistributedCheckpointHook(self._agent, transfers), method)(module)
 
@@ -119,8 +118,7 @@ class _Installer:
 
     def _collectives(self) -> None:
         def then(module: ModuleType) -> None:
-            from .collectives import CollectiveHook
-            from .functional import FunctionalHook
+            from .collectives import CollectiveHook, FunctionalHook
 
             if module.is_available():
                 hook = CollectiveHook(self._agent)

@@ -13,7 +13,7 @@ JSON file in the run directory, one for each save and rank.
 
 A file without spans was saved, but its process ended before the digests were written.
 
-ledger.py decides when manifests are made.
+manifest_writer.py decides when manifests are made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .hashing import ALGORITHM, CHUNK
+from .digesting_writers import ALGORITHM, CHUNK
 
 VERSION, FOLDER = 1, "manifests"
 

@@ -11,17 +11,13 @@ from types import ModuleType
 from typing import Any, Callable
 
 from .agent import Agent
-from .ahead import Ahead
-from .allowance import Allowance
-from .counter import NOTHING, Closed, StepCounter
-from .cycle import Cycle
+from .batch_ring import UNSEEN, Trained
+from .learning_rates import Ahead, Rates, optimizer_step
 from .loss import Losses, arrived
-from .packed import payload
-from .rates import Rates, optimizer_step
-from .ring import UNSEEN
-from .sums import Sums
+from .packed_lines import payload
+from .sample_budget import Allowance, Sums
+from .step_counter import NOTHING, Closed, Cycle, StepCounter
 from .tally import Segment
-from .trained import Trained
 from .updates import Updates
 from .wire import Kind, Phase
 

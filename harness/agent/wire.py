@@ -13,10 +13,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from . import packed
+from . import packed_lines
 
 if TYPE_CHECKING:
-    from .sums import Sums
+    from .sample_budget import Sums
 
 VERSION = 1
 
@@ -26,7 +26,7 @@ ENV_RUN_ID = "TORCHAOS_RUN_ID"  # marks every process of one run, so that orphan
 ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # attempts that earlier submissions and torchruns used up
 ENV_NODE = "TORCHAOS_NODE"  # index of the node, if the launcher has several
 ENV_REPLICA = "TORCHAOS_REPLICA"  # index of the replica, if the job is several torchruns side by side
-ENV_ROUND = "TORCHAOS_ROUND"  # round of the rendezvous that started a rank; set by agent/rounds.py
+ENV_ROUND = "TORCHAOS_ROUND"  # round of the rendezvous that started a rank; set by agent/startup.py
 ENV_STORE = "TORCHAOS_STORE"  # the folder whose files are the objects of the job's S3 store
 ENV_ARMED = "TORCHAOS_ARMED"  # pid of the armed rank process; its children inherit it and stay unarmed
 
@@ -109,8 +109,8 @@ _FLOATS = "list[float | None] | None"
 _HIT = {"fault": "str", "phase": "str | None", "global_step": "Whole | None"}
 _GPU = {"node": "Whole", "ranks": "list[Whole]"}
 # frozen: other parameters; moments: what optimizers keep, as in `0.weight/exp_avg`; unsaved: buffers that are in no
-# state_dict; rng: a digest of each random number generator (kept.py); same: the keys that are left out because
-# their values are those of this rank's last event of these two kinds in the same attempt
+# state_dict; rng: a digest of each random number generator (saved_check_sums.py); same: the keys that are left out
+# because their values are those of this rank's last event of these two kinds in the same attempt
 _STATE = {
     "frozen?": "dict[str, KindAndSum]", "buffers?": "dict[str, KindAndSum]", "moments?": "dict[str, KindAndSum]",
     "unsaved?": "list[str]", "rng?": "dict[str, str]", "same?": "list[str]",
@@ -161,7 +161,8 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     # losses: a float for each backward (None: not copied yet); samples: a digest for each row that was trained on
     # (None: not seen); indices: dataset indices of the same batches (None: there are none); lr: a rate for each
     # parameter group; opt_step, sched_step: the step counters of the optimizer and the scheduler; phases: seconds by
-    # phase; skipped: a GradScaler skipped the optimizer step; sums: in place of samples and indices, see sums.py
+    # phase; skipped: a GradScaler skipped the optimizer step; sums: in place of samples and indices, see
+    # sample_budget.py
     Kind.STEP: {
         "losses": _FLOATS, "samples": "list[str | float | None] | None", "indices": "Any", "lr": _FLOATS,
         "opt_step": "float | None", "sched_step": "float | None", "phases": "dict[str, float]",
@@ -205,7 +206,7 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.GUARDED: {"record": "str", "handles": "list[str]", "why?": "str | None"},
     # the reaper has undone a handle
     Kind.HEALED: {"record": "str", "handle": "dict", "verified": "bool", "fault?": "str", "reason?": "str | None"},
-    # What NVML shows of a GPU that ranks use: values by name, with units (machine/nvml_reader.py); a value that is not
+    # What NVML shows of a GPU that ranks use: values by name, with units (host/nvml_reader.py); a value that is not
     # known is left out. gpu: NVML's index; pids: the ranks' processes that the driver lists on it
     Kind.GPU: {**_GPU, "gpu": "Whole", "values": "dict[str, float]", "pids": "list[Whole]"},
     # an Xid, or why the GPU no longer answers; gpu None: the driver did not say which
@@ -257,8 +258,8 @@ class Event:
     @classmethod
     def from_line(cls, line: bytes | str) -> Event:
         """The event in a line. Raises ValueError if the line is torn, or if this version does not know its kind."""
-        if packed.is_packed(line):
-            return cls(Kind.STEP, **packed.unpack(line.encode() if isinstance(line, str) else line))
+        if packed_lines.is_packed(line):
+            return cls(Kind.STEP, **packed_lines.unpack(line.encode() if isinstance(line, str) else line))
         raw = json.loads(line)
         if not isinstance(raw, dict):
             raise ValueError("an event is a JSON object")
@@ -276,7 +277,7 @@ class EventFile:
     def __init__(self, path: Path, source: str, rank: int | None = None, attempt: int | None = None) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._source, self._rank, self._attempt = source, rank, attempt
-        self._packer = None if rank is None or attempt is None else packed.Packer(source, rank, attempt)
+        self._packer = None if rank is None or attempt is None else packed_lines.Packer(source, rank, attempt)
         self._seq = count()  # a single C call, so that threads and signal handlers never get the same number
 
     def emit(
@@ -308,7 +309,7 @@ class EventFile:
                 seq, wall_s, mono_s, step, losses, lr, opt_step, sched_step, skipped, samples, indices, phases, sums
             )
         except (struct.error, ValueError, OverflowError):
-            data = packed.payload(losses, lr, opt_step, sched_step, skipped, samples, indices, phases, sums)
+            data = packed_lines.payload(losses, lr, opt_step, sched_step, skipped, samples, indices, phases, sums)
             line = Event(Kind.STEP, self._source, seq, wall_s, mono_s, self._rank, self._attempt, step, data).to_line()
         os.write(self._fd, line)
 

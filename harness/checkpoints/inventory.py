@@ -1,21 +1,72 @@
-"""The inventory: a list of all checkpoints after a run, tensor by tensor, for assertions. No code from checkpoints is
-run."""
+"""Checks digests of files that a checkpoint itself contains, for example the SHA-256 of each file. Two checkpoints with
+equal contents may have different digests: the bytes of a pickle also depend on which strings are the same object in
+memory, and a resume changes that. So a correct digest is replaced by a fixed text, and a wrong digest stays."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 
-from . import formats, own_digests, values
-from .files import Files, Local
+from . import formats, tensor_values
+from .files import Buffer, Files, Local
 from .formats.folders import problem_of
-from .layout import Problem, Trouble
+from .layout import Checkpoint, Problem, Trouble
 from .verify import Manifests, Verified, verify
+
+_DIGEST = re.compile(r"'(?:\w+:)?(?P<digits>[0-9a-fA-F]{32,128})'")
+_ALGORITHMS: Mapping[int, tuple[str, ...]] = {
+    32: ("md5",), 40: ("sha1",), 64: ("sha256", "blake2s"), 96: ("sha384",), 128: ("sha512", "blake2b"),
+}  # fmt: skip
+_BLOCK = 1 << 20
+
+
+def checked(files: Files, found: Checkpoint, go_on: Callable[[], None]) -> dict[str, str]:
+    """The values of a checkpoint, without digests of its own files, so that they can be compared with the values of
+    another checkpoint. A fixed text replaces a value that is the correct digest of a file whose name the value's name
+    contains. `go_on` is called before each block of a file is read, and may raise. Raises OSError."""
+    matches = {name: _DIGEST.fullmatch(text) for name, text in found.values.items()}
+    claimed = {name: match["digits"].lower() for name, match in matches.items() if match}
+    files_in = [file.path for file in found.files if claimed and file.path != found.path]
+    paths = {path[len(found.path) + 1 :]: path for path in files_in}
+    made: dict[tuple[str, int], list[str]] = {}
+    values = dict(found.values)
+    for name, digits in claimed.items():
+        file = max((path for path in paths if _names(name, path)), key=len, default=None)
+        if file is None or len(digits) not in _ALGORITHMS:
+            continue
+        key = file, len(digits)
+        if key not in made:
+            made[key] = _digests(files, paths[file], files.size(paths[file]), _ALGORITHMS[len(digits)], go_on)
+        if digits in made[key]:
+            values[name] = f"the digest of {file}"
+    return values
+
+
+def _names(entry: str, file: str) -> bool:
+    return re.search(rf"(?:^|[.:/]){re.escape(file)}(?:$|\.)", entry.rpartition(":")[2]) is not None
+
+
+def _digests(files: Files, path: str, size: int, algorithms: tuple[str, ...], go_on: Callable[[], None]) -> list[str]:
+    states = [hashlib.new(algorithm, usedforsecurity=False) for algorithm in algorithms]
+    buffer = Buffer(_BLOCK)
+    for at in range(0, size, _BLOCK):
+        go_on()
+        part = buffer.part(at, min(_BLOCK, size - at))
+        part = part[: files.read_into(path, at, part)]
+        for state in states:
+            state.update(part)
+    return [state.hexdigest() for state in states]
+
+
+# The inventory: a list of all checkpoints after a run, tensor by tensor, for assertions. No code from checkpoints is
+# run.
 
 
 class _GivenUp(Exception):
@@ -59,11 +110,11 @@ def entry(
     files: Files, path: str, root: str, manifests: Manifests | None = None, go_on: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
     """One checkpoint as JSON for assertions. `tensors`: digests of the values, equal in any layout. `sketches`: show by
-    how much values differ (sketch.py). `kinds`: types and shapes."""
+    how much values differ (tensor_values.py). `kinds`: types and shapes."""
     found = verify(files, path, manifests)
     layout, digests, sketches = found.layout, {}, {}
     unread: list[Problem] = []
-    for name, summary in values.summaries(files, layout.tensors, go_on):
+    for name, summary in tensor_values.summaries(files, layout.tensors, go_on):
         if isinstance(summary, Exception):
             unread.append(problem_of(summary, name, path))
         else:
@@ -87,8 +138,8 @@ def entry(
         "verified": _how(found),
         "tensors": digests,
         "sketches": sketches,
-        "kinds": {name: values.kind_of(tensor) for name, tensor in layout.tensors.items()},
-        "values": own_digests.checked(files, layout, go_on),
+        "kinds": {name: tensor_values.kind_of(tensor) for name, tensor in layout.tensors.items()},
+        "values": checked(files, layout, go_on),
         "bytes": layout.size,
     }
 

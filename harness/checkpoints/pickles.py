@@ -1,10 +1,10 @@
 """Reads pickles without running any code: no class is imported, nothing is called, no attribute of a real object is
 set.
 
-An import in the pickle becomes a `Global`, and an object an `Opaque`: names and plain data. known.py has builders for
-the few harmless classes (tensors, numpy arrays, ordered dicts). Work and memory are limited by the length of the
-pickle, whatever it contains. Python's unpickler in C has no such limit: a single memo index of 2^31 takes 32 GB. The
-opcodes are those of the standard library's pickle (https://peps.python.org/pep-3154/ and before)."""
+An import in the pickle becomes a `Global`, and an object an `Opaque`: names and plain data. pickle_globals.py has
+builders for the few harmless classes (tensors, numpy arrays, ordered dicts). Work and memory are limited by the length
+of the pickle, whatever it contains. Python's unpickler in C has no such limit: a single memo index of 2^31 takes 32 GB.
+The opcodes are those of the standard library's pickle (https://peps.python.org/pep-3154/ and before)."""
 
 from __future__ import annotations
 

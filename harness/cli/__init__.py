@@ -14,7 +14,7 @@ import traceback
 import click
 
 from torchaos.harness.cli.options import cli
-from torchaos.harness.contracts import ChaosError
+from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.secrecy import mask
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import click
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.cli.json_out import is_told
+from torchaos.harness.analysis.hangs import ranks_in_words
 from torchaos.harness.cli.options import AS_JSON, RunFolder, cli
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.judging.ending.hung import ranks_in_words
+from torchaos.harness.cli.run_output import is_told
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.monitoring.diagnosis import blame, flight_recorder
+from torchaos.harness.monitoring.diagnosis.diagnosis import Diagnosis
+from torchaos.harness.monitoring.diagnosis.kernel_trace import watch
+from torchaos.harness.monitoring.diagnosis.live_job import of_job, ranks_of
+from torchaos.harness.monitoring.diagnosis.recorded_calls import read_stamps
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.watching.diagnosis import blame, flight
-from torchaos.harness.watching.diagnosis.job import of_job, ranks_of
-from torchaos.harness.watching.diagnosis.kernel import watch
-from torchaos.harness.watching.diagnosis.stamped import read_stamps
-from torchaos.harness.watching.diagnosis.verdict import Diagnosis
 
 
 @cli.command()
@@ -70,7 +70,7 @@ def _diagnosis(folder: Path | None, pid: int | None) -> Diagnosis:
         if Record.load(run).exit_code == 0:  # a rank that left by os._exit may have left an open stamp
             return Diagnosis(summary="the job ended with exit code 0: in the end no rank hung")
         return blame.diagnose(read_stamps(run.stamps))
-    return blame.diagnose(flight.read_folder(folder))
+    return blame.diagnose(flight_recorder.read_folder(folder))
 
 
 def _at_end(event: Event) -> Diagnosis:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import AS_JSON, RUN_DIRS, VERBOSE, cli
+from torchaos.harness.cli.run_output import is_told
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.telling.explain.shown import tell
-from torchaos.harness.telling.explain.story import story_of
+from torchaos.harness.reporting.explain.story import story_of, tell
 
 
 @cli.command()

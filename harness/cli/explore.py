@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from torchaos.harness.cli import care
+from torchaos.harness.cli import manage
 from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import (
     JOB,
@@ -32,27 +32,26 @@ from torchaos.harness.cli.options import (
 )
 from torchaos.harness.cli.results import summarize
 from torchaos.harness.cli.run import GONE, Planned, plans_of, working_on, write_reports
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.exploring.choice import MODELS, models_of
-from torchaos.harness.exploring.damaged import faults_of
-from torchaos.harness.exploring.exploration import Exploration, Limits
-from torchaos.harness.exploring.explored import Explored, result_of
-from torchaos.harness.exploring.outcomes import Outcome
-from torchaos.harness.exploring.recorded import check
-from torchaos.harness.exploring.second import FOLDER, RecordedResume
-from torchaos.harness.exploring.store.stored import in_folder
-from torchaos.harness.machine.disk import owner_only, write_atomically
+from torchaos.harness.crash_explorer.exploration import Exploration, Limits
+from torchaos.harness.crash_explorer.exploration_summary import Explored, result_of
+from torchaos.harness.crash_explorer.recorded_run import check
+from torchaos.harness.crash_explorer.resume_outcomes import Outcome
+from torchaos.harness.crash_explorer.second_fault import FOLDER, RecordedResume, faults_of
+from torchaos.harness.crash_explorer.selection import MODELS, models_of
+from torchaos.harness.crash_explorer.store.s3_store import in_folder
+from torchaos.harness.host.disk import owner_only, write_atomically
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import ExitCode, Result
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask_words
 from torchaos.harness.registry import ready
-from torchaos.harness.release.repeats.ask import ask_of
-from torchaos.harness.scenario.other_job import other_job
-from torchaos.harness.telling.files import explored as files
-from torchaos.harness.telling.files.placeholder import placeholder_result
-from torchaos.harness.telling.html import explored as page
-from torchaos.harness.telling.terminal import explored as show
-from torchaos.harness.undo.recovery import before_a_run
+from torchaos.harness.release.repeats.asked_repeats import ask_of
+from torchaos.harness.reporting.files import json_file as files
+from torchaos.harness.reporting.files.junit import placeholder_result
+from torchaos.harness.reporting.html import exploration_page as page
+from torchaos.harness.reporting.terminal import exploration_result as show
+from torchaos.harness.rollback.recovery import before_a_run
+from torchaos.harness.scenario.job_override import other_job
 
 OUT = Path("torchaos-explored")
 
@@ -123,7 +122,7 @@ def explore(
     began_s, started = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="seconds")
     exploration = Exploration(one.plan, home, limits, mask_words(again), tell, told, recorded)
     with signals() as interrupted, working_on([one]):
-        care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
+        manage.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
         interrupted.ends(exploration)
         try:
             found = exploration()

@@ -17,36 +17,30 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from torchaos.harness.cli.interrupt import signals
-from torchaos.harness.cli.json_out import is_told
-from torchaos.harness.cli.options import (
-    AS_JSON,
-    CONSENT,
-    JUNIT,
-    PATH,
-    QUIET,
-    SEED,
-    SET,
-    SUMMARY,
-    VERBOSE,
-    WEBHOOK,
-    cli,
-)
+from torchaos.harness.cli.options import AS_JSON, CONSENT, JUNIT, PATH, QUIET, SEED, SET, SUMMARY, VERBOSE, WEBHOOK, cli
 from torchaos.harness.cli.results import notify, summarize
 from torchaos.harness.cli.run import GONE, write_reports
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.gameday import page, report, shown
+from torchaos.harness.cli.run_output import is_told
+from torchaos.harness.gameday import report
 from torchaos.harness.gameday.day import Day, DayRun
-from torchaos.harness.gameday.draw import cut, draw
-from torchaos.harness.gameday.grammar import GameDay
-from torchaos.harness.gameday.loader import load
-from torchaos.harness.gameday.presets import mix_of, presets
-from torchaos.harness.gameday.score import RoundScore, Score, settled, total
-from torchaos.harness.gameday.verdict import cases_of, not_finished, result_of, verdict_of
-from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.gameday.day_grammar import GameDay
+from torchaos.harness.gameday.draw import cut, draw, load, mix_of, presets
+from torchaos.harness.gameday.score import (
+    RoundScore,
+    Score,
+    cases_of,
+    not_finished,
+    result_of,
+    settled,
+    total,
+    verdict_of,
+)
+from torchaos.harness.host.disk import write_atomically
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import Case, ExitCode
-from torchaos.harness.telling.trends import nights, store
-from torchaos.harness.telling.trends.database import path_of
-from torchaos.harness.telling.trends.nights import Night
+from torchaos.harness.reporting.trends import gameday_history, trend_store
+from torchaos.harness.reporting.trends.gameday_history import Night
+from torchaos.harness.reporting.trends.trend_store import path_of
 
 
 @cli.command()
@@ -156,7 +150,7 @@ def _run(
         if verbose:
             console.print(Markdown(report.page(plan, str(folder), rounds, score, cases)))
         else:
-            shown.show(plan, str(folder), rounds, score, cases, console)
+            report.show(plan, str(folder), rounds, score, cases, console)
     again = ["torchaos", "gameday", "--resume", str(folder), *(["--junit", str(junit_file)] if junit_file else [])]
     if cut_short:
         _tell(f"To continue: {shlex.join(again)}")
@@ -176,12 +170,12 @@ def _write_pages(
     """Writes the pages about the day, and its line in the history."""
     write_atomically(folder / "report.md", report.page(plan, str(folder), rounds, score, cases), private=True)
     try:
-        html = page.text(plan, folder, rounds, score, cases)
+        html = report.text(plan, folder, rounds, score, cases)
         write_atomically(folder / "report.html", html, private=True)
     except Exception as error:  # an error in the page never changes the verdict
         _tell(f"report.html can't be written: {type(error).__name__}: {error}")
     try:
-        nights.add(path_of(folder.parent), [Night.of(folder)])
+        gameday_history.add(path_of(folder.parent), [Night.of(folder)])
     except UsageError as error:  # an error in the history never changes the verdict
         _tell(str(error))
 
@@ -189,7 +183,7 @@ def _write_pages(
 def _first(folder: Path) -> tuple[str, str]:
     """The time at which the first round began, and its commit. They come from the history, because the round's run
     directory may be gone."""
-    runs = store.kept(path_of(folder / "rounds" / "000" / "run"))
+    runs = trend_store.kept(path_of(folder / "rounds" / "000" / "run"))
     return (runs[0].result.started, runs[0].commit) if runs else ("", "")
 
 

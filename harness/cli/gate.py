@@ -15,19 +15,18 @@ from rich.console import Console
 
 from torchaos.harness.cli.explore import explore
 from torchaos.harness.cli.options import CONSENT, JSON, JUNIT, PATH, QUIET, SUMMARY, VERBOSE, WEBHOOK, cli
-from torchaos.harness.cli.outs import RUNS
 from torchaos.harness.cli.results import notify, summarize
 from torchaos.harness.cli.run import run as run_scenarios
 from torchaos.harness.cli.run import write_reports
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.cli.run_output import RUNS
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.secrecy import mask_words
 from torchaos.harness.registry import suggest
-from torchaos.harness.release.gate.grammar import Gate
-from torchaos.harness.release.gate.judged import Judged, judge_gate
-from torchaos.harness.release.gate.loader import load
-from torchaos.harness.release.gate.runs import Terms, found_in
-from torchaos.harness.telling.terminal import gate as report
+from torchaos.harness.release.gate.gate_file import Gate, load
+from torchaos.harness.release.gate.gate_runs import Terms, found_in
+from torchaos.harness.release.gate.gate_verdict import Judged, judge_gate
+from torchaos.harness.reporting.terminal import many_runs as report
 
 
 @cli.command()
@@ -95,7 +94,7 @@ def gate(
                 with suppress(SystemExit):
                     context.invoke(explore, file=one.path, out=folders[0], overrides=setting.set, quiet=quiet)
     found = judged()
-    report.show(found, Console(), whole=verbose)
+    report.show_gate(found, Console(), whole=verbose)
     summarize(found.results, summary)
     bad = [f"{one.scenario}: {one.reason}" for one in found.results if one.verdict is not Verdict.PASSED]
     notify(webhook, "gate", f"{found.gate} ({where})", found.exit_code.verdict, bad)

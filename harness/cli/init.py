@@ -14,24 +14,21 @@ from tempfile import TemporaryDirectory
 import click
 from rich.console import Console
 
-from torchaos.harness.cli import care
+from torchaos.harness.cli import manage
 from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import PATH, QUIET, WithCommand, cli
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.host.disk import write_atomically
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode
-from torchaos.harness.running.drafting.job import EXAMPLE, Draft, draft_of
-from torchaos.harness.running.drafting.look import Look
-from torchaos.harness.running.drafting.moment import chosen_in
-from torchaos.harness.running.drafting.seen import seen_in
-from torchaos.harness.running.drafting.text import AFTER_A_LOOK, scenario_text
+from torchaos.harness.reporting.terminal.live import Live
+from torchaos.harness.rollback.recovery import before_a_run
+from torchaos.harness.running.housekeeping import at_work
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.running.upkeep.commands import at_work
+from torchaos.harness.running.scaffold.job_draft import AFTER_A_LOOK, EXAMPLE, Draft, draft_of, scenario_text
+from torchaos.harness.running.scaffold.observed_run import Look, chosen_in, seen_in
 from torchaos.harness.scenario import load
-from torchaos.harness.scenario.strict import NAME
-from torchaos.harness.telling.terminal.live import Live
-from torchaos.harness.undo.recovery import before_a_run
+from torchaos.harness.scenario.values import NAME
 
 _STEP, _TIMEOUT_S = 18, 600.0  # used unless the run without faults shows better values
 
@@ -101,7 +98,7 @@ def _look(output: Path, draft: Draft, text: str, quiet: bool) -> ExitCode:
     runs = f"runs the job once without faults, for at most {_TIMEOUT_S / 60:.0f} min; with --no-look it doesn't"
     _tell("look", ["at a run without faults, which is kept from before" if look.is_made else runs])
     with signals() as interrupted, at_work([plan.scenario]), TemporaryDirectory(prefix="torchaos-") as scratch:
-        care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
+        manage.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
         interrupted.ends(look)
         record = look(Path(scratch))
     if look.problem:

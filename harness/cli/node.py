@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from torchaos.harness.cli.options import PATH, cli
-from torchaos.harness.running.nodes.join import WAIT_S, join
-from torchaos.harness.running.nodes.place import place_of, remove_place, socket_of
+from torchaos.harness.running.nodes.agent_socket import WAIT_S, join
+from torchaos.harness.running.nodes.node_folder import place_of, remove_place, socket_of
 
 NO_AGENT = 6  # exit code: nobody listens
 LEFT = 4  # exit code: something is left
@@ -33,7 +33,7 @@ def node(
     if joined:
         sys.exit(0 if join(socket_of(joined), wait_s) else NO_AGENT)
     if received:
-        from torchaos.harness.running.launchers.handover import receive
+        from torchaos.harness.running.launchers.node_run_dir import receive
 
         click.echo("shared" if receive(received, sys.stdin.buffer) else "made")
         return
@@ -55,8 +55,8 @@ def recover(mark: str) -> int:
     folder = place_of(mark).root
     if not folder.exists():
         return 0
-    from torchaos.harness.undo import open_runs, recovery
-    from torchaos.harness.undo.log import is_begun
+    from torchaos.harness.rollback import open_runs, recovery
+    from torchaos.harness.rollback.undo_log import is_begun
 
     recovery.await_ends(lambda: recovery.find([folder])[0], WAIT_S)  # an agent that lost its controller ends by itself
     runs, bad = recovery.find([folder])

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from torchaos.harness.agent.stamps import ranks_in
+from torchaos.harness.agent.collective_stamps import ranks_in
 from torchaos.harness.cli.commands import Commands
-from torchaos.harness.cli.json_out import Command, json_only, json_option
-from torchaos.harness.cli.outs import RUNS, outs_of
+from torchaos.harness.cli.run_output import RUNS, Command, json_only, json_option, outs_of
 
 if TYPE_CHECKING:
     _PathType = click.ParamType[Path]
@@ -35,7 +34,7 @@ def _begin_anew(context: click.Context, parameter: click.Parameter, path: Path |
 
 
 def _scenarios_in(context: click.Context, parameter: click.Parameter, paths: Sequence[Path]) -> list[Path]:
-    from torchaos.harness.scenario.kinds import KINDS, files_in
+    from torchaos.harness.scenario.loader import KINDS, files_in
 
     return files_in(paths, KINDS if context.info_name == "validate" else ("scenario",))
 
@@ -93,7 +92,7 @@ class Ranks(_RanksType):
 
 def latest(outs: Sequence[Path] = (RUNS,)) -> Path:
     """The newest run directory in these folders. Raises UsageError if there is none."""
-    from torchaos.harness.contracts import UsageError
+    from torchaos.harness.interfaces import UsageError
 
     plans = (path for out in outs for path in out.glob("*/plan.json"))
     runs = [path for path in plans if (path.parent / "events").is_dir()]  # an exploration has none

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import click
 
-from torchaos.harness.cli.json_out import Command
+from torchaos.harness.analysis.verdict.verdict import verdict_of
 from torchaos.harness.cli.options import PATH, RUN_DIR, cli
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.cli.run_output import Command
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.telling.repro.case import case_of
-from torchaos.harness.telling.repro.write import script_of
+from torchaos.harness.reporting.repro.case import case_of, script_of
 
 
 class _Repro(Command):

@@ -11,27 +11,24 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from torchaos.harness.cli.json_out import is_told
+from torchaos.harness.analysis.verdict.verdict import judge, records_of
 from torchaos.harness.cli.options import AS_JSON, OTEL, PATH, RUN_DIRS, SUMMARY, Ranks, RunFolder, cli
-from torchaos.harness.cli.outs import RUNS
-from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.judging.verdict.verdict import judge, records_of
-from torchaos.harness.machine.disk import write_atomically
-from torchaos.harness.record.finished import commit_in
+from torchaos.harness.cli.run_output import RUNS, is_told
+from torchaos.harness.host.disk import write_atomically
+from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
-from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.telling import html
-from torchaos.harness.telling.files import prometheus as metrics
-from torchaos.harness.telling.files import summary as markdown
-from torchaos.harness.telling.files import traces, webhook
-from torchaos.harness.telling.html import index
-from torchaos.harness.telling.terminal import compared, headline
-from torchaos.harness.telling.trends import nights, store
-from torchaos.harness.telling.trends.compare import TOLERANCE, Change, compare, overall
-from torchaos.harness.telling.trends.database import path_of
-from torchaos.harness.telling.trends.nights import Night
-from torchaos.harness.telling.trends.store import Kept
+from torchaos.harness.record.rundir import RunDir, commit_in
+from torchaos.harness.reporting import html
+from torchaos.harness.reporting.files import prometheus as metrics
+from torchaos.harness.reporting.files import short_report, traces
+from torchaos.harness.reporting.files import short_report as markdown
+from torchaos.harness.reporting.html import index
+from torchaos.harness.reporting.terminal import headline, many_runs
+from torchaos.harness.reporting.trends import gameday_history, trend_store
+from torchaos.harness.reporting.trends.compare import TOLERANCE, Change, compare, overall
+from torchaos.harness.reporting.trends.gameday_history import Night
+from torchaos.harness.reporting.trends.trend_store import Kept, path_of
 
 Records = tuple[Record, list[Record]]
 
@@ -49,7 +46,7 @@ def keep(result: Result, folder: RunDir, records: Records | None = None) -> list
     except Exception as error:  # an error in the page never changes the verdict
         problems.append(f"report.html can't be written: {type(error).__name__}: {error}")
     try:
-        store.add(path_of(folder.root.parent), [store.kept_of(folder)])
+        trend_store.add_runs(path_of(folder.root.parent), [trend_store.kept_of(folder)])
     except UsageError as error:
         problems.append(str(error))
     return problems
@@ -83,7 +80,7 @@ def report(
     results = []
     for path in folders:
         folder = RunDir(path.absolute()).check()
-        result = store.kept_of(folder).result if folder.result.is_file() else judge(folder)
+        result = trend_store.kept_of(folder).result if folder.result.is_file() else judge(folder)
         results.append(replace(result, run_dir=str(folder.root)))
         records = records_of(folder)
         size = records[0].plan.job.world_size
@@ -107,7 +104,7 @@ def _write(to: Path, text: str, option: str, private: bool = False) -> None:
 
 def notify(url: str | None, kind: str, name: str, verdict: Verdict, why: Sequence[str], folder: str = "") -> None:
     """Sends the verdict to the server, if the user named a server. A server that does not answer changes no verdict."""
-    if url and (problem := webhook.post(url, kind, name, verdict, why, folder)):
+    if url and (problem := short_report.post(url, kind, name, verdict, why, folder)):
         click.echo(f"the verdict was not sent to the webhook: {problem}", err=True)
 
 
@@ -139,8 +136,8 @@ def history(
 ) -> None:  # fmt: skip
     """Show the results of past runs and game days over time. SCENARIOS: their names, if not all."""
     path = db or path_of(out)
-    runs = store.kept(path, scenarios, beside=store.found_in(out))
-    days = nights.kept(path, scenarios, beside=nights.found_in(out))
+    runs = trend_store.kept(path, scenarios, beside=trend_store.found_in(out))
+    days = gameday_history.kept(path, scenarios, beside=gameday_history.found_in(out))
     if not runs and not days:
         which = f" of {', '.join(scenarios)}" if scenarios else ""
         raise UsageError(f"{path}: no run{which} in it yet; --out names the folder of the run directories")
@@ -156,8 +153,8 @@ def history(
     if page or prometheus:
         click.echo("\n".join(str(path) for path in (page, prometheus) if path), err=is_printed)
     elif not is_printed:
-        compared.history(_last(runs, last), Console())
-        compared.nights(days[-last:], Console())
+        many_runs.history(_last(runs, last), Console())
+        many_runs.nights(days[-last:], Console())
 
 
 @cli.command("compare")
@@ -175,25 +172,25 @@ def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: flo
     code 0: nothing got worse; 1: something did; 2: it can't be decided."""
     kept = db or path_of(out)
     (runs, days), (newer_runs, newer_days) = (_side(text, kept, out) for text in (before, after))
-    rows = compare(runs, newer_runs, tolerance) + nights.compare_nights(days, newer_days, tolerance)
+    rows = compare(runs, newer_runs, tolerance) + gameday_history.compare_nights(days, newer_days, tolerance)
     if not is_told(json_file, [asdict(row) for row in rows]):
-        compared.comparison(rows, Console())
+        many_runs.comparison(rows, Console())
     sys.exit(_CODES.get(overall(rows), ExitCode.PASSED))
 
 
 def _side(text: str, kept: Path, out: Path) -> tuple[list[Kept], list[Night]]:
     path, days = RunFolder()(text), list[Night]()
     if path.is_file():
-        found = store.in_file(path)
+        found = trend_store.in_file(path)
     elif (path / "plan.json").is_file():
-        found = [store.kept_of(RunDir(path.absolute()))]
+        found = [trend_store.kept_of(RunDir(path.absolute()))]
     elif (path / "day.json").is_file():
         found, days = [], [Night.of(path.absolute())]
     elif path.is_dir():
-        found, days = store.found_in(path), nights.found_in(path)
+        found, days = trend_store.found_in(path), gameday_history.found_in(path)
     else:
-        found = store.kept(kept, commit=text, beside=store.found_in(out))
-        days = nights.kept(kept, commit=text, beside=nights.found_in(out))
+        found = trend_store.kept(kept, commit=text, beside=trend_store.found_in(out))
+        days = gameday_history.kept(kept, commit=text, beside=gameday_history.found_in(out))
     if not found and not days:
         raise UsageError(
             f"{text}: no run, file of results or commit of that name; `torchaos history` lists what {kept} has"

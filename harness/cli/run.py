@@ -20,9 +20,8 @@ from rich.console import Console
 from rich.text import Text
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.cli import care
+from torchaos.harness.cli import manage
 from torchaos.harness.cli.interrupt import Interrupt, signals
-from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import (
     AS_JSON,
     AT_LEAST,
@@ -43,35 +42,36 @@ from torchaos.harness.cli.options import (
     SUMMARY,
     VERBOSE,
     WithCommand,
-    cli,
-)  # fmt: skip
-from torchaos.harness.cli.outs import RUNS, remember
-from torchaos.harness.contracts import ChaosError, UsageError
+    cli,  # fmt: skip
+)
+from torchaos.harness.cli.run_output import RUNS, is_told, remember
+from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import ExitCode, Result, Verdict, worst
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask, mask_words
 from torchaos.harness.registry import ready
-from torchaos.harness.release.repeats.ask import Ask, ask_of
-from torchaos.harness.release.repeats.judged import Repeats
+from torchaos.harness.release.repeats.asked_repeats import Ask, ask_of
+from torchaos.harness.release.repeats.repeats_verdict import Repeats
 from torchaos.harness.release.repeats.series import Series
+from torchaos.harness.reporting.files import json_file as jsonfile
+from torchaos.harness.reporting.files import junit
+from torchaos.harness.reporting.files.junit import placeholder_result
+from torchaos.harness.reporting.files.short_report import annotation
+from torchaos.harness.reporting.terminal import console as show
+from torchaos.harness.reporting.terminal.live import Live
+from torchaos.harness.reporting.terminal.many_runs import show_repeats
+from torchaos.harness.rollback.recovery import LeftBehind, before_a_run
+from torchaos.harness.running.housekeeping import at_work
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.running.planner.job import check_script
+from torchaos.harness.running.planner.job_plan import check_script
 from torchaos.harness.running.planner.warnings import warnings_of
-from torchaos.harness.running.twins.scenario_run import ScenarioRun, error_result
-from torchaos.harness.running.upkeep.commands import at_work
+from torchaos.harness.running.twin_runs.scenario_run import ScenarioRun, error_result
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Repeat
-from torchaos.harness.scenario.other_job import COMMAND_LINE, other_job, text_of
+from torchaos.harness.scenario.job_override import COMMAND_LINE, other_job, text_of
 from torchaos.harness.scenario.yaml_source import Source
-from torchaos.harness.telling.files import jsonfile, junit
-from torchaos.harness.telling.files.placeholder import placeholder_result
-from torchaos.harness.telling.files.summary import annotation
-from torchaos.harness.telling.terminal import console as show
-from torchaos.harness.telling.terminal.live import Live
-from torchaos.harness.telling.terminal.repeats import show as show_repeats
-from torchaos.harness.undo.recovery import LeftBehind, before_a_run
 
 GONE = (OSError, SystemExit)  # raised by rich if the terminal or the pipe is gone
 
@@ -145,7 +145,7 @@ def run(
 
     remember(out)
     with signals() as interrupted, working_on(runs):
-        care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
+        manage.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
         for one in runs:
             if interrupted.reason:
                 break
@@ -240,7 +240,7 @@ def _prepare_results() -> None:
     def prepare() -> None:
         from torchaos.harness.checkpoints import inventory  # noqa: F401
         from torchaos.harness.cli import results  # noqa: F401
-        from torchaos.harness.telling.html.page import template_of
+        from torchaos.harness.reporting.html.page import template_of
 
         template_of("report.html")
 

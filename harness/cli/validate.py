@@ -9,17 +9,16 @@ from pathlib import Path
 
 import click
 
-from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import AS_JSON, FILES, JOB, SET, WithCommand, cli
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.cli.run_output import is_told
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.running.planner.written import check_script, check_targets
 from torchaos.harness.scenario.checks import check
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.kinds import kind_in
-from torchaos.harness.scenario.loader import load_as
-from torchaos.harness.scenario.other_job import other_job
-from torchaos.harness.scenario.parameters import Tell
+from torchaos.harness.scenario.job_override import other_job
+from torchaos.harness.scenario.loader import kind_in, load_as
+from torchaos.harness.scenario.plugin_parameters import Tell
 from torchaos.harness.scenario.yaml_source import Source, read
 
 
@@ -51,11 +50,11 @@ def _mistakes_in(file: Path, overrides: Sequence[str], job: Source | None) -> st
         if not (kind := kind_in(read(file).data)):
             raise UsageError(f"{file}:1:1: this is no scenario, game day or gate; give another file")
         if kind == "gameday":
-            from torchaos.harness.gameday.loader import load as load_day
+            from torchaos.harness.gameday.draw import load as load_day
 
             load_day(file, overrides, lambda day, tell: check_script(day.job, file, tell))
         elif kind == "gate":
-            from torchaos.harness.release.gate.loader import load as load_gate
+            from torchaos.harness.release.gate.gate_file import load as load_gate
 
             load_gate(file)
         else:

@@ -16,11 +16,11 @@ from torchaos.harness.checkpoints.files import Files, locate
 from torchaos.harness.checkpoints.layout import Checkpoint, Problem, Trouble
 from torchaos.harness.checkpoints.verify import Manifests, Verified
 from torchaos.harness.checkpoints.verify import verify as verify_one
-from torchaos.harness.cli.json_out import is_told
 from torchaos.harness.cli.options import AS_JSON, PATH, cli
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.cli.run_output import is_told
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.result import ExitCode, worst
-from torchaos.harness.record.words import counted
 
 _SHOWN = 20  # so many problems of a checkpoint are printed
 
@@ -76,12 +76,12 @@ def _newest(files: Files, layouts: Sequence[Checkpoint]) -> Sequence[str]:
     if len(known) == 1 or (files.is_dir(known[-1]) and newest[-1].step is not None):
         return known[-1:]
     # Several of one step: each is a checkpoint of its own, or they are the parts of one of unknown layout.
-    alone = all(formats.needs.stands_alone(formats.read(files, path)) for path in known)
+    alone = all(formats.format.stands_alone(formats.read(files, path)) for path in known)
     return known[-1:] if alone else [posixpath.commonpath(known)]
 
 
 def _outline(files: Files, path: str) -> Checkpoint:
-    step = formats.names.number_in(path.rpartition("/")[2])
+    step = formats.folders.number_in(path.rpartition("/")[2])
     return Checkpoint(path, "", step) if step is not None else formats.read(files, path)
 
 

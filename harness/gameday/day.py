@@ -1,13 +1,5 @@
-"""Runs a game day, round by round, each round in its own process. Continues where an earlier process was ended.
-
-gameday.yaml              the file as it was
-day.json                  the whole plan (Day); the rounds without a score.json are still to be done
-lock                      held by the process that runs the day, and by the current round
-job/                      the folder `{day}`: the job's own state from round to round
-rounds/NNN/scenario.yaml  the round as an ordinary scenario; run/: its run directories; console.log; results.json
-rounds/NNN/score.json     the score of the round (RoundScore), and how long the round took
-score.json, report.md and report.html     of the whole day
-"""
+"""Runs a game day, round by round, each round in its own process, and tells what it does. Continues where an earlier
+process was ended."""
 
 from __future__ import annotations
 
@@ -17,28 +9,106 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from typing import Any, TypeVar
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.gameday.apart import apart
-from torchaos.harness.gameday.draw import SHORTEST_S, Round
-from torchaos.harness.gameday.following import following
-from torchaos.harness.gameday.grammar import GameDay, Risk
-from torchaos.harness.gameday.outcomes import Outcome
-from torchaos.harness.gameday.rounds import scenario_of
+from torchaos.harness.gameday.day_grammar import GameDay, Risk
+from torchaos.harness.gameday.draw import SHORTEST_S, Round, scenario_of
+from torchaos.harness.gameday.fault_outcomes import Outcome
 from torchaos.harness.gameday.score import RoundScore, score_round
-from torchaos.harness.machine.disk import write_atomically
-from torchaos.harness.narrowing.child import JUDGED, Child
+from torchaos.harness.host.disk import write_atomically
+from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.minimize.child_run import JUDGED, Child
+from torchaos.harness.record.plan import seconds_in_words
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.record.stored import read_as
-from torchaos.harness.record.words import seconds_in_words
+from torchaos.harness.record.typed_json import read_as
+
+# Runs a function in its own process, so that its memory is freed when it ends. A game day needs no more memory for many
+# rounds than for one.
+
+T = TypeVar("T")
+_FORK = get_context("fork")  # fork is safe with one thread, and imports no module again
+
+
+def apart(work: Callable[[], T]) -> T:
+    """Returns the result of `work`, which runs in a child process. Raises the exceptions of `work`, and ChaosError if
+    the process died."""
+    ours, theirs = _FORK.Pipe(duplex=False)
+    process = _FORK.Process(target=_send, args=(theirs, work))
+    process.start()
+    theirs.close()
+    try:
+        found, error = ours.recv()
+    except EOFError:
+        process.join()
+        raise ChaosError(f"the process that was to score the round died with exit code {process.exitcode}") from None
+    process.join()
+    if error is not None:
+        raise error
+    return found  # type: ignore[no-any-return]
+
+
+def _send(end: Connection, work: Callable[[], object]) -> None:
+    try:
+        end.send((work(), None))
+    except Exception as error:  # the caller raises the exception
+        end.send((None, error))
+
+
+# Tells what a round does while it runs: follows the log of its process.
+
+EVERY_S = 1.0
+_NEWS = (" hits ", " is applied", " missed", "the run is ended early")
+
+
+@contextmanager
+def following(log: Path, faults: Collection[str], tell: Callable[[str], None]) -> Iterator[None]:
+    """Tells each line of the log that says what became of one of the faults, or that the round is ended early."""
+    over = Event()
+    thread = Thread(target=_follow, args=(log, faults, tell, over), name="follow the round", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _follow(log: Path, faults: Collection[str], tell: Callable[[str], None], over: Event) -> None:
+    at, last = 0, False
+    while not last:
+        last = over.wait(EVERY_S)  # once more after the end of the round
+        try:
+            with open(log, "rb") as file:
+                file.seek(at)
+                text = file.read()
+        except OSError:  # it is not there yet
+            continue
+        whole = text[: text.rfind(b"\n") + 1]
+        at += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            ours = any(fault in line for fault in faults) or "ended early" in line
+            if ours and any(news in line for news in _NEWS):
+                tell(f"  {line.strip()}")
+
+
+# Runs a game day, round by round, each round in its own process. Continues where an earlier process was ended.
+#
+# gameday.yaml              the file as it was day.json                  the whole plan (Day); the rounds without a
+# score.json are still to be done lock                      held by the process that runs the day, and by the current
+# round job/                      the folder `{day}`: the job's own state from round to round rounds/NNN/scenario.yaml
+# the round as an ordinary scenario; run/: its run directories; console.log; results.json rounds/NNN/score.json     the
+# score of the round (RoundScore), and how long the round took score.json, report.md and report.html     of the whole
+# day
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,135 @@
-"""Draws the whole game day from the seed, before anything is done. Pure."""
+"""Loads the file of a game day, draws the whole day from the seed at the published rates of failures (presets.yaml),
+before anything is done, and turns each round into an ordinary scenario."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from itertools import accumulate, count
+from pathlib import Path
+from typing import Any
 
-from torchaos.harness.gameday.grammar import Arrivals, GameDay, Risk
+import yaml
+from pydantic import Field, ValidationError
+
+from torchaos.harness import registry
+from torchaos.harness.gameday.day_grammar import Arrivals, GameDay, Risk
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import stream
+from torchaos.harness.running import capabilities
+from torchaos.harness.scenario.checks import check
+from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.loader import load_as
+from torchaos.harness.scenario.plugin_parameters import Tell
+from torchaos.harness.scenario.values import Strict, fill_some
+
+# Published tables of the causes of failures, and the injector that imitates each cause (presets.yaml has the sources).
+
+
+class Cause(Strict):
+    """A cause in a published table. `count` and `gpu_time` are the table's own figures, in any unit, because only
+    shares are used."""
+
+    cause: str
+    count: float | None = Field(default=None, strict=False)
+    gpu_time: float | None = Field(default=None, strict=False)
+    stands: str | None = None  # in `stand_ins`; None: no injector imitates this cause
+
+
+class Table(Strict):
+    source: str
+    says: str = ""
+    causes: list[Cause]
+
+
+class Presets(Strict):
+    stand_ins: dict[str, list[Risk]]
+    tables: dict[str, Table]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The faults of a game day. `risks`: the faults that may be drawn. `without`: the causes that are left out, with
+    their weight and the reason."""
+
+    risks: tuple[Risk, ...]
+    without: tuple[tuple[str, float, str], ...] = ()
+
+
+@cache
+def presets() -> Presets:
+    text = (files("torchaos.harness.gameday") / "presets.yaml").read_text()
+    return Presets.model_validate(yaml.safe_load(text))
+
+
+def mix_of(day: GameDay) -> Mix:
+    """The faults that may be drawn here. Raises UsageError if there is no such preset, or if none of its causes can be
+    injected here."""
+    if day.preset is None:
+        return Mix(tuple(day.faults))
+    known = presets()
+    table = known.tables.get(day.preset.name)
+    if table is None:
+        near = registry.suggest(day.preset.name, known.tables)
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known.tables)}"
+        raise UsageError(f"there is no preset {day.preset.name!r}; {hint}")
+    risks, without = list(day.faults), list[tuple[str, float, str]]()
+    for cause in table.causes:
+        weight = cause.count if day.preset.by == "count" else cause.gpu_time
+        if weight is None:
+            continue
+        stand_in, why = _first_possible(known.stand_ins.get(cause.stands or "", []), day)
+        if stand_in is None:
+            without.append((cause.cause, weight, why))
+        else:
+            risks.append(stand_in.model_copy(update={"weight": weight, "cause": cause.cause}))
+    if not any(cause.count if day.preset.by == "count" else cause.gpu_time for cause in table.causes):
+        raise UsageError(
+            f"the preset {day.preset.name} has no weights by {day.preset.by}; write the other value of `by`"
+        )
+    if not risks:
+        raise UsageError(f"no cause of the preset {day.preset.name} can be injected here: {_reasons(without)}")
+    return Mix(tuple(risks), tuple(without))
+
+
+def _first_possible(stand_ins: Sequence[Risk], day: GameDay) -> tuple[Risk | None, str]:
+    """The first fault that can be applied here. If there is none: None, and the reason why the last fault can't be
+    applied."""
+    why = "no injector imitates it"
+    for risk in stand_ins:
+        why = _why_not(risk, day)
+        if not why:
+            return risk, ""
+    return None, why
+
+
+def _reasons(without: Sequence[tuple[str, float, str]]) -> str:
+    return "; ".join(sorted({why for _, _, why in without}))
+
+
+def _why_not(risk: Risk, day: GameDay) -> str:
+    """Why a fault can't be applied to this job on this machine; empty if it can be applied."""
+    injector = registry.find("injectors", risk.inject)
+    launcher = registry.find("launchers", day.launcher)
+    offered: frozenset[str] = launcher.needs
+    if "links" in injector.needs and "links" not in offered:
+        return f"{risk.inject} needs links between nodes, and the launcher {day.launcher} makes none"
+    if injector.consent and injector.consent not in day.consent:
+        return f"{risk.inject} needs the consent {injector.consent}"
+    if injector.hits == "files" and day.job.checkpoints is None:
+        return f"{risk.inject} hits checkpoints, and job.checkpoints does not name their folder"
+    if injector.hits in ("agents", "nodes") and "links" not in offered and day.job.resubmit is None:
+        return f"{risk.inject} ends torchrun, and nobody starts it again; write job.resubmit"
+    for name in sorted(injector.needs - {"links"}):
+        if not (found := capabilities.check(name)).present:
+            return f"{risk.inject} needs {name} ({found.detail}), which is missing"
+    return ""
+
+
+# Draws the whole game day from the seed, before anything is done. Pure.
 
 SHORTEST_S = 60.0  # of a round without faults: the start of the job takes a part of it
 
@@ -83,3 +204,120 @@ def cut(day: GameDay, faults: Sequence[Drawn]) -> list[Round]:
     if mine or not found or day.duration - start_s >= SHORTEST_S:
         end(day.duration)
     return [*found[:-1], replace(found[-1], end_s=day.duration)]
+
+
+# Turns a round of a game day into an ordinary scenario, as a person would write it.
+
+# The assertions of every round, unless the game day has its own: all assertions that need no twin.
+USUAL = ("recovery_time", "loss_continuity", "sample_accounting", "checkpoint_integrity")
+
+
+def scenario_of(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, Any]:
+    """The scenario of one round. `here`: the folder of the day's file; `home`: the folder `{day}`."""
+    asserts: list[Any] = [{item.name: item.params} for item in day.assert_] or list(USUAL)
+    quiet = {"wall": {"longer_than": _seconds(one.end_s - one.start_s)}}
+    return {
+        "scenario": f"{day.gameday}-round-{one.number:03d}",
+        "description": f"Round {one.number} of the game day {day.gameday}.",
+        "job": _job(day, one, here, home),
+        "faults": [_fault(day, one, number) for number in range(len(one.faults))],
+        "assert": asserts,
+        "steady_state": _items(day.steady_state) or ["ranks_up", {"steps": {"at_least": 2}}],
+        "stop": [*_items(day.stop), *_stuck(day)],
+        "until": [quiet, {"recovered": {"rest": _seconds(day.rest)}}],
+        "limits": _limits(day),
+        "consent": list(day.consent),
+        "twin": "none",
+        "launcher": day.launcher,
+        "tags": list(day.tags),
+    }
+
+
+def as_scenario(day: GameDay, here: Path, home: Path) -> dict[str, Any]:
+    """One scenario with everything that any round may contain, in the order of the file. The scenario checks run on
+    it."""
+    every = [Drawn(f"risk-{number}", 0.0, risk) for number, risk in enumerate(day.faults)]
+    return scenario_of(day, Round(0, 0.0, day.round.length, tuple(every)), here, home)
+
+
+def _job(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, Any]:
+    values = {"day": str(home), "here": str(here)}
+    job: dict[str, Any] = _filled(day.job.model_dump(exclude_none=True, exclude_defaults=True), values)
+    job["cwd"] = str((here / fill_some(day.job.cwd, values)).absolute())
+    if "resubmit" in job:
+        job["resubmit"] = {**job["resubmit"], "delay": _seconds(day.job.resubmit.delay if day.job.resubmit else 0.0)}
+    # A recovery may take any time up to the patience of the game day.
+    lasting = sum((fault.risk.for_ or 0.0) + day.rest + day.patience for fault in one.faults)
+    job["timeout"] = _seconds(max(day.job.timeout, one.end_s - one.start_s + lasting + day.patience))
+    return job
+
+
+def _limits(day: GameDay) -> dict[str, Any]:
+    limits: dict[str, Any] = day.limits.model_dump(exclude_none=True, exclude_defaults=True)
+    return limits | ({"duration": _seconds(day.limits.duration)} if day.limits.duration is not None else {})
+
+
+def _fault(day: GameDay, one: Round, number: int) -> dict[str, Any]:
+    fault, risk = one.faults[number], one.faults[number].risk
+    when: dict[str, Any] = {"time": _seconds(fault.at_s - one.start_s)}
+    if number and day.gate == "recovered":
+        when |= {"after": one.faults[number - 1].id, "state": "recovered", "delay": _seconds(day.rest)}
+    return {"inject": risk.inject, "id": fault.id, "when": when, **_rest_of(risk)}
+
+
+def _rest_of(risk: Risk) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if risk.target is not None:
+        found["target"] = risk.target.model_dump(exclude_none=True)
+    if risk.with_:
+        found["with"] = dict(risk.with_)
+    if risk.for_ is not None:
+        found["for"] = _seconds(risk.for_)
+    return found
+
+
+def _stuck(day: GameDay) -> list[Any]:
+    own = {item.name for item in day.stop}
+    return [] if "no_progress" in own else [{"no_progress": {"longer_than": _seconds(day.patience)}}]
+
+
+def _items(items: Any) -> list[Any]:
+    return [{item.name: item.params} for item in items]
+
+
+def _filled(value: Any, values: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(one, values) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_filled(one, values) for one in value]
+    return fill_some(value, values) if isinstance(value, str) else value
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f}s"
+
+
+# Loads the file of a game day. All mistakes are reported at once, each with its place.
+
+_ANYWHERE = Path("/")  # any path: the checks read no folder
+
+
+def _nothing(day: GameDay, tell: Tell) -> None: ...
+
+
+def load(
+    path: Path, overrides: Sequence[str] = (), also: Callable[[GameDay, Tell], None] = _nothing
+) -> GameDay:  # fmt: skip
+    """Loads the file of a game day. `also`: reports further mistakes. Raises ScenarioError with a line per mistake:
+    `file:line:column: what; what to do`."""
+
+    def checked(day: GameDay, tell: Tell) -> None:
+        also(day, tell)
+        try:
+            scenario = Scenario.model_validate(as_scenario(day, _ANYWHERE, _ANYWHERE))
+        except ValidationError as error:
+            tell((), f"no scenario can be made of it: {error.errors()[0]['msg']}")
+            return
+        check(scenario, tell)
+
+    return load_as(GameDay, path, overrides, checked)

@@ -102,7 +102,7 @@ def _is_scenario(path: Path) -> bool:
         return True
     if not _IN_BRACES.match(text):
         return bool(_SCENARIO.search(text))
-    from torchaos.harness.contracts import UsageError
+    from torchaos.harness.interfaces import UsageError
     from torchaos.harness.scenario.yaml_source import read
 
     try:
@@ -184,7 +184,7 @@ def _check_runs(item: pytest.Item, asks: bool) -> None:
 @pytest.fixture
 def torchaos_run(request: pytest.FixtureRequest) -> Run:
     """The run of the scenario in the test's `torchaos` marker. Tests with the same marker share it."""
-    from torchaos.harness.pytest_plugin.running import run_of_test
+    from torchaos.harness.pytest_plugin.session_runs import run_of_test
 
     return run_of_test(request)
 
@@ -225,7 +225,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """With pytest-xdist, makes all workers share the runs of the session."""
-    from torchaos.harness.pytest_plugin.running import share
+    from torchaos.harness.pytest_plugin.session_runs import share
 
     share(node)
 

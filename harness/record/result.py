@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, Iterable, Literal, Mapping, Sequence
 
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 
 SCHEMA = 1  # of result.json; increased when older readers would misunderstand the new form
 
@@ -104,7 +104,7 @@ class Recovery:
     """One recovery, in seconds since the fault was applied; a part that was not seen is None."""
 
     fault: str
-    parts: Mapping[str, float | None]  # by the names of judging/recovery/recovery.py, PARTS
+    parts: Mapping[str, float | None]  # by the names of analysis/recovery/recovery_times.py, PARTS
     lost_steps: int | None
     advice: tuple[str, ...] = ()  # which waits were long, and which settings shorten them; no verdict depends on it
     lasted_s: float | None = None  # how long the fault itself was on; None if it does not last, or stayed on
@@ -160,7 +160,9 @@ class Result:
                 raise UsageError(
                     f"this result has schema {raw['schema']}, and {SCHEMA} is the latest known: use a newer torchaos"
                 )
-            from torchaos.harness.record.stored import made_as  # imported here, because pydantic takes long to import
+            from torchaos.harness.record.typed_json import (
+                made_as,  # imported here, because pydantic takes long to import
+            )
 
             return made_as(cls, {"decided_by": _decided_by(raw), **raw})  # older results lack this field
         except (KeyError, TypeError, AttributeError, ValueError) as error:

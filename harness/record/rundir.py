@@ -4,27 +4,28 @@ scenario.yaml       the scenario file, unchanged; with the other job in it, if i
 plan.json           the plan (plan.Plan)
 agent/plan.json     the plan for the ranks (plan.AgentPlan); agent/pages/*.page: one control page per fault
 agent/manifests/    digests of each save, chunk by chunk (agent/manifest.py), if checkpoints are watched
-agent/reads/        the job's own files that each rank of a twin read (agent/reads.py)
-agent/imported      the modules that rank 0 of an exploration imported (agent/imported.py)
-agent/stamps/       begin and end of each rank's last collectives (agent/stamps.py), if an assertion needs them
+agent/reads/        the job's own files that each rank of a twin read (agent/file_access.py)
+agent/imported      the modules that rank 0 of an exploration imported (agent/startup.py)
+agent/stamps/       begin and end of each rank's last collectives, if an assertion needs them
 events/*.jsonl      the journal: one writer per file; merged only on reading; `torchaos events` prints it
 logs/job-N.log      stdout and stderr of submission N, as they came
 undo/               undo.jsonl, and the saved copies for File handles
 job/                the folder `{run}` of the scenario: the job's own files
 artifacts/*.json    data from the collect stage: inventory.json, environment.json
 twins/N             a link to (or copy of) the record of the Nth twin
-result.json, junit.xml, report.html
-"""
+result.json, junit.xml, report.html"""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.record.result import Result
 
 
 @dataclass(frozen=True)
@@ -149,3 +150,48 @@ class RunDir:
             if Path(folder) == self.root and "job" in below:
                 below.remove("job")
             yield from (Path(folder, name) for name in (*below, *names))
+
+
+# Reads finished runs from disk: run directories, and files of `--json`. They may have been moved, cut off or damaged.
+
+_MOST_BYTES = 32 << 20  # of a file
+
+
+def result_in(folder: RunDir) -> Result:
+    """The result of a run. Raises OSError if there is none, UsageError if it can't be read."""
+    return Result.from_json(_json(folder.result))
+
+
+def explored_in(home: Path) -> Result:
+    """The result of an exploration. Raises OSError if there is none, UsageError if it can't be read."""
+    raw = _json(home / "explored.json")
+    return Result.from_json(raw.get("result") if isinstance(raw, dict) else None)
+
+
+def results_in(path: Path) -> list[Result]:
+    """The results in a file of `torchaos run --json`. Raises OSError if there is none, UsageError if it can't be
+    read."""
+    raw = _json(path)
+    if not isinstance(raw, dict) or not isinstance(raw.get("results"), list):
+        raise UsageError("there are no results in it")
+    return [Result.from_json(result) for result in raw["results"]]
+
+
+def commit_in(folder: RunDir) -> str:
+    """The commit of the job's working directory, with `-dirty` if it had uncommitted changes; empty if not known."""
+    try:
+        found = _json(folder.artifacts / "environment.json")
+    except (OSError, UsageError):
+        return ""
+    return str(found.get("commit") or "") if isinstance(found, dict) else ""
+
+
+def _json(path: Path) -> object:
+    with open(path, "rb") as file:
+        raw = file.read(_MOST_BYTES + 1)
+    if len(raw) > _MOST_BYTES:
+        raise UsageError(f"it is larger than {_MOST_BYTES >> 20} MiB")
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"it is not JSON: {error}") from error

@@ -14,13 +14,13 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from torchaos.harness import contracts
-from torchaos.harness.agent.fault import Fault
+from torchaos.harness import interfaces
+from torchaos.harness.agent.rank_faults import Fault
 from torchaos.harness.agent.wire import Phase
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.registry.offers import Offer, offered
 from torchaos.harness.registry.offers import forget as forget_offers
-from torchaos.harness.undo.handles import REGISTRY as HANDLES
+from torchaos.harness.rollback.handles import REGISTRY as HANDLES
 
 if TYPE_CHECKING:
     from torchaos.harness.record.plan import PlannedFault
@@ -38,28 +38,53 @@ class _Group:
 
 _GROUPS = {
     "injectors": _Group(
-        "injector", contracts.Injector, ("name", "where", "needs", "lethal", "hits"),
-        ("plan", "changes", "apply", "probes", "felt"), Fault,
-        ("lasting", "phase", "late", "family", "consent", "hooks", "on_collectives", "own_disk", "felt_by_twin",
-         "asked", "signals"),
+        "injector",
+        interfaces.Injector,
+        ("name", "where", "needs", "lethal", "hits"),
+        ("plan", "changes", "apply", "probes", "felt"),
+        Fault,
+        (
+            "lasting",
+            "phase",
+            "late",
+            "family",
+            "consent",
+            "hooks",
+            "on_collectives",
+            "own_disk",
+            "felt_by_twin",
+            "asked",
+            "signals",
+        ),
     ),
     "assertions": _Group(
-        "assertion", contracts.Assertion, ("name", "needs"), ("judge",),
-        contracts.Assertion, ("harm", "expects_recovery", "judge_replicas"),
+        "assertion",
+        interfaces.Assertion,
+        ("name", "needs"),
+        ("judge",),
+        interfaces.Assertion,
+        ("harm", "expects_recovery", "judge_replicas"),
     ),
     "conditions": _Group(
-        "condition", contracts.Condition, (), ("holds",), contracts.Condition, ("about_job", "probes", "of_faults")
+        "condition", interfaces.Condition, (), ("holds",), interfaces.Condition, ("about_job", "probes", "of_faults")
     ),
     "launchers": _Group(
-        "launcher", contracts.Launcher, ("name",), ("resources", "create"),
-        contracts.Launcher, ("needs", "cannot", "needs_of", "replicas", "sets_rendezvous", "on_nodes"),
+        "launcher",
+        interfaces.Launcher,
+        ("name",),
+        ("resources", "create"),
+        interfaces.Launcher,
+        ("needs", "cannot", "needs_of", "replicas", "sets_rendezvous", "on_nodes"),
     ),
     "formats": _Group(
-        "checkpoint format", contracts.CheckpointFormat, ("name", "suffixes"), ("is_folder", "read_file", "read_folder")
+        "checkpoint format",
+        interfaces.CheckpointFormat,
+        ("name", "suffixes"),
+        ("is_folder", "read_file", "read_folder"),
     ),
-}  # fmt: skip
+}
 GROUPS = tuple(_GROUPS)
-_PLAIN = (contracts.Launcher, contracts.CheckpointFormat)  # a scenario gives them no parameters
+_PLAIN = (interfaces.Launcher, interfaces.CheckpointFormat)  # a scenario gives them no parameters
 
 
 def phase_of(injector: str) -> Phase | None:
@@ -89,16 +114,16 @@ def lasts(injector: str) -> bool:
     return not found.lethal and bool("node" in found.where or found.lasting)
 
 
-def injectors() -> dict[str, type[contracts.Injector]]:
+def injectors() -> dict[str, type[interfaces.Injector]]:
     """All injectors by name. Raises UsageError if one of them can't be loaded."""
     return all_of("injectors")
 
 
-def assertions() -> dict[str, type[contracts.Assertion]]:
+def assertions() -> dict[str, type[interfaces.Assertion]]:
     return all_of("assertions")
 
 
-def conditions() -> dict[str, type[contracts.Condition]]:
+def conditions() -> dict[str, type[interfaces.Condition]]:
     return all_of("conditions")
 
 
@@ -142,9 +167,9 @@ def suggest(word: str, names: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)), None)
 
 
-def injector_of(fault: PlannedFault) -> contracts.Injector:
+def injector_of(fault: PlannedFault) -> interfaces.Injector:
     """The injector with the planned parameters."""
-    found: contracts.Injector = find("injectors", fault.inject)(**fault.params)
+    found: interfaces.Injector = find("injectors", fault.inject)(**fault.params)
     return found
 
 
@@ -179,7 +204,7 @@ def _load(kind: _Group, offer: Offer) -> type[Any]:
             "undone, so it is not loaded; annotate which of the two it returns"
         )
     if lacks:
-        raise UsageError(f"{who} lacks {', '.join(lacks)}; see {kind.shape.__name__} in torchaos.harness.contracts")
+        raise UsageError(f"{who} lacks {', '.join(lacks)}; see {kind.shape.__name__} in torchaos.harness.interfaces")
     if (declared := getattr(found, "name", offer.name)) != offer.name:
         raise UsageError(f"{who} declares the name {declared!r}; the entry point must have the same name")
     if kind.shape not in _PLAIN and not is_dataclass(found):

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 
 _GAME_DAYS = "gamedays"
 # To start with: they need nothing but torchrun, and find what most often goes wrong.

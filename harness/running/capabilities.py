@@ -14,8 +14,8 @@ from getpass import getuser
 from importlib import util
 from pathlib import Path
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine.slurm import ask
+from torchaos.harness.host.cluster_tools import ask
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.environment import installed, resolve_program
 
 
@@ -72,7 +72,7 @@ def _root() -> str | None:
 
 
 def _mount() -> str | None:
-    from torchaos.harness.mechanics.storage.own_disk import may_mount
+    from torchaos.harness.fault_drivers.storage.disk_fill import may_mount
 
     return "tmpfs" if may_mount() else None
 
@@ -141,7 +141,7 @@ def _fuse() -> str | None:
 
 
 def _docker() -> str | None:
-    from torchaos.harness.machine.docker_engine import EngineError, address, version
+    from torchaos.harness.host.cluster_tools import EngineError, address, version
 
     try:
         return f"Docker {version(address())} at {address()}"
@@ -169,7 +169,7 @@ def _module(name: str) -> Callable[[], str | None]:
 
 
 def _freezer() -> str | None:
-    from torchaos.harness.undo.cgroup import freezer_for
+    from torchaos.harness.rollback.cgroup_handles import freezer_for
 
     try:
         return str(Path(freezer_for(os.getpid(), "check").path).parent)
@@ -178,7 +178,7 @@ def _freezer() -> str | None:
 
 
 def _nvtx() -> str | None:
-    from torchaos.harness.machine.native import NVTX
+    from torchaos.harness.host.native_libraries import NVTX
 
     try:
         return str(NVTX.path())
@@ -187,7 +187,7 @@ def _nvtx() -> str | None:
 
 
 def _nccl_net() -> str | None:
-    from torchaos.harness.machine.native import NCCL_NET
+    from torchaos.harness.host.native_libraries import NCCL_NET
 
     try:
         return str(NCCL_NET.path())
@@ -207,7 +207,7 @@ def _nccl() -> str | None:
 
 
 def _overlay() -> str | None:
-    from torchaos.harness.machine.native import NVML
+    from torchaos.harness.host.native_libraries import NVML
 
     try:
         return str(NVML.path().parent)
@@ -221,13 +221,13 @@ def _pynvml() -> str | None:
 
 
 def _tracing() -> str | None:
-    from torchaos.harness.watching.diagnosis.kernel import missing
+    from torchaos.harness.monitoring.diagnosis.kernel_trace import missing
 
     return "bpftrace" if missing() is None else None
 
 
 def _py_spy() -> str | None:
-    from torchaos.harness.watching.diagnosis.stacks import find_py_spy
+    from torchaos.harness.monitoring.diagnosis.stacks import find_py_spy
 
     return find_py_spy()
 

@@ -7,12 +7,12 @@ import shlex
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.monitoring.probes.log_adapters import adapter_for
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.parameters import Tell, check_parameters
-from torchaos.harness.scenario.placeholders import ENDPOINT, PLACEHOLDERS, unknown_placeholders
+from torchaos.harness.scenario.plugin_parameters import Tell, check_parameters
+from torchaos.harness.scenario.values import ENDPOINT, PLACEHOLDERS, unknown_placeholders
 from torchaos.harness.scenario.yaml_source import Keys
-from torchaos.harness.watching.probes.log_adapters import adapter_for
 
 _NO_RANKS = ("files", "endpoints")
 _SHELL = ("&&", "||", "|", ";", ">", "<", "&")

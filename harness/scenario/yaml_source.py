@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 
 MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 20_000, 40
 Keys = tuple[str | int, ...]

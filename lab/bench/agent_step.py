@@ -62,9 +62,9 @@ def arm(folder: Path, hooks: tuple[str, ...], rank: int = 0, parts: Parts | None
         parts.cover("_torchaos_agent", FOLDER)
     wire = importlib.import_module("_torchaos_agent.wire")
     agents = importlib.import_module("_torchaos_agent.agent")
-    plans = importlib.import_module("_torchaos_agent.plan")
+    plans = importlib.import_module("_torchaos_agent.agent_plan")
     os.environ[wire.ENV_PLAN] = str(folder / "plan.json")  # the stamps are written beside the plan
-    who = importlib.import_module("_torchaos_agent.arming").Identity(rank, 0, 1, 0, os.getpid())
+    who = importlib.import_module("_torchaos_agent.startup").Identity(rank, 0, 1, 0, os.getpid())
     events = wire.EventFile(folder / f"rank{rank}.jsonl", f"rank{rank}", rank, 0)
     agent = agents.Agent(plans.AgentPlan("bench", str(folder), hooks), who, events)
     agent.live.discard("collectives")  # `measure` installs and removes them

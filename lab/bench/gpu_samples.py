@@ -20,7 +20,7 @@ GPUS, SHORT_S = 8, 1.5
 
 def measure(seconds: float, env: dict[str, str]) -> tuple[float, int]:
     """CPU seconds, and samples."""
-    from torchaos.harness.machine.gpus import READER
+    from torchaos.harness.host.gpu_devices import READER
 
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with subprocess.Popen(READER, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
@@ -36,7 +36,7 @@ def measure(seconds: float, env: dict[str, str]) -> tuple[float, int]:
 
 
 def main() -> int:
-    from torchaos.harness.machine.native import NVML
+    from torchaos.harness.host.native_libraries import NVML
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0)

@@ -23,9 +23,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent import packed
+from torchaos.harness.agent import packed_lines
 from torchaos.harness.agent.wire import FIELDS, Kind
-from torchaos.harness.judging.verdict.verdict import records_of, verdict_of
+from torchaos.harness.analysis.verdict.verdict import records_of, verdict_of
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
 
@@ -110,7 +110,7 @@ class Grown:
         return file.number
 
     def _step(self, rank: int, step: int) -> dict[str, Any]:
-        size = self.samples * packed.ROW
+        size = self.samples * packed_lines.ROW
         rows = hashlib.shake_128(f"{rank}/{step}".encode()).digest(size)
         indices = [(step * self.ranks + rank) * self.samples + row for row in range(self.samples)]
         return {"losses": [5.0 / step + rank * 1e-3], "samples": rows, "indices": indices, "lr": [3e-4 / step],
@@ -124,7 +124,7 @@ class Writer:
         """`process`: rank and attempt of the packed lines."""
         self._file = open(folder / f"{source}.jsonl", "wb")  # noqa: SIM115  # until `close`
         self._source, self.number = source, 0
-        self._packer = packed.Packer(source, *process)
+        self._packer = packed_lines.Packer(source, *process)
 
     def step(self, at_s: float, step: int, **values: Any) -> None:
         self._file.write(self._packer.line(self.number, 1.8e9 + at_s, at_s, step, **values))

@@ -22,7 +22,7 @@ from pathlib import Path
 from judge import STEP_S, Grown
 
 from torchaos.harness.agent.wire import Event
-from torchaos.harness.machine.memory import give_back
+from torchaos.harness.host.processes import give_back
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.running.conditions.seen import Recovered
 

@@ -29,8 +29,7 @@ import psutil
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.running.launchers.line import Handler, Line
-from torchaos.harness.running.launchers.words import LEASE_S, VERSION
+from torchaos.harness.running.launchers.node_channel import LEASE_S, VERSION, Handler, Line
 
 STEP_S = 2.0
 STEP: Mapping[str, Any] = {

@@ -59,7 +59,7 @@ def measure(script: str, events: int, folder: Path, env: dict[str, str]) -> list
 
 
 def main() -> int:
-    from torchaos.harness.machine.native import NVML
+    from torchaos.harness.host.native_libraries import NVML
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=300)

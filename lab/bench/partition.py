@@ -26,13 +26,13 @@ from typing import Any
 
 from intervals import percentile
 
-from torchaos.harness.contracts import JobSpec
-from torchaos.harness.machine.netspace import Space
-from torchaos.harness.mechanics.network.cut import Cut
-from torchaos.harness.mechanics.network.link import Link
-from torchaos.harness.mechanics.network.meter import Meter
+from torchaos.harness.fault_drivers.network.drop_rules import Cut
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.udp_probe import Meter
+from torchaos.harness.host.netspace import Space
+from torchaos.harness.interfaces import JobSpec
+from torchaos.harness.rollback.reaper_client import Reaper
 from torchaos.harness.running.launchers.netns import Netns
-from torchaos.harness.undo.client import Reaper
 
 GAP_S = 0.0005  # between two datagrams
 REST_S = 0.06  # between the end of "partition" and "heal"
@@ -149,8 +149,8 @@ def in_docker(rounds: int, folder: Path, run: str) -> dict[str, dict[str, list[f
     """The same times between two sleeping containers, on the engine that DOCKER_HOST names."""
     from docker.types import IPAMConfig, IPAMPool, Mount
 
-    from torchaos.harness.machine.docker_engine import address, engine
-    from torchaos.harness.running.launchers.docker_image import covering, host_mounts, make_host_image
+    from torchaos.harness.host.cluster_tools import address, engine
+    from torchaos.harness.running.launchers.docker import covering, host_mounts, make_host_image
 
     with engine(address()) as client:
         pool = IPAMConfig(pool_configs=[IPAMPool(subnet="10.79.0.0/24")])

@@ -29,7 +29,7 @@ import time
 from importlib.resources import files
 from pathlib import Path
 
-from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.agent_plan import AgentPlan
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 
 STATE = """

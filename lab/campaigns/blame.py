@@ -169,9 +169,9 @@ def make(draw: random.Random, hang: bool) -> tuple[Job, Layout]:
 
 
 def judge(folder: Path) -> tuple[set[int], set[int]]:
-    from torchaos.harness.contracts import UsageError
-    from torchaos.harness.watching.diagnosis.blame import diagnose
-    from torchaos.harness.watching.diagnosis.flight import read_folder
+    from torchaos.harness.interfaces import UsageError
+    from torchaos.harness.monitoring.diagnosis.blame import diagnose
+    from torchaos.harness.monitoring.diagnosis.flight_recorder import read_folder
 
     try:
         found = diagnose(read_folder(folder))

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from importlib.resources import files as resources
 from pathlib import Path
 
-from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.agent_plan import AgentPlan
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local

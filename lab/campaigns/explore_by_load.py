@@ -21,11 +21,11 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
-from torchaos.harness.checkpoints.formats.names import UNFINISHED
+from torchaos.harness.checkpoints.formats.folders import UNFINISHED
 from torchaos.harness.checkpoints.verify import verify
-from torchaos.harness.exploring.choice import MODELS, chosen
-from torchaos.harness.exploring.operations import Recording
-from torchaos.harness.exploring.tree import Tree
+from torchaos.harness.crash_explorer.folder_contents import Tree
+from torchaos.harness.crash_explorer.operations import Recording
+from torchaos.harness.crash_explorer.selection import MODELS, chosen
 
 
 def main() -> int:

@@ -133,7 +133,7 @@ def main() -> int:
         child(options.child, options.files, options.seed)
         return 0
 
-    from torchaos.harness.machine.native import NVML
+    from torchaos.harness.host.native_libraries import NVML
 
     folder = Path(tempfile.mkdtemp(prefix="torchaos-nvml-"))
     sanitizers = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

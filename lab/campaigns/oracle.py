@@ -26,7 +26,7 @@ import oracle
 from marks import write
 from scoring import summary, tables
 
-from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.host.disk import write_atomically
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ from clusters.kubernetes import Kubernetes, KubernetesRun, await_ready, cluster,
 from clusters.runs import FROZEN, KILL
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.running.launchers.words import LEASE_S
+from torchaos.harness.running.launchers.node_channel import LEASE_S
 
 BOUND_S = LEASE_S + 5.0  # seconds after a death, in which everything must be undone
 EVENTS = (Kind.JOB_STARTED, Kind.RANK_UP, Kind.STEP, Kind.APPLYING, Kind.APPLIED, Kind.EFFECT, Kind.ROLLED_BACK)
@@ -88,13 +88,13 @@ def _kubelet(run: Dying) -> None:
 STRIKES: Mapping[str, Strike] = {
     "nobody": lambda run: None,
     "torchaos": lambda run: run.kill((run.name, "torchaos run"), node="cp"),
-    "reaper": lambda run: run.kill((run.name, "undo.reaper"), node="cp"),
+    "reaper": lambda run: run.kill((run.name, "rollback.reaper"), node="cp"),
     "torchaos and its reaper": lambda run: run.kill(
-        (run.name, "torchaos run"), (run.name, "undo.reaper"), node="cp"
+        (run.name, "torchaos run"), (run.name, "rollback.reaper"), node="cp"
     ),
     "agent": _agent,
-    "reaper of the agent": lambda run: run.kill((run.name, "undo.reaper")),
-    "agent and its reaper": lambda run: run.kill((run.name, "undo.reaper"), (run.name, "exec --run")),
+    "reaper of the agent": lambda run: run.kill((run.name, "rollback.reaper")),
+    "agent and its reaper": lambda run: run.kill((run.name, "rollback.reaper"), (run.name, "exec --run")),
     "pipe": lambda run: run.kill(("kubectl", "node --join", run.name), node="cp"),
     "kubelet": _kubelet,
     "API server": _api_server,

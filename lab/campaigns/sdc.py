@@ -25,8 +25,8 @@ from typing import Any
 
 from torchaos.assertions.sdc_detected import SdcDetected
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Outcome
-from torchaos.harness.judging.proof.corruption import seen_by_others, seen_by_twin
+from torchaos.harness.analysis.corruption_evidence import seen_by_others, seen_by_twin
+from torchaos.harness.interfaces import Outcome
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 

@@ -25,9 +25,9 @@ def arm() -> Any:
     """Starts the agent, before torch is imported, as in a rank."""
     from torchaos.harness.agent import wire
     from torchaos.harness.agent.agent import Agent
-    from torchaos.harness.agent.arming import identify
+    from torchaos.harness.agent.agent_plan import AgentPlan
     from torchaos.harness.agent.hooks import install
-    from torchaos.harness.agent.plan import AgentPlan
+    from torchaos.harness.agent.startup import identify
 
     os.environ[wire.ENV_PLAN] = "none"
     who = identify(os.environ, os.getpid())

@@ -105,7 +105,7 @@ def _stall(order: Path, lock: threading.Lock, folder: Path) -> None:
             with open(folder / "pipe", "rb", buffering=0) as file:
                 file.read(1)
         elif kind == "held":
-            from torchaos.harness.agent.page import wait_until
+            from torchaos.harness.agent.control_pages import wait_until
 
             wait_until(lambda: False, time.monotonic() + 3600)
     except GoOn:
@@ -158,14 +158,14 @@ class Session:
     watching: Any = None
 
     def start(self) -> Session:
-        from torchaos.harness.agent.plan import AgentPlan
-        from torchaos.harness.contracts import JobSpec
+        from torchaos.harness.agent.agent_plan import AgentPlan
+        from torchaos.harness.interfaces import JobSpec
         from torchaos.harness.record.events.journal import Journal
-        from torchaos.harness.running.launchers.job import Job
-        from torchaos.harness.running.launchers.job_env import job_env
+        from torchaos.harness.rollback.handles import JobProcesses
+        from torchaos.harness.running.launchers.command import job_env
         from torchaos.harness.running.launchers.local import Local
+        from torchaos.harness.running.launchers.local_job import Job
         from torchaos.harness.running.launchers.netns import Netns, keepers
-        from torchaos.harness.undo.handles import JobProcesses
 
         for name in ("events", "agent", "agent/stamps"):
             (self.folder / name).mkdir()
@@ -192,8 +192,8 @@ class Session:
 
     def watch(self) -> None:
         """Starts new observers: the old ones would have learned the last stall as a usual pause of this job."""
-        from torchaos.harness.watching.diagnosis import stacks
-        from torchaos.harness.watching.observers.watch import HangWatch, Watching
+        from torchaos.harness.monitoring.diagnosis import stacks
+        from torchaos.harness.monitoring.observers.hang_watch import HangWatch, Watching
 
         if self.watching:
             self.watching.stop()
@@ -268,7 +268,7 @@ def _hold(session: Session, kind: str, victim: int) -> Callable[[], None]:
 
 def _cut(session: Session) -> Callable[[], None]:
     """Separates the two nodes. Returns the function that connects them again."""
-    from torchaos.harness.mechanics.network.cut import Cut
+    from torchaos.harness.fault_drivers.network.drop_rules import Cut
 
     links = [live.node.link for live in session.job.nodes()]
     cut = Cut("stalls", links[:1], links[1:])
@@ -376,7 +376,7 @@ def healthy(minutes: float, stacks: bool = True) -> dict[str, Any]:
 def curve(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> list[dict[str, float | None]]:
     """Detection time and false alarms for other values of k, from the recorded opinions. A stall whose record ends
     counts as lasting."""
-    from torchaos.harness.watching.observers.opinion import Opinion, Rule
+    from torchaos.harness.monitoring.observers.opinions import Opinion, Rule
 
     rows: list[dict[str, float | None]] = []
     for k in KS:

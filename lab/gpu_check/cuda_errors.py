@@ -1,5 +1,5 @@
 """Checks the text of a really sticky CUDA error: a kernel fails, and PyTorch reports it in every later call.
-agent/cuda.py must compose the texts of errors that no program can cause in the same way."""
+agent/cuda_errors.py must compose the texts of errors that no program can cause in the same way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from row import NOT_POSSIBLE, need_gpu, need_kernels
 
 FAIL = """
 import torch
-from torchaos.harness.agent import cuda
+from torchaos.harness.agent import cuda_errors as cuda
 cuda.ERRORS["assert"] = (710, "cudaErrorAssert", "device-side assert triggered")
 data = torch.zeros(4, device="cuda")
 try:

@@ -26,8 +26,8 @@ from row import (
     torchrun,
 )
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine.native import NCCL_NET, nccl_net_environment
+from torchaos.harness.host.native_libraries import NCCL_NET, nccl_net_environment
+from torchaos.harness.interfaces import UsageError
 
 COUNT = 1 << 20  # floats in each all-reduce
 HELD_S = 1.0
@@ -38,7 +38,7 @@ def rank(what: str, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from torchaos.harness.agent.nccl_net import CONNECTIONS, HITS, VERSION, NetKind, NetOrder, NetPage
+    from torchaos.harness.agent.nccl_connections import CONNECTIONS, HITS, VERSION, NetKind, NetOrder, NetPage
 
     number, page, control = int(os.environ["RANK"]), NetPage.of_this_process(), folder / "fault.page"
     torch.cuda.set_device(number % torch.cuda.device_count())
@@ -91,14 +91,14 @@ def rank(what: str, folder: Path) -> None:
 
 
 def _order(page: Any, order: Any, control: Path, lease_s: float = 600.0) -> None:
-    from torchaos.harness.agent.page import ControlPage
+    from torchaos.harness.agent.control_pages import ControlPage
 
     ControlPage(control, create=True).write(ControlPage.FIRED, 1)
     page.order(order, str(control), 1, lease_s)
 
 
 def _take_back(control: Path) -> None:
-    from torchaos.harness.agent.page import ControlPage
+    from torchaos.harness.agent.control_pages import ControlPage
 
     ControlPage(control).write(ControlPage.GO, 1)
 

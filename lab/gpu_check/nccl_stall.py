@@ -20,8 +20,8 @@ from typing import Any
 
 from row import SLOW, need_gpu, need_nccl_to_read, not_possible, torchrun
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine.native import NVTX, nvtx_environment
+from torchaos.harness.host.native_libraries import NVTX, nvtx_environment
+from torchaos.harness.interfaces import UsageError
 
 STALL_S, TIMEOUT_S = 2.0, 5.0
 COUNT, MEANT = 1000, 4  # floats in each all-reduce; the number of the chosen all-reduce
@@ -32,8 +32,7 @@ def rank(watchdog: bool, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from torchaos.harness.agent.nvtx import LAST_BYTES, STALLED, NcclCall, NvtxPage
-    from torchaos.harness.agent.page import ControlPage
+    from torchaos.harness.agent.control_pages import LAST_BYTES, STALLED, ControlPage, NcclCall, NvtxPage
 
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", timeout=timedelta(seconds=TIMEOUT_S))

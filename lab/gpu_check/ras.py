@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from row import KEEP, SLOW, backend, need_gpu, need_two_ranks_with_nccl, not_possible, share_a_gpu
 
-from torchaos.harness.watching.observers import nccl_ras
+from torchaos.harness.monitoring.observers import nccl_ras
 
 HIT, WAIT_S = 1, 15 * SLOW
 RUNNING = "the counts grow and no rank is missing"

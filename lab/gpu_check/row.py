@@ -69,7 +69,7 @@ def torchrun(ranks: int, *words: str, env: dict[str, str], limit_s: float) -> su
 
 def overlaid(control: Path) -> dict[str, str]:
     """The environment of a program that asks NVML through the overlay, with the orders in the folder `control`."""
-    from torchaos.harness.machine.native import NVML
+    from torchaos.harness.host.native_libraries import NVML
 
     paths = ":".join(path for path in (str(NVML.path().parent), os.environ.get("LD_LIBRARY_PATH")) if path)
     ours = {"LD_LIBRARY_PATH": paths, "TORCHAOS_NVML_CONTROL": str(control)}

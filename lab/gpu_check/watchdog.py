@@ -80,7 +80,7 @@ def main() -> int:
         done = subprocess.run(asked, capture_output=True, text=True, check=False)
         print(done.stdout, done.stderr)
         written = sorted(os.listdir(dumps))
-    from torchaos.harness.watching.probes.causes import cause_of
+    from torchaos.harness.monitoring.probes.job_log import cause_of
 
     known = sorted({cause.name for line in log.splitlines() if (cause := cause_of(line, 0))})
     named = bool(re.search(rf"rank {LATE}\b", done.stdout))

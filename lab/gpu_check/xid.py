@@ -13,7 +13,7 @@ import time
 
 from row import KEEP, need_gpu, not_possible, overlaid
 
-from torchaos.harness.mechanics.gpu.xids import XIDS
+from torchaos.harness.fault_drivers.gpu.gpu_fault import XIDS
 
 FAIL = """
 import torch

@@ -25,7 +25,7 @@ import museum
 import museum_page
 import sides
 
-from torchaos.harness.contracts import ChaosError
+from torchaos.harness.interfaces import ChaosError
 
 
 def main() -> int:

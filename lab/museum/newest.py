@@ -22,8 +22,8 @@ import marks
 import museum
 import sides
 
-from torchaos.harness.contracts import ChaosError
-from torchaos.harness.narrowing.packages import Packages
+from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.minimize.package_runs import Packages
 
 
 @cache

@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 import marks
 
-from torchaos.harness.contracts import ChaosError
-from torchaos.harness.narrowing.packages import Packages
+from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.minimize.package_runs import Packages
 from torchaos.harness.record.environment import installed
-from torchaos.harness.record.finished import results_in
+from torchaos.harness.record.rundir import results_in
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -35,8 +35,8 @@ def _load() -> None:
 
 _load()
 wire: Any = import_module("_torchaos_agent.wire")
-plan: Any = import_module("_torchaos_agent.plan")
-pages: Any = import_module("_torchaos_agent.page")
+plan: Any = import_module("_torchaos_agent.agent_plan")
+pages: Any = import_module("_torchaos_agent.control_pages")
 
 
 @pytest.fixture(scope="session")

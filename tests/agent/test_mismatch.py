@@ -116,7 +116,11 @@ def test_each_is_late(silent: Any, agent_module: Callable[[str], Any]) -> None:
     right."""
     rank, _codes, (peer, own) = silent
     assert peer[4:] == own[4:] == [HEALTHY] * 5
-    (stamps,) = [stamps for stamps in agent_module("stamps").read_folder(rank.folder / "stamps") if stamps[0].rank == 1]
+    (stamps,) = [
+        stamps
+        for stamps in agent_module("collective_stamps").read_folder(rank.folder / "stamps")
+        if stamps[0].rank == 1
+    ]
     gaps = [later.start_mono_s - (earlier.returned_mono_s or 0) for earlier, later in pairwise(stamps)]
     late = {number for number, gap in enumerate(gaps, start=1) if number > 8 and gap >= 0.6}
     assert late >= {9, 11, 13, 15, 17}
@@ -136,6 +140,10 @@ def test_it_dies_inside(rank: Any, agent_module: Callable[[str], Any], how: str,
     codes, _seen = run(rank, order(rank, "collective_crash.py", "Crash", by=how))
     assert codes[1] == code
     assert codes[0] not in (0, code)
-    (own,) = [stamps for stamps in agent_module("stamps").read_folder(rank.folder / "stamps") if stamps[0].rank == 1]
+    (own,) = [
+        stamps
+        for stamps in agent_module("collective_stamps").read_folder(rank.folder / "stamps")
+        if stamps[0].rank == 1
+    ]
     assert own[-1].returned_mono_s is not None
     assert len(own) == 5

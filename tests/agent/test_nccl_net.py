@@ -69,7 +69,7 @@ for step in range(1, 7):
 def library() -> Path:
     from native_library import path_of
 
-    from torchaos.harness.machine.native import NCCL_NET
+    from torchaos.harness.host.native_libraries import NCCL_NET
 
     return path_of(NCCL_NET)
 
@@ -91,7 +91,7 @@ def started(rank: Any, library: Path) -> Callable[..., Any]:
 
 
 def page_of(rank: Any, process: Any, agent_module: Callable[[str], ModuleType]) -> tuple[Any, Any]:
-    net: Any = agent_module("nccl_net")
+    net: Any = agent_module("nccl_connections")
     path = rank.folder / "net" / f"p{process.pid}.net"
     wait_until(path.exists, timeout_s=150)
     return net, net.NetPage(path)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.quantities import Seconds
+from torchaos.harness.agent.rank_faults import Fault
+from torchaos.harness.agent.rank_faults import Seconds
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Site
+    from torchaos.harness.interfaces import Site
 
 @dataclass(frozen=True)
 class Kill(Fault):
@@ -492,10 +492,10 @@ def test_nth_collective(rank: Any, source: str, phase: Any) -> None:
 
 def test_a_look_at_a_phase_is_cheap(agent_module: Callable[[str], Any], tmp_path: Path) -> None:
     """Orders of later steps are not looked at in this one."""
-    wire, plan = agent_module("wire"), agent_module("plan")
-    agent_module("page").ControlPage(tmp_path / "page", create=True)
+    wire, plan = agent_module("wire"), agent_module("agent_plan")
+    agent_module("control_pages").ControlPage(tmp_path / "page", create=True)
     order = plan.Order("f1", plan.Moment(0, 50, wire.Phase.BACKWARD), str(tmp_path / "page"))
-    who = agent_module("arming").Identity(0, 0, 1, 0, 1)
+    who = agent_module("startup").Identity(0, 0, 1, 0, 1)
     events = wire.EventFile(tmp_path / "events.jsonl", "rank0")
     agent = agent_module("agent").Agent(plan.AgentPlan("run", "", (), (order,)), who, events)
     agent.orders.load()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
-from torchaos.harness.contracts import Finding, Outcome
-from torchaos.harness.judging.checkpoints.bookkeeping import may_be_a_clock
-from torchaos.harness.judging.checkpoints.contents import Clash
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import Clash
+from torchaos.harness.analysis.checkpointing.checkpoint_diff import may_be_a_clock
+from torchaos.harness.interfaces import Finding, Outcome
 
 KILLED_IN = 18
 STEPS = (5, 10, 15, 20, 25, 30)

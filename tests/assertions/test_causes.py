@@ -1,4 +1,4 @@
-"""Causes of a difference from the twin, each by the words of its claim (harness/judging/claims.py)."""
+"""Causes of a difference from the twin, each by the words of its claim (harness/analysis/claims.py)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.parameter_digest import ParameterDigest
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Outcome
-from torchaos.harness.judging.checkpoints.contents import Clash
-from torchaos.harness.judging.twins.agreement import Difference
-from torchaos.harness.judging.twins.causes import likeliest_cause
-from torchaos.harness.judging.twins.clash_words import meaning
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import Clash
+from torchaos.harness.analysis.comparison.agreement import Difference
+from torchaos.harness.analysis.comparison.causes import likeliest_cause
+from torchaos.harness.analysis.comparison.checkpoint_reasons import meaning
+from torchaos.harness.interfaces import Outcome
 
 KILL = [(18, 1)]
 SUM, OTHER = ["float32 4x4", "1" * 16], ["float32 4x4", "2" * 16]

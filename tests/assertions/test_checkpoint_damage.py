@@ -9,9 +9,9 @@ import pytest
 
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Finding, Outcome
-from torchaos.harness.judging.checkpoints import damage
-from torchaos.harness.judging.checkpoints.damage import Did
+from torchaos.harness.analysis.checkpointing import damage_reaction
+from torchaos.harness.analysis.checkpointing.damage_reaction import Did
+from torchaos.harness.interfaces import Finding, Outcome
 from torchaos.harness.record.record import Record
 
 ROOT = "/job/checkpoints"
@@ -66,7 +66,7 @@ def test_resumed_from_damaged_data(trainer: Any) -> None:
         "the job resumed from damaged data: attempt 1 loaded step-15 (step 15), in which step-15/__0_0.distcp (w) was "
         "changed at byte 7, and did not notice"
     )
-    evidence = damage.felt(record, "damage")
+    evidence = damage_reaction.felt(record, "damage")
     assert evidence
     assert "and it loaded step-15" in evidence.what
 
@@ -89,10 +89,10 @@ def test_a_damaged_file_that_was_read_and_not_used(trainer: Any, part: str, save
 def test_fell_back_to_the_newest_whole_one(trainer: Any) -> None:
     """That is what it should do."""
     record = _record(trainer, back=1)
-    assert [one.did for one in damage.meetings(record)] == [Did.FELL_BACK]
-    assert damage.meetings(record)[0].best == (f"{ROOT}/step-10", 10)
+    assert [one.did for one in damage_reaction.meetings(record)] == [Did.FELL_BACK]
+    assert damage_reaction.meetings(record)[0].best == (f"{ROOT}/step-10", 10)
     assert _judge(record).outcome is Outcome.PASSED, _judge(record).reason
-    evidence = damage.felt(record, "damage")
+    evidence = damage_reaction.felt(record, "damage")
     assert evidence
     assert "went on from step 10" in evidence.what
 
@@ -113,7 +113,7 @@ def test_a_stale_tracker_that_the_job_saw_through_was_felt(trainer: Any) -> None
     """It went on from the newest checkpoint though the tracker named another: nothing is lost, and it was felt."""
     record = _record(trainer, op="text")
     assert _judge(record).outcome is Outcome.PASSED
-    evidence = damage.felt(record, "damage")
+    evidence = damage_reaction.felt(record, "damage")
     assert evidence
     assert "went on from the newest checkpoint anyway" in evidence.what
 
@@ -128,7 +128,7 @@ def test_what_is_loaded_after_the_first_step_is_no_resume(trainer: Any) -> None:
     )
     events = tuple(sorted((*made.events, late), key=lambda event: event.mono_s))
     assert _judge(replace(made, events=events)).outcome is Outcome.PASSED
-    assert [one.did for one in damage.meetings(replace(made, events=events))] == [Did.FELL_BACK]
+    assert [one.did for one in damage_reaction.meetings(replace(made, events=events))] == [Did.FELL_BACK]
 
 
 def test_a_file_that_was_damaged_under_another_name_is_found(trainer: Any) -> None:
@@ -180,7 +180,7 @@ def test_a_second_copy_in_the_same_folder_is_no_part(trainer: Any, copy: dict[st
     tensors = {"ckpt-30.pt": {"w": "w30"}, "ckpt-30.bak.pt": copy}
     inventory = {"root": ROOT, "checkpoints": [{**about, "path": path, "tensors": tensors[path]} for path in tensors]}
     run = replace(made, events=tuple(events), artifacts={**made.artifacts, "inventory": inventory})
-    assert [one.damage.checkpoint for one in damage.meetings(run)] == [file]
+    assert [one.damage.checkpoint for one in damage_reaction.meetings(run)] == [file]
     assert _judge(run).outcome.value == outcome, _judge(run).reason
 
 
@@ -231,20 +231,20 @@ def test_nobody_knows_from_where(trainer: Any) -> None:
     blind: dict[str, Any] = {"loads_seen": False, "counters_seen": False, "samples_seen": False, "losses_seen": False}
     record = _record(trainer, **blind)
     assert _judge(record).outcome is Outcome.INCONCLUSIVE
-    assert damage.felt(record, "damage") is None
+    assert damage_reaction.felt(record, "damage") is None
 
 
 def test_permissions_that_did_not_hinder(trainer: Any) -> None:
     """Reading worked all the same, as it does for root: nothing was felt, and the data is not damaged."""
     record = _record(trainer, op="mode")
-    assert damage.felt(record, "damage") is None
+    assert damage_reaction.felt(record, "damage") is None
     assert _judge(record).outcome is Outcome.PASSED
 
 
 def test_what_was_replaced_before_is_no_harm(trainer: Any) -> None:
     """The damaged file was gone when the attempt resumed: what it loaded was another one."""
     record = _record(trainer, until="gone")
-    assert damage.meetings(record) == []
+    assert damage_reaction.meetings(record) == []
     assert _judge(record).outcome is Outcome.PASSED
 
 
@@ -256,4 +256,4 @@ def test_damage_that_nobody_came_upon(trainer: Any) -> None:
     about = {"file": f"{path}/x", "checkpoint": path, "step": 5, "op": "write"}
     data = {"fault": "damage", "what": "damaged", "effect": "", **about}
     record = replace(made, events=(*made.events, Event(Kind.EFFECT, "harness", 9999, 0.0, at, data=data)))
-    assert damage.felt(record, "damage") is None
+    assert damage_reaction.felt(record, "damage") is None

@@ -9,11 +9,11 @@ import pytest
 
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Finding, Outcome
-from torchaos.harness.judging.checkpoints.contents import checkpoints_of
-from torchaos.harness.judging.checkpoints.pairing import pairs
-from torchaos.harness.judging.twins.agreement import wants_more
-from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
+from torchaos.harness.analysis.checkpointing.resume_points import pairs
+from torchaos.harness.analysis.comparison.agreement import wants_more
+from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.interfaces import Assertion, Finding, Outcome
 from torchaos.harness.record.plan import PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
@@ -597,7 +597,7 @@ def test_a_save_that_raced_with_training_is_not_called_damage(trainer: Any) -> N
 
 def test_a_scenario_may_list_what_is_ignored() -> None:
     """As YAML gives it."""
-    from torchaos.harness.scenario.parameters import check_parameters
+    from torchaos.harness.scenario.plugin_parameters import check_parameters
 
     told: list[object] = []
     given = {"ignore": ["args.*"], "tolerance": 1e-3}

@@ -9,10 +9,10 @@ import pytest
 
 from torchaos.assertions.checkpoint_overhead import CheckpointOverhead, writing_s
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Assertion, Outcome
-from torchaos.harness.judging.checkpoints.standstill import standstill
+from torchaos.harness.analysis.checkpointing.save_schedule import standstill
+from torchaos.harness.interfaces import Assertion, Outcome
 from torchaos.harness.record.history import Execution, Executions, History, Save
-from torchaos.harness.record.history.checkpoints import blocked_by_step
+from torchaos.harness.record.history.saves_and_loads import blocked_by_step
 
 
 def _save(begun: float, ended: float | None, blocked: float, step: int = 5, path: str = "a", rank: int = 0) -> Save:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchaos.assertions.clean_exit import CleanExit
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Assertion, Outcome
+from torchaos.harness.interfaces import Assertion, Outcome
 
 NOTHING: dict[str, Any] = {"waited_s": 0.0, "processes": [], "shared_memory": [], "gpu_memory": None}
 PROCESS = {"pid": 77, "command": "python metrics.py", "ports": [4242], "rank": "0"}

@@ -12,7 +12,7 @@ from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.restarts import Restarts
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Outcome
+from torchaos.harness.interfaces import Assertion, Outcome
 
 KILL = [(18, 1)]
 GOOD = {"path": "step-30", "format": "dcp", "step": 30, "complete": True, "loadable": True, "problem": None}

@@ -15,13 +15,13 @@ from torchaos.assertions.recovery_time import RecoveryTime
 from torchaos.assertions.restart_tier import RestartTier
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Outcome, Target
-from torchaos.harness.judging.landing.landings import Landing, landings
-from torchaos.harness.judging.recovery.pace import Pace
-from torchaos.harness.judging.recovery.recovery import end_of, recoveries
-from torchaos.harness.judging.recovery.ways_back import way_back_s
-from torchaos.harness.judging.verdict.verdict import records_of
-from torchaos.harness.mechanics.network import nodes
+from torchaos.harness.analysis.hit_targets import Landing, landings
+from torchaos.harness.analysis.recovery.caught_up import Pace
+from torchaos.harness.analysis.recovery.node_return import way_back_s
+from torchaos.harness.analysis.recovery.recovery_times import end_of, recoveries
+from torchaos.harness.analysis.verdict.verdict import records_of
+from torchaos.harness.fault_drivers.network import node_processes
+from torchaos.harness.interfaces import Outcome, Target
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.record.record import Record
@@ -259,7 +259,7 @@ def test_a_reboot_tells_when_its_node_is_back(monkeypatch: pytest.MonkeyPatch) -
     node = SimpleNamespace(node=SimpleNamespace(index=2), keep_place=lambda: None, start_again=lambda: 7)
     site = SimpleNamespace(fault="f", nodes=(node,), emit=emit, release=lambda: None)
     reboot = registry.find("injectors", "node.reboot")
-    monkeypatch.setattr(sys.modules[reboot.__module__], "kill", lambda site: nodes.tell(site, [5], "killed"))
+    monkeypatch.setattr(sys.modules[reboot.__module__], "kill", lambda site: node_processes.tell(site, [5], "killed"))
     reboot(away=0.0).apply(site)
     run = Seen(tuple(told), History.of(told))
     landing = Landing("f", 9.0, 0, frozenset(), frozenset())

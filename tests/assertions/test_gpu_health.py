@@ -10,10 +10,10 @@ import pytest
 
 from torchaos.assertions.checkpoint_triggered import CheckpointTriggered
 from torchaos.assertions.health_reaction import HealthReaction
-from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Outcome, Target
-from torchaos.harness.judging.landing.landings import landings
+from torchaos.harness.analysis.hit_targets import landings
+from torchaos.harness.interfaces import Assertion, Outcome, Target
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.registry import offers

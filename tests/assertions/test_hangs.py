@@ -10,9 +10,9 @@ import pytest
 from torchaos.assertions.culprit_identified import CulpritIdentified
 from torchaos.assertions.hang_detected import HangDetected
 from torchaos.harness.agent.wire import FIELDS, Event, Kind
-from torchaos.harness.contracts import Assertion, Need, Outcome
+from torchaos.harness.interfaces import Assertion, Need, Outcome
 from torchaos.harness.record.record import Record
-from torchaos.harness.scenario.parameters import check_parameters
+from torchaos.harness.scenario.plugin_parameters import check_parameters
 
 PASSED, FAILED, INCONCLUSIVE = Outcome.PASSED, Outcome.FAILED, Outcome.INCONCLUSIVE
 

@@ -12,9 +12,9 @@ from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.lr_continuity import LrContinuity
 from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Outcome
-from torchaos.harness.judging.noise.tolerance import Tolerances
-from torchaos.harness.judging.twins.agreement import agree, wants_more
+from torchaos.harness.analysis.comparison.agreement import agree, wants_more
+from torchaos.harness.analysis.tolerance import Tolerances
+from torchaos.harness.interfaces import Assertion, Outcome
 
 KILL = [(18, 1)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from torchaos.assertions.lr_continuity import LrContinuity
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Assertion, Outcome
+from torchaos.harness.interfaces import Assertion, Outcome
 
 KILL = [(18, 1)]
 

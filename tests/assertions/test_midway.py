@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchaos.harness.judging.twins.midway import with_first_parts
+from torchaos.harness.analysis.comparison.agreement import with_first_parts
 from torchaos.harness.record.history import Attempt, Execution, Executions, History
 
 TWIN = tuple(

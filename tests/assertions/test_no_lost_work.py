@@ -10,7 +10,7 @@ from typing import Any
 
 from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Outcome
+from torchaos.harness.interfaces import Assertion, Outcome
 from torchaos.harness.record.history import Execution, Executions, History
 
 

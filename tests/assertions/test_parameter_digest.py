@@ -12,7 +12,7 @@ import pytest
 
 from torchaos.assertions.parameter_digest import ParameterDigest
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Outcome
+from torchaos.harness.interfaces import Assertion, Outcome
 
 KILL = [(18, 1)]
 

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 
 from torchaos.assertions.recovery_time import RecoveryTime
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Outcome
-from torchaos.harness.judging.recovery.recovery import PARTS, recoveries
-from torchaos.harness.judging.verdict.verdict import records_of
+from torchaos.harness.analysis.recovery.recovery_times import PARTS, recoveries
+from torchaos.harness.analysis.verdict.verdict import records_of
+from torchaos.harness.interfaces import Assertion, Outcome
 from torchaos.harness.record.rundir import RunDir
 
 KILL = [(18, 1)]

@@ -9,7 +9,7 @@ import pytest
 
 from torchaos.assertions.restart_tier import TIERS, RestartTier, Tier
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Outcome, Target
+from torchaos.harness.interfaces import Assertion, Outcome, Target
 from torchaos.harness.record.plan import After, PlannedFault
 
 KILL = [(18, 1)]

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from torchaos.assertions.restarts import Restarts
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Outcome
+from torchaos.harness.interfaces import Assertion, Outcome
 
 KILL = [(18, 1)]
 

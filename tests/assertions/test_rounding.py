@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.judging.noise.rounding import ROUNDING, but_for_rounding, may_be_rounding, rounded_from, rounding
+from torchaos.harness.analysis.tolerance import ROUNDING, but_for_rounding, may_be_rounding, rounded_from, rounding
 
 KILL = [(18, 1)]
 

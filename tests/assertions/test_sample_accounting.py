@@ -10,10 +10,9 @@ import pytest
 
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, First, Outcome, What
-from torchaos.harness.record.history.evidence import SAMPLES
-from torchaos.harness.record.steps.execution import of_payload
-from torchaos.harness.record.steps.samples import sums_of
+from torchaos.harness.interfaces import Assertion, First, Outcome, What
+from torchaos.harness.record.history.step_evidence import SAMPLES
+from torchaos.harness.record.steps.execution import of_payload, sums_of
 
 KILL = [(18, 1)]
 

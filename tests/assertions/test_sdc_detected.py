@@ -11,8 +11,8 @@ import pytest
 
 from torchaos.assertions.sdc_detected import SdcDetected
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Outcome, Target
-from torchaos.harness.judging.proof.corruption import seen_by_others, seen_by_twin, sightings
+from torchaos.harness.analysis.corruption_evidence import seen_by_others, seen_by_twin, sightings
+from torchaos.harness.interfaces import Assertion, Outcome, Target
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.record.record import Record
 

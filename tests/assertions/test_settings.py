@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.judging.landing.landings import landings
-from torchaos.harness.judging.recovery.settings import PATIENCE, advice
+from torchaos.harness.analysis.hit_targets import landings
+from torchaos.harness.analysis.recovery.timeout_advice import PATIENCE, advice
+from torchaos.harness.monitoring.probes.job_log import CAUSES
 from torchaos.harness.record.plan import PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
-from torchaos.harness.watching.probes.causes import CAUSES
 
 _SLOW = {"detected": 0.1, "torn_down": 0.2, "rendezvous": 15.2, "workers_up": 15.3, "caught_up": 20.0}
 

@@ -10,7 +10,7 @@ import pytest
 
 from torchaos.assertions.straggler_tolerated import StragglerTolerated
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Finding, Outcome, Target
+from torchaos.harness.interfaces import Assertion, Finding, Outcome, Target
 from torchaos.harness.record.plan import After, PlannedFault
 
 FIRST, LAST = 12, 20  # steps during which the fault is on

@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.judging.noise.quantities import LOSS, WEIGHTS, relative
-from torchaos.harness.judging.noise.tolerance import (
+from torchaos.harness.analysis.tolerance import (
     CAP,
     CERTAIN,
     LEARNED_FACTOR,
+    LOSS,
     NEAR,
+    WEIGHTS,
     Tolerance,
     Tolerances,
     certainly_beyond,
     distances,
     learned,
+    relative,
 )
 from torchaos.harness.record.history import Execution
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Outcome
-from torchaos.harness.judging.ending.unloaded import not_resumed
-from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.analysis.ending.unloaded import not_resumed
+from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.interfaces import Outcome
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record
-from torchaos.harness.telling.explain.happened import happened
-from torchaos.harness.telling.terminal.why import why
+from torchaos.harness.reporting.explain.happened import happened
+from torchaos.harness.reporting.terminal.brief import why
 
 TORN = {"path": "step-15", "format": "dcp", "step": 15, "complete": False, "loadable": False, "tensors": {},
         "values": {}, "problem": "step-15: __1_0.distcp is cut off", "problems": []}  # fmt: skip

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from torchaos.harness.checkpoints.buffer import ALIGNED, Buffer
+from torchaos.harness.checkpoints.files import ALIGNED, Buffer
 
 PAGE = 4096
 

@@ -16,9 +16,9 @@ from torchaos.harness.checkpoints.files import Files, Local
 from torchaos.harness.checkpoints.formats import table
 from torchaos.harness.checkpoints.formats.format import Format
 from torchaos.harness.checkpoints.layout import Checkpoint, Extent, Shard, TensorEntry, Trouble, torn
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.mechanics.checkpoints.edits import Text
-from torchaos.harness.mechanics.checkpoints.spots import tracker
+from torchaos.harness.fault_drivers.checkpoint_files.damage_sites import tracker
+from torchaos.harness.fault_drivers.checkpoint_files.edits import Text
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.registry import offers
 
 

@@ -14,7 +14,7 @@ from kinds.frameworks import FRAMEWORKS
 from kinds.places import PLACES
 from kinds.writers import Row
 
-from torchaos.harness.checkpoints.verify.checks import Answer
+from torchaos.harness.checkpoints.verify.all_checks import Answer
 from torchaos.harness.cli import cli
 
 ROWS = [*FILES, *PLACES, *FRAMEWORKS]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, distance
 from torchaos.harness.checkpoints.inventory import take
-from torchaos.harness.checkpoints.sketch import Sketch
-from torchaos.harness.judging.checkpoints.contents import Checkpoint, distance
+from torchaos.harness.checkpoints.tensor_values import Sketch
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "complex64", "float8_e4m3fn", "float8_e5m2"]
 

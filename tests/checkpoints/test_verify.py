@@ -19,14 +19,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.agent_plan import AgentPlan
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.checkpoints import formats
-from torchaos.harness.checkpoints.crc import combine, locate
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.files import locate as files_of
 from torchaos.harness.checkpoints.layout import Trouble
 from torchaos.harness.checkpoints.verify import Manifests, verify
+from torchaos.harness.checkpoints.zip_records import combine, locate
 from torchaos.harness.cli import cli
 
 ROOT = Path(__file__).parents[2]
@@ -421,12 +421,12 @@ def test_crc() -> None:
 
 def test_crc_without_isal(monkeypatch: pytest.MonkeyPatch) -> None:
     """isal only makes it faster: where it is not installed, zlib computes the same."""
-    from torchaos.harness.checkpoints import crc
+    from torchaos.harness.checkpoints import zip_records
 
     monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
-    again = runpy.run_path(str(crc.__file__))
+    again = runpy.run_path(str(zip_records.__file__))
     assert again["crc32"] is zlib.crc32
-    assert again["crc32"](b"torchaos") == crc.crc32(b"torchaos")
+    assert again["crc32"](b"torchaos") == zip_records.crc32(b"torchaos")
 
 
 @pytest.mark.slow

@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.narrowing.child import Child, Ran
-from torchaos.harness.narrowing.packages import Packages
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.minimize.child_run import Child, Ran
+from torchaos.harness.minimize.package_runs import Packages
 from torchaos.harness.record import result
 from torchaos.harness.record.result import Verdict
-from torchaos.harness.telling.files import jsonfile
+from torchaos.harness.reporting.files import json_file
 
 SCENARIO = """\
 scenario: mine
@@ -46,7 +46,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
                  result.Case("restarts", "assertion", verdict, ""))  # fmt: skip
         found = result.Result("mine", "", 0, verdict, verdict.exit_code, "too many", "", "", 0.0, cases=cases)
         home.mkdir(parents=True)
-        jsonfile.write([found], home / "results.json")
+        json_file.write([found], home / "results.json")
         return Ran(verdict.exit_code, found)
 
     monkeypatch.setattr(Packages, "releases", lambda self, name: [str(number) for number in range(1, 9)])

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.exploring.exploration import read_outcomes
+from torchaos.harness.crash_explorer.exploration import read_outcomes
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.capabilities import Finding
 

@@ -14,7 +14,7 @@ from waiting import wait_until
 
 AT_WORK = """
 import signal, sys
-from torchaos.harness.running.upkeep.commands import at_work
+from torchaos.harness.running.housekeeping import at_work
 with at_work(sys.argv[1:]):
     print("up", flush=True)
     signal.pause()

@@ -11,13 +11,18 @@ import pytest
 from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.running.drafting.job import CHECKPOINTS, EXAMPLE, Draft, draft_of
-from torchaos.harness.running.drafting.script import read_script
-from torchaos.harness.running.drafting.text import scenario_text
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.running.planner.transport import OWN_STORE
+from torchaos.harness.running.planner.fault_plans import OWN_STORE
 from torchaos.harness.running.planner.warnings import warnings_of
+from torchaos.harness.running.scaffold.job_draft import (
+    CHECKPOINTS,
+    EXAMPLE,
+    Draft,
+    draft_of,
+    read_script,
+    scenario_text,
+)
 from torchaos.harness.scenario import load
 
 PLAIN = Path(__file__).parents[1] / "trainers" / "plain_ddp.py"

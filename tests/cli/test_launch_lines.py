@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.running.drafting.job import draft_of
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.running.scaffold.job_draft import draft_of
 
 RUN = "torchrun --max-restarts 3"
 

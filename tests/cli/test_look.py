@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from torchaos.harness import registry
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.registry import ready
 from torchaos.harness.running import capabilities
 

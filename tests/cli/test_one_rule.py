@@ -14,7 +14,7 @@ from recorded import judged, recorded
 
 from torchaos.harness.cli import cli
 from torchaos.harness.cli.commands import ALL
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 
 RUN_JOBS = {"run", "init", "explore", "gameday", "gate", "shrink", "bisect"}
 

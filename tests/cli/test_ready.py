@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
 from torchaos.harness.cli.run import run
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.registry import ready
 from torchaos.harness.running import planner
-from torchaos.harness.running.planner.transport import OWN_STORE
+from torchaos.harness.running.planner.fault_plans import OWN_STORE
 from torchaos.harness.scenario import load
-from torchaos.harness.scenario.other_job import job_in, job_of, text_of
+from torchaos.harness.scenario.job_override import job_in, job_of, text_of
 from torchaos.harness.scenario.yaml_source import parse
 
 MINE = ["torchrun", "--nproc-per-node", "2", "--max-restarts", "3", "train.py", "--out={run}/ck"]

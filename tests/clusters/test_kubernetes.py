@@ -15,7 +15,7 @@ from waiting import wait_until
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.record.result import Verdict
-from torchaos.harness.running.launchers.words import LEASE_S
+from torchaos.harness.running.launchers.node_channel import LEASE_S
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

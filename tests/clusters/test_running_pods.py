@@ -109,7 +109,7 @@ def test_a_node_of_a_running_job_stops(kubernetes: Kubernetes, who: str) -> None
     if who.startswith("controller"):
         run.kill_controller(reaper=who.endswith("reaper"))
     elif who.startswith("agent"):
-        run.kill((run.name, "undo.reaper"), (run.name, "node --attach"))
+        run.kill((run.name, "rollback.reaper"), (run.name, "node --attach"))
     run.runs_again(pids)
     if who == "controller-and-reaper":
         code, said = kubernetes.as_user("torchaos", "recover")

@@ -14,7 +14,7 @@ from clusters.slurm import Slurm, SlurmRun
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.record.result import Verdict
-from torchaos.harness.running.launchers.words import LEASE_S
+from torchaos.harness.running.launchers.node_channel import LEASE_S
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dying import clean
 
-from torchaos.harness.agent.packed import Packer
+from torchaos.harness.agent.packed_lines import Packer
 from torchaos.harness.agent.wire import EventFile, Kind
 
 

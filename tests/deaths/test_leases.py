@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.agent.lasting import Lease
-from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.control_pages import ControlPage
+from torchaos.harness.agent.rank_faults import Lease
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.watching.diagnosis.blame import diagnose
-from torchaos.harness.watching.diagnosis.flight import read_folder
-from torchaos.harness.watching.diagnosis.verdict import Diagnosis
+from torchaos.harness.monitoring.diagnosis.blame import diagnose
+from torchaos.harness.monitoring.diagnosis.diagnosis import Diagnosis
+from torchaos.harness.monitoring.diagnosis.flight_recorder import read_folder
 
 DATA = Path(__file__).with_name("data")
 T0 = 1_700_000_000.0

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.stamps import Stamps
-from torchaos.harness.watching.diagnosis.blame import diagnose
-from torchaos.harness.watching.diagnosis.calls import Call, Calls, RankCalls
-from torchaos.harness.watching.diagnosis.flight import read_folder
-from torchaos.harness.watching.diagnosis.stamped import read_stamps
+from torchaos.harness.agent.collective_stamps import Stamps
+from torchaos.harness.monitoring.diagnosis.blame import diagnose
+from torchaos.harness.monitoring.diagnosis.flight_recorder import read_folder
+from torchaos.harness.monitoring.diagnosis.recorded_calls import Call, Calls, RankCalls, read_stamps
 
 ALL = (0, 1, 2, 3)
 Make = Callable[..., Any]

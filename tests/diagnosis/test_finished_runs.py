@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from torchaos.harness.agent.stamps import Stamps
+from torchaos.harness.agent.collective_stamps import Stamps
 from torchaos.harness.cli import cli
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"

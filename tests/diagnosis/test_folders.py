@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.watching.diagnosis.blame import diagnose
-from torchaos.harness.watching.diagnosis.flight import read_folder
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.monitoring.diagnosis.blame import diagnose
+from torchaos.harness.monitoring.diagnosis.flight_recorder import read_folder
 
 Make = Callable[..., Any]
 ALL = (0, 1, 2, 3)

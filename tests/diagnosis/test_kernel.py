@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.watching.diagnosis import kernel
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.monitoring.diagnosis import kernel_trace
 
 # posix_spawn shares its memory with the child until that has called exec: so long the caller sleeps in state D. Here
 # the child first opens a pipe, which takes until somebody opens the other end.
@@ -57,7 +57,7 @@ def test_uninterruptible_sleeps(sleeper: subprocess.Popen[str], tmp_path: Path) 
         threads.append(threading.Thread(target=sleep_twice))
         threads[0].start()
 
-    found = kernel.watch({5: sleeper.pid}, 3.0, attached=attached)
+    found = kernel_trace.watch({5: sleeper.pid}, 3.0, attached=attached)
     threads[0].join()
     os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
     (words,) = found
@@ -75,7 +75,7 @@ def test_slow_calls_of_a_function(sleeper: subprocess.Popen[str]) -> None:
     libc = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
     with subprocess.Popen([sys.executable, "-c", SLOW]) as slow:
         try:
-            (words,) = kernel.watch({0: sleeper.pid, 1: slow.pid}, 1.0, [f"{libc}:usleep"])
+            (words,) = kernel_trace.watch({0: sleeper.pid, 1: slow.pid}, 1.0, [f"{libc}:usleep"])
         finally:
             slow.kill()
     longest, _, total = words.removeprefix("rank 1 was in usleep for ").partition(" s, ")
@@ -84,9 +84,9 @@ def test_slow_calls_of_a_function(sleeper: subprocess.Popen[str]) -> None:
 
 def test_what_is_no_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that would end up in bpftrace's program as something else is refused; a part that is missing is named."""
-    monkeypatch.setattr(kernel, "missing", lambda: None)
+    monkeypatch.setattr(kernel_trace, "missing", lambda: None)
     with pytest.raises(UsageError, match="symbol"):
-        kernel.watch({0: os.getpid()}, 0.1, ['/lib/x.so:f { system("id") }'])
-    monkeypatch.setattr(kernel, "missing", lambda: "bpftrace")
+        kernel_trace.watch({0: os.getpid()}, 0.1, ['/lib/x.so:f { system("id") }'])
+    monkeypatch.setattr(kernel_trace, "missing", lambda: "bpftrace")
     with pytest.raises(UsageError, match="needs bpftrace"):
-        kernel.watch({0: os.getpid()}, 0.1)
+        kernel_trace.watch({0: os.getpid()}, 0.1)

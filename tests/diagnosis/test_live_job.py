@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.contracts import RankProcess
-from torchaos.harness.machine import proc
-from torchaos.harness.watching.diagnosis import blame
-from torchaos.harness.watching.diagnosis.flight import read_folder
-from torchaos.harness.watching.diagnosis.job import ranks_of
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import RankProcess
+from torchaos.harness.monitoring.diagnosis import blame
+from torchaos.harness.monitoring.diagnosis.flight_recorder import read_folder
+from torchaos.harness.monitoring.diagnosis.live_job import ranks_of
 
 JOB = Path(__file__).with_name("jobs") / "recorded.py"
 CULPRIT = 1
@@ -52,7 +52,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
 
 
 def _runs(rank: RankProcess) -> bool:
-    now = proc.stat(rank.pid)
+    now = processes.stat(rank.pid)
     return now is not None and now.ticks == rank.start_ticks and now.state != "Z"
 
 

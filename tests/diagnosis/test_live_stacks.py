@@ -14,10 +14,10 @@ import pytest
 from waiting import wait_until
 
 from torchaos.harness.agent.wire import start_ticks
-from torchaos.harness.contracts import RankProcess
-from torchaos.harness.machine import proc
-from torchaos.harness.watching.diagnosis import live
-from torchaos.harness.watching.diagnosis.stacks import find_py_spy
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import RankProcess
+from torchaos.harness.monitoring.diagnosis import live_job
+from torchaos.harness.monitoring.diagnosis.stacks import find_py_spy
 
 LIBRARY = "import time\ndef all_reduce(seconds): time.sleep(seconds)\n"
 FOREVER = "def train(): time.sleep(600)\ntrain()"
@@ -62,7 +62,7 @@ def _ranks(folder: Path, *codes: str) -> Iterator[dict[int, RankProcess]]:
 def test_one_that_never_comes_is_named(tmp_path: Path) -> None:
     """It stays in its own code while the other stays in a collective."""
     with _ranks(tmp_path, WAITS, FOREVER) as ranks:
-        found = live.diagnose(ranks)
+        found = live_job.diagnose(ranks)
     assert found.culprits == {1}
     assert "train" in found.evidence[1][0]
 
@@ -75,7 +75,7 @@ def test_a_broken_network_explains_who_waits(tmp_path: Path, monkeypatch: pytest
         (tmp_path / "ss").write_text(f"#!/bin/sh\ncat <<'END'\n{socket}\n\t rto:800 backoff:2 unacked:1\nEND\n")
         (tmp_path / "ss").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        found = live.diagnose(ranks, hangs=True)
+        found = live_job.diagnose(ranks, hangs=True)
     assert (found.culprits, found.suspects) == (set(), {0, 1})
     assert any("does not arrive" in text for text in found.problems)
 
@@ -84,7 +84,7 @@ def test_a_job_that_goes_on_has_no_culprit(tmp_path: Path) -> None:
     """At any one moment some rank of a healthy job waits for another; not for long, though."""
     with _ranks(tmp_path, TURNS, f"time.sleep(0.15)\n{TURNS}") as ranks:
         for _ in range(3):
-            found = live.diagnose(ranks)
+            found = live_job.diagnose(ranks)
             assert found.culprits == set(), found.lines()
 
 
@@ -92,5 +92,5 @@ def test_one_that_is_stopped_is_named(tmp_path: Path) -> None:
     """Whatever its stack says."""
     with _ranks(tmp_path, WAITS, WAITS) as ranks:
         os.kill(ranks[0].pid, signal.SIGSTOP)
-        wait_until(lambda: (found := proc.stat(ranks[0].pid)) and found.state == "T")
-        assert live.diagnose(ranks).culprits == {0}
+        wait_until(lambda: (found := processes.stat(ranks[0].pid)) and found.state == "T")
+        assert live_job.diagnose(ranks).culprits == {0}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torchaos.harness.watching.diagnosis.blame import diagnose
-from torchaos.harness.watching.diagnosis.flight import read_folder
+from torchaos.harness.monitoring.diagnosis.blame import diagnose
+from torchaos.harness.monitoring.diagnosis.flight_recorder import read_folder
 
 ALL = (0, 1, 2, 3)
 Make = Callable[..., Any]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.watching.diagnosis.blame import diagnose
-from torchaos.harness.watching.diagnosis.flight import read_folder
+from torchaos.harness.monitoring.diagnosis.blame import diagnose
+from torchaos.harness.monitoring.diagnosis.flight_recorder import read_folder
 
 RANKS = range(16)
 

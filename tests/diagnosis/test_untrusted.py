@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.watching.diagnosis.blame import diagnose
-from torchaos.harness.watching.diagnosis.flight import read_folder
+from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.monitoring.diagnosis.blame import diagnose
+from torchaos.harness.monitoring.diagnosis.flight_recorder import read_folder
 
 DATA = Path(__file__).with_name("data")
 

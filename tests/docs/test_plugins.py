@@ -20,9 +20,9 @@ import yaml
 
 import torchaos.plugin as face
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Injector
-from torchaos.harness.mechanics.site import OutsideSite, Victim
-from torchaos.harness.undo.handles import from_json, to_json
+from torchaos.harness.fault_drivers.site import OutsideSite, Victim
+from torchaos.harness.interfaces import Injector
+from torchaos.harness.rollback.handles import from_json, to_json
 
 from .conftest import REPOSITORY, Torchaos, blocks
 

@@ -10,11 +10,11 @@ from reference.commands import all_commands
 
 from torchaos.harness import registry
 from torchaos.harness.agent import wire
-from torchaos.harness.gameday.grammar import GameDay
+from torchaos.harness.gameday.day_grammar import GameDay
 from torchaos.harness.record import result
 from torchaos.harness.running.capabilities import CHECKS
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.strict import Strict
+from torchaos.harness.scenario.values import Strict
 
 from .conftest import REPOSITORY
 

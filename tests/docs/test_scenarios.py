@@ -14,10 +14,8 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
-from torchaos.harness.gameday.draw import cut, draw
-from torchaos.harness.gameday.loader import load as load_day
-from torchaos.harness.gameday.presets import mix_of
-from torchaos.harness.gameday.rounds import scenario_of
+from torchaos.harness.gameday.draw import cut, draw, mix_of, scenario_of
+from torchaos.harness.gameday.draw import load as load_day
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load

@@ -15,7 +15,7 @@ import yaml
 from chaos import REPOSITORY, RunScenario
 from docker_engine import missing, private_engine
 
-from torchaos.harness.machine.docker_engine import engine
+from torchaos.harness.host.cluster_tools import engine
 
 SCENARIOS = REPOSITORY / "scenarios"
 ELSEWHERE = ["network/partition-short", "network/loss", "network/delay", "node/freeze", "node/reboot"]

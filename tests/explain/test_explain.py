@@ -17,11 +17,10 @@ from rich.console import Console
 
 from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.telling.explain.happened import happened
-from torchaos.harness.telling.explain.shown import tell
-from torchaos.harness.telling.explain.story import Story, story_of
+from torchaos.harness.reporting.explain.happened import happened
+from torchaos.harness.reporting.explain.story import Story, story_of, tell
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 from saves import Disk, table
 
-from torchaos.harness.exploring.blobs import Blobs
-from torchaos.harness.exploring.states import power_loss, process_death
-from torchaos.harness.exploring.states.choose import choose
-from torchaos.harness.exploring.states.persistence import Persistence
-from torchaos.harness.exploring.states.state import State
+from torchaos.harness.crash_explorer.folder_contents import Blobs
+from torchaos.harness.crash_explorer.states import deaths, power_loss
+from torchaos.harness.crash_explorer.states.power_loss import Persistence
+from torchaos.harness.crash_explorer.states.state import State, choose
 
 
 @pytest.fixture
 def states(tmp_path: Path) -> list[State]:
     recording = table(Blobs(tmp_path / "blobs"), 3)
-    return [*process_death.states(recording), *power_loss.states(recording, Persistence.STRICT)]
+    return [*deaths.process_death_states(recording), *power_loss.states(recording, Persistence.STRICT)]
 
 
 def test_equal_files_are_tried_once(states: list[State]) -> None:

@@ -12,12 +12,12 @@ from resumes import after_step, recorded
 from saves import Disk
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Target, UsageError
-from torchaos.harness.exploring import past
-from torchaos.harness.exploring.blobs import Blobs
-from torchaos.harness.exploring.choice import Choice, chosen
-from torchaos.harness.exploring.damaged import faults_of, with_damage
-from torchaos.harness.judging.checkpoints.damage import damages
+from torchaos.harness.analysis.checkpointing.damage_reaction import damages
+from torchaos.harness.crash_explorer import synthetic_crash
+from torchaos.harness.crash_explorer.folder_contents import Blobs
+from torchaos.harness.crash_explorer.second_fault import faults_of, with_damage
+from torchaos.harness.crash_explorer.selection import Choice, chosen
+from torchaos.harness.interfaces import Target, UsageError
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.record.record import Record
@@ -91,9 +91,9 @@ def test_the_resume_is_judged_with_the_damage(tmp_path: Path) -> None:
     plain = _choice(tmp_path)
     state = with_damage(plain, [_fault("checkpoint.zero_block", bytes=512)], tmp_path / "job").states[-1]
     (tmp_path / "events").mkdir()
-    past.write(tmp_path / "events", run, after_step(run, 12), {}, 1000.0, damage=state.damage)
-    found = Record(past.with_death(run.plan), tuple(read_events(tmp_path / "events")), {})
+    synthetic_crash.write(tmp_path / "events", run, after_step(run, 12), {}, 1000.0, damage=state.damage)
+    found = Record(synthetic_crash.with_death(run.plan), tuple(read_events(tmp_path / "events")), {})
     (damage,) = damages(found)
     assert damage.checkpoint == str(tmp_path / "job" / "step-2.pt")
-    assert damage.at_s == past.death_s(found)
+    assert damage.at_s == synthetic_crash.death_s(found)
     assert [event.kind for event in found.events[-2:]] == [Kind.EFFECT, Kind.EFFECT]

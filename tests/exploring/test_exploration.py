@@ -11,14 +11,14 @@ import pytest
 from explorations import choice, outcome_of, saves
 from resumes import recorded
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.exploring import exploration as module
-from torchaos.harness.exploring.asks import Ask
-from torchaos.harness.exploring.exploration import Exploration, Limits, read_outcomes
-from torchaos.harness.exploring.explored import Explored
-from torchaos.harness.exploring.looks import Looks
-from torchaos.harness.exploring.outcomes import Class
-from torchaos.harness.exploring.states.state import State
+from torchaos.harness.crash_explorer import exploration as module
+from torchaos.harness.crash_explorer.exploration import Exploration, Limits, read_outcomes
+from torchaos.harness.crash_explorer.exploration_summary import Explored
+from torchaos.harness.crash_explorer.read_queries import Ask
+from torchaos.harness.crash_explorer.read_trace import Looks
+from torchaos.harness.crash_explorer.resume_outcomes import Class
+from torchaos.harness.crash_explorer.states.state import State
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.rundir import RunDir
 
 Explore = Callable[..., tuple[Explored, list[str]]]

@@ -14,19 +14,17 @@ from explorations import choice, explored, outcome_of, saves, unconfirmed, unfin
 from rich.console import Console
 from saves import Disk
 
-from torchaos.harness.exploring.blobs import Blobs
-from torchaos.harness.exploring.choice import chosen
-from torchaos.harness.exploring.explored import Explored, cases_of, result_of
-from torchaos.harness.exploring.outcomes import Class, Outcome
-from torchaos.harness.exploring.reproduce import script_of
-from torchaos.harness.exploring.story import files_of
+from torchaos.harness.crash_explorer.exploration_summary import Explored, cases_of, files_of, result_of, script_of
+from torchaos.harness.crash_explorer.folder_contents import Blobs
+from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
+from torchaos.harness.crash_explorer.selection import chosen
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.telling.files import explored as files
-from torchaos.harness.telling.files import junit
-from torchaos.harness.telling.html import explored as page
-from torchaos.harness.telling.terminal import explored as terminal
+from torchaos.harness.reporting.files import json_file as files
+from torchaos.harness.reporting.files import junit
+from torchaos.harness.reporting.html import exploration_page as page
+from torchaos.harness.reporting.terminal import exploration_result as terminal
 
 JOB = PlannedJob(("torchrun", "train.py", "--dir", "{run}/it's here"), "/", {"WORDS": "a b"}, 2, 1, 60.0, "{run}/saved")
 PLAN = Plan("made-up", "", 7, JOB, (), ())

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.exploring.asks import Ask
-from torchaos.harness.exploring.looks import Looked, Looker, Lookout, Looks
-from torchaos.harness.exploring.tree import Content, Extent, Tree
-from torchaos.harness.undo.mount import mounts
+from torchaos.harness.crash_explorer.folder_contents import Content, Extent, Tree
+from torchaos.harness.crash_explorer.read_queries import Ask
+from torchaos.harness.crash_explorer.read_trace import Looked, Looker, Lookout, Looks
+from torchaos.harness.rollback.file_handles import mounts
 
 # A job that takes the newest folder, and reads one of its files. Argument: the folder.
 JOB = """
@@ -197,14 +197,14 @@ def test_many_resumes_are_noted_one_after_the_other(tmp_path: Path, killed: str)
     assert not ahead or not ahead.is_ready
 
 
-@pytest.mark.parametrize("server", ["looking", "serving"])
+@pytest.mark.parametrize("server", ["read_trace_fs", "recording_fs"])
 def test_without_a_permit_nothing_is_covered(tmp_path: Path, server: str) -> None:
     """If the harness dies before it has guarded the undo, the end of the input is no permit."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     argv = [folder, "a-source", tmp_path / "switch", tmp_path]
     done = subprocess.run(
-        [sys.executable, "-m", f"torchaos.harness.exploring.{server}", *map(str, argv)], stdin=subprocess.DEVNULL,
+        [sys.executable, "-m", f"torchaos.harness.crash_explorer.{server}", *map(str, argv)], stdin=subprocess.DEVNULL,
         check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 1
@@ -248,6 +248,7 @@ def test_trees_that_answer_alike(ask: Ask, path: str, other: Tree, same: bool) -
 
 def test_the_server_starts_without_large_libraries() -> None:
     """Each resume starts a server. numpy and pydantic, which the harness uses, take longer to import than all else."""
-    code = "import torchaos.harness.exploring.looking, sys; print(sorted({'numpy', 'pydantic'} & sys.modules.keys()))"
+    module = "torchaos.harness.crash_explorer.read_trace_fs"
+    code = f"import {module}, sys; print(sorted({{'numpy', 'pydantic'}} & sys.modules.keys()))"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert said.stdout == "[]\n"

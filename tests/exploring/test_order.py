@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from torchaos.harness.agent.stamps import Stamp
+from torchaos.harness.agent.collective_stamps import Stamp
 from torchaos.harness.agent.wire import Event
 from torchaos.harness.agent.wire import Kind as Happened
-from torchaos.harness.exploring.operations import Kind, Operation
-from torchaos.harness.exploring.order import order
-from torchaos.harness.exploring.steps import with_steps
+from torchaos.harness.crash_explorer.happens_before import order
+from torchaos.harness.crash_explorer.operations import Operation, OperationKind, with_steps
 
 
 def _stamp(rank: int, seq: int, at: float, thread: int = 0, group: str = "0", number: int | None = None) -> Stamp:
@@ -18,7 +17,7 @@ def _stamp(rank: int, seq: int, at: float, thread: int = 0, group: str = "0", nu
 
 def _done(number: int, rank: int | None, at: float, tid: int | None = None) -> Operation:
     pid = 99 if rank is None else 100 + rank
-    return Operation(number, Kind.UNLINK, f"{number}", rank, pid, tid or pid, begun_s=at, ended_s=at + 0.5)
+    return Operation(number, OperationKind.UNLINK, f"{number}", rank, pid, tid or pid, begun_s=at, ended_s=at + 0.5)
 
 
 def test_a_collective_orders_what_comes_before_and_after_it() -> None:

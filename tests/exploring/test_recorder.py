@@ -15,14 +15,14 @@ import pytest
 from saves import contents
 from waiting import wait_until
 
-from torchaos.harness.agent.plan import AgentPlan
-from torchaos.harness.contracts import ChaosError
-from torchaos.harness.exploring.operations import Kind, Operation, Recording
-from torchaos.harness.exploring.recorder import Recorder
-from torchaos.harness.exploring.states import process_death
-from torchaos.harness.exploring.states.cuts import Cuts
+from torchaos.harness.agent.agent_plan import AgentPlan
+from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
+from torchaos.harness.crash_explorer.recorded_run import Recorder
+from torchaos.harness.crash_explorer.states import deaths
+from torchaos.harness.crash_explorer.states.crash_points import Cuts
+from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.rollback.file_handles import mounts
 from torchaos.harness.running import capabilities
-from torchaos.harness.undo.mount import mounts
 
 pytestmark = pytest.mark.needs("fuse")
 
@@ -82,7 +82,7 @@ def _joined(lines: Iterable[str]) -> list[str]:
 
 
 def _told(operation: Operation) -> str:
-    what = {Kind.WRITE: f" {operation.offset}+{operation.size}", Kind.TRUNCATE: f" {operation.size}"}
+    what = {OperationKind.WRITE: f" {operation.offset}+{operation.size}", OperationKind.TRUNCATE: f" {operation.size}"}
     to = f" {operation.to}" if operation.to else ""
     return f"{operation.kind.value} {operation.path}{to}{what.get(operation.kind, '')}"
 
@@ -107,7 +107,7 @@ def test_it_sees_everything_in_order(tmp_path: Path) -> None:
         assert len({operation.pid for operation in mine}) == 1
     times = [(operation.begun_s, operation.ended_s) for operation in recording.operations]
     assert all(recording.began_s < begun <= ended < recording.ended_s for begun, ended in times)
-    last = max(process_death.states(recording), key=lambda state: state.moments[-1:])
+    last = max(deaths.process_death_states(recording), key=lambda state: state.moments[-1:])
     last.write_to(tmp_path / "again")
     assert contents(tmp_path / "again") == contents(folder)
     assert not any(mount.target == str(folder) for mount in mounts())
@@ -124,7 +124,7 @@ def test_without_stamps_only_the_seen_order_is_tried(tmp_path: Path) -> None:
 WAITING_RANK = """
 import os, sys
 from pathlib import Path
-from torchaos.harness.agent.stamps import Stamps
+from torchaos.harness.agent.collective_stamps import Stamps
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 stamps = Stamps(Path(os.environ["TORCHAOS_PLAN"]).parent / "stamps" / f"{rank}.stamps", rank, 0, os.getpid())
 with open(folder / f"shard-{rank}", "wb", buffering=0) as file:
@@ -167,7 +167,8 @@ def test_what_was_there_before_is_the_base(tmp_path: Path) -> None:
     program = "import os, sys; os.rename(sys.argv[1] + '/old', sys.argv[1] + '/new')"
     recording, _folder = _record(tmp_path, program, ranks=1)
     found = [
-        {path: recording.blobs.read(c) for path, c in s.tree.files.items()} for s in process_death.states(recording)
+        {path: recording.blobs.read(c) for path, c in s.tree.files.items()}
+        for s in deaths.process_death_states(recording)
     ]
     assert found == [{"old": b"old"}, {"new": b"old"}]
 
@@ -184,7 +185,7 @@ with open("gone", "wb", buffering=0) as file:
 open("last", "wb").close()
 """
     recording, _folder = _record(tmp_path, program, ranks=1)
-    names = [sorted(state.tree.files) for state in process_death.states(recording)]
+    names = [sorted(state.tree.files) for state in deaths.process_death_states(recording)]
     assert names == [[], ["gone"], ["gone"], ["last"]]
 
 
@@ -199,9 +200,9 @@ pages[5000:5004] = b"here"
 pages.flush()
 """
     recording, _folder = _record(tmp_path, program, ranks=1)
-    writes = [operation for operation in recording.operations if operation.kind is Kind.WRITE]
+    writes = [operation for operation in recording.operations if operation.kind is OperationKind.WRITE]
     assert [(operation.path, operation.rank) for operation in writes] == [("mapped", 0)]
-    last = max(process_death.states(recording), key=lambda state: state.operations)
+    last = max(deaths.process_death_states(recording), key=lambda state: state.operations)
     assert recording.blobs.read(last.tree.files["mapped"], 4999, 6) == b"\0here\0"
 
 
@@ -216,7 +217,7 @@ with open(sys.argv[1] + "/big", "wb", buffering=0) as file:
 """
     recording, _folder = _record(tmp_path, program, ranks=1)
     assert recording.blobs.size() == 4
-    for number, state in enumerate(process_death.states(recording)):
+    for number, state in enumerate(deaths.process_death_states(recording)):
         state.write_to(tmp_path / f"{number}")
     made = (tmp_path / f"{number}" / "big").stat()
     assert (made.st_size, made.st_blocks * 512 < 1 << 20) == (20 << 30, True)
@@ -281,7 +282,7 @@ def test_a_killed_recorder_leaves_nothing_mounted(tmp_path: Path) -> None:
         """
 import sys, time
 from pathlib import Path
-from torchaos.harness.exploring.recorder import Recorder
+from torchaos.harness.crash_explorer.recorded_run import Recorder
 with Recorder(Path(sys.argv[1]), Path(sys.argv[2])) as recorder:
     Path(sys.argv[1], "file").write_text("x")
     print(recorder._server.pid, flush=True)
@@ -315,7 +316,7 @@ def test_a_killed_server_is_said(tmp_path: Path) -> None:
 def test_a_job_that_writes_without_a_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that still writes when the recording ends does not keep the folder covered; the recording says that it
     is not whole."""
-    monkeypatch.setattr("torchaos.harness.exploring.cover._END_S", 0.5)
+    monkeypatch.setattr("torchaos.harness.crash_explorer.fuse_mount._END_S", 0.5)
     folder = tmp_path / "checkpoints"
     program = """
 import sys
@@ -338,7 +339,7 @@ with open(sys.argv[1] + "/log", "wb", buffering=0) as file:
 def test_a_file_that_somebody_only_holds_open_is_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server does not end by itself while somebody has a file, or a copy of the mount in another namespace. It is
     asked to end, and the recording is whole."""
-    monkeypatch.setattr("torchaos.harness.exploring.cover._END_S", 0.5)
+    monkeypatch.setattr("torchaos.harness.crash_explorer.fuse_mount._END_S", 0.5)
     folder = tmp_path / "checkpoints"
     with Recorder(folder, tmp_path / "home") as recorder:
         (folder / "file").write_text("x")
@@ -358,7 +359,7 @@ def test_a_mount_namespace_that_somebody_made_meanwhile_costs_no_time(
     """Another program makes a mount namespace while the folder is covered, and so keeps a copy of the mount. Nobody has
     a file open there, so the server is asked to end, long before the time is over for which a process may keep a file
     open; the recording is whole."""
-    monkeypatch.setattr("torchaos.harness.exploring.cover._END_S", 1e9)
+    monkeypatch.setattr("torchaos.harness.crash_explorer.fuse_mount._END_S", 1e9)
     folder = tmp_path / "checkpoints"
     with Recorder(folder, tmp_path / "home") as recorder:
         (folder / "file").write_text("x")

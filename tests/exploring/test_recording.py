@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.exploring import blobs as module
-from torchaos.harness.exploring.blobs import Blobs
-from torchaos.harness.exploring.operations import Kind, Operation, Recording
-from torchaos.harness.exploring.states.state import State
-from torchaos.harness.exploring.tree import Content, Extent, Tree
+from torchaos.harness.crash_explorer import folder_contents as module
+from torchaos.harness.crash_explorer.folder_contents import Blobs, Content, Extent, Tree
+from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
+from torchaos.harness.crash_explorer.states.state import State
 
 
 @pytest.fixture
@@ -112,10 +111,12 @@ def test_equal_bytes_are_kept_once(blobs: Blobs, tmp_path: Path) -> None:
 def test_a_recording_is_read_as_it_was_written(blobs: Blobs, tmp_path: Path) -> None:
     """Nothing is lost on the way to disk and back."""
     operations = (
-        Operation(0, Kind.CREATE, "a", rank=0, pid=7, tid=8, file=1, step=3, phase="checkpoint_write", begun_s=1.5),
-        Operation(1, Kind.WRITE, "a", rank=0, file=1, offset=4, size=2, blob=blobs.add(b"xy")),
-        Operation(2, Kind.RENAME, "a", to="b", rank=None, file=1),
-        Operation(3, Kind.FSYNC_FOLDER, "", rank=1),
+        Operation(
+            0, OperationKind.CREATE, "a", rank=0, pid=7, tid=8, file=1, step=3, phase="checkpoint_write", begun_s=1.5
+        ),
+        Operation(1, OperationKind.WRITE, "a", rank=0, file=1, offset=4, size=2, blob=blobs.add(b"xy")),
+        Operation(2, OperationKind.RENAME, "a", to="b", rank=None, file=1),
+        Operation(3, OperationKind.FSYNC_FOLDER, "", rank=1),
     )
     base = Tree({"old": _file(blobs, (0, b"old"))}, frozenset({"d"}), {"l": "old"})
     written = Recording(operations, frozenset({(1, 3)}), base, blobs, 1.0, 9.0, ("a sentence",))

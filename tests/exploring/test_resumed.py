@@ -12,14 +12,14 @@ from packing import pack
 from resumes import ENDED, ENOUGH, FAILED, LATER_S, Trainer, after_step, recorded, resumed
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.exploring import operations, past
-from torchaos.harness.exploring.cut import cut_of, cut_together
-from torchaos.harness.exploring.goal import Goal, Patience
-from torchaos.harness.exploring.operations import Operation
-from torchaos.harness.exploring.outcomes import Class, Outcome, seen_in
-from torchaos.harness.exploring.warm.resumes import Shown, difference
-from torchaos.harness.judging.landing.landings import landings
-from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.analysis.hit_targets import landings
+from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.crash_explorer import operations, synthetic_crash
+from torchaos.harness.crash_explorer.launcher_resume import Goal, Patience
+from torchaos.harness.crash_explorer.operations import Operation
+from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, seen_in
+from torchaos.harness.crash_explorer.truncate import cut_of, cut_together
+from torchaos.harness.crash_explorer.warm.warm_resumes import Shown, difference
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
@@ -41,13 +41,13 @@ def _class_of(run: Record, hung: bool = False) -> Outcome:
 def test_the_past_ends_with_the_death_of_all_ranks(tmp_path: Path) -> None:
     """The events up to the death are there, moved to just before the resume; then all ranks are killed, and the job."""
     run = recorded()
-    past.write(tmp_path, run, after_step(run, 12), {}, LATER_S)
+    synthetic_crash.write(tmp_path, run, after_step(run, 12), {}, LATER_S)
     damaged: list[str] = []
-    found = Record(past.with_death(run.plan), tuple(read_events(tmp_path, damaged)), {})
+    found = Record(synthetic_crash.with_death(run.plan), tuple(read_events(tmp_path, damaged)), {})
     assert not damaged
     assert found.history.highest_step() == 12
     assert [attempt.exit_codes for attempt in found.history.attempts] == [{0: -9, 1: -9}]
-    assert [(hit.fault, hit.ranks) for hit in landings(found)] == [(past.DEATH, frozenset({0, 1}))]
+    assert [(hit.fault, hit.ranks) for hit in landings(found)] == [(synthetic_crash.DEATH, frozenset({0, 1}))]
     assert found.exit_code == -9
     assert LATER_S - 0.1 < found.events[-1].mono_s < LATER_S
 
@@ -55,7 +55,7 @@ def test_the_past_ends_with_the_death_of_all_ranks(tmp_path: Path) -> None:
 def test_a_rank_may_die_earlier_than_the_others(tmp_path: Path) -> None:
     """In an order of the ranks that was not seen, a rank has only the events before its own last operation."""
     run = recorded()
-    past.write(tmp_path, run, after_step(run, 12), {1: after_step(run, 11)}, LATER_S)
+    synthetic_crash.write(tmp_path, run, after_step(run, 12), {1: after_step(run, 11)}, LATER_S)
     found = Record(run.plan, tuple(read_events(tmp_path)), {})
     steps = {(one.rank, one.global_step) for one in found.history.executions}
     assert (0, 12) in steps
@@ -87,7 +87,7 @@ def test_a_second_death(tmp_path: Path, goes_on: int, kind: Class, from_step: in
     second = resumed(tmp_path / "second", 17, again, [ENOUGH], until=25, run=first)
     assert [attempt.exit_codes for attempt in second.history.attempts[:2]] == [{0: -9, 1: -9}] * 2
     assert [attempt.base for attempt in second.history.attempts] == [0, 10, from_step]
-    assert [fault.id for fault in second.plan.faults] == [f"{past.DEATH}-before", past.DEATH]
+    assert [fault.id for fault in second.plan.faults] == [f"{synthetic_crash.DEATH}-before", synthetic_crash.DEATH]
     found = _class_of(second)
     assert (found.kind, found.from_step) == (kind, from_step), found.reason
 
@@ -113,10 +113,10 @@ def test_it_trained_and_nobody_knows_which_steps(tmp_path: Path) -> None:
 def test_nothing_was_left_to_train(tmp_path: Path) -> None:
     """A job that died after its last step, and then ends at once with exit code 0, is right."""
     run = recorded()
-    past.write(tmp_path, run, after_step(run, 30), {}, LATER_S)
+    synthetic_crash.write(tmp_path, run, after_step(run, 30), {}, LATER_S)
     start = Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60})
     end = Event(Kind.JOB_EXITED, "harness", 1, 0, LATER_S + 1, data=ENDED[1])
-    found = _class_of(Record(past.with_death(run.plan), (*read_events(tmp_path), start, end), {}))
+    found = _class_of(Record(synthetic_crash.with_death(run.plan), (*read_events(tmp_path), start, end), {}))
     assert found.kind is Class.RIGHT, found.reason
 
 
@@ -144,11 +144,13 @@ def test_it_does_not_start(tmp_path: Path, second: bool) -> None:
 def test_it_hangs(tmp_path: Path) -> None:
     """A resume that was ended because nothing was seen of it hangs."""
     run = recorded()
-    past.write(tmp_path, run, after_step(run, 12), {}, LATER_S)
+    synthetic_crash.write(tmp_path, run, after_step(run, 12), {}, LATER_S)
     start = Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60})
     text = {"reason": "nothing was seen of its ranks for 60 s", "interrupted": False}
     stop = Event(Kind.STOPPED, "harness", 1, 0, LATER_S + 60, data=text)
-    found = _class_of(Record(past.with_death(run.plan), (*read_events(tmp_path), start, stop), {}), hung=True)
+    found = _class_of(
+        Record(synthetic_crash.with_death(run.plan), (*read_events(tmp_path), start, stop), {}), hung=True
+    )
     assert (found.kind, found.reason) == (Class.HANGS, text["reason"])
 
 
@@ -164,10 +166,10 @@ def test_it_hangs_beyond_the_death(tmp_path: Path) -> None:
 def test_a_job_that_ends_well_without_a_new_step_has_not_come_back(tmp_path: Path) -> None:
     """Exit code 0 is no resume: 18 steps were still to be made."""
     run = recorded()
-    past.write(tmp_path, run, after_step(run, 12), {}, LATER_S)
+    synthetic_crash.write(tmp_path, run, after_step(run, 12), {}, LATER_S)
     start = Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60})
     end = Event(Kind.JOB_EXITED, "harness", 1, 0, LATER_S + 1, data=ENDED[1])
-    found = _class_of(Record(past.with_death(run.plan), (*read_events(tmp_path), start, end), {}))
+    found = _class_of(Record(synthetic_crash.with_death(run.plan), (*read_events(tmp_path), start, end), {}))
     assert found.kind is Class.WONT_START
 
 
@@ -245,11 +247,13 @@ def test_a_save_with_which_the_job_had_not_finished_was_no_checkpoint(tmp_path: 
     recorded run shows that the save was not over. Once the next step is made, it was."""
     run = recorded()
     saved_s = max(save.ended_s or 0.0 for save in run.history.saves if save.global_step == 10)
-    marker = Operation(0, operations.Kind.CREATE, "marker", 0, begun_s=saved_s + 0.004, ended_s=saved_s + 0.005)
-    later = Operation(1, operations.Kind.CREATE, "next", 0, begun_s=saved_s + 100.0, ended_s=saved_s + 101.0)
+    marker = Operation(
+        0, operations.OperationKind.CREATE, "marker", 0, begun_s=saved_s + 0.004, ended_s=saved_s + 0.005
+    )
+    later = Operation(1, operations.OperationKind.CREATE, "next", 0, begun_s=saved_s + 100.0, ended_s=saved_s + 101.0)
     for died_s in (saved_s + 0.004, marker.ended_s):  # before the marker's operation has ended, it is not done
-        assert len(past.unfinished(run, died_s, {0: (marker, later)})) == 1  # of rank 0
-    assert not past.unfinished(run, saved_s + 0.006, {0: (marker, later)})
+        assert len(synthetic_crash.unfinished(run, died_s, {0: (marker, later)})) == 1  # of rank 0
+    assert not synthetic_crash.unfinished(run, saved_s + 0.006, {0: (marker, later)})
 
 
 @pytest.mark.parametrize(("held", "over"), [(("weight", "moment"), True), (("weight",), False)])
@@ -273,9 +277,9 @@ def test_a_save_of_another_checkpoint_is_nothing_that_was_missing(held: tuple[st
     events = tuple(sorted((*run.events, *more), key=lambda event: event.mono_s))
     run = replace(run, events=events, artifacts={"inventory": inventory})
     write = Operation(
-        0, operations.Kind.CREATE, "last", end.rank, begun_s=end.mono_s + 0.002, ended_s=end.mono_s + 0.003
+        0, operations.OperationKind.CREATE, "last", end.rank, begun_s=end.mono_s + 0.002, ended_s=end.mono_s + 0.003
     )
-    found = past.unfinished(run, end.mono_s + 0.003, {end.rank: (write,)})
+    found = synthetic_crash.unfinished(run, end.mono_s + 0.003, {end.rank: (write,)})
     assert ((end.source, end.seq, end.kind) not in found) is over
 
 
@@ -283,10 +287,14 @@ def test_a_rank_that_died_earlier_had_not_finished_its_save() -> None:
     """Rank 1 had written its file, was to rename it, and died. The job died later, when that time was over."""
     run = recorded()
     end = next(one for one in run.events if one.kind is Kind.SAVE_END and one.rank == 1)
-    rename = Operation(0, operations.Kind.RENAME, "part", 1, begun_s=end.mono_s + 0.001, ended_s=end.mono_s + 0.002)
+    rename = Operation(
+        0, operations.OperationKind.RENAME, "part", 1, begun_s=end.mono_s + 0.001, ended_s=end.mono_s + 0.002
+    )
     lines: dict[int | None, Sequence[Operation]] = {1: (rename,)}
-    assert not past.unfinished(run, end.mono_s + 0.05, lines)
-    assert past.unfinished(run, end.mono_s + 0.05, lines, {1: rename.begun_s}) == {(end.source, end.seq, end.kind)}
+    assert not synthetic_crash.unfinished(run, end.mono_s + 0.05, lines)
+    assert synthetic_crash.unfinished(run, end.mono_s + 0.05, lines, {1: rename.begun_s}) == {
+        (end.source, end.seq, end.kind)
+    }
 
 
 def test_a_file_that_was_to_be_renamed_was_no_checkpoint(tmp_path: Path) -> None:
@@ -297,5 +305,5 @@ def test_a_file_that_was_to_be_renamed_was_no_checkpoint(tmp_path: Path) -> None
     moved = {"path": end.data["path"], "to": "/job/checkpoints/final"}
     renamed = replace(end, kind=Kind.RENAMED, seq=10_000, mono_s=end.mono_s + 0.5, data=moved)
     run = replace(run, events=tuple(sorted((*run.events, renamed), key=lambda event: event.mono_s)))
-    assert (end.source, end.seq, end.kind) in past.unfinished(run, end.mono_s + 0.4, {})
-    assert (end.source, end.seq, end.kind) not in past.unfinished(run, end.mono_s + 0.6, {})
+    assert (end.source, end.seq, end.kind) in synthetic_crash.unfinished(run, end.mono_s + 0.4, {})
+    assert (end.source, end.seq, end.kind) not in synthetic_crash.unfinished(run, end.mono_s + 0.6, {})

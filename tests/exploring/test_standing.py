@@ -12,15 +12,14 @@ import pytest
 from explorations import outcome_of
 from resumes import ENOUGH, Trainer, recorded, resumed
 
-from torchaos.harness.exploring import past
-from torchaos.harness.exploring.asks import Ask
-from torchaos.harness.exploring.blobs import Blobs
-from torchaos.harness.exploring.looks import Looks
-from torchaos.harness.exploring.outcomes import Class, Outcome
-from torchaos.harness.exploring.spared import Spared
-from torchaos.harness.exploring.standing import Standing
-from torchaos.harness.exploring.states.state import State
-from torchaos.harness.exploring.trials import Trials, checkpoints_in
+from torchaos.harness.crash_explorer import synthetic_crash
+from torchaos.harness.crash_explorer.folder_contents import Blobs
+from torchaos.harness.crash_explorer.read_queries import Ask
+from torchaos.harness.crash_explorer.read_trace import Looks
+from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
+from torchaos.harness.crash_explorer.resume_runs import Trials, checkpoints_in
+from torchaos.harness.crash_explorer.reuse import Spared, Standing
+from torchaos.harness.crash_explorer.states.state import State
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 
@@ -105,7 +104,7 @@ def test_what_a_resume_left_is_put_on_another_state(taken: tuple[Standing, OnDis
     assert (found[0].like, found[0].state, found[0].warm) == ("one", "two", True)
     assert trials.files == {"old/part": "p", "last.pt": "saved", "new/part": "n", "extra": "e"}
     assert (root / "extra").stat().st_mtime <= staged_s[1]
-    assert {path.name for path in trials.now.events.iterdir()} == {past.FILE, "rank0.jsonl"}
+    assert {path.name for path in trials.now.events.iterdir()} == {synthetic_crash.FILE, "rank0.jsonl"}
     assert trials.staged_s[0] == staged_s[0]
 
 

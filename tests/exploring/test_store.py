@@ -21,22 +21,19 @@ from resumes import recorded
 from saves import Disk
 from waiting import wait_until
 
-from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.exploring import recorder
-from torchaos.harness.exploring.blobs import Blobs
-from torchaos.harness.exploring.choice import models_of
-from torchaos.harness.exploring.notes import Notes
-from torchaos.harness.exploring.operations import Kind, Operation, Recording
-from torchaos.harness.exploring.recorded import Recorded
-from torchaos.harness.exploring.recorder import read
-from torchaos.harness.exploring.reproduce import script_of
-from torchaos.harness.exploring.states import process_death
-from torchaos.harness.exploring.store import rclone, stored
-from torchaos.harness.exploring.store.stored import Served, in_folder, is_stored
-from torchaos.harness.exploring.store.times import date_objects
-from torchaos.harness.exploring.story import files_of
-from torchaos.harness.exploring.tree import Tree
-from torchaos.harness.exploring.trials import checkpoints_in
+from torchaos.harness.crash_explorer import recorded_run
+from torchaos.harness.crash_explorer.exploration_summary import files_of, script_of
+from torchaos.harness.crash_explorer.folder_contents import Blobs, Tree
+from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
+from torchaos.harness.crash_explorer.recorded_run import Recorded, read
+from torchaos.harness.crash_explorer.recording_log import Notes
+from torchaos.harness.crash_explorer.resume_runs import checkpoints_in
+from torchaos.harness.crash_explorer.selection import models_of
+from torchaos.harness.crash_explorer.states import deaths
+from torchaos.harness.crash_explorer.store import s3_store
+from torchaos.harness.crash_explorer.store.s3_requests import date_objects
+from torchaos.harness.crash_explorer.store.s3_store import Served, in_folder, is_stored
+from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 
@@ -108,12 +105,12 @@ def test_an_object_is_there_at_once(tmp_path: Path) -> None:
     recording = disk.recording()
     a, b = {"step-1/0": b"a" * 10000}, {"step-1/1": b"b"}
     one, two = {"newest": b"1"}, {"newest": b"2"}
-    found = list(process_death.states(recording, symmetry=False))
+    found = list(deaths.process_death_states(recording, symmetry=False))
     expected = [{}, a, b, a | b, a | b | one, a | b | two, b | two, two]
     shown = [sorted(contents(recording, state.tree).items()) for state in found]
     assert sorted(shown) == sorted(sorted(each.items()) for each in expected)
     assert {state.tree.folders for state in found} == {frozenset(), frozenset({"step-1"})}
-    named = next(state for state in found if state.last_operation and state.last_operation.kind is Kind.PUT
+    named = next(state for state in found if state.last_operation and state.last_operation.kind is OperationKind.PUT
                  and state.operations == 3)  # fmt: skip
     assert dict(files_of(named, recording))["newest"] == "complete"
 
@@ -125,7 +122,7 @@ def test_a_missing_object_is_in_the_story(tmp_path: Path) -> None:
     disk.rank(0).put("newest", b"1")
     disk.rank(0).put("step-1/0", b"a")
     recording = disk.recording()
-    (state,) = (state for state in process_death.states(recording) if state.operations == 1)
+    (state,) = (state for state in deaths.process_death_states(recording) if state.operations == 1)
     assert dict(files_of(state, recording)) == {"newest": "complete", "step-1/0": "missing"}
 
 
@@ -156,9 +153,9 @@ def test_requests_are_recorded(tmp_path: Path) -> None:
     assert not [doubt for doubt in recording.unsure if "was put" in doubt]
     large: Operation = recording.operations[1]
     assert large.size == PART + 7
-    last = list(process_death.states(recording))[-1]
+    last = list(deaths.process_death_states(recording))[-1]
     assert set(last.tree.files) == {"copy", "step 1/rank-0.pt", "step 1/rank-1.pt"}
-    before = next(state for state in process_death.states(recording) if state.operations == 4)
+    before = next(state for state in deaths.process_death_states(recording) if state.operations == 4)
     assert contents(recording, before.tree)["large-1"] == b"\1" * PART + b"\2" * 7
 
 
@@ -167,7 +164,16 @@ def test_ranks_that_change_the_same_object(tmp_path: Path) -> None:
     recording says so. No rank has done something later while its own earlier request is undone."""
     notes = Notes(tmp_path)
     for rank in (0, 1):
-        notes.add(Kind.PUT, "last.pt", rank, rank + 0.5, 0, os.getpid(), size=1, blob=notes.blobs.add(b"01"[rank:][:1]))
+        notes.add(
+            OperationKind.PUT,
+            "last.pt",
+            rank,
+            rank + 0.5,
+            0,
+            os.getpid(),
+            size=1,
+            blob=notes.blobs.add(b"01"[rank:][:1]),
+        )
     notes.close()
     recording = recording_of(tmp_path)
     same = replace(recording.operations[1], rank=1)
@@ -179,11 +185,11 @@ def test_ranks_that_change_the_same_object(tmp_path: Path) -> None:
     disk.rank(1).unlink("last.pt")
     for rank in (0, 1):
         disk.rank(rank).put(f"done-{rank}", b"")
-    found = [contents(disk.recording(), state.tree) for state in process_death.states(disk.recording())]
+    found = [contents(disk.recording(), state.tree) for state in deaths.process_death_states(disk.recording())]
     assert {"last.pt": b"0"} in found
     assert {"last.pt": b"1"} in found
     assert all("last.pt" not in each for each in found if "done-1" in each)
-    assert list(recorder._shared((recording.operations[0], same))) == [
+    assert list(recorded_run._shared((recording.operations[0], same))) == [
         "several processes changed the object last.pt: the order of these requests is tried only as it was seen"
     ]
 
@@ -218,7 +224,7 @@ def test_what_the_store_does_not_know(tmp_path: Path) -> None:
         assert store.get_object(Bucket="saved", Key="run/folder/c")["Body"].read() == b"c"
     recording = recording_of(tmp_path / "notes")
     assert [(each.kind, each.path) for each in recording.operations] == [
-        (Kind.PUT, "a"), (Kind.PUT, "b"), (Kind.PUT, "folder/c")
+        (OperationKind.PUT, "a"), (OperationKind.PUT, "b"), (OperationKind.PUT, "folder/c")
     ]  # fmt: skip
     assert len(recording.unsure) == 1
     assert "metadata of their own" in recording.unsure[0]
@@ -232,7 +238,7 @@ def test_objects_have_their_times(tmp_path: Path) -> None:
     disk.rank(0).put("step-9", b"again")
     recording = disk.recording()
     for done, order in ((3, ["step-9", "step-10", "empty"]), (4, ["step-10", "empty", "step-9"])):
-        state = next(state for state in process_death.states(recording) if state.operations == done)
+        state = next(state for state in deaths.process_death_states(recording) if state.operations == done)
         root = tmp_path / str(done)
         state.write_to(root)
         date_objects(root, state.tree, recording.operations[:done], recording.began_s, 1000.0)
@@ -262,7 +268,7 @@ def test_a_store_that_died_is_said(tmp_path: Path) -> None:
 
     def job() -> None:
         with store_in(tmp_path):
-            (server,) = [each for each in psutil.Process().children() if stored._SERVER in each.cmdline()]
+            (server,) = [each for each in psutil.Process().children() if s3_store._SERVER in each.cmdline()]
             (program,) = server.children()
             os.kill(server.pid, signal.SIGKILL)
             program.wait(60)
@@ -282,7 +288,7 @@ def test_rclone_alone_dies(tmp_path: Path) -> None:
 
 def with_dead_rclone(served: Served) -> None:
     with served:
-        (server,) = [each for each in psutil.Process().children() if stored._SERVER in each.cmdline()]
+        (server,) = [each for each in psutil.Process().children() if s3_store._SERVER in each.cmdline()]
         (program,) = server.children()
         program.kill()
         with suppress(errors.ClientError, errors.BotoCoreError):
@@ -295,10 +301,10 @@ def with_dead_rclone(served: Served) -> None:
 def test_without_rclone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the program rclone, the store says what to install. The last words of a store that does not start are the
     error."""
-    monkeypatch.setattr("torchaos.harness.exploring.store.rclone.shutil.which", lambda name, path: None)
+    monkeypatch.setattr("torchaos.harness.crash_explorer.store.s3_store.shutil.which", lambda name, path: None)
     with pytest.raises(SystemExit, match=r"rclone is missing: put rclone 1.65 or newer on the PATH"):
-        asyncio.run(rclone.Rclone(tmp_path).renew())
-    monkeypatch.setattr(stored, "_SERVER", "torchaos.nothing")
+        asyncio.run(s3_store.Rclone(tmp_path).renew())
+    monkeypatch.setattr(s3_store, "_SERVER", "torchaos.nothing")
     with pytest.raises(ChaosError, match=r"no store can be started: .*No module named torchaos.nothing"):
         store_in(tmp_path).__enter__()
 
@@ -335,7 +341,7 @@ def test_a_plan_with_a_store(tmp_path: Path) -> None:
     assert models_of(["all"], plan) == ("process-death",)
     with pytest.raises(UsageError, match="a store keeps what it has acknowledged, so power-loss-strict"):
         models_of(["process-death", "power-loss-strict"], plan)
-    outcome = outcome_of(next(process_death.states(saves(tmp_path))))
+    outcome = outcome_of(next(deaths.process_death_states(saves(tmp_path))))
     shell = script_of(plan.job, RunDir(tmp_path), checkpoints_in(plan, RunDir(tmp_path)), outcome)
     assert 'rclone serve s3 --addr "127.0.0.1:${PORT:=9321}" "$run"/store &' in shell
     assert "TORCHAOS" not in shell
@@ -364,6 +370,6 @@ def test_a_store_that_cannot_be_given(place: str, nodes: int, why: str) -> None:
 
 def test_the_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without aiohttp, the error names the extra to install."""
-    monkeypatch.setattr(stored, "find_spec", lambda name: None)
+    monkeypatch.setattr(s3_store, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'torchaos\[object-store\]'"):
         stored_plan()

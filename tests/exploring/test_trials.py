@@ -13,13 +13,13 @@ from explorations import choice, saves
 from resumes import ENDED, ENOUGH, LATER_S, Trainer, next_attempt, recorded, resumed
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.exploring import past
-from torchaos.harness.exploring.cut import cut_of, cut_together
-from torchaos.harness.exploring.operations import Recording
-from torchaos.harness.exploring.outcomes import Class, seen_in
-from torchaos.harness.exploring.trials import Trials, asked_of, checkpoints_in, judged, saves_of
-from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.crash_explorer import synthetic_crash
+from torchaos.harness.crash_explorer.operations import Recording
+from torchaos.harness.crash_explorer.resume_outcomes import Class, seen_in
+from torchaos.harness.crash_explorer.resume_runs import Trials, asked_of, checkpoints_in, judged, saves_of
+from torchaos.harness.crash_explorer.truncate import cut_of, cut_together
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record
@@ -137,12 +137,12 @@ def test_the_job_died_before_a_rank_was_up(tmp_path: Path) -> None:
     not train then, it hangs."""
     run = recorded()
     first_s = min(process.up_s for attempt in run.history.attempts for process in attempt.ranks.values())
-    past.write(tmp_path, run, first_s - 0.001, {}, LATER_S)
+    synthetic_crash.write(tmp_path, run, first_s - 0.001, {}, LATER_S)
     start = Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60})
     own = next_attempt(Trainer(kills=[(3, 0)]).record(), LATER_S, 30, 1)
     end = Event(Kind.JOB_EXITED, "harness", 1, 0, own[-1].mono_s + 1, data=ENDED[1])
     events = sorted((*read_events(tmp_path), start, *own, end), key=lambda event: event.mono_s)
-    again = past.less_missed_death(Record(past.with_death(run.plan), tuple(events), {}))
+    again = synthetic_crash.less_missed_death(Record(synthetic_crash.with_death(run.plan), tuple(events), {}))
     ours, twins = cut_together(again, [recorded()], 2)
     found = seen_in(ours, judged(ours, twins, run, ""), 30, False)
     assert (found.kind, found.from_step) == (Class.RIGHT, 0), found.reason
@@ -165,13 +165,13 @@ def test_the_job_died_again_before_a_rank_was_up(
     up_s = min(process.up_s for process in first.history.attempts[-1].ranks.values())
     later_s, folder = 4 * LATER_S, tmp_path / "second"
     folder.mkdir()
-    past.write(folder, first, up_s - 0.5, {}, later_s)
+    synthetic_crash.write(folder, first, up_s - 0.5, {}, later_s)
     start = Event(Kind.JOB_STARTED, "harness", 0, 0, later_s, data={"submission": 0, "pid": 60})
     own = next_attempt(Trainer(kills=[(3 if until == 14 else 12, 0)]).record(), later_s, until, 2)
     own = own if seen else list(_without_saves(replace(first, events=tuple(own))).events)
     end = Event(ended[0], "harness", 1, 0, own[-1].mono_s + 1, data=ended[1])
     events = sorted((*read_events(folder), start, *own, end), key=lambda event: event.mono_s)
-    again = past.less_missed_death(Record(past.with_death(first.plan), tuple(events), {}))
+    again = synthetic_crash.less_missed_death(Record(synthetic_crash.with_death(first.plan), tuple(events), {}))
     ours, twins = cut_together(again, [recorded()], 2)
     found = seen_in(ours, judged(ours, twins, first, ""), 30, ended[0] is Kind.STOPPED and ended is not ENOUGH)
     assert found.kind is kind, found.reason

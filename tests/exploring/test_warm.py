@@ -17,14 +17,12 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import ChaosError
-from torchaos.harness.exploring.goal import Goal
-from torchaos.harness.exploring.outcomes import Class
-from torchaos.harness.exploring.warm import resumes
-from torchaos.harness.exploring.warm.forked import Forked
-from torchaos.harness.exploring.warm.parents import Parent
-from torchaos.harness.exploring.warm.rank import RankCommand
-from torchaos.harness.machine import proc
+from torchaos.harness.crash_explorer.launcher_resume import Goal
+from torchaos.harness.crash_explorer.resume_outcomes import Class
+from torchaos.harness.crash_explorer.warm import warm_resumes
+from torchaos.harness.crash_explorer.warm.forked_ranks import Forked, Parent, RankCommand
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.rundir import RunDir
 
@@ -229,16 +227,16 @@ def test_ranks_die_with_their_parent(rank: RankCommand, tmp_path: Path, spawn_un
     Path(rank.argv[0]).write_text("import time; print('up', flush=True); time.sleep(600)\n")
     parent = Parent(rank, "test-of-warm-ranks", tmp_path / "parent.log")
     (pid,) = parent.fork([rank], [rank.env], tmp_path / "log")
-    ticks = proc.ticks_of(pid)
+    ticks = processes.ticks_of(pid)
     spawn_until(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
     parent.close()
-    spawn_until(lambda: not proc.is_alive(pid, ticks))
+    spawn_until(lambda: not processes.is_alive(pid, ticks))
 
 
 def test_a_parent_that_is_gone_is_an_error(rank: RankCommand, tmp_path: Path) -> None:
     """It is said, and nobody waits for its answer."""
     parent = Parent(rank, "test-of-warm-ranks", tmp_path / "parent.log")
-    proc.kill({parent.pid: proc.ticks_of(parent.pid)}, time.monotonic() + 30.0)
+    processes.kill({parent.pid: processes.ticks_of(parent.pid)}, time.monotonic() + 30.0)
     with pytest.raises(ChaosError, match="parent of warm ranks"):
         parent.imports(["decimal"])
     parent.close()
@@ -311,19 +309,19 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
         return right, SimpleNamespace()
 
     monkeypatch.setattr(
-        resumes, "Parent", lambda *_: SimpleNamespace(imports=lambda _names: ("", 0), close=lambda: None)
+        warm_resumes, "Parent", lambda *_: SimpleNamespace(imports=lambda _names: ("", 0), close=lambda: None)
     )
     monkeypatch.setattr(
-        resumes, "difference", lambda _cold, _warm: "a warm resume made none of the steps of a cold one"
+        warm_resumes, "difference", lambda _cold, _warm: "a warm resume made none of the steps of a cold one"
     )
-    monkeypatch.setattr(resumes, "Shown", SimpleNamespace(of=lambda _record: None))
+    monkeypatch.setattr(warm_resumes, "Shown", SimpleNamespace(of=lambda _record: None))
     command = RankCommand(sys.executable, (), "", ("train.py",), str(tmp_path), {"RANK": "0"})
     monkeypatch.setattr(RankCommand, "of", lambda _pid: command)
     trials: Any = SimpleNamespace(
         plan=SimpleNamespace(job=SimpleNamespace(world_size=1)), imported=tmp_path / "imported"
     )
     cold: Any = Cold()
-    warm = resumes.Warm(trials, cold, 3, tmp_path)
+    warm = warm_resumes.Warm(trials, cold, 3, tmp_path)
     monkeypatch.setattr(warm, "_resume", resume)
     state: Any = None
     assert warm(state) is right
@@ -345,9 +343,9 @@ def test_what_a_later_resume_imports_is_imported_before_the_next_one(
         return "", len(names)
 
     parent = SimpleNamespace(imports=imports, close=lambda: given.append([]), pid=1)
-    monkeypatch.setattr(resumes, "Parent", lambda *_: parent)
+    monkeypatch.setattr(warm_resumes, "Parent", lambda *_: parent)
     nothing: Any = None
-    warm = resumes.Warm(nothing, nothing, 3, tmp_path)
+    warm = warm_resumes.Warm(nothing, nothing, 3, tmp_path)
     monkeypatch.setattr(warm, "_ranks", {0: rank})
     monkeypatch.setattr(warm, "_parent", parent)
     noted, learnt = tmp_path / "imports", []

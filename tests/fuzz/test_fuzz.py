@@ -17,7 +17,7 @@ from mutating.guard import Guard
 from mutating.inputs import CORPUS
 from mutating.targets import TARGETS, Target, UndoTarget
 
-from torchaos.harness.undo.handles import REGISTRY
+from torchaos.harness.rollback.handles import REGISTRY
 
 CAMPAIGN = Path(__file__).parents[2] / "lab" / "campaigns" / "fuzz.py"
 

@@ -18,7 +18,7 @@ from junitparser import Error, Failure, JUnitXml
 from webhooks import Server
 
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import ExitCode
 
 from .conftest import Release, change_json

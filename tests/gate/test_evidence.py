@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.analysis.verdict.verdict import judge
 from torchaos.harness.record.result import Case, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.release.gate import judged
+from torchaos.harness.release.gate import gate_verdict
 
 from .conftest import Release
 
@@ -39,7 +39,7 @@ def test_a_failed_assertion_is_hidden_only_by_a_fault_that_proves_nothing(
     cases = {"faults": (Verdict.INCONCLUSIVE, None), "completed": (Verdict.FAILED, None)}
     (folder,) = map(RunDir, release.runs.iterdir())
     view = told(judge(folder), verdict, decided_by, cases)
-    monkeypatch.setattr(judged, "judged_again", lambda run, layers: [view])
+    monkeypatch.setattr(gate_verdict, "judged_again", lambda run, layers: [view])
     (result,) = release.judged().results
     assert (result.verdict, result.decided_by) == (verdict, decided_by), result.reason
 
@@ -49,6 +49,6 @@ def test_the_cause_is_told_and_not_what_follows_from_it(release: Release, monkey
     cases = {"loss_continuity": (Verdict.FAILED, "sample_accounting"), "sample_accounting": (Verdict.FAILED, None)}
     (folder,) = map(RunDir, release.runs.iterdir())
     view = told(judge(folder), Verdict.FAILED, "sample_accounting", cases)
-    monkeypatch.setattr(judged, "judged_again", lambda run, layers: [view])
+    monkeypatch.setattr(gate_verdict, "judged_again", lambda run, layers: [view])
     (result,) = release.judged().results
     assert result.decided_by == "sample_accounting"

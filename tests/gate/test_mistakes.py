@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.release.gate.loader import load
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.release.gate.gate_file import load
 
 from .conftest import Release
 

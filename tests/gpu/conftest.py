@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.machine.native import NVML, compiler
+from torchaos.harness.host.native_libraries import NVML, compiler
 
 from .stand_in import SOURCE
 

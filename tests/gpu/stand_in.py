@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchaos.harness.machine.native import NVML
+from torchaos.harness.host.native_libraries import NVML
 
 _ROWS = [
     line.split("\t") for line in (NVML.sources / "symbols.tsv").read_text().splitlines() if not line.startswith("#")

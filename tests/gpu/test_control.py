@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError
-from torchaos.harness.mechanics.gpu import control
-from torchaos.harness.mechanics.gpu.xids import XIDS
+from torchaos.harness.fault_drivers.gpu import gpu_fault
+from torchaos.harness.fault_drivers.gpu.gpu_fault import XIDS
+from torchaos.harness.interfaces import ChaosError
 from torchaos.injectors.gpu_lost import Lost
 from torchaos.injectors.gpu_xid import Xid
 
@@ -99,7 +99,7 @@ def test_two_faults_have_files_of_their_own(rank: subprocess.Popen[bytes], tmp_p
 def test_a_job_without_a_folder_for_orders_is_told_what_to_add() -> None:
     """The error names the lines that job.env lacks."""
     with pytest.raises(ChaosError, match=r'add to job.env: .TORCHAOS_NVML_PATH: "\{nvml\}"'):
-        control.folders_of([os.getpid()])
+        gpu_fault.folders_of([os.getpid()])
 
 
 def test_each_node_has_orders_of_its_own(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_what_a_watcher_was_served_is_told_once(tmp_path: Path) -> None:
     """Only orders of this fault, each for each process once, and no line that is not whole."""
     log = tmp_path / "nvml.log"
     told: list[dict[str, Any]] = []
-    probe = control.Served(log, "f", frozenset({"gpu1.lost"}))
+    probe = gpu_fault.Served(log, "f", frozenset({"gpu1.lost"}))
 
     def emit(kind: Kind, data: Any) -> Any:
         told.append({"kind": kind, **data})
@@ -264,7 +264,7 @@ def test_the_kernels_log_is_felt_when_the_kernel_shows_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That the injector wrote a line proves nothing, nor does the same line of an earlier fault."""
-    from torchaos.harness.mechanics.gpu.xids import XIDS, pci_of
+    from torchaos.harness.fault_drivers.gpu.gpu_fault import XIDS, pci_of
     from torchaos.injectors import gpu_kernel_log
 
     device, told = tmp_path / "kmsg", list[Any]()
@@ -294,7 +294,7 @@ def test_the_kernels_log_is_felt_when_the_kernel_shows_the_line(
 
 def test_the_kernels_log_needs_consent_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the scenario alone nor the command line alone is enough."""
-    from torchaos.harness.contracts import UsageError
+    from torchaos.harness.interfaces import UsageError
     from torchaos.harness.running.planner import make_plan
     from torchaos.harness.scenario import load
 
@@ -330,10 +330,10 @@ def test_dcgm_is_asked_to_inject_and_then_what_it_shows(tmp_path: Path, monkeypa
 
 
 def test_a_command_is_run_with_the_overlay(tmp_path: Path) -> None:
-    """`python -m torchaos.harness.mechanics.gpu` gives a command the library and the orders, and says what is wrong without one."""
+    """`python -m torchaos.harness.fault_drivers.gpu` gives a command the library and the orders, and says what is wrong without one."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     (tmp_path / "orders.nvml").write_text("gpus = 3\n")
-    wrapper = [sys.executable, "-m", "torchaos.harness.mechanics.gpu"]
+    wrapper = [sys.executable, "-m", "torchaos.harness.fault_drivers.gpu"]
     asks = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
     env = {**os.environ, "TORCHAOS_NVML_REAL": "none"}
     command = [*wrapper, "--control", str(tmp_path), sys.executable, "-c", asks]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from waiting import wait_until
 
-from torchaos.harness.machine.native import compiler
+from torchaos.harness.host.native_libraries import compiler
 from torchaos.harness.scenario.loader import load
 
 PROGRAM = Path(__file__).parents[2] / "lab" / "gpu-check"

@@ -14,11 +14,11 @@ import pytest
 from waiting import wait_until
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import RankProcess
-from torchaos.harness.machine import gpus as driver_side
-from torchaos.harness.machine.gpus import READER, held_by, parent_of
-from torchaos.harness.watching.probes import gpus
-from torchaos.harness.watching.probes.gpus import GpuWatch
+from torchaos.harness.host import gpu_devices as driver_side
+from torchaos.harness.host.gpu_devices import READER, held_by, parent_of
+from torchaos.harness.interfaces import RankProcess
+from torchaos.harness.monitoring.probes import gpu_probe
+from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
 
 from . import fake_driver
 
@@ -65,7 +65,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: Path) -> Itera
         (tmp_path / "answers").write_text(answers)
         monkeypatch.setenv("ANSWERS", str(tmp_path / "answers"))
         monkeypatch.setenv("LD_LIBRARY_PATH", str(driver.parent))
-        monkeypatch.setattr(gpus, "driver_is_here", lambda: True)
+        monkeypatch.setattr(gpu_probe, "driver_is_here", lambda: True)
         made.append(Watched(*ranks))
         made[-1].watch.start()
         return made[-1]
@@ -85,7 +85,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overlay: Path) -> 
         monkeypatch.setenv("TORCHAOS_NVML_CONTROL", str(tmp_path))
         monkeypatch.setenv("TORCHAOS_NVML_REAL", "none")
         monkeypatch.setenv("LD_LIBRARY_PATH", str(overlay.parent))
-        monkeypatch.setattr(gpus, "driver_is_here", lambda: True)
+        monkeypatch.setattr(gpu_probe, "driver_is_here", lambda: True)
         made.append(Watched(*ranks))
         made[-1].watch.start()
         return made[-1]

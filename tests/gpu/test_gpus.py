@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.machine import gpus
-from torchaos.harness.machine.gpus import Gpu, gpu_of, gpus_here
+from torchaos.harness.host import gpu_devices
+from torchaos.harness.host.gpu_devices import Gpu, gpu_of, gpus_here
 
 H100 = "NVIDIA H100 80GB HBM3"
 HERE = [
@@ -106,4 +106,4 @@ def test_the_gpus_of_the_driver(tmp_path: Path) -> None:
         (tmp_path / pci / "information").write_text(text)
     assert gpus_here(tmp_path) == (Gpu("GPU-a", H100), Gpu("GPU-b", H100))
     assert gpus_here(tmp_path / "none") == ()
-    assert gpus.DRIVER.parts[-2:] == ("nvidia", "gpus")
+    assert gpu_devices.DRIVER.parts[-2:] == ("nvidia", "gpus")

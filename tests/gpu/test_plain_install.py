@@ -60,7 +60,7 @@ def test_it_names_the_extra_and_starts_nothing(plain: dict[str, str], tmp_path: 
 
 def test_the_jobs_own_python_counts(tmp_path: Path) -> None:
     """The agent runs in another environment than torchaos: what is missing there is named with its Python."""
-    from torchaos.harness.contracts import UsageError
+    from torchaos.harness.interfaces import UsageError
     from torchaos.harness.running.planner import make_plan
     from torchaos.harness.scenario import load
 

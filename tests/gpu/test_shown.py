@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
-from torchaos.harness.judging.verdict.faults import faults_case, synthetic
+from torchaos.harness.analysis.verdict.gates import faults_case, synthetic
 from torchaos.harness.record.result import FaultResult, Verdict
 from torchaos.harness.registry import shown
 

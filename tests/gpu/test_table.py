@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 from reference import PAGES
 
-from torchaos.harness.machine.native import NVML
+from torchaos.harness.host.native_libraries import NVML
 
 
 @pytest.fixture(scope="module")

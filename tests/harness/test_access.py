@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness import agent
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.rundir import RunDir
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from malformed import CASES, GOOD, Case
 
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 
 MANY = """\
 scenario: Kill Rank

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.page import ControlPage
-from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.agent_plan import Moment
+from torchaos.harness.agent.control_pages import ControlPage
 from torchaos.harness.agent.wire import Event, EventFile, Kind
-from torchaos.harness.contracts import ChaosError, Target
-from torchaos.harness.record.events import growing
+from torchaos.harness.interfaces import ChaosError, Target
+from torchaos.harness.record.events import arrivals
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.events.merged import Merged, beside_steps
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.running.conditions.seen import Attempts, LossBelow, NoProgress, Steps
-from torchaos.harness.running.engine import bases
-from torchaos.harness.running.engine.arming import Slots
-from torchaos.harness.running.engine.bases import BaseWriter
+from torchaos.harness.running.engine import resume_steps
+from torchaos.harness.running.engine.fault_life import Slots
+from torchaos.harness.running.engine.resume_steps import BaseWriter
 
 STEPS = 10
 USUAL: dict[str, Any] = {"lr": [1e-3], "opt_step": 7, "sched_step": 6, "skipped": False, "samples": bytes(range(12)),
@@ -66,7 +66,7 @@ def test_a_snapshot_is_the_list_of_all_events(tmp_path: Path) -> None:
 
 def test_no_step_is_kept_as_an_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a look, each step is a row of columns, and its line is read again when somebody asks."""
-    monkeypatch.setattr(growing, "_ENOUGH", 4)
+    monkeypatch.setattr(arrivals, "_ENOUGH", 4)
     _write(tmp_path, 0, range(1, 9))
     journal = _live(tmp_path, 9)
     whole = journal.snapshot().merged
@@ -79,7 +79,7 @@ def test_no_step_is_kept_as_an_object(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_file_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was read into columns stays known; events that would have to be read again are left out."""
-    monkeypatch.setattr(growing, "_ENOUGH", 4)
+    monkeypatch.setattr(arrivals, "_ENOUGH", 4)
     _write(tmp_path, 0, range(1, 9))
     _write(tmp_path, 1, range(1, 9))
     journal = _live(tmp_path, 18)
@@ -99,7 +99,7 @@ def test_a_file_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, looked: bool) -> None:
     """The journal says that a file was removed or became shorter. No look at the run crashes. Steps that are in no
     column yet are left out everywhere, and a value that must be read again is refused with the file's name."""
-    monkeypatch.setattr(growing, "_ENOUGH", 4)
+    monkeypatch.setattr(arrivals, "_ENOUGH", 4)
     _write(tmp_path, 0, range(1, 9))
     _write(tmp_path, 1, range(1, 3))  # too few for columns
     journal = _live(tmp_path, 12)
@@ -146,7 +146,7 @@ def test_a_file_that_grows_again(tmp_path: Path) -> None:
 
 def test_conditions_judge_columns_and_objects_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A condition has the same answer for a snapshot, for events in order of time, and for a plain list."""
-    monkeypatch.setattr(growing, "_ENOUGH", 4)
+    monkeypatch.setattr(arrivals, "_ENOUGH", 4)
     file = EventFile(tmp_path / "rank1.jsonl", "rank1", 1, 2)
     file.emit(Kind.AGENT_STARTED, {"pid": 1, "start_ticks": 1, "local_rank": 0, "world_size": 2, "python": "3.11",
                                    "torch": None, "hooks": []})  # fmt: skip
@@ -175,7 +175,7 @@ def test_a_base_is_written_once_it_is_known(tmp_path: Path, monkeypatch: pytest.
         looks.append(attempt)
         return (None if len(looks) == 1 else 40 + attempt), []
 
-    monkeypatch.setattr(bases, "base_of", base_of)
+    monkeypatch.setattr(resume_steps, "base_of", base_of)
     page = ControlPage(tmp_path / "page", create=True)
     fault = PlannedFault("kill", "process.kill", "rank", Target((0,)), Moment(0, 50, None), {}, "", "Kill")
     writer = BaseWriter([Slots(fault, {0: page}, {0: tmp_path / "page"})])
@@ -190,6 +190,6 @@ def test_a_base_is_written_once_it_is_known(tmp_path: Path, monkeypatch: pytest.
     writer.update(events)
     assert looks == [1, 1]
     writer.note(Event(Kind.STEP, "rank", 9, 0.0, 1.0, 0, 2, 1))
-    writer.update([*events, Event(Kind.NOTE, "harness", 0, 0.0, 2.0 + bases.PATIENCE_S)])
+    writer.update([*events, Event(Kind.NOTE, "harness", 0, 0.0, 2.0 + resume_steps.PATIENCE_S)])
     assert looks == [1, 1]  # no rank waits so long
     page.close()

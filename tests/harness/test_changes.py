@@ -10,10 +10,10 @@ import pytest
 from waiting import wait_until
 
 from torchaos.harness.agent.wire import EventFile, Kind
-from torchaos.harness.machine.changes import Changes
+from torchaos.harness.host.disk import Changes
+from torchaos.harness.monitoring.probes.job_log import JobLog
 from torchaos.harness.record.events import journal
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.watching.probes.job_log import JobLog
 
 
 def test_written_and_new_files_are_named(tmp_path: Path) -> None:

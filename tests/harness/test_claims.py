@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.judging.claims import CLAIMS
+from torchaos.harness.analysis.claims import CLAIMS
 
 ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "harness/judging/claims.py"
+TABLE = ROOT / "harness/analysis/claims.py"
 # Words by which such a sentence is known, and what has them without being one.
 NAMES_A_CAUSE = re.compile(r"(?i)most likely|not restored|were restored|was restored|as if |rewound|starts? over")
 BARE = {"parameter_digest checks what was restored", "so nothing was restored"}
@@ -21,7 +21,7 @@ BARE = {"parameter_digest checks what was restored", "so nothing was restored"}
 
 @cache
 def _sources() -> dict[Path, ast.Module]:
-    paths = [path for folder in ("harness/judging", "assertions") for path in sorted((ROOT / folder).rglob("*.py"))]
+    paths = [path for folder in ("harness/analysis", "assertions") for path in sorted((ROOT / folder).rglob("*.py"))]
     return {path: ast.parse(path.read_text()) for path in paths if path != TABLE}
 
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Condition
+from torchaos.harness.interfaces import Condition
 from torchaos.harness.running.conditions.seen import Attempts, LossBelow, NoProgress, RanksUp, Steps, Time, Wall
 
 _seq = count()

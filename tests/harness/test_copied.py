@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from torchaos.harness.running.planner.copied import errors_in, warnings_in
+from torchaos.harness.running.planner.job_plan import errors_in, warnings_in
 
 OWN = "torchrun --max-restarts 1 --nproc-per-node 8"
 

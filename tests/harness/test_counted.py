@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.record.words import counted
-from torchaos.harness.telling.terminal.narrator import _restart_in_words
+from torchaos.harness.record.plan import counted
+from torchaos.harness.reporting.terminal.narrator import _restart_in_words
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -36,6 +36,6 @@ def test_no_text_says_that_one_are() -> None:
         for folder in ("harness", "assertions", "injectors")
         for path in (REPOSITORY / folder).rglob("*.py")
         for one in wrong.finditer(path.read_text(encoding="utf-8"))
-        if path.name != "evidence.py"  # its count may be several: 10 or 15
+        if path.name != "step_evidence.py"  # its count may be several: 10 or 15
     ]
     assert found == []

@@ -16,32 +16,31 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.page import ControlPage, State
-from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.agent_plan import Moment
+from torchaos.harness.agent.control_pages import ControlPage, State
 from torchaos.harness.agent.wire import Event, Kind, start_ticks
 from torchaos.harness.cli.interrupt import Interrupt, signals
 from torchaos.harness.cli.run import Planned, _apart
-from torchaos.harness.contracts import ChaosError, Need, RankProcess, Target, UsageError
-from torchaos.harness.machine.proc import stat
-from torchaos.harness.mechanics.site import OutsideSite, Victim
+from torchaos.harness.fault_drivers.site import OutsideSite, Victim
+from torchaos.harness.host.processes import stat
+from torchaos.harness.interfaces import ChaosError, Need, RankProcess, Target, UsageError
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import After, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import find
-from torchaos.harness.release.repeats.ask import Ask
-from torchaos.harness.running.engine.arming import Slots
-from torchaos.harness.running.engine.faults import Context, FaultLife
-from torchaos.harness.running.engine.permits import NotPermitted
-from torchaos.harness.running.engine.run import Run
+from torchaos.harness.release.repeats.asked_repeats import Ask
+from torchaos.harness.rollback.file_handles import File
+from torchaos.harness.rollback.handles import Process, from_json, to_json
+from torchaos.harness.rollback.healer import Healed
+from torchaos.harness.rollback.reaper_client import UndoError
+from torchaos.harness.rollback.recovery import LeftBehind
+from torchaos.harness.running.engine.blast_radius import NotPermitted
+from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots
+from torchaos.harness.running.engine.stages import Run
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.running.twins.scenario_run import ScenarioRun
+from torchaos.harness.running.twin_runs.scenario_run import ScenarioRun
 from torchaos.harness.scenario import load
-from torchaos.harness.undo.client import UndoError
-from torchaos.harness.undo.file import File
-from torchaos.harness.undo.handles import Process, from_json, to_json
-from torchaos.harness.undo.healer import Healed
-from torchaos.harness.undo.recovery import LeftBehind
 
 LIMIT_S = 20.0
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from torchaos.harness.contracts import Finding, First, Outcome, What
-from torchaos.harness.judging.verdict.follows import linked
-from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.analysis.verdict.explanations import linked
+from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.interfaces import Finding, First, Outcome, What
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.result import Case, Result, Verdict, root_first
-from torchaos.harness.telling.files import junit
-from torchaos.harness.telling.terminal import console
+from torchaos.harness.reporting.files import junit
+from torchaos.harness.reporting.terminal import console
 
 
 def links(*said: tuple[str, What, int], fallen: bool = False) -> dict[str, str | None]:

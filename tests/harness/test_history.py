@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.history import Executions, History, base_of, saved_as
-from torchaos.harness.record.history.checkpoints import number_in_contents, number_in_name, read_saves
-from torchaos.harness.record.history.evidence import (
+from torchaos.harness.record.history.first_steps import align
+from torchaos.harness.record.history.saves_and_loads import number_in_contents, number_in_name, read_saves
+from torchaos.harness.record.history.step_evidence import (
     CONTENTS,
     LOG,
     LOSSES,
@@ -25,7 +26,6 @@ from torchaos.harness.record.history.evidence import (
     Witness,
     decide,
 )
-from torchaos.harness.record.history.first_steps import align
 
 
 def _trainer() -> Any:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.agent.wire import Event, Kind, Phase
-from torchaos.harness.contracts import Target
-from torchaos.harness.judging.ending.teardown import aborts_at_exit, has_aborted, teardown_aborts
-from torchaos.harness.judging.verdict.known import because, causes_in_words
-from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.analysis.ending import aborts_at_exit, has_aborted, teardown_aborts
+from torchaos.harness.analysis.verdict.explanations import because, causes_in_words
+from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.interfaces import Target
 from torchaos.harness.record.plan import Named, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Result, Verdict
-from torchaos.harness.telling.terminal.narrator import Narrator
+from torchaos.harness.reporting.terminal.narrator import Narrator
 
 KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(1, 18, Phase.BACKWARD), {}, "", "")
 STALE = "Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: SO_ERROR: Connection refused"

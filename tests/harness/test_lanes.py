@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.judging.landing.landings import landings
-from torchaos.harness.telling.html.timeline import timeline_of
+from torchaos.harness.analysis.hit_targets import landings
+from torchaos.harness.reporting.html.page_timeline import timeline_of
 
 RANKS = 40
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.running.drafting.moment import chosen, chosen_in
-from torchaos.harness.running.drafting.seen import saved_elsewhere, seen_in
+from torchaos.harness.running.scaffold.observed_run import chosen, chosen_in, saved_elsewhere, seen_in
 
 
 def test_what_is_seen_and_what_it_is_worth(trainer: Any) -> None:

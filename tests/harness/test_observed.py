@@ -13,15 +13,14 @@ import pytest
 from waiting import wait_until
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import ChaosError, UsageError, Watched
-from torchaos.harness.machine import proc
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import ChaosError, UsageError, Watched
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Named, Plan, PlannedJob
 from torchaos.harness.running.conditions.observed import CommandFails, CommandSucceeds, DiskFree
-from torchaos.harness.running.engine import guards
-from torchaos.harness.running.engine.guards import Guards, check_disk
-from torchaos.harness.running.engine.watches import Watches
-from torchaos.harness.scenario.sizes import parse_size
+from torchaos.harness.running.engine import watches
+from torchaos.harness.running.engine.watches import Guards, Watches, check_disk
+from torchaos.harness.scenario.values import parse_size
 
 PLAN = Plan("watch", "", 0, PlannedJob(("torchrun",), "/", {}, 1, 1, 60.0), (), ())
 
@@ -67,7 +66,7 @@ def test_a_command_leaves_nothing(journal: Journal, at: Watched) -> None:
     """What a command started in the background ends with it, and its arguments are not recorded."""
     (probe,) = CommandFails(["sh", "-c", "setsid sleep 600 & true s3cr3t"]).probes(at)
     probe.sample(journal.emit)
-    assert proc.family(at.mark) == {}
+    assert processes.family(at.mark) == {}
     assert "s3cr3t" not in repr(journal.snapshot())
 
 
@@ -81,9 +80,9 @@ def test_a_stop_condition_ends_it_with_its_reason(journal: Journal, at: Watched)
     reason, about_job = wait_until(lambda: watches.broken(journal.snapshot(), 0.0))
     assert (reason, about_job) == ("the stop condition command_fails holds: false ended with 1", False)
     assert not watches.steady(journal.snapshot(), 0.0)
-    wait_until(lambda: proc.family(at.mark))
+    wait_until(lambda: processes.family(at.mark))
     watches.stop()
-    assert proc.family(at.mark) == {}
+    assert processes.family(at.mark) == {}
 
 
 @pytest.mark.parametrize(("text", "size"), [("1GB", 10**9), ("1.5 GiB", 3 << 29), ("512MiB", 512 << 20), ("7B", 7)])
@@ -111,7 +110,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A harness that has grown beyond its limit ends the run rather than the machine's memory."""
     assert Guards(tmp_path).trouble() is None
-    monkeypatch.setattr(guards, "MEMORY_MOST", 1 << 20)
+    monkeypatch.setattr(watches, "MEMORY_MOST", 1 << 20)
     assert "of memory" in str(Guards(tmp_path).trouble())
 
 

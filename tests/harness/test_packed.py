@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from mutating.mutate import damaged
 
-from torchaos.harness.agent import packed
-from torchaos.harness.agent.sums import Sums
+from torchaos.harness.agent import packed_lines
+from torchaos.harness.agent.sample_budget import Sums
 from torchaos.harness.agent.wire import Event, EventFile, Kind, Phase
-from torchaos.harness.record.events.gaps import Gaps
 from torchaos.harness.record.events.journal import read_events
-from torchaos.harness.record.events.payloads import read
-from torchaos.harness.record.steps.blocks import blocks_of
+from torchaos.harness.record.events.payloads import Gaps, read
+from torchaos.harness.record.steps.packed_blocks import blocks_of
 
 USUAL: dict[str, Any] = {
     "losses": [0.1 + 0.2], "lr": [1e-3], "opt_step": 7, "sched_step": 6, "skipped": False, "samples": bytes(range(12)),
@@ -53,12 +52,12 @@ def test_same_as_json(file: EventFile, tmp_path: Path, other: dict[str, Any]) ->
     given = {**USUAL, **other}
     file.emit_step(41, **given)
     (line,) = lines(tmp_path)
-    assert line.startswith(packed.MARK)
+    assert line.startswith(packed_lines.MARK)
     event = read(line)
     assert (event.kind, event.source, event.seq, event.step) == (Kind.STEP, "rank1-a2-p3", 0, 41)
     assert (event.rank, event.attempt) == (1, 2)
     assert read(event.to_line()) == event == read(line.removesuffix(b"\n"))
-    assert event.data == json.loads(json.dumps(packed.payload(**given)))
+    assert event.data == json.loads(json.dumps(packed_lines.payload(**given)))
 
 
 def test_loss_that_is_no_number(file: EventFile, tmp_path: Path) -> None:
@@ -79,7 +78,7 @@ def test_step_that_does_not_fit(file: EventFile, tmp_path: Path, other: dict[str
     events = [Event.from_line(line) for line in lines(tmp_path)]
     assert [event.seq for event in events] == [0, 1, 2]
     assert lines(tmp_path)[1].startswith(b"{")
-    assert events[1].data == json.loads(json.dumps(packed.payload(**{**USUAL, **other})))
+    assert events[1].data == json.loads(json.dumps(packed_lines.payload(**{**USUAL, **other})))
 
 
 def test_many_shapes(file: EventFile, tmp_path: Path) -> None:
@@ -187,12 +186,12 @@ def test_lines_hold_no_newline_but_at_their_end(file: EventFile, tmp_path: Path)
     draw, given = Random(0), []
     for step in range(2000):
         size = draw.choice((0, 1, 7, 39, 300))
-        digests, indices = draw.randbytes(packed.ROW * size), tuple(draw.randrange(2**32) for _ in range(size))
-        given.append((step, packed.in_hex(digests), list(indices)))
+        digests, indices = draw.randbytes(packed_lines.ROW * size), tuple(draw.randrange(2**32) for _ in range(size))
+        given.append((step, packed_lines.in_hex(digests), list(indices)))
         file.emit_step(step, **{**USUAL, "samples": digests, "indices": indices, "losses": [draw.random()]})
     events = [read(line) for line in lines(tmp_path)]
     assert [(event.step, event.data["samples"], event.data["indices"]) for event in events] == given
-    assert all(line.startswith(packed.MARK) for line in lines(tmp_path))
+    assert all(line.startswith(packed_lines.MARK) for line in lines(tmp_path))
 
 
 @pytest.mark.parametrize("source", ["rank1-a2-p3", "rank1-a3-p3", "rank1", "node1-rank1-a2-p3", "rank01-a2-p3"])
@@ -201,7 +200,7 @@ def test_rank_and_attempt_of_any_source(source: str, tmp_path: Path) -> None:
     file = EventFile(tmp_path / "rank1.jsonl", source, 1, 2)
     file.emit_step(1, **USUAL)
     (line,) = lines(tmp_path)
-    assert line.startswith(packed.MARK)
+    assert line.startswith(packed_lines.MARK)
     assert (read(line).source, read(line).rank, read(line).attempt) == (source, 1, 2)
     assert [(block.source, block.rank, block.attempt) for block in blocks_of([line])[0]] == [(source, 1, 2)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mutating.inputs import RUN
 
-from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.analysis.verdict.verdict import judge
 from torchaos.harness.record.events import payloads
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.record import Record

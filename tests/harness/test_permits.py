@@ -12,19 +12,18 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.agent_plan import Moment
+from torchaos.harness.agent.rank_faults import Fault
 from torchaos.harness.agent.wire import Phase
-from torchaos.harness.contracts import Irreversible, UsageError
+from torchaos.harness.interfaces import Irreversible, UsageError
 from torchaos.harness.record.plan import Plan
-from torchaos.harness.running.engine.permits import NotPermitted, Permits, beyond, check_network
+from torchaos.harness.rollback.file_handles import File, Touches
+from torchaos.harness.rollback.handles import JobProcesses, PageSlot, Process
+from torchaos.harness.rollback.network_handles import LinkUp
+from torchaos.harness.running.engine.blast_radius import NotPermitted, Permits, beyond, check_network
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.planner.targets import _DRAWN_PHASES
 from torchaos.harness.scenario import load
-from torchaos.harness.undo.file import File
-from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
-from torchaos.harness.undo.network import LinkUp
-from torchaos.harness.undo.touches import Touches
 
 Planned = Callable[..., Plan]
 KILL = {"inject": "process.kill", "target": {"rank": 1}, "when": {"step": 3}}

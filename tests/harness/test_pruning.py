@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.twins import twin
-from torchaos.harness.running.upkeep.commands import at_work
-from torchaos.harness.undo import open_runs
-from torchaos.harness.undo.log import UndoLog, UndoRecord
-from torchaos.harness.undo.open_runs import OpenRun
+from torchaos.harness.rollback import open_runs
+from torchaos.harness.rollback.open_runs import OpenRun
+from torchaos.harness.rollback.undo_log import UndoLog, UndoRecord
+from torchaos.harness.running.housekeeping import at_work
+from torchaos.harness.running.twin_runs import twin
 
 
 def run_of(path: Path, days: float, size: int = 1 << 20) -> Path:

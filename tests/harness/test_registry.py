@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness import contracts, registry
-from torchaos.harness.contracts import UsageError
+from torchaos.harness import interfaces, registry
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.registry import offers
 
 Offer = Callable[..., None]
@@ -127,7 +127,7 @@ def test_an_undeclared_undo_does_not_load(offer: Offer) -> None:
 
 def test_a_stub_of_the_protocol_is_no_undo(offer: Offer) -> None:
     """Inheriting the protocol's empty changes() declares nothing."""
-    offer("fake.fits", without("changes", base=contracts.Injector))
+    offer("fake.fits", without("changes", base=interfaces.Injector))
     with pytest.raises(UsageError, match=r"has no changes\(\)"):
         registry.find("injectors", "fake.fits")
 
@@ -160,7 +160,7 @@ def test_the_optional_parts_of_the_other_groups(offer: Offer) -> None:
     offer("far", type("Far", (), {"name": "far", "resources": _nothing, "create": _nothing}), "launchers")
     bound, seen = registry.find("assertions", "bound")(), registry.find("conditions", "seen")()
     far = registry.find("launchers", "far")
-    assert (bound.harm, bound.expects_recovery) == (contracts.Harm.OTHER, True)
+    assert (bound.harm, bound.expects_recovery) == (interfaces.Harm.OTHER, True)
     assert (seen.about_job, seen.probes(None), seen.of_faults({}, ())) == (True, (), {})
     assert (far.needs, far.cannot, far.needs_of((), {})) == (frozenset(), {}, frozenset())
 

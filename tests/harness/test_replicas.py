@@ -10,22 +10,21 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.agent import arming, wire
-from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent import startup, wire
+from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.agent.wire import Event, Kind, Phase
-from torchaos.harness.contracts import Outcome, Target, UsageError
-from torchaos.harness.judging.replicas import judged
-from torchaos.harness.judging.twins.agreement import wants_more
-from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.analysis.comparison.agreement import wants_more
+from torchaos.harness.analysis.replica_verdict import judged
+from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.interfaces import Outcome, Target, UsageError
+from torchaos.harness.monitoring.probes.census import Identity
 from torchaos.harness.record.plan import Named, Plan, PlannedFault
-from torchaos.harness.record.record import Record
-from torchaos.harness.record.replicas import records_of
+from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.registry import find
+from torchaos.harness.reporting.explain.happened import happened
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
-from torchaos.harness.telling.explain.happened import happened
-from torchaos.harness.watching.probes.census import Identity
 
 WHEN = Moment(1, 18, Phase.BACKWARD)
 KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), WHEN, {}, "", "")
@@ -238,7 +237,7 @@ def test_ranks_are_numbered_one_replica_after_the_other() -> None:
         "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none", wire.ENV_PLAN: "/plan",
         wire.ENV_REPLICA: "2",
     }  # fmt: skip
-    agents, harnesses = arming.identify(env, 7), Identity.of(env)
+    agents, harnesses = startup.identify(env, 7), Identity.of(env)
     assert agents
     assert harnesses
     assert (agents.rank, agents.local_rank, agents.world_size) == (9, 1, 4)

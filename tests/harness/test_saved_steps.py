@@ -9,9 +9,9 @@ import pytest
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.record.history.saved_steps import name_of_all
-from torchaos.harness.running.drafting.seen import seen_in
-from torchaos.harness.telling.explain.happened import happened
-from torchaos.harness.telling.terminal.progress import Progress
+from torchaos.harness.reporting.explain.happened import happened
+from torchaos.harness.reporting.terminal.live import Progress
+from torchaos.harness.running.scaffold.observed_run import seen_in
 
 
 @pytest.mark.parametrize(("files", "name"), [

@@ -11,8 +11,8 @@ import pytest
 from malformed import CASES, GOOD, Case
 
 from torchaos.harness.scenario import load
-from torchaos.harness.scenario.placeholders import fill
-from torchaos.harness.scenario.schema import json_schema
+from torchaos.harness.scenario.plugin_parameters import json_schema
+from torchaos.harness.scenario.values import fill
 from torchaos.harness.scenario.yaml_source import ScenarioError
 
 READY = Path(__file__).parents[2] / "scenarios"

@@ -12,7 +12,7 @@ import pytest
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
-from torchaos.harness.contracts import Outcome
+from torchaos.harness.interfaces import Outcome
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 

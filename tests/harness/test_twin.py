@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Target
-from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.interfaces import Target
 from torchaos.harness.record.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.twins.scenario_run import ScenarioRun
-from torchaos.harness.running.twins.twin import Twins, finished_well, last_step_of
-from torchaos.harness.running.twins.twin_key import key_of
+from torchaos.harness.running.twin_runs.scenario_run import ScenarioRun
+from torchaos.harness.running.twin_runs.twin import Twins, finished_well, last_step_of
+from torchaos.harness.running.twin_runs.twin_key import key_of
 
 
 def plan_of(*command: str, cwd: Path = Path("/")) -> Plan:
@@ -261,7 +261,7 @@ def test_an_interrupt_during_the_twin_is_told(trainer: Any, tmp_path: Path, monk
         leaves(stopped(trainer().record()))(plan, folder)
         scenario_run.stop("SIGINT was received")
 
-    monkeypatch.setattr("torchaos.harness.running.twins.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
     assert "SIGINT" in result.reason
@@ -284,7 +284,7 @@ def test_an_interrupt_during_a_further_twin_fails_nothing(
         if number == 2:
             scenario_run.stop("SIGINT was received")
 
-    monkeypatch.setattr("torchaos.harness.running.twins.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
     assert next(made) == 3
@@ -311,7 +311,7 @@ def test_a_run_whose_faults_all_come_after_the_end_is_not_made(
         next(made)
         leaves(trainer().record())(plan, folder)
 
-    monkeypatch.setattr("torchaos.harness.running.twins.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
     assert next(made) == runs
@@ -339,7 +339,7 @@ def test_a_job_that_dies_by_itself_before_all_faults_is_not_run_again(
         leaves(replace(run, events=tuple(events)))(plan, folder)
         (folder.logs / "job-0.log").write_text("ValueError: the data set ends here\n")
 
-    monkeypatch.setattr("torchaos.harness.running.twins.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
     assert next(made) == runs
@@ -429,7 +429,7 @@ def ran(
     made = count()
     plan = plan or replace(plan_of("train"), twin={"runs": 3}, asserts=(Named("loss_continuity", {}),))
     scenario_run = ScenarioRun(plan, RunDir(tmp_path / name), b"", [])
-    monkeypatch.setattr("torchaos.harness.running.twins.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", lambda plan, folder: leaves(makes(next(made)))(plan, folder))
     return scenario_run, scenario_run(), next(made)
 

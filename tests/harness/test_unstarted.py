@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.analysis.ending import cause_of_end, last_error
+from torchaos.harness.analysis.verdict.verdict import judge, verdict_of
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import Target, UsageError
-from torchaos.harness.judging.ending.unstarted import cause_of_end, last_error
-from torchaos.harness.judging.verdict.verdict import judge, verdict_of
+from torchaos.harness.interfaces import Target, UsageError
 from torchaos.harness.record.plan import Named, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.reporting.files import junit
 from torchaos.harness.running.launchers.torchrun_line import script_of
-from torchaos.harness.telling.files import junit
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 LOG = """\

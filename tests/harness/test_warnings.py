@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from torchaos.harness.cli import cli, main
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record import environment
 from torchaos.harness.running import planner
-from torchaos.harness.running.planner import job, warnings
-from torchaos.harness.running.planner.transport import OWN_STORE, Machine
+from torchaos.harness.running.planner import job_plan, warnings
+from torchaos.harness.running.planner.fault_plans import OWN_STORE, Machine
 from torchaos.harness.scenario import load
 
 Capture = pytest.CaptureFixture[str]
@@ -268,7 +268,7 @@ def test_a_misspelt_key_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("word", ["cpu", "auto", "gpu"])
 def test_ranks_are_counted_as_torchrun_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     """By the job's own torch. What torchrun would refuse needs world_size, said at the place of the command."""
-    monkeypatch.setattr(job, "ranks_per_node", lambda python, word, env: {"cpu": 6, "auto": 4, "gpu": None}[word])
+    monkeypatch.setattr(job_plan, "ranks_per_node", lambda python, word, env: {"cpu": 6, "auto": 4, "gpu": None}[word])
     text = GOOD.replace("--nproc-per-node 2", f"--nproc-per-node {word}")
     if word == "gpu":
         with pytest.raises(UsageError, match=r":3:12: how many ranks .* write job.world_size"):

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind, Phase
-from torchaos.harness.contracts import Handle, Target
-from torchaos.harness.mechanics.site import OutsideSite
+from torchaos.harness.fault_drivers.site import OutsideSite
+from torchaos.harness.interfaces import Handle, Target
 
 Snapshot = dict[Path, tuple[str, int, int]]
 

@@ -19,8 +19,8 @@ from torchaos.harness import registry
 from torchaos.harness.agent.wire import Kind, Phase
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
-from torchaos.harness.contracts import ChaosError
-from torchaos.harness.scenario.parameters import check_parameters
+from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.scenario.plugin_parameters import check_parameters
 
 from .conftest import Operation, snapshot, state_of
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchaos.harness.agent import cuda
+from torchaos.harness.agent import cuda_errors
 
 PAGE = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
 UNKNOWN = f"""CUDA error: unknown error
@@ -35,12 +35,12 @@ def apply(source: str, injector: str, then: str) -> subprocess.CompletedProcess[
 
 def test_the_error_is_torchs_own() -> None:
     """Type, code and text, for this torch."""
-    raised = cuda.error(torch, "ecc")
+    raised = cuda_errors.error(torch, "ecc")
     assert type(raised).__name__ == "AcceleratorError"
     assert isinstance(raised, RuntimeError)
     assert getattr(raised, "error_code", None) == 214
     assert str(raised).startswith("CUDA error: uncorrectable ECC error encountered\nSearch for")
-    assert {kind: cuda.ERRORS[kind][0] for kind in ("nvlink", "launch_failure", "unknown")} == {
+    assert {kind: cuda_errors.ERRORS[kind][0] for kind in ("nvlink", "launch_failure", "unknown")} == {
         "nvlink": 220, "launch_failure": 719, "unknown": 999,
     }  # fmt: skip
 
@@ -48,33 +48,33 @@ def test_the_error_is_torchs_own() -> None:
 def test_the_text_is_that_of_the_version() -> None:
     """Since 2.13 torch speaks of kernels only if a kernel failed. Before 2.9 there is no link to NVIDIA's page."""
     new, middle, old = (SimpleNamespace(__version__=version) for version in ("2.13.0+cu130", "2.12.1", "2.4.0"))
-    assert cuda.text(new, "unknown") == UNKNOWN
-    assert cuda.text(new, "launch_failure") == LAUNCH_FAILURE
+    assert cuda_errors.text(new, "unknown") == UNKNOWN
+    assert cuda_errors.text(new, "launch_failure") == LAUNCH_FAILURE
     for torch_ in (middle, old):
-        assert cuda.text(torch_, "unknown").endswith(
+        assert cuda_errors.text(torch_, "unknown").endswith(
             "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
             "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
         )
-        assert ("Search for" in cuda.text(torch_, "unknown")) is (torch_ is middle)
-    assert type(cuda.error(old, "nvlink")) is RuntimeError
+        assert ("Search for" in cuda_errors.text(torch_, "unknown")) is (torch_ is middle)
+    assert type(cuda_errors.error(old, "nvlink")) is RuntimeError
 
 
 def test_a_broken_gpu_is_met_by_calls_that_read_or_make_its_tensors() -> None:
     """`data.to("cuda")` and `zeros(3, device="cuda")` have no CUDA tensor among their arguments, and fail as well."""
     gpu, host = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
     cuda_device, cpu_device = torch.device("cuda", 0), torch.device("cpu")
-    assert cuda.touches_gpu(([host, gpu],), {})
-    assert cuda.touches_gpu((host,), {"device": cuda_device})
-    assert cuda.touches_gpu(((3,),), {"device": cuda_device})
-    assert not cuda.touches_gpu((host, 3), {"device": cpu_device})
-    assert not cuda.touches_gpu((host,), {"dtype": torch.float32})
+    assert cuda_errors.touches_gpu(([host, gpu],), {})
+    assert cuda_errors.touches_gpu((host,), {"device": cuda_device})
+    assert cuda_errors.touches_gpu(((3,),), {"device": cuda_device})
+    assert not cuda_errors.touches_gpu((host, 3), {"device": cpu_device})
+    assert not cuda_errors.touches_gpu((host,), {"dtype": torch.float32})
 
 
 def test_with_a_broken_gpu_the_wait_for_it_fails_too() -> None:
     """A job may catch the error, and ask with synchronize() whether the GPU is well again. The CPU still works."""
     code = """
 import torch
-from torchaos.harness.agent import cuda
+from torchaos.harness.agent import cuda_errors as cuda
 torch.cuda.is_available = lambda: True
 cuda.poison(torch, "ecc")
 assert (torch.ones(3) + 1).sum().item() == 6.0

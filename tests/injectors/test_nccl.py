@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.agent.nccl_net import ENV_NCCL_NET, NetKind, NetOrder
+from torchaos.harness.agent.nccl_connections import ENV_NCCL_NET, NetKind, NetOrder
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine import native
+from torchaos.harness.host import native_libraries
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
@@ -172,12 +172,12 @@ def test_torch_for_the_cpu_has_no_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_environment_names_the_plug_in_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL_NET keeps NCCL from falling back to its own sockets. A path that NCCL would not load is refused."""
     library = SimpleNamespace(path=lambda: Path("/here/libnccl-net-torchaos.so"))
-    monkeypatch.setattr(native, "NCCL_NET", library)
-    assert native.nccl_net_environment(tmp_path / "pages") == {
+    monkeypatch.setattr(native_libraries, "NCCL_NET", library)
+    assert native_libraries.nccl_net_environment(tmp_path / "pages") == {
         "NCCL_NET_PLUGIN": "/here/libnccl-net-torchaos.so", "NCCL_NET": "torchaos",
         ENV_NCCL_NET: str(tmp_path / "pages"),
     }  # fmt: skip
     for bad in ("/" + "x" * 260, "/a,b/lib.so"):
         library.path = lambda bad=bad: Path(bad)
         with pytest.raises(UsageError, match="NCCL can't load"):
-            native.nccl_net_environment(tmp_path / "pages")
+            native_libraries.nccl_net_environment(tmp_path / "pages")

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Event, Kind, start_ticks
-from torchaos.harness.mechanics.site import OutsideSite, TargetGone, Victim
+from torchaos.harness.fault_drivers.site import OutsideSite, TargetGone, Victim
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
-from torchaos.harness.undo import cgroup
-from torchaos.harness.undo.cgroup import MemoryCgroup
+from torchaos.harness.rollback import cgroup_handles
+from torchaos.harness.rollback.cgroup_handles import MemoryCgroup
 from torchaos.injectors.process_out_of_memory import OutOfMemory
 from torchaos.injectors.process_uninterruptible import Uninterruptible
 from torchaos.injectors.straggle_quota import StraggleQuota
@@ -113,11 +113,11 @@ def test_only_what_was_guarded_is_hit(
     """A target that was replaced, or moved, since its way back was written down is left alone: nothing is made that no
     undo record names."""
     group = {"now": tmp_path / "a"}
-    monkeypatch.setattr(cgroup, "home_of", lambda pid, controller="cpu": (group["now"], 1))
+    monkeypatch.setattr(cgroup_handles, "home_of", lambda pid, controller="cpu": (group["now"], 1))
     module = sys.modules[type(injector).__module__]
     if hasattr(module, "freezer_for"):
-        monkeypatch.setattr(module, "freezer_for", lambda pid, name: cgroup.FreezerCgroup(
-            str(group["now"] / cgroup._named(name, pid)), str(group["now"])
+        monkeypatch.setattr(module, "freezer_for", lambda pid, name: cgroup_handles.FreezerCgroup(
+            str(group["now"] / cgroup_handles._named(name, pid)), str(group["now"])
         ))  # fmt: skip
     for one in "ab":
         (tmp_path / one).mkdir()

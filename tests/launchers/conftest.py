@@ -14,13 +14,13 @@ import pytest
 import waiting
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import JobSpec, RankProcess
-from torchaos.harness.machine import proc
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import JobSpec, RankProcess
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.running.launchers.job import Job
-from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.running.launchers.command import job_env
+from torchaos.harness.running.launchers.job import RunningJob
 from torchaos.harness.running.launchers.local import Local
-from torchaos.harness.running.launchers.running_job import RunningJob
+from torchaos.harness.running.launchers.local_job import Job
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class Bench:
         return found
 
     def left(self) -> dict[int, int]:
-        return proc.family(self.run_id)
+        return processes.family(self.run_id)
 
 
 @pytest.fixture

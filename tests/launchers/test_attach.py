@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine import proc
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.monitoring.probes.log_adapters import AutoAdapter
 from torchaos.harness.running.launchers.attach import Attached
-from torchaos.harness.watching.probes.log_adapters import AutoAdapter
 
 pytestmark = pytest.mark.job
 
@@ -50,7 +50,7 @@ def test_its_ranks_are_found_and_it_goes_on(bench: Bench, running: subprocess.Po
     assert [victim.pid for victim in job.agents()] == [running.pid]
     assert not job.done
     assert job.stop() == []
-    states = {proc.stat(one.pid) is not None for one in ranks.values()}
+    states = {processes.stat(one.pid) is not None for one in ranks.values()}
     assert (running.poll(), states) == (None, {True})
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.running.launchers.command import Command, Lines
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
-from torchaos.harness.contracts import Handle, JobSpec, Node, UsageError
+from torchaos.harness.interfaces import Handle, JobSpec, Node, UsageError
 from torchaos.harness.registry import offers
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan

@@ -17,23 +17,22 @@ from docker_engine import missing
 from waiting import wait_until
 
 from torchaos.harness import registry
-from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.agent_plan import AgentPlan
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError, JobSpec, UsageError
-from torchaos.harness.machine import proc
-from torchaos.harness.machine.docker_engine import address, engine, of_run
-from torchaos.harness.mechanics.containers.faults import changes
-from torchaos.harness.mechanics.network.cut import Cut, counts
-from torchaos.harness.mechanics.network.link import Link
-from torchaos.harness.mechanics.site import OutsideSite
+from torchaos.harness.fault_drivers.containers import changes
+from torchaos.harness.fault_drivers.network.drop_rules import Cut, counts
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.site import OutsideSite
+from torchaos.harness.host import processes
+from torchaos.harness.host.cluster_tools import address, engine, of_run
+from torchaos.harness.interfaces import ChaosError, JobSpec, UsageError
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.launchers.docker import Docker
-from torchaos.harness.running.launchers.docker_image import make_host_image
-from torchaos.harness.running.launchers.job import Job
-from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.running.launchers.command import job_env
+from torchaos.harness.running.launchers.docker import Docker, make_host_image
+from torchaos.harness.running.launchers.local_job import Job
 
 TRAINER = Path(__file__).parent / "trainers" / "linger.py"
 _SHELL = "echo I am $TORCHAOS_NODE of $PET_NNODES, $(hostname), $PET_LOCAL_ADDR; {then}"
@@ -88,7 +87,7 @@ class Nodes:
         with engine(self.where) as client:
             mine = of_run(self.run_id)
             found = client.containers(all=True, filters=mine) + client.networks(filters=mine)
-            return [*found, *client.images(all=True, filters=mine), *proc.family(self.run_id)]
+            return [*found, *client.images(all=True, filters=mine), *processes.family(self.run_id)]
 
     def close(self) -> None:
         self.job.stop()
@@ -145,9 +144,9 @@ def test_what_is_in_a_container(idle: Nodes) -> None:
     assert first.processes()
     assert not first.processes().keys() & second.processes().keys()
     for live in (first, second):
-        inner = [(proc.inner_pid(pid), pid) for pid in live.processes()]
-        assert all(own or not proc.stat(pid) for own, pid in inner)  # a sleep is soon over
-        found = {live.node.host_pid(own): pid for own, pid in inner if own and proc.stat(pid)}
+        inner = [(processes.inner_pid(pid), pid) for pid in live.processes()]
+        assert all(own or not processes.stat(pid) for own, pid in inner)  # a sleep is soon over
+        found = {live.node.host_pid(own): pid for own, pid in inner if own and processes.stat(pid)}
         assert all(outer in (pid, None) for outer, pid in found.items())
         assert len(found) >= 2
         assert live.node.host_pid(12345) is None
@@ -261,7 +260,7 @@ def test_an_image_that_is_not_there(nodes_of: Callable[..., Nodes]) -> None:
 def test_jobs_end_with_the_harness_s_word(idle: Nodes) -> None:
     """Stopping the job tells the commands in the containers first, and then none of its processes is left."""
     assert idle.job.stop(grace_s=20.0) == []
-    assert proc.family(idle.run_id) == {}
+    assert processes.family(idle.run_id) == {}
     assert idle.logs().count("told") == 2
 
 
@@ -278,7 +277,7 @@ def test_two_ranks_in_containers(nodes_of: Callable[..., Nodes]) -> None:
     assert all(one.inner_pid and one.own_pid != one.pid for one in ranks.values())
     live = nodes.job.nodes()[1]
     assert ranks[1].pid in live.processes()
-    assert proc.kill({ranks[1].pid: ranks[1].start_ticks}, time.monotonic() + 30) == []
+    assert processes.kill({ranks[1].pid: ranks[1].start_ticks}, time.monotonic() + 30) == []
     nodes.up("up-0-1", "up-1-1")
     (nodes.folder / "go-1").touch()
     assert nodes.job.wait(90.0) == 0

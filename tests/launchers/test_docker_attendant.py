@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.machine.docker_engine import NODE, RUN, EngineError
-from torchaos.harness.running.launchers import docker_attendant as attendant
+from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError
+from torchaos.harness.running.launchers import docker_shim as attendant
 
 pytest.importorskip("docker")
 

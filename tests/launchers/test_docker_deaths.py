@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.machine import proc
-from torchaos.harness.machine.docker_engine import engine, of_run
+from torchaos.harness.host import processes
+from torchaos.harness.host.cluster_tools import engine, of_run
 
 DEATHS = int(os.environ.get("DEATHS", "20"))
 LATEST_S = 5.0  # after the harness has its reaper; nodes are up within two or three seconds
@@ -25,13 +25,13 @@ _HARNESS = """
 import itertools, os, sys, time
 from pathlib import Path
 from torchaos.harness import registry
-from torchaos.harness.contracts import ChaosError, JobSpec
-from torchaos.harness.mechanics.site import OutsideSite
+from torchaos.harness.interfaces import ChaosError, JobSpec
+from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.docker import Docker
-from torchaos.harness.running.launchers.job import Job
-from torchaos.harness.running.launchers.job_env import job_env
-from torchaos.harness.undo.client import Reaper
+from torchaos.harness.running.launchers.local_job import Job
+from torchaos.harness.running.launchers.command import job_env
+from torchaos.harness.rollback.reaper_client import Reaper
 run, folder = sys.argv[1], Path(sys.argv[2])
 reaper = Reaper.start(folder, run)
 print(flush=True)
@@ -95,7 +95,7 @@ def _processes(run: str) -> list[int]:
     mark = f"{ENV_RUN_ID}={run}".encode()
     return [
         int(name) for name in os.listdir("/proc")
-        if name.isdigit() and (image := proc.image(int(name)))
+        if name.isdigit() and (image := processes.image(int(name)))
         and any(part.startswith(mark) for part in image[1].split(b"\0"))
     ]  # fmt: skip
 

@@ -14,17 +14,17 @@ import yaml
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import FIELDS, Event, Kind
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.mechanics.containers import faults
-from torchaos.harness.mechanics.site import OutsideSite, TargetGone
+from torchaos.harness.fault_drivers import containers
+from torchaos.harness.fault_drivers.site import OutsideSite, TargetGone
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.events.journal import read_events
-from torchaos.harness.record.events.outer_pids import OuterPids
+from torchaos.harness.record.events.node_clocks import OuterPids
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
+from torchaos.harness.rollback.container_handles import Container
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
-from torchaos.harness.undo.containers import Container
 
 SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios" / "container").glob("*.yaml"))
 
@@ -145,13 +145,13 @@ def test_a_container_that_was_replaced_is_left_alone(monkeypatch: pytest.MonkeyP
     running = {"Id": "now", "State": {"Running": True}}
     node = type("Node", (), {"index": 1, "engine": "unix:///nowhere"})()
     live: Any = type("Live", (), {"node": node, "run_id": "a-run"})()
-    monkeypatch.setattr(faults, "engine", lambda where: nullcontext())
-    monkeypatch.setattr(faults, "container_of", lambda client, run_id, index: running)
-    monkeypatch.setattr(faults, "events", lambda *_: [])
-    monkeypatch.setattr(faults, "_REPORT_S", 0.0)
+    monkeypatch.setattr(containers, "engine", lambda where: nullcontext())
+    monkeypatch.setattr(containers, "container_of", lambda client, run_id, index: running)
+    monkeypatch.setattr(containers, "events", lambda *_: [])
+    monkeypatch.setattr(containers, "_REPORT_S", 0.0)
     site = OutsideSite("pause", (), lambda *_: None, nodes=[live])  # type: ignore[arg-type]
     for before, wanted in (("then", []), ("now", ["now"])):
         handle = Container("unix:///nowhere", "a-run", before, "running")
         with nullcontext() if wanted else pytest.raises(TargetGone, match="node 1 has another container"):
-            faults.do(replace(site, guarded=[handle]), lambda one: hit.append(one.id), "pause")
+            containers.do(replace(site, guarded=[handle]), lambda one: hit.append(one.id), "pause")
         assert hit == wanted

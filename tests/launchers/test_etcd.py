@@ -13,14 +13,14 @@ import pytest
 import yaml
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.contracts import ChaosError, JobSpec, UsageError
-from torchaos.harness.machine import proc
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import ChaosError, JobSpec, UsageError
+from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers import etcd
 from torchaos.harness.running.launchers.netns import Netns
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
-from torchaos.harness.undo.handles import JobProcesses
 
 ASK = "import sys, urllib.request as r; print(r.urlopen(f'http://{sys.argv[1]}/v2/keys/', timeout=10).status)"
 
@@ -95,14 +95,14 @@ def test_all_nodes_reach_one_server_and_it_goes_with_the_run(spec: JobSpec) -> N
     for _ in range(2):
         nodes = launcher.create(spec)
         assert [node.env["PET_RDZV_ENDPOINT"] for node in nodes] == [etcd.ENDPOINT] * 2
-    assert len(servers := proc.family(etcd.mark_of(spec.env[ENV_RUN_ID]))) == 1
+    assert len(servers := processes.family(etcd.mark_of(spec.env[ENV_RUN_ID]))) == 1
     for node in nodes:
         assert node.link.space.run([sys.executable, "-I", "-c", ASK, etcd.ENDPOINT]).strip() == "200"
     assert not list((spec.log.parent.parent / "net" / "etcd" / "data").iterdir())
     for handle in reversed(launcher.resources(spec)):
         handle.restore()
         assert handle.restored()
-    assert not any(proc.is_alive(pid, ticks) for pid, ticks in servers.items())
+    assert not any(processes.is_alive(pid, ticks) for pid, ticks in servers.items())
 
 
 @pytest.mark.needs("links", "etcd")

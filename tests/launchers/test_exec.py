@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.agent_plan import AgentPlan
 from torchaos.harness.agent.wire import FIELDS, Event, EventFile, Kind
+from torchaos.harness.analysis.felt_evidence import died
+from torchaos.harness.analysis.verdict.verdict import judge
 from torchaos.harness.cli.exec import make
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.judging.proof.evidence import died
-from torchaos.harness.judging.verdict.verdict import judge
-from torchaos.harness.record.events.clocks import Clock, Clocks
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.events.node_clocks import Clock, Clocks
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
@@ -377,7 +377,7 @@ def test_a_pipe_starts_without_large_libraries() -> None:
     node; it needs the libraries, but not the grammar of scenarios."""
     code = "import sys; import torchaos.harness.cli.{}; print(sorted({} & sys.modules.keys()))"
     for command, unwanted in (
-        ("node", {"numpy", "pydantic", "yaml", "torchaos.harness.undo.handles"}),
+        ("node", {"numpy", "pydantic", "yaml", "torchaos.harness.rollback.handles"}),
         ("exec", {"torchaos.harness.scenario.grammar", "torchaos.harness.running.planner"}),
     ):
         argv = [sys.executable, "-c", code.format(command, unwanted)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from torchaos.harness.agent.plan import Moment
-from torchaos.harness.contracts import Target
+from torchaos.harness.agent.agent_plan import Moment
+from torchaos.harness.interfaces import Target
 from torchaos.harness.record.plan import After, PlannedFault
-from torchaos.harness.running.launchers.far_faults import FarFaults
+from torchaos.harness.running.launchers.remote_faults import FarFaults
 
 
 class Noted:

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import pytest
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import FarLauncher, Handle, JobSpec, Node
-from torchaos.harness.running.launchers import far_job
-from torchaos.harness.running.launchers.far_job import FarJob
-from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.interfaces import FarLauncher, Handle, JobSpec, Node
+from torchaos.harness.running.launchers import remote_job
+from torchaos.harness.running.launchers.command import job_env
 from torchaos.harness.running.launchers.local import LocalNode
+from torchaos.harness.running.launchers.remote_job import FarJob
 
 Bench = Any  # of conftest.py, which tests can't import
 
@@ -164,7 +164,7 @@ def test_the_last_words_of_a_node_that_is_gone(
 ) -> None:
     """An agent whose pipe still brings something is not lost, although its node is gone already."""
     job = far(lambda: None, [Slow(0)])
-    monkeypatch.setattr(far_job, "_GONE_S", 0.0)
+    monkeypatch.setattr(remote_job, "_GONE_S", 0.0)
     ends_when_connected(bench, job, monkeypatch)
     job.start()
     bench.wait_until(lambda: len(bench.events(Kind.JOB_STARTED)) == 2)
@@ -177,7 +177,7 @@ def test_the_job_goes_on_without_the_command_that_started_it(
 ) -> None:
     """An agent that answers is alive, however long its part of the job goes on after the death of its srun: it is not
     taken for a lost agent."""
-    monkeypatch.setattr(far_job, "_BYE_S", 0.3)
+    monkeypatch.setattr(remote_job, "_BYE_S", 0.3)
     job = far(lambda: None, [GoesOn(0)])
     ends_when_connected(bench, job, monkeypatch)
     job.start()

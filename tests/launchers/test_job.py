@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.watching.probes.log_adapters import adapter_for
+from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.monitoring.probes.log_adapters import adapter_for
 
 pytestmark = pytest.mark.job
 

@@ -12,12 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine.kubectl import Kubectl
-from torchaos.harness.running.launchers.kubectl_yaml import documents
+from torchaos.harness.host.cluster_tools import Kubectl
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.running.launchers.kubernetes import _check_rights
-from torchaos.harness.running.launchers.pod_change import PodChange
-from torchaos.harness.running.launchers.pod_manifest import Manifest
+from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange, documents
 
 HEAD = "apiVersion: example.com/v1\nkind: Foo\nmetadata: {name: x}\n"
 TRAPS = re.findall(

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.agent_plan import AgentPlan
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError, JobSpec
-from torchaos.harness.machine import proc
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import ChaosError, JobSpec
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.running.launchers.job import Job
-from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.rollback.handles import JobProcesses
+from torchaos.harness.running.launchers.command import job_env
+from torchaos.harness.running.launchers.local_job import Job
 from torchaos.harness.running.launchers.netns import Netns, keepers
-from torchaos.harness.undo.handles import JobProcesses
 
 pytestmark = [pytest.mark.job, pytest.mark.needs("links")]
 TRAINER = Path(__file__).parent / "trainers" / "linger.py"
@@ -83,7 +83,7 @@ def test_a_node_that_dies_and_comes_back(nodes: Nodes) -> None:
         live[1].start_again()
 
     live[1].keep_place()
-    assert proc.kill(live[1].processes(), time.monotonic() + 30) == []
+    assert processes.kill(live[1].processes(), time.monotonic() + 30) == []
     gone = nodes.wait(lambda: [e for e in nodes.journal.snapshot() if e.kind is Kind.NODE_EXITED])
     assert [(event.data["node"], event.data["exit_code"]) for event in gone] == [(1, -9)]
     live[1].start_again()

@@ -11,11 +11,10 @@ import kubeflow_trainer_api.models as kubeflow
 import pytest
 import yaml
 
-from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.running.launchers.kubernetes import Kubernetes
 from torchaos.harness.running.launchers.pod import in_order
-from torchaos.harness.running.launchers.pod_change import PodChange
-from torchaos.harness.running.launchers.pod_manifest import Manifest
+from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange
 
 CHANGE = PodChange(
     ("torchaos.run", "run-1"), ["python3", "exec"], {"A": "1"}, PurePosixPath("/home/me/runs"), 900, "trainer"

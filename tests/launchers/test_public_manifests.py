@@ -7,9 +7,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.running.launchers.pod_change import PodChange
-from torchaos.harness.running.launchers.pod_manifest import Manifest
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.running.launchers.pod_manifest import Manifest, PodChange
 
 CHANGE = PodChange(("torchaos.run", "run-1"), ["agent"], {}, PurePosixPath("/runs"), 900, cwd="/work")
 

@@ -11,15 +11,15 @@ from typing import ClassVar
 import pytest
 
 from torchaos.harness.agent.wire import ENV_NODE, ENV_RUN_ID
-from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, Node
-from torchaos.harness.machine.native import ENV_CONTROL
+from torchaos.harness.host.native_libraries import ENV_CONTROL
+from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, Node
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.running.launchers.job import Job
+from torchaos.harness.rollback import undo_log
+from torchaos.harness.rollback.file_handles import File
+from torchaos.harness.rollback.reaper_client import Reaper, UndoError
+from torchaos.harness.running.launchers.command import for_node
 from torchaos.harness.running.launchers.local import LocalNode
-from torchaos.harness.running.launchers.node_run import for_node
-from torchaos.harness.undo import log
-from torchaos.harness.undo.client import Reaper, UndoError
-from torchaos.harness.undo.file import File
+from torchaos.harness.running.launchers.local_job import Job
 
 
 class MakesAFile(Launcher):
@@ -35,7 +35,7 @@ class MakesAFile(Launcher):
         return [File.of(self.made, self.made.parent, self.run_dir / "undo", made=_EMPTY)]
 
     def create(self, spec: JobSpec) -> Sequence[Node]:
-        self.guarded = [record.id for record in log.read(self.run_dir)[0] if record.open]
+        self.guarded = [record.id for record in undo_log.read(self.run_dir)[0] if record.open]
         self.made.touch()
         return (LocalNode(),)
 

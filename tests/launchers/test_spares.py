@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 import pytest
 
 from torchaos.harness.agent.wire import ENV_NODE, Kind
-from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher
-from torchaos.harness.running.launchers.job import Job
-from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher
+from torchaos.harness.running.launchers.command import job_env
 from torchaos.harness.running.launchers.local import LocalNode
-from torchaos.harness.running.planner.job import planned_job
+from torchaos.harness.running.launchers.local_job import Job
+from torchaos.harness.running.planner.job_plan import planned_job
 from torchaos.harness.running.planner.targets import FaultAt, target_of
 from torchaos.harness.scenario.grammar import Fault, Limits, When
 from torchaos.harness.scenario.grammar import Target as Aim
-from torchaos.harness.scenario.job import Job as Grammar
+from torchaos.harness.scenario.job_grammar import Job as Grammar
 
 Bench = Any  # of conftest.py, which tests can't import
 

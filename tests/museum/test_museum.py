@@ -19,8 +19,8 @@ from museum import Bug
 from sides import Told
 
 from torchaos.harness import registry
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.narrowing.packages import Packages
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.minimize.package_runs import Packages
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.yaml_source import dumped
 

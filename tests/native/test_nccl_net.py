@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from native_library import path_of
 
-from torchaos.harness.agent.nccl_net import (
+from torchaos.harness.agent.nccl_connections import (
     CONNECTIONS,
     ENV_NCCL_NET,
     LAST_BYTES,
@@ -25,7 +25,7 @@ from torchaos.harness.agent.nccl_net import (
     NetKind,
     NetOrder,
 )
-from torchaos.harness.machine.native import NCCL_NET, compiler
+from torchaos.harness.host.native_libraries import NCCL_NET, compiler
 
 from .net_hosts import Fault, Host, Pair
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from needs import need
 
-from torchaos.harness.machine.netspace import Space
-from torchaos.harness.mechanics.network.link import Link
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.host.netspace import Space
+from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers.netns import keepers, make_links
-from torchaos.harness.undo.handles import JobProcesses
 
 RUN = f"network-tests-{os.getpid()}"
 _NEWNET = 0x40000000

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.machine import proc
+from torchaos.harness.host import processes
+from torchaos.harness.monitoring.probes.census import environ_of
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.netns import keepers
-from torchaos.harness.watching.probes.census import environ_of
 
 DEATHS = int(os.environ.get("DEATHS", "200"))
 LATEST_S = 1.2  # after the harness has its reaper
@@ -31,14 +31,14 @@ import itertools, os, sys
 from pathlib import Path
 from types import SimpleNamespace
 from torchaos.harness import registry
-from torchaos.harness.contracts import JobSpec
+from torchaos.harness.interfaces import JobSpec
 from torchaos.harness.running.launchers.netns import Netns
-from torchaos.harness.mechanics.site import OutsideSite
-from torchaos.harness.mechanics.network.cut import Cut
-from torchaos.harness.mechanics.network.metering import measured, meter_handle
-from torchaos.harness.mechanics.network.shaper import Shape, Shaper
-from torchaos.harness.running.launchers.fronted import Fronted
-from torchaos.harness.undo.client import Reaper
+from torchaos.harness.fault_drivers.site import OutsideSite
+from torchaos.harness.fault_drivers.network.drop_rules import Cut
+from torchaos.harness.fault_drivers.network.udp_measure import measured, meter_handle
+from torchaos.harness.fault_drivers.network.link_faults import Shape, Shaper
+from torchaos.harness.running.launchers.local_job import Fronted
+from torchaos.harness.rollback.reaper_client import Reaper
 run, folder, proxied = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "proxied"
 command = ("torchrun", "--rdzv-backend", "etcd-v2" if sys.argv[3] == "etcd" else "c10d")
 launcher = Fronted(Netns(), {"store": "node000:9"}, {"store"} if proxied else set(), folder / "proxy")
@@ -121,7 +121,7 @@ def _of(run: str) -> list[int]:
     """Every process that has a mark of this run, whichever."""
     found = []
     for name in os.listdir("/proc"):
-        if name.isdigit() and (image := proc.image(int(name))):
+        if name.isdigit() and (image := processes.image(int(name))):
             marks = [part for part in image[1].split(b"\0") if part.startswith(f"{ENV_RUN_ID}={run}".encode())]
             found += [int(name)] if marks else []
     assert keepers(run).startswith(run)

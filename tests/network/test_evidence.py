@@ -9,12 +9,12 @@ import pytest
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import FIELDS, Event, Kind
-from torchaos.harness.machine.netspace import Space
-from torchaos.harness.mechanics.network.cut import Cut
-from torchaos.harness.mechanics.network.link import Link
-from torchaos.harness.mechanics.network.queue import flipped
-from torchaos.harness.mechanics.network.sampling import at_least
-from torchaos.harness.mechanics.network.shaper import Shape, netem
+from torchaos.harness.fault_drivers.network.drop_rules import Cut
+from torchaos.harness.fault_drivers.network.link_faults import Shape, netem
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.packet_queue import flipped
+from torchaos.harness.fault_drivers.network.traffic_counters import at_least
+from torchaos.harness.host.netspace import Space
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 

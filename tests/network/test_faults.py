@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.contracts import Handle
-from torchaos.harness.mechanics.network.cut import Cut, counts
-from torchaos.harness.mechanics.network.link import Link
-from torchaos.harness.mechanics.network.metering import measured, meter_handle
-from torchaos.harness.mechanics.network.sampling import read, round_trips
-from torchaos.harness.mechanics.network.shaper import Shape, Shaper
-from torchaos.harness.undo.handles import from_json, to_json
+from torchaos.harness.fault_drivers.network.drop_rules import Cut, counts
+from torchaos.harness.fault_drivers.network.link_faults import Shape, Shaper
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.traffic_counters import read, round_trips
+from torchaos.harness.fault_drivers.network.udp_measure import measured, meter_handle
+from torchaos.harness.interfaces import Handle
+from torchaos.harness.rollback.handles import from_json, to_json
 
 Ends = tuple[socket.socket, socket.socket]
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.contracts import ChaosError
-from torchaos.harness.machine import proc
-from torchaos.harness.mechanics.network.link import Link
-from torchaos.harness.running.launchers.elastic_env import elastic_env
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers.netns import keepers, make_links
-from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.running.launchers.torchrun_line import elastic_env
 
 
 def test_every_node_has_its_own_name_and_finds_the_others(links: list[Link]) -> None:
@@ -61,7 +61,7 @@ def test_the_namespaces_go_with_their_keeper(folder: Path, fresh_run: str) -> No
     """When the one process that made them is killed, those that keep them die too."""
     made = make_links(folder, 2, fresh_run)
     children = {link.space.pid for link in made} | {made[0].switch.pid}
-    (keeper,) = proc.family(keepers(fresh_run)).keys() - children
+    (keeper,) = processes.family(keepers(fresh_run)).keys() - children
     os.kill(keeper, signal.SIGKILL)
     wait_until(lambda: any(link.space.alive() for link in made), lambda alive: not alive)
 
@@ -69,10 +69,10 @@ def test_the_namespaces_go_with_their_keeper(folder: Path, fresh_run: str) -> No
 _HARNESS = """
 import os, signal, sys
 from pathlib import Path
-from torchaos.harness.contracts import JobSpec
+from torchaos.harness.interfaces import JobSpec
 from torchaos.harness.running.launchers.netns import Netns
-from torchaos.harness.mechanics.network.cut import Cut
-from torchaos.harness.undo.client import Reaper
+from torchaos.harness.fault_drivers.network.drop_rules import Cut
+from torchaos.harness.rollback.reaper_client import Reaper
 run, folder = sys.argv[1], Path(sys.argv[2])
 launcher = Netns()
 spec = JobSpec(("true",), folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "job-0.log", 0, 2)
@@ -100,7 +100,7 @@ def test_nothing_is_left_when_the_harness_is_killed(tmp_path: Path, fresh_run: s
     assert said.returncode == -signal.SIGKILL
     pids = list(map(int, said.stdout.split()))
     assert len(pids) == 3
-    wait_until(lambda: proc.family(keepers(fresh_run)), lambda left: not left)
+    wait_until(lambda: processes.family(keepers(fresh_run)), lambda left: not left)
     wait_until(lambda: [pid for pid in pids if os.path.exists(f"/proc/{pid}/ns/net")], lambda left: not left)
 
 
@@ -113,15 +113,15 @@ def test_what_can_not_be_made_is_said(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(ChaosError, match="can't be made: ip: the disk is full"):
         make_links(folder, 2, fresh_run)
-    assert proc.family(keepers(fresh_run)) == {}
+    assert processes.family(keepers(fresh_run)) == {}
 
 
 _NOBODY = """
 import os, subprocess, sys, tempfile
 from pathlib import Path
 from torchaos.harness.running.launchers.netns import keepers, make_links
-from torchaos.harness.mechanics.network.cut import Cut
-from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.fault_drivers.network.drop_rules import Cut
+from torchaos.harness.rollback.handles import JobProcesses
 import json, random, socket  # from here on our own Python can't be read
 run = sys.argv[1]
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -149,7 +149,7 @@ def test_without_being_root(links: Any, fresh_run: str) -> None:
 
 def test_what_the_user_sets_stays() -> None:
     """Torchrun's defaults come from the launcher, and every one that the user sets is the user's."""
-    from torchaos.harness.contracts import JobSpec
+    from torchaos.harness.interfaces import JobSpec
 
     env = {"TORCHAOS_RUN_ID": "r", "PET_RDZV_ID": "mine", "PET_RDZV_CONF": "join_timeout=5", "GLOO_SOCKET_IFNAME": "x"}
     spec = JobSpec(("true",), Path("/"), env, Path("/run/logs/job-0.log"), 1, 2)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.running.planner.transport import Machine, transport_of
+from torchaos.harness.running.planner.fault_plans import Machine, transport_of
 from torchaos.harness.scenario import load
 
 GPUS = Machine(gpus=2)

@@ -22,7 +22,7 @@ from needs import need
 from waiting import wait_until
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.machine import proc
+from torchaos.harness.host import processes
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir
@@ -104,8 +104,8 @@ class Nodes:
         mine = f"FAR_TAG={self.tag}".encode()
         found = {}
         for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-            line, environ = proc.image(pid) or (b"", b"")
-            if mine in environ.split(b"\0") and proc.is_alive(pid, proc.ticks_of(pid)):
+            line, environ = processes.image(pid) or (b"", b"")
+            if mine in environ.split(b"\0") and processes.is_alive(pid, processes.ticks_of(pid)):
                 found[pid] = line.replace(b"\0", b" ").decode(errors="replace")
         return found
 
@@ -123,7 +123,7 @@ class Nodes:
         )  # fmt: skip
 
     def reaper(self, node: int) -> int:
-        return self.pid("undo.reaper", f".node{node}")
+        return self.pid("rollback.reaper", f".node{node}")
 
 
 class Pods(Nodes):

@@ -11,7 +11,7 @@ import pytest
 from waiting import wait_until
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.machine import proc
+from torchaos.harness.host import processes
 
 FROZEN = {"inject": "node.freeze", "target": {"node": 1}, "when": {"step": 8, "phase": "backward"}, "for": "90s"}
 
@@ -26,7 +26,7 @@ def _stopped(nodes: Any) -> Sequence[int]:
 def _runs_again(pids: Sequence[int]) -> None:
     """Each of them is gone or runs."""
     wait_until(
-        lambda: [found for pid in pids if (found := proc.stat(pid)) and found.state == "T"], lambda left: not left
+        lambda: [found for pid in pids if (found := processes.stat(pid)) and found.state == "T"], lambda left: not left
     )
 
 
@@ -74,7 +74,7 @@ def test_both_die(frozen: Any) -> None:
 
 def _kill_controller(nodes: Any, run: Any) -> None:
     """The controller and its reaper at the same time: nobody is left who could tell the nodes."""
-    os.kill(nodes.pid("undo.reaper", str(nodes.record.root)), signal.SIGKILL)
+    os.kill(nodes.pid("rollback.reaper", str(nodes.record.root)), signal.SIGKILL)
     run.kill()
 
 

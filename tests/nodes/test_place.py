@@ -16,16 +16,16 @@ import pytest
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
 from torchaos.harness.cli.node import recover as recover_node
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.launchers.handover import await_place, packed, receive
-from torchaos.harness.running.nodes import leftovers
-from torchaos.harness.running.nodes.faults import NodeFaults
-from torchaos.harness.running.nodes.place import address_of, make_place, place_of
-from torchaos.harness.undo import open_runs, recovery
-from torchaos.harness.undo.client import Reaper, UndoError
-from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.rollback import open_runs, recovery
+from torchaos.harness.rollback.handles import JobProcesses
+from torchaos.harness.rollback.reaper_client import Reaper, UndoError
+from torchaos.harness.running.launchers.node_run_dir import await_place, packed, receive
+from torchaos.harness.running.nodes import node_folder
+from torchaos.harness.running.nodes.node_faults import NodeFaults
+from torchaos.harness.running.nodes.node_folder import address_of, make_place, place_of
 
 
 def test_a_socket_in_a_deep_folder(tmp_path: Path) -> None:
@@ -47,10 +47,10 @@ def test_a_socket_in_a_deep_folder(tmp_path: Path) -> None:
 
 _DIES = """
 import os, signal, sys
-from torchaos.harness.running.nodes.place import make_place
-from torchaos.harness.undo import open_runs, recovery
-from torchaos.harness.undo.client import Reaper
-from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.running.nodes.node_folder import make_place
+from torchaos.harness.rollback import open_runs, recovery
+from torchaos.harness.rollback.reaper_client import Reaper
+from torchaos.harness.rollback.handles import JobProcesses
 
 reaper = Reaper.start(make_place("run-1.node0").root, "run-1.node0")
 if sys.argv[1:]:
@@ -71,8 +71,8 @@ def test_the_next_agent_undoes_what_the_dead_left(tmp_path: Path, monkeypatch: p
         living = Reaper.start(make_place("run-2.node0").root, "run-2.node0")
         living.guard("job", [JobProcesses("run-2.node0")], owner="job")
         journal = Journal(tmp_path, "node0")
-        assert leftovers.undo_for_the_dead(journal) == ""
-        assert leftovers.undo_for_the_dead(journal) == ""
+        assert node_folder.undo_for_the_dead(journal) == ""
+        assert node_folder.undo_for_the_dead(journal) == ""
         assert stray.wait(timeout=60) in (-signal.SIGTERM, -signal.SIGKILL)
     notes = [event.data["text"] for event in journal.snapshot() if event.kind is Kind.NOTE]
     assert notes == ["what run-1.node0 left on this node is undone"]
@@ -90,7 +90,7 @@ def test_those_that_died_with_nothing_to_undo(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv(name, str(tmp_path))
     assert subprocess.run([sys.executable, "-c", _DIES], check=False).returncode == -signal.SIGKILL
     assert len(open_runs.entries()[0]) == 1
-    assert leftovers.recover(place_of("run-1.node0").root) == ""
+    assert node_folder.recover(place_of("run-1.node0").root) == ""
     assert open_runs.entries() == ([], [])
     assert not place_of("run-1.node0").root.exists()
 
@@ -108,9 +108,9 @@ def test_those_that_died_before_the_first_line(tmp_path: Path, monkeypatch: pyte
 
 _LIVES = """
 import sys
-from torchaos.harness.running.nodes.place import make_place
-from torchaos.harness.undo.client import Reaper
-from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.running.nodes.node_folder import make_place
+from torchaos.harness.rollback.reaper_client import Reaper
+from torchaos.harness.rollback.handles import JobProcesses
 
 reaper = Reaper.start(make_place("run-4.node0").root, "run-4.node0")
 reaper.guard("job", [JobProcesses("run-4.node0")], owner="job")

@@ -15,12 +15,12 @@ import pytest
 from waiting import wait_until
 
 from torchaos.harness.agent import wire
-from torchaos.harness.agent.stamps import Stamps
-from torchaos.harness.contracts import RankProcess
-from torchaos.harness.judging.ending.hung import ranks_in_words
-from torchaos.harness.machine import proc
-from torchaos.harness.watching.diagnosis import stacks
-from torchaos.harness.watching.observers import at_end
+from torchaos.harness.agent.collective_stamps import Stamps
+from torchaos.harness.analysis.hangs import ranks_in_words
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import RankProcess
+from torchaos.harness.monitoring.diagnosis import stacks
+from torchaos.harness.monitoring.observers import at_end
 
 TORCH = "/v/site-packages/torch/distributed/distributed_c10d.py"
 HOOK = ("CollectiveHook._hook.<locals>.collective", "/v/site-packages/torchaos/harness/agent/collectives.py")
@@ -41,7 +41,7 @@ def _ranks(folder: Path, *codes: str, agent: bool = True) -> Iterator[dict[int, 
         script.write_text(
             f"import os, sys\ntorch = {str(folder / 'site-packages' / 'torch')!r}\n"
             "sys.path[:0] = [torch + '/distributed', torch + '/utils/data']\n"
-            "from torchaos.harness.agent.arming import Identity\nfrom torchaos.harness.agent.dumps import listen\n"
+            "from torchaos.harness.agent.startup import Identity\nfrom torchaos.harness.agent.startup import listen\n"
             f"import barrier, next_batch, all_reduce\n{listens}\nprint(flush=True)\n{code}\n"
         )
         env = {**os.environ, wire.ENV_PLAN: str(folder / "plan.json")}
@@ -121,7 +121,7 @@ def test_what_could_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     with _ranks(tmp_path, "barrier.barrier()", "barrier.barrier()", agent=False) as ranks:
         os.kill(ranks[1].pid, signal.SIGSTOP)
-        wait_until(lambda: (now := proc.stat(ranks[1].pid)) and now.state == "T")
+        wait_until(lambda: (now := processes.stat(ranks[1].pid)) and now.state == "T")
         found = _look(ranks, None, "rank 0 waits, rank 1 is stopped")
     assert found["culprits"] == [1]
     assert any("the stacks of ranks 0, 1 could not be had" in text for text in found["problems"])

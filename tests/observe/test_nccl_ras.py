@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.contracts import RankProcess
-from torchaos.harness.watching.observers import nccl_ras
-from torchaos.harness.watching.observers.nccl_ras import NcclRas, ask, communicators
-from torchaos.harness.watching.observers.opinion import Opinion
+from torchaos.harness.interfaces import RankProcess
+from torchaos.harness.monitoring.observers import nccl_ras
+from torchaos.harness.monitoring.observers.nccl_ras import NcclRas, ask, communicators
+from torchaos.harness.monitoring.observers.opinions import Opinion
 
 # The example of the user guide of NCCL 2.30, chapter RAS, "JSON Output", with the pids of the test.
 GUIDE: dict[str, Any] = {

@@ -16,17 +16,14 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.stamps import Stamps
+from torchaos.harness.agent.collective_stamps import Stamps
 from torchaos.harness.agent.wire import start_ticks
-from torchaos.harness.contracts import RankProcess
+from torchaos.harness.interfaces import RankProcess
+from torchaos.harness.monitoring.observers import at_end
+from torchaos.harness.monitoring.observers.opinions import LogSilence, Opinion, Overdue, Stagnation
+from torchaos.harness.monitoring.observers.resource_use import Idle
 from torchaos.harness.record.plan import Named, Plan, PlannedJob
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.watching.observers import report
-from torchaos.harness.watching.observers.collectives import Overdue
-from torchaos.harness.watching.observers.log import LogSilence
-from torchaos.harness.watching.observers.metrics import Idle
-from torchaos.harness.watching.observers.opinion import Opinion
-from torchaos.harness.watching.observers.stagnation import Stagnation
 
 BUSY = "while True: pass"
 LOOKS = "import time\nwhile True: time.sleep(0.0005)"  # at a page, for its word
@@ -172,13 +169,13 @@ def test_only_the_latest_attempt_counts(tmp_path: Path) -> None:
 def test_a_report_of_another_tool(tmp_path: Path) -> None:
     """It is read as data; what is wrong with it is said."""
     path = tmp_path / "said.json"
-    assert "can't be read" in report.read(path)["error"]
+    assert "can't be read" in at_end.read(path)["error"]
     for text, expected in (
         ('{"culprits": [1, 3], "more": 1}', {"culprits": [1, 3]}), ('{"culprits": "1"}', None), ("[", None),
         ("[1]", None),
     ):  # fmt: skip
         path.write_text(text)
-        found = report.read(path)
+        found = at_end.read(path)
         assert found == expected if expected else "error" in found
 
 
@@ -189,5 +186,5 @@ def test_the_report_that_an_assertion_names_is_collected(tmp_path: Path) -> None
     (folder.job / "said.json").write_text('{"culprits": [2]}')
     job = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0, None)
     plan = Plan("made-up", "", 7, job, (), (Named("culprit_identified", {"report": "{run}/said.json"}),))
-    assert report.of_run(plan, folder) == {"culprits": [2]}
-    assert report.of_run(replace(plan, asserts=(Named("hang_detected", {}),)), folder) is None
+    assert at_end.of_run(plan, folder) == {"culprits": [2]}
+    assert at_end.of_run(replace(plan, asserts=(Named("hang_detected", {}),)), folder) is None

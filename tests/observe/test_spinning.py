@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import RankProcess
-from torchaos.harness.watching.diagnosis import live
-from torchaos.harness.watching.diagnosis.verdict import Diagnosis
-from torchaos.harness.watching.observers.opinion import Opinion
-from torchaos.harness.watching.observers.spinning import spinning
-from torchaos.harness.watching.observers.watch import HangWatch
-from torchaos.harness.watching.probes.gpus import Sample
+from torchaos.harness.interfaces import RankProcess
+from torchaos.harness.monitoring.diagnosis import live_job
+from torchaos.harness.monitoring.diagnosis.diagnosis import Diagnosis
+from torchaos.harness.monitoring.observers.hang_watch import HangWatch
+from torchaos.harness.monitoring.observers.opinions import Opinion
+from torchaos.harness.monitoring.observers.resource_use import spinning
+from torchaos.harness.monitoring.probes.gpu_probe import Sample
 
 
 def samples(*values: dict[str, float]) -> list[Sample]:
@@ -94,7 +94,7 @@ def test_the_report_of_a_hang_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
         told.append((kind, data))
         return Event(kind, "harness", 0, 0.0, now, data=data)
 
-    monkeypatch.setattr(live, "diagnose", lambda *_any, **_more: Diagnosis())
+    monkeypatch.setattr(live_job, "diagnose", lambda *_any, **_more: Diagnosis())
     watch = HangWatch(dict, list, None, gpus=lambda: seen)
     quiet = [Opinion("stacks", 5.0, 0.0), Opinion("log", 4.0, 0.0)]
     watch._tell(quiet, emit, [RankProcess(1, 1, 0, 7, 1, 0, 2, 3)], now)

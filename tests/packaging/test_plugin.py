@@ -9,7 +9,7 @@ import pytest
 
 import torchaos.plugin as face
 from torchaos.harness import registry
-from torchaos.harness.contracts import Evidence
+from torchaos.harness.interfaces import Evidence
 
 from .conftest import REPOSITORY, run
 
@@ -21,8 +21,8 @@ folder, source = sys.argv[1:]
 spec = importlib.util.spec_from_file_location("_agent", folder + "/__init__.py", submodule_search_locations=[folder])
 sys.modules["_agent"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["_agent"])
-import _agent.wire, _agent.injectors
-with _agent.injectors._our_names(source.rpartition("/")[0]):
+import _agent.wire, _agent.rank_faults
+with _agent.rank_faults._our_names(source.rpartition("/")[0]):
     import importlib
     found = importlib.import_module("torchaos.injectors." + source.rpartition("/")[2].removesuffix(".py"))
     deep = [name for name in sys.modules if name.startswith("torchaos.harness.")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from reference import PAGES
 
-from torchaos.harness.watching.probes.causes import BY_NAME, CAUSES, CauseReader, cause_of
+from torchaos.harness.monitoring.probes.job_log import BY_NAME, CAUSES, CauseReader, cause_of
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 GUIDE = Path(__file__).parents[2] / "docs" / "known-failures.md"

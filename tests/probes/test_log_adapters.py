@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.watching.probes.log_adapters import AutoAdapter, LogStep, adapter_for
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.monitoring.probes.log_adapters import AutoAdapter, LogStep, adapter_for
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 SAID = {

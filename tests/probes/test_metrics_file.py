@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.watching.probes.log_adapters import LogStep
-from torchaos.harness.watching.probes.metrics_file import MetricsFile, read_metrics
+from torchaos.harness.monitoring.probes.job_log import MetricsFile, read_metrics
+from torchaos.harness.monitoring.probes.log_adapters import LogStep
 
 SAMPLE = Path(__file__).parent.parent / "data" / "logs" / "lightning-metrics.csv"
 

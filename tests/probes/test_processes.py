@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torchaos.harness.watching.probes.census import Identity, Member
-from torchaos.harness.watching.probes.processes import Claims, find_ranks
+from torchaos.harness.monitoring.probes.census import Claims, Identity, Member, find_ranks
 
 LATER_S = 100.0
 

@@ -17,8 +17,8 @@ import pytest
 from waiting import wait_until
 
 from torchaos.harness.agent.wire import Event, Kind, start_ticks
+from torchaos.harness.monitoring.probes.rank_probe import RankWatch, exit_code
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.watching.probes.ranks import RankWatch, exit_code
 
 AGENT = """
 import os, subprocess, sys

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.watching.probes.log_adapters import AutoAdapter, LogStep
+from torchaos.harness.monitoring.probes.log_adapters import AutoAdapter, LogStep
 
 SHAPES = yaml.safe_load((Path(__file__).parents[1] / "data" / "logs" / "steps.yaml").read_text())
 

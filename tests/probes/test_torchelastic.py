@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.agent.wire import FIELDS, Kind
-from torchaos.harness.watching.probes.torchelastic import ElasticReader, LogFact, parse
+from torchaos.harness.monitoring.probes.job_log import ElasticReader, LogFact, parse
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 

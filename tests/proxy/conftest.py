@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from toxiproxied import server_on_path
 
-from torchaos.harness.mechanics.proxy.server import Endpoint, mark_of_server, start
-from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.fault_drivers.proxy import Endpoint, mark_of_server, start_toxiproxy
+from torchaos.harness.rollback.handles import JobProcesses
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def endpoint(echo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     for name, value in server_on_path(tmp_path).items():
         monkeypatch.setenv(name, value)
     run = f"proxy-tests-{os.getpid()}-{time.monotonic_ns()}"
-    yield start({"echo": echo}, run, tmp_path / "proxy", None)["echo"]
+    yield start_toxiproxy({"echo": echo}, run, tmp_path / "proxy", None)["echo"]
     handle = JobProcesses(mark_of_server(run))
     handle.restore()
     assert handle.restored()

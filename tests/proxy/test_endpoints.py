@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from torchaos.harness.agent.wire import start_ticks
-from torchaos.harness.contracts import JobSpec, Launcher, UsageError
-from torchaos.harness.machine.toxiproxy.api import Api
-from torchaos.harness.mechanics.proxy.server import Endpoint
+from torchaos.harness.fault_drivers.proxy import Endpoint
+from torchaos.harness.host.toxiproxy import Api
+from torchaos.harness.interfaces import JobSpec, Launcher, UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.launchers.fronted import Fronted
 from torchaos.harness.running.launchers.local import LocalNode
+from torchaos.harness.running.launchers.local_job import Fronted
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 

@@ -18,12 +18,12 @@ import pytest
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import EventFile, Kind
-from torchaos.harness.contracts import ChaosError
-from torchaos.harness.machine.toxiproxy import api
-from torchaos.harness.mechanics.proxy.server import Endpoint
-from torchaos.harness.mechanics.site import OutsideSite
+from torchaos.harness.fault_drivers.proxy import Endpoint
+from torchaos.harness.fault_drivers.site import OutsideSite
+from torchaos.harness.host import toxiproxy
+from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.record.events.journal import read_events
-from torchaos.harness.undo.handles import from_json, to_json
+from torchaos.harness.rollback.handles import from_json, to_json
 
 pytestmark = pytest.mark.slow
 
@@ -232,7 +232,7 @@ def test_a_server_that_hangs_is_told_of(endpoint: Endpoint, faulted: Any, monkey
     """When the server does not answer, applying and taking back raise, and nothing claims to be undone; a server that
     is gone has taken its faults along."""
     fault = faulted("proxy.latency", latency=0.2)
-    monkeypatch.setattr(api, "ASK_S", 2.0)
+    monkeypatch.setattr(toxiproxy, "ASK_S", 2.0)
     os.kill(endpoint.api.pid, signal.SIGSTOP)
     for ask in (lambda: fault.injector.apply(fault.site), fault.handles[0].restore, fault.handles[0].restored):
         with pytest.raises(TimeoutError, match="did not answer within 2 s"):

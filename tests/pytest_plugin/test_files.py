@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from torchaos.harness.pytest_plugin.failure_text import failure_text
 from torchaos.harness.pytest_plugin.outcome import Run
-from torchaos.harness.pytest_plugin.telling import failure_text
 
 from .conftest import Project
 

@@ -16,18 +16,17 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.result import Case, ExitCode, Recovery, Result, Verdict, worst
-from torchaos.harness.release.repeats import bounds
-from torchaos.harness.release.repeats.ask import Ask, ask_of
-from torchaos.harness.release.repeats.figures import Distribution
-from torchaos.harness.release.repeats.judged import Repeats, State, judge_repeats
+from torchaos.harness.release.repeats import asked_repeats
+from torchaos.harness.release.repeats.asked_repeats import Ask, ask_of
+from torchaos.harness.release.repeats.repeats_verdict import Distribution, Repeats, State, judge_repeats
 from torchaos.harness.release.repeats.series import Series
+from torchaos.harness.reporting.files import json_file, junit
+from torchaos.harness.reporting.terminal.many_runs import show_repeats
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Repeat
-from torchaos.harness.telling.files import jsonfile, junit
-from torchaos.harness.telling.terminal.repeats import show
 
 CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.INCONCLUSIVE: 2, Verdict.ERROR: 5}
 LETTERS = {"p": Verdict.PASSED, "f": Verdict.FAILED, "i": Verdict.INCONCLUSIVE, "e": Verdict.ERROR}
@@ -102,15 +101,15 @@ def test_a_rate_is_shown_or_refuted_by_its_bounds() -> None:
 )
 def test_the_bounds_are_those_of_clopper_and_pearson(passed: int, trials: int, low: float, high: float) -> None:
     """0 of 200 bounds no more than 1.5 %; 29 of 30 leaves 85 % possible (closed forms, and beta quantiles)."""
-    assert bounds.lower(passed, trials, 0.95) == pytest.approx(low, abs=1e-4)
-    assert bounds.upper(passed, trials, 0.95) == pytest.approx(high, abs=1e-4)
+    assert asked_repeats.lower(passed, trials, 0.95) == pytest.approx(low, abs=1e-4)
+    assert asked_repeats.upper(passed, trials, 0.95) == pytest.approx(high, abs=1e-4)
 
 
 def test_how_many_are_needed() -> None:
     """For 90, 95 and 99 % with 95 % confidence: 29, 59 and 299, and one fewer does not do."""
     for rate, least in ((0.9, 29), (0.95, 59), (0.99, 299)):
-        assert bounds.needed(rate, 0.95) == least
-        assert (bounds.lower(least - 1, least - 1, 0.95) or 0.0) < rate
+        assert asked_repeats.needed(rate, 0.95) == least
+        assert (asked_repeats.lower(least - 1, least - 1, 0.95) or 0.0) < rate
 
 
 def test_an_error_outweighs_the_rate() -> None:
@@ -323,7 +322,7 @@ def test_junit_keeps_the_runs_of_others(tmp_path: Path) -> None:
 def test_json_has_all(tmp_path: Path) -> None:
     """Every repetition is there, and what they are together."""
     path = tmp_path / "all.json"
-    jsonfile.write(results("pfpp"), path, series(Ask(4, at_least=3)).judged(results("pfpp"), ended=True))
+    json_file.write(results("pfpp"), path, series(Ask(4, at_least=3)).judged(results("pfpp"), ended=True))
     found = json.loads(path.read_text())
     assert len(found["results"]) == 4
     (together,) = found["repeats"]
@@ -333,7 +332,7 @@ def test_json_has_all(tmp_path: Path) -> None:
 
 def sheet(repeats: Repeats, width: int = 100) -> Sequence[str]:
     file = io.StringIO()
-    show(repeats, Console(file=file, width=width, force_terminal=False))
+    show_repeats(repeats, Console(file=file, width=width, force_terminal=False))
     return file.getvalue().splitlines()
 
 

@@ -7,12 +7,12 @@ from typing import ClassVar
 from paper import Paper
 from rich.console import Console
 
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.agent_plan import Moment
+from torchaos.harness.agent.rank_faults import Fault
 from torchaos.harness.agent.wire import Phase
-from torchaos.harness.contracts import Target
+from torchaos.harness.interfaces import Target
 from torchaos.harness.record.plan import After, Named, Plan, PlannedFault, PlannedJob
-from torchaos.harness.telling.terminal import console as show
+from torchaos.harness.reporting.terminal import console as show
 
 PLAN = Plan(
     scenario="kill-during-recovery",

@@ -9,12 +9,12 @@ import pytest
 from recorded import judged, recorded
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.analysis.verdict.verdict import judge
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.telling.terminal.headline import cards, failures_first, gauges, happened
-from torchaos.harness.telling.terminal.timeline import outcome_in_words
+from torchaos.harness.reporting.terminal.headline import cards, failures_first, gauges, happened
+from torchaos.harness.reporting.terminal.recovery_timeline import outcome_in_words
 
 GOLDEN = Path(__file__).parents[1] / "data" / "runs"
 

@@ -18,18 +18,16 @@ from recorded import RECORDED, change_events, judged, lose, recorded
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.telling import html
-from torchaos.harness.telling.html import page
-from torchaos.harness.telling.html.account import checkpoints_of, folded, samples_of
-from torchaos.harness.telling.html.curves import curves_of
-from torchaos.harness.telling.html.event_words import words
-from torchaos.harness.telling.html.evidence import hangs_of, logs_of
-from torchaos.harness.telling.html.gpus import gpus_of
-from torchaos.harness.telling.html.timeline import timeline_of
+from torchaos.harness.reporting import html
+from torchaos.harness.reporting.html import page
+from torchaos.harness.reporting.html.account import checkpoints_of, folded, samples_of
+from torchaos.harness.reporting.html.charts import curves_of, gpus_of
+from torchaos.harness.reporting.html.log_evidence import hangs_of, logs_of, words
+from torchaos.harness.reporting.html.page_timeline import timeline_of
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)> {{ 7*7 }} \x1b[2J\u2028 & ]]>"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.record.result import Case, Result, Verdict
-from torchaos.harness.telling.html import index
-from torchaos.harness.telling.trends.store import Kept
+from torchaos.harness.reporting.html import index
+from torchaos.harness.reporting.trends.trend_store import Kept
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from torchaos.harness.record.result import Case, FaultResult, Result, Verdict
-from torchaos.harness.telling.files import junit
+from torchaos.harness.reporting.files import junit
 
 # By hand from junit-10.xsd of Jenkins's xUnit plugin: per element: required attributes, others, children.
 _TIME = re.compile(r"(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]*)?")

@@ -12,8 +12,8 @@ import pytest
 from chromium import chromium
 from recorded import recorded
 
-from torchaos.harness.judging.verdict.verdict import records_of, verdict_of
-from torchaos.harness.telling import html
+from torchaos.harness.analysis.verdict.verdict import records_of, verdict_of
+from torchaos.harness.reporting import html
 
 RANKS, STEPS, KILLED, RESUMED = 16, 10_000, 6_000, 5_900
 

@@ -10,14 +10,13 @@ import pytest
 from paper import Paper
 from rich.console import Console
 
-from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.agent.wire import Event, Kind, Phase
-from torchaos.harness.contracts import Target
+from torchaos.harness.interfaces import Target
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Named, Plan, PlannedFault, PlannedJob
-from torchaos.harness.telling.terminal import live
-from torchaos.harness.telling.terminal.live import Live
-from torchaos.harness.telling.terminal.progress import Progress
+from torchaos.harness.reporting.terminal import live
+from torchaos.harness.reporting.terminal.live import Live, Progress
 
 JOB = PlannedJob(("torchrun", "train.py"), "/", {}, 2, 1, 60.0)
 KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(1, 3, Phase.BACKWARD), {}, "kill.py", "Kill")

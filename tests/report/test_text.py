@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchaos.harness.record.secrecy import mask, mask_env
-from torchaos.harness.telling.terminal import text
+from torchaos.harness.reporting.terminal import text
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchaos.harness.telling.html.thinning import groups, telling
+from torchaos.harness.reporting.html.charts import groups, telling
 
 TIMES = st.lists(st.floats(0, 1e6), max_size=300).map(sorted)
 

@@ -19,15 +19,14 @@ from click.testing import CliRunner
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 from torchaos.harness.agent.wire import Kind
+from torchaos.harness.analysis.verdict.verdict import verdict_of
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.telling.repro.case import case_of
-from torchaos.harness.telling.repro.script.summary import summary
-from torchaos.harness.telling.repro.write import script_of
+from torchaos.harness.reporting.repro.case import case_of, script_of
+from torchaos.harness.reporting.repro.script.summary import summary
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 STAND_IN = Path(__file__).parent / "stand_in.py"

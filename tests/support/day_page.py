@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchaos.harness.gameday import page, report
-from torchaos.harness.gameday.clock import Clock
+from torchaos.harness.gameday import report
 from torchaos.harness.gameday.day import Day
+from torchaos.harness.gameday.day_grammar import Bounds, Risk
 from torchaos.harness.gameday.draw import Drawn, Round
-from torchaos.harness.gameday.grammar import Bounds, Risk
-from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
-from torchaos.harness.gameday.score import RoundScore, total
-from torchaos.harness.gameday.verdict import cases_of
+from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
+from torchaos.harness.gameday.score import RoundScore, cases_of, total
 
 CLOCK = Clock(productive_s=60.0, lost_s=20.0, checkpoint_s=5.0, stalled_s=5.0, down_s=10.0)
 
@@ -34,4 +32,4 @@ def day_page(
     cases = cases_of(score, Bounds.model_validate(bounds), rounds, planned=len(faults))
     if markdown:
         return report.page(day, str(tmp_path), rounds, score, cases)
-    return page.text(day, tmp_path, rounds, score, cases)
+    return report.text(day, tmp_path, rounds, score, cases)

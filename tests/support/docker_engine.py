@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.contracts import Handle
-from torchaos.harness.machine.docker_engine import NODE, RUN, EngineError, engine, version
-from torchaos.harness.running.launchers.docker_image import covering, host_mounts, make_host_image
-from torchaos.harness.undo.containers import Container, Containers, DockerImage, DockerNetwork
+from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError, engine, version
+from torchaos.harness.interfaces import Handle
+from torchaos.harness.rollback.container_handles import Container, Containers, DockerImage, DockerNetwork
+from torchaos.harness.running.launchers.docker import covering, host_mounts, make_host_image
 
 with suppress(ImportError):
     from docker.types import IPAMConfig, IPAMPool, Mount

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.undo.kubernetes import KubernetesAgent, KubernetesNode, KubernetesObjects, label_of
+from torchaos.harness.rollback.cluster_handles import KubernetesAgent, KubernetesNode, KubernetesObjects, label_of
 
 _KUBECTL = """#!/bin/sh
 label=

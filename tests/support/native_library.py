@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.machine.native import Library, compiler
+from torchaos.harness.host.native_libraries import Library, compiler
 
 
 def path_of(library: Library) -> Path:

@@ -11,9 +11,18 @@ from typing import Any
 import pytest
 from needs import need
 
-from torchaos.harness.contracts import Handle
-from torchaos.harness.machine.netspace import Space
-from torchaos.harness.undo.network import IPTABLES, QDISC_MARK, LinkUp, Names, NftTable, Qdisc, QueueRule, mark_of
+from torchaos.harness.host.netspace import Space
+from torchaos.harness.interfaces import Handle
+from torchaos.harness.rollback.network_handles import (
+    IPTABLES,
+    QDISC_MARK,
+    LinkUp,
+    Names,
+    NftTable,
+    Qdisc,
+    QueueRule,
+    mark_of,
+)
 
 KINDS = {"nft_table": "nft", "link_up": "links", "qdisc": "tc", "queue_rule": "shaper", "names": "links"}
 NEEDS = pytest.mark.needs("root", "links")

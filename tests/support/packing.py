@@ -6,7 +6,7 @@ import json
 import struct
 from pathlib import Path
 
-from torchaos.harness.agent import packed
+from torchaos.harness.agent import packed_lines
 
 
 def pack(path: Path) -> int:
@@ -15,7 +15,7 @@ def pack(path: Path) -> int:
     for line in path.read_bytes().splitlines(keepends=True):
         event = json.loads(line)
         if event["kind"] == "step":
-            packer = packed.Packer(event["source"], event["rank"], event["attempt"])
+            packer = packed_lines.Packer(event["source"], event["rank"], event["attempt"])
             data = dict(event["data"])
             data["samples"] = None if data["samples"] is None else bytes.fromhex("".join(data["samples"]))
             names = ("seq", "wall_s", "mono_s", "step")

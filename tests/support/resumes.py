@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.exploring import past
+from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record
@@ -68,7 +68,7 @@ def resumed(
     run = run or recorded()
     folder.mkdir(exist_ok=True)
     later_s = LATER_S * (1 + len(run.history.attempts))
-    past.write(folder, run, after_step(run, died_after), {}, later_s)
+    synthetic_crash.write(folder, run, after_step(run, died_after), {}, later_s)
     events = [
         *read_events(folder),
         Event(Kind.JOB_STARTED, "harness", 0, 0, later_s, data={"submission": 0, "pid": 60}),
@@ -76,7 +76,7 @@ def resumed(
     events += next_attempt(resume.record(), later_s, until, len(run.history.attempts))
     for number, (kind, data) in enumerate(end, 1):
         events.append(Event(kind, "harness", number, 0.0, events[-1].mono_s + 0.1, data=data))
-    return Record(past.with_death(run.plan), tuple(sorted(events, key=lambda event: event.mono_s)), {})
+    return Record(synthetic_crash.with_death(run.plan), tuple(sorted(events, key=lambda event: event.mono_s)), {})
 
 
 ENOUGH = (Kind.STOPPED, {"reason": "it went on beyond the death", "interrupted": False, "enough": True})

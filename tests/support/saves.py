@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from torchaos.harness.exploring.blobs import Blobs
-from torchaos.harness.exploring.operations import Kind, Operation, Recording
-from torchaos.harness.exploring.tree import Content, Extent, Tree
+from torchaos.harness.crash_explorer.folder_contents import Blobs, Content, Extent, Tree
+from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 
 
 class Disk:
@@ -33,7 +32,7 @@ class Disk:
         last = {operation.rank: operation.number for operation in self.operations if operation.rank in ranks}
         self._waiting.append((set(ranks), list(last.values())))
 
-    def do(self, kind: Kind, path: str, rank: int | None, **more: object) -> None:
+    def do(self, kind: OperationKind, path: str, rank: int | None, **more: object) -> None:
         number = len(self.operations)
         for waiting, numbers in self._waiting:
             if rank in waiting:
@@ -44,7 +43,7 @@ class Disk:
 
     def recording(self) -> Recording:
         end = float(len(self.operations) + 1)
-        stored = any(operation.kind is Kind.PUT for operation in self.operations)
+        stored = any(operation.kind is OperationKind.PUT for operation in self.operations)
         before = frozenset(self.before)
         return Recording(tuple(self.operations), before, self.base, self.blobs, 0.0, end, stored=stored)
 
@@ -61,12 +60,12 @@ class Hand:
         disk = self.disk
         if path in disk.paths:
             disk.files.setdefault(path, next(disk.numbers))
-            disk.do(Kind.OPEN, path, self.by, file=disk.files[path])
-            disk.do(Kind.TRUNCATE, path, self.by, file=disk.files[path])
+            disk.do(OperationKind.OPEN, path, self.by, file=disk.files[path])
+            disk.do(OperationKind.TRUNCATE, path, self.by, file=disk.files[path])
         else:
             disk.paths.add(path)
             disk.files[path] = next(disk.numbers)
-            disk.do(Kind.CREATE, path, self.by, file=disk.files[path])
+            disk.do(OperationKind.CREATE, path, self.by, file=disk.files[path])
         return File(self, path, disk.files[path])
 
     def save(self, path: str, *data: bytes, sync: bool = False) -> None:
@@ -79,7 +78,7 @@ class Hand:
         file.close()
 
     def rename(self, path: str, to: str) -> None:
-        self._do(Kind.RENAME, path, to=to)
+        self._do(OperationKind.RENAME, path, to=to)
         for old in sorted(self.disk.paths):
             if old == path or old.startswith(f"{path}/"):
                 new = to + old.removeprefix(path)
@@ -89,22 +88,22 @@ class Hand:
 
     def unlink(self, path: str) -> None:
         self.disk.paths.discard(path)
-        self._do(Kind.UNLINK, path)
+        self._do(OperationKind.UNLINK, path)
 
     def put(self, path: str, data: bytes) -> None:
         """Puts an object into a store."""
-        self.disk.do(Kind.PUT, path, self.by, size=len(data), blob=self.disk.blobs.add(data))
+        self.disk.do(OperationKind.PUT, path, self.by, size=len(data), blob=self.disk.blobs.add(data))
 
     def mkdir(self, path: str) -> None:
-        self._do(Kind.MKDIR, path)
+        self._do(OperationKind.MKDIR, path)
 
     def rmdir(self, path: str) -> None:
-        self._do(Kind.RMDIR, path)
+        self._do(OperationKind.RMDIR, path)
 
     def fsync_folder(self, path: str = "") -> None:
-        self._do(Kind.FSYNC_FOLDER, path)
+        self._do(OperationKind.FSYNC_FOLDER, path)
 
-    def _do(self, kind: Kind, path: str, to: str | None = None) -> None:
+    def _do(self, kind: OperationKind, path: str, to: str | None = None) -> None:
         self.disk.do(kind, path, self.by, to=to)
 
 
@@ -118,14 +117,14 @@ class File:
     def write(self, data: bytes) -> None:
         blob = self.hand.disk.blobs.add(data)
         more = {"file": self.number, "offset": self.at, "size": len(data), "blob": blob}
-        self.hand.disk.do(Kind.WRITE, self.path, self.hand.by, **more)
+        self.hand.disk.do(OperationKind.WRITE, self.path, self.hand.by, **more)
         self.at += len(data)
 
     def fsync(self) -> None:
-        self.hand.disk.do(Kind.FSYNC, self.path, self.hand.by, file=self.number)
+        self.hand.disk.do(OperationKind.FSYNC, self.path, self.hand.by, file=self.number)
 
     def close(self) -> None:
-        self.hand.disk.do(Kind.CLOSE, self.path, self.hand.by, file=self.number)
+        self.hand.disk.do(OperationKind.CLOSE, self.path, self.hand.by, file=self.number)
 
 
 def play(operations: Sequence[Operation], blobs: Blobs, folder: Path) -> None:
@@ -134,22 +133,22 @@ def play(operations: Sequence[Operation], blobs: Blobs, folder: Path) -> None:
     handles: dict[int | None, int] = {}
     for op in operations:
         path = folder / op.path
-        if op.kind is Kind.CREATE:
+        if op.kind is OperationKind.CREATE:
             handles[op.file] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        elif op.kind is Kind.OPEN:
+        elif op.kind is OperationKind.OPEN:
             handles[op.file] = os.open(path, os.O_RDWR)
-        elif op.kind is Kind.WRITE:
+        elif op.kind is OperationKind.WRITE:
             whole = Content(op.size, (Extent(0, op.size, op.blob or ""),))
             os.pwrite(handles[op.file], blobs.read(whole), op.offset)
-        elif op.kind is Kind.TRUNCATE:
+        elif op.kind is OperationKind.TRUNCATE:
             os.ftruncate(handles[op.file], op.size)
-        elif op.kind is Kind.RENAME:
+        elif op.kind is OperationKind.RENAME:
             path.rename(folder / (op.to or ""))
-        elif op.kind is Kind.UNLINK:
+        elif op.kind is OperationKind.UNLINK:
             path.unlink()
-        elif op.kind is Kind.MKDIR:
+        elif op.kind is OperationKind.MKDIR:
             path.mkdir()
-        elif op.kind is Kind.RMDIR:
+        elif op.kind is OperationKind.RMDIR:
             path.rmdir()
     for handle in handles.values():
         os.close(handle)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.undo.slurm import SlurmNodeState, SlurmWork
+from torchaos.harness.rollback.cluster_handles import SlurmNodeState, SlurmWork
 
 _SQUEUE = """#!/bin/sh
 case " $* " in *" --jobs 99 "*) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;; esac

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.contracts import Handle
-from torchaos.harness.mechanics.proxy.server import PROGRAM, mark_of_server, start
-from torchaos.harness.undo.handles import JobProcesses
-from torchaos.harness.undo.network import mark_of
-from torchaos.harness.undo.proxy import Toxic
+from torchaos.harness.fault_drivers.proxy import PROGRAM, mark_of_server, start_toxiproxy
+from torchaos.harness.interfaces import Handle
+from torchaos.harness.rollback.handles import JobProcesses
+from torchaos.harness.rollback.network_handles import Toxic, mark_of
 
 
 def server_on_path(folder: Path) -> dict[str, str]:
@@ -37,7 +36,7 @@ def on_a_proxy(folder: Path) -> Iterator[tuple[Handle, Callable[[], object]]]:
     """The handle, and the change that it undoes."""
     os.environ.update(server_on_path(folder))
     run, mark = f"toxic-{os.getpid()}-{time.monotonic_ns()}", mark_of("a-fault")
-    api = start({"store": "127.0.0.1:9"}, run, folder / "proxy", None)["store"].api
+    api = start_toxiproxy({"store": "127.0.0.1:9"}, run, folder / "proxy", None)["store"].api
     toxic = {"type": "latency", "name": f"{mark}_upstream", "stream": "upstream", "attributes": {"latency": 5}}
     handle = Toxic(api.pid, api.start_ticks, api.port, "store", mark)
     yield handle, lambda: api.ask(proxy="store", add=[toxic])

@@ -20,7 +20,7 @@ from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.agent.check_sums import MODULUS
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Outcome
+from torchaos.harness.interfaces import Outcome
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
@@ -413,7 +413,7 @@ class Trainer:
         return [f"{turn}{at * world + rank}.{number}" for number in range(2)]
 
     def _sums(self, state: _State, rank: int, ranks: range) -> dict[str, str]:
-        """The check sums of a rank after a step (see agent/state.py)."""
+        """The check sums of a rank after a step (see agent/training_state.py)."""
         found = {}
         for name, values in (("parameters", state.weights), ("moments", state.moments)):
             factored = sum((3 + place) * hash_(repr(value)) for place, value in enumerate(values))

@@ -10,14 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.gameday.clock import Clock
-from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
+from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
 from torchaos.harness.gameday.score import RoundScore, total
-from torchaos.harness.telling.trends import nights
-from torchaos.harness.telling.trends.compare import Change, overall
-from torchaos.harness.telling.trends.database import path_of
-from torchaos.harness.telling.trends.nights import Night, compare_nights
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.reporting.trends import gameday_history
+from torchaos.harness.reporting.trends.compare import Change, overall
+from torchaos.harness.reporting.trends.gameday_history import Night, compare_nights
+from torchaos.harness.reporting.trends.trend_store import path_of
 
 
 def night(folder: Path, caught_up: float, verdict: str = "passed", commit: str = "a" * 40, down: float = 0.0) -> Path:
@@ -63,14 +62,14 @@ def test_nights_are_kept_and_shown(days: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "80.5%" in done.output
     assert "failed: mttr is 40" in done.output
-    nights.add(path_of(days), nights.found_in(days))  # as each day does at its end
+    gameday_history.add(path_of(days), gameday_history.found_in(days))  # as each day does at its end
     for path in days.glob("*/score.json"):
         path.unlink()
-    assert [one.verdict for one in nights.kept(path_of(days))] == ["passed", "passed", "failed"]
+    assert [one.verdict for one in gameday_history.kept(path_of(days))] == ["passed", "passed", "failed"]
     raw = json.loads(torchaos("history", "--out", days, "--json").output)
     assert [one["commit"][0] for one in raw] == ["a", "a", "b"]
-    assert not nights.kept(path_of(days), ["another"])
-    assert len(nights.kept(path_of(days), ["night"], "bb")) == 1
+    assert not gameday_history.kept(path_of(days), ["another"])
+    assert len(gameday_history.kept(path_of(days), ["night"], "bb")) == 1
 
 
 def test_a_night_that_is_worse_is_a_regression(days: Path) -> None:
@@ -128,4 +127,4 @@ def test_a_damaged_score_is_told(days: Path, text: str) -> None:
     (days / "one" / "score.json").write_text(text)
     with pytest.raises(UsageError, match="damaged"):
         Night.of(days / "one")
-    assert len(nights.found_in(days)) == 2
+    assert len(gameday_history.found_in(days)) == 2

@@ -19,12 +19,11 @@ from recorded import judged, recorded
 
 from torchaos.harness.cli import cli
 from torchaos.harness.cli.results import keep
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.telling.trends import store
-from torchaos.harness.telling.trends.database import path_of
-from torchaos.harness.telling.trends.store import kept_of
+from torchaos.harness.reporting.trends import trend_store
+from torchaos.harness.reporting.trends.trend_store import kept_of, path_of
 
 
 def finished(folder: Path, commit: str, slower: float = 0.0, verdict: str = "passed") -> RunDir:
@@ -103,9 +102,9 @@ def test_what_is_pruned_stays_in_the_history(tmp_path: Path) -> None:
     assert keep(kept_of(run).result, run) == []
     assert run.report.is_file()
     assert [path.name for path in run.root.parent.iterdir()] == ["run"], "who lists the folder finds runs alone"
-    store.add(history, [replace(kept_of(run), result=replace(kept_of(run).result, verdict=Verdict.FAILED))])
+    trend_store.add_runs(history, [replace(kept_of(run), result=replace(kept_of(run).result, verdict=Verdict.FAILED))])
     shutil.rmtree(run.root)
-    (kept,) = store.kept(history)
+    (kept,) = trend_store.kept(history)
     assert kept.result.verdict is Verdict.FAILED
     assert history.stat().st_mode & 0o077 == 0
 
@@ -127,8 +126,8 @@ def test_many_writers_lose_nothing(tmp_path: Path) -> None:
     history = tmp_path / "history.sqlite"
     many = [replace(kept, result=replace(kept.result, run_dir=f"/runs/{number}")) for number in range(24)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda one: store.add(history, [one]), many))
-    assert len(store.kept(history)) == 24
+        list(pool.map(lambda one: trend_store.add_runs(history, [one]), many))
+    assert len(trend_store.kept(history)) == 24
 
 
 def test_somebody_else_s_database_is_left_alone(tmp_path: Path) -> None:
@@ -142,7 +141,7 @@ def test_somebody_else_s_database_is_left_alone(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     for at, why in ((path, "not a history"), (link, "a link"), (pipe, "not a file")):
         with pytest.raises(UsageError, match=why):
-            store.add(at, [])
+            trend_store.add_runs(at, [])
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (before, 0o644)
     assert not (tmp_path / "elsewhere.sqlite").exists()
 
@@ -151,9 +150,9 @@ def test_an_older_history_is_its_owner_s_alone_again(tmp_path: Path) -> None:
     """An empty file becomes a history, one of ours stays one, and whoever could read it no longer can."""
     path = tmp_path / "history.sqlite"
     path.touch(0o644)
-    store.add(path, [kept_of(finished(tmp_path / "out" / "run", ""))])
+    trend_store.add_runs(path, [kept_of(finished(tmp_path / "out" / "run", ""))])
     path.chmod(0o644)
-    assert len(store.kept(path)) == 1
+    assert len(trend_store.kept(path)) == 1
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -162,7 +161,7 @@ def test_what_sqlite_can_t_hold_is_a_note(tmp_path: Path, change: dict[str, Any]
     """A seed over 64 bits, or a folder whose name is no UTF-8: told as a UsageError, not as an internal one."""
     kept = kept_of(finished(tmp_path / "out" / "run", ""))
     with pytest.raises(UsageError, match="the history can't be used"):
-        store.add(tmp_path / "history.sqlite", [replace(kept, result=replace(kept.result, **change))])
+        trend_store.add_runs(tmp_path / "history.sqlite", [replace(kept, result=replace(kept.result, **change))])
 
 
 def test_seeds_are_bounded(tmp_path: Path) -> None:
@@ -203,6 +202,6 @@ def test_a_history_that_holds_runs_twice_is_read_right(tmp_path: Path) -> None:
     twice = replace(kept, result=replace(kept.result, run_dir="out/run-1"))
     for order in ([kept, twice], [twice, kept]):
         history = tmp_path / f"{order[0].result.run_dir.count('/')}.sqlite"
-        store.add(history, order)
-        (found,) = store.kept(history)
+        trend_store.add_runs(history, order)
+        (found,) = trend_store.kept(history)
         assert found.result.run_dir == str(tmp_path / "out" / "run-1")

@@ -9,11 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.control_pages import ControlPage
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.undo.client import Reaper
-from torchaos.harness.undo.file import File
-from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
+from torchaos.harness.rollback.file_handles import File
+from torchaos.harness.rollback.handles import JobProcesses, PageSlot, Process
+from torchaos.harness.rollback.reaper_client import Reaper
 
 run_dir, run_id, victim, stop_at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from docker_engine import network_of, sleeper
 
-from torchaos.harness.machine.docker_engine import EngineError, engine
-from torchaos.harness.undo.client import heal_from_log
-from torchaos.harness.undo.containers import Container, Containers, DockerImage, DockerNetwork, limits_of
+from torchaos.harness.host.cluster_tools import EngineError, engine
+from torchaos.harness.rollback.container_handles import Container, Containers, DockerImage, DockerNetwork, limits_of
+from torchaos.harness.rollback.reaper_client import heal_from_log
 
 LIMITS = {"cpu_period": 100_000, "cpu_quota": -1, "mem_limit": 1 << 33, "memswap_limit": 1 << 33}
 
@@ -144,9 +144,9 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from docker_engine import network_of, sleeper
-from torchaos.harness.machine.docker_engine import engine
-from torchaos.harness.undo.client import Reaper
-from torchaos.harness.undo.containers import Container, Containers, DockerImage, DockerNetwork
+from torchaos.harness.host.cluster_tools import engine
+from torchaos.harness.rollback.reaper_client import Reaper
+from torchaos.harness.rollback.container_handles import Container, Containers, DockerImage, DockerNetwork
 folder, run, where = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 reaper = Reaper.start(folder, run)
 kinds = DockerImage, DockerNetwork, Containers

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.undo.file import File
-from torchaos.harness.undo.handles import to_json
-from torchaos.harness.undo.healer import Healer
-from torchaos.harness.undo.log import UndoRecord
+from torchaos.harness.rollback.file_handles import File
+from torchaos.harness.rollback.handles import to_json
+from torchaos.harness.rollback.healer import Healer
+from torchaos.harness.rollback.undo_log import UndoRecord
 
 
 @pytest.fixture

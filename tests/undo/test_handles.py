@@ -21,13 +21,12 @@ import slurm_programs
 import toxiproxied
 from waiting import wait_until
 
-from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.control_pages import ControlPage
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.contracts import Handle
-from torchaos.harness.undo.cgroup import CpuCgroup, MemoryCgroup, freeze, freezer_for, starve, throttle
-from torchaos.harness.undo.file import File
-from torchaos.harness.undo.handles import REGISTRY, JobProcesses, PageSlot, Process, from_json, to_json
-from torchaos.harness.undo.mount import Mount
+from torchaos.harness.interfaces import Handle
+from torchaos.harness.rollback.cgroup_handles import CpuCgroup, MemoryCgroup, freeze, freezer_for, starve, throttle
+from torchaos.harness.rollback.file_handles import File, Mount
+from torchaos.harness.rollback.handles import REGISTRY, JobProcesses, PageSlot, Process, from_json, to_json
 
 Case = tuple[Handle, Callable[[], object]]  # the handle, and the change that it takes back
 
@@ -209,7 +208,7 @@ def test_process_of_another_user(spawn: Any, python: Any) -> None:
     victim = spawn()
     handle = json.dumps(to_json(Process.of(victim.pid, "end")))
     healer = python(
-        "import json, os, sys\nfrom torchaos.harness.undo.handles import from_json\n"
+        "import json, os, sys\nfrom torchaos.harness.rollback.handles import from_json\n"
         "os.setgid(65534); os.setuid(65534)\nhandle = from_json(json.loads(sys.argv[1]))\n"
         "try: handle.restore()\nexcept OSError as error: print(type(error).__name__)\n"
         "print(handle.restored())",
@@ -256,7 +255,7 @@ def test_job_processes_takes_the_whole_job(python: Any, spawn: Any, state_of: An
 def test_job_processes_spares_healer_and_ancestors(python: Any) -> None:
     """A healer that carries the mark itself survives, and so do its ancestors."""
     code = (
-        "import os\nfrom torchaos.harness.undo.handles import JobProcesses\n"
+        "import os\nfrom torchaos.harness.rollback.handles import JobProcesses\n"
         "pid = os.fork()\n"
         "if pid == 0: JobProcesses('own').restore(); print(JobProcesses('own').restored(), flush=True); os._exit(0)\n"
         "print(os.waitpid(pid, 0)[1], flush=True)"

@@ -11,9 +11,9 @@ import kubectl_program
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.machine.kubectl import Kubectl
-from torchaos.harness.mechanics.site import OutsideSite
-from torchaos.harness.undo.kubernetes import KubernetesObjects, label_of
+from torchaos.harness.fault_drivers.site import OutsideSite
+from torchaos.harness.host.cluster_tools import Kubectl
+from torchaos.harness.rollback.cluster_handles import KubernetesObjects, label_of
 
 
 def test_the_cluster_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

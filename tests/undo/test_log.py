@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.control_pages import ControlPage
 from torchaos.harness.agent.wire import start_ticks
-from torchaos.harness.contracts import Handle
-from torchaos.harness.undo import healer
-from torchaos.harness.undo.client import UndoError, heal_from_log
-from torchaos.harness.undo.file import File
-from torchaos.harness.undo.handles import PageSlot, to_json
-from torchaos.harness.undo.healer import Healer
-from torchaos.harness.undo.log import State, UndoLog, UndoRecord, path_of, read
-from torchaos.harness.undo.network import Names
+from torchaos.harness.interfaces import Handle
+from torchaos.harness.rollback import healer
+from torchaos.harness.rollback.file_handles import File
+from torchaos.harness.rollback.handles import PageSlot, to_json
+from torchaos.harness.rollback.healer import Healer
+from torchaos.harness.rollback.network_handles import Names
+from torchaos.harness.rollback.reaper_client import UndoError, heal_from_log
+from torchaos.harness.rollback.undo_log import State, UndoLog, UndoRecord, path_of, read
 
 
 def _file(folder: Path, name: str) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def test_heals_when_the_log_cannot_be_written(run_dir: Path, tmp_path: Path, mon
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         worker.guard(UndoRecord("2", "x", [to_json(File(str(tmp_path / "new"), str(tmp_path), made="0"))]))
-    monkeypatch.setattr("torchaos.harness.undo.file.os.fsync", lambda fd: None)
+    monkeypatch.setattr("torchaos.harness.rollback.file_handles.os.fsync", lambda fd: None)
     assert [(each.record, each.verified) for each in worker.heal(None, "")] == [("1", True)]
 
 

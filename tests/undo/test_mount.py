@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.undo.mount import Mount, mounts
+from torchaos.harness.rollback.file_handles import Mount, mounts
 
 pytestmark = pytest.mark.needs("root")
 TAG = f"torchaos-test-{os.getpid()}"

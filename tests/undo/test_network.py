@@ -10,8 +10,8 @@ from typing import Any
 import netspace
 import pytest
 
-from torchaos.harness.machine.netspace import Space
-from torchaos.harness.undo.network import QDISC_MARK, NftTable, Qdisc, QueueRule, mark_of
+from torchaos.harness.host.netspace import Space
+from torchaos.harness.rollback.network_handles import QDISC_MARK, NftTable, Qdisc, QueueRule, mark_of
 
 
 @netspace.NEEDS

@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.control_pages import ControlPage
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.contracts import Irreversible, UsageError
-from torchaos.harness.undo import open_runs
-from torchaos.harness.undo.client import Reaper, UndoError, heal_from_log
-from torchaos.harness.undo.file import File
-from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
-from torchaos.harness.undo.healer import Healer
-from torchaos.harness.undo.log import State, path_of, read
-from torchaos.harness.undo.reaper import Reaper as ReaperLoop
+from torchaos.harness.interfaces import Irreversible, UsageError
+from torchaos.harness.rollback import open_runs
+from torchaos.harness.rollback.file_handles import File
+from torchaos.harness.rollback.handles import JobProcesses, PageSlot, Process
+from torchaos.harness.rollback.healer import Healer
+from torchaos.harness.rollback.reaper import Reaper as ReaperLoop
+from torchaos.harness.rollback.reaper_client import Reaper, UndoError, heal_from_log
+from torchaos.harness.rollback.undo_log import State, path_of, read
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 RUNS = ("R", "S", "D")  # states of a process that is neither stopped nor gone
@@ -225,7 +225,7 @@ def test_the_reaper_hangs(run_dir: Path, spawn: Any, state_of: Any, monkeypatch:
         reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x")
         _stop(victim.pid)
         os.kill(reaper.pid, signal.SIGSTOP)
-        monkeypatch.setattr("torchaos.harness.undo.client.ANSWER_S", 0.3)
+        monkeypatch.setattr("torchaos.harness.rollback.reaper_client.ANSWER_S", 0.3)
         with pytest.raises(UndoError, match="did not answer"):
             reaper.guard("b", [JobProcesses("none")], owner="x")
         assert state_of(reaper.pid) == ""
@@ -269,7 +269,7 @@ def test_reaper_that_dies_before_it_is_armed(run_dir: Path, monkeypatch: pytest.
     """Killed when its entry in the registry is made and nobody has been told, it leaves no entry behind."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
-        "if any('undo.reaper' in word for word in sys.orig_argv):\n"
+        "if any('rollback.reaper' in word for word in sys.orig_argv):\n"
         "    def look(event, about):\n"
         "        if event == 'open' and os.path.exists(os.path.join(str(about[0]), 'run.json')):\n"
         "            os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -358,8 +358,9 @@ def test_the_harness_dies_during_a_heal(run_dir: Path, python: Any, spawn: Any, 
     os.mkfifo(fifo)
     harness = python(
         "import os, signal, sys\nfrom dataclasses import replace\nfrom pathlib import Path\n"
-        "from torchaos.harness.undo.client import Reaper\nfrom torchaos.harness.undo.file import File\n"
-        "from torchaos.harness.undo.handles import Process\n"
+        "from torchaos.harness.rollback.reaper_client import Reaper\n"
+        "from torchaos.harness.rollback.file_handles import File\n"
+        "from torchaos.harness.rollback.handles import Process\n"
         "run_dir, victim = Path(sys.argv[1]), int(sys.argv[2])\nreaper = Reaper.start(run_dir, 'test')\n"
         "reaper.guard('stop', [Process.of(victim, 'resume')], owner='stop')\n"
         "handle = File.of(run_dir / 'data', run_dir, run_dir / 'undo')\n"
@@ -419,7 +420,7 @@ def test_both_die(machine: tuple[Path, str, int], spawn: Any, state_of: Any) -> 
 def test_a_forked_child_does_not_keep_the_reaper(run_dir: Path, python: Any, state_of: Any) -> None:
     """A process forked off the harness holds the socket open; the reaper sees the harness's death all the same."""
     code = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom torchaos.harness.undo.client import Reaper\n"
+        "import os, sys, time\nfrom pathlib import Path\nfrom torchaos.harness.rollback.reaper_client import Reaper\n"
         "reaper = Reaper.start(Path(sys.argv[1]), 'test')\nchild = os.fork()\n"
         "if child == 0: time.sleep(600)\nprint(reaper.pid, child, flush=True)\ntime.sleep(600)"
     )

@@ -20,10 +20,10 @@ from waiting import wait_until
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.cli import cli
-from torchaos.harness.machine import proc
-from torchaos.harness.undo import log, open_runs
-from torchaos.harness.undo.open_runs import OpenRun
-from torchaos.harness.undo.recovery import LeftBehind, before_a_run, find, left_over, recover, why
+from torchaos.harness.host import processes
+from torchaos.harness.rollback import open_runs, undo_log
+from torchaos.harness.rollback.open_runs import OpenRun
+from torchaos.harness.rollback.recovery import LeftBehind, before_a_run, find, left_over, recover, why
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
 
@@ -73,7 +73,7 @@ def test_heals_what_two_deaths_left(killed: Killed, state_of: Any, state: Path) 
     assert {each.record for each in done.healed} == {"job", "fault"}
     assert state_of(killed.victim) in "SR"
     assert killed.file.read_text() == "good"
-    assert proc.family(killed.run_id) == {}
+    assert processes.family(killed.run_id) == {}
     assert list((state / "runs").iterdir()) == []
     assert before_a_run() == []
 
@@ -83,7 +83,7 @@ def test_heals_though_the_run_directory_is_gone(killed: Killed, state_of: Any) -
     shutil.rmtree(killed.run_dir)
     (done,) = (recover(run) for run in find(())[0])
     assert state_of(killed.victim) in "SR"
-    assert proc.family(killed.run_id) == {}
+    assert processes.family(killed.run_id) == {}
     assert "run directory is gone" in done.note
     assert [each.handle["kind"] for each in done.healed if not each.verified] == ["file"]
 
@@ -91,10 +91,10 @@ def test_heals_though_the_run_directory_is_gone(killed: Killed, state_of: Any) -
 def test_finds_processes_by_their_mark_where_no_log_is_left(killed: Killed, state: Path, spawn: Any) -> None:
     """With neither run directory nor copy of the log the job's processes are still found and ended."""
     shutil.rmtree(killed.run_dir)
-    log.path_of(next((state / "runs").iterdir())).unlink()
+    undo_log.path_of(next((state / "runs").iterdir())).unlink()
     helper = spawn(env={ENV_RUN_ID: f"{killed.run_id}.a-helper"})
     (done,) = (recover(run) for run in find(())[0])
-    assert proc.family(killed.run_id) == {}
+    assert processes.family(killed.run_id) == {}
     assert helper.wait(20) == -signal.SIGKILL
     assert done.clean, why(done)
     assert "only look for its processes" in done.note
@@ -108,22 +108,22 @@ def test_the_log_is_kept_twice_where_it_cannot_be_linked(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "link", refuse)
     (tmp_path / "run" / "undo").mkdir(parents=True)
-    undo, run = log.UndoLog(tmp_path / "run"), OpenRun.of("run", tmp_path / "run", (1, 1))
+    undo, run = undo_log.UndoLog(tmp_path / "run"), OpenRun.of("run", tmp_path / "run", (1, 1))
     undo.header(dataclasses.asdict(run))
     place = open_runs.add(run)
     assert place is not None
     undo.keep_copy(place)
-    undo.append(log.UndoRecord("fault", "fault").to_line())
+    undo.append(undo_log.UndoRecord("fault", "fault").to_line())
     undo.close()
-    assert place.read_bytes() == log.path_of(tmp_path / "run").read_bytes()
+    assert place.read_bytes() == undo_log.path_of(tmp_path / "run").read_bytes()
     shutil.rmtree(tmp_path / "run")
-    assert [record.id for record in log.read(run.folder)[0]] == ["fault"]
+    assert [record.id for record in undo_log.read(run.folder)[0]] == ["fault"]
 
 
 def test_after_a_reboot(killed: Killed, state: Path, state_of: Any) -> None:
     """Pids of an earlier boot are those of strangers: they are left alone; files are healed as ever."""
-    for path in (next((state / "runs").iterdir()) / "run.json", log.path_of(killed.run_dir)):
-        path.write_text(path.read_text().replace(proc.boot_id(), "earlier-boot"))
+    for path in (next((state / "runs").iterdir()) / "run.json", undo_log.path_of(killed.run_dir)):
+        path.write_text(path.read_text().replace(processes.boot_id(), "earlier-boot"))
     os.kill(killed.victim, signal.SIGSTOP)
     (done,) = (recover(run) for run in left_over(find(())[0]))
     assert done.clean, why(done)
@@ -144,7 +144,7 @@ def test_by_its_folder_where_the_registry_is_lost(killed: Killed, state: Path) -
 def test_spares_what_is_alive(killed: Killed, state_of: Any) -> None:
     """A run whose harness or reaper lives is not left over, and is not healed when it is named."""
     (run,), _bad = find(())
-    me = (os.getpid(), proc.ticks_of(os.getpid()))
+    me = (os.getpid(), processes.ticks_of(os.getpid()))
     for living in (dataclasses.replace(run, harness=me), dataclasses.replace(run, reaper=me)):
         assert left_over([living]) == []
         assert not recover(living).clean
@@ -162,7 +162,7 @@ def test_spares_what_another_machine_left(killed: Killed, state_of: Any) -> None
 def test_a_container_is_another_machine(killed: Killed) -> None:
     """Two pods of one host may share its name, its boot id and a home directory, and have equal pids: a run of one of
     them is not left over in the other."""
-    ask = "from torchaos.harness.undo.recovery import find; print(*(run.here for run in find(())[0]))"
+    ask = "from torchaos.harness.rollback.recovery import find; print(*(run.here for run in find(())[0]))"
     own = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     may = subprocess.run([*own, "true"], capture_output=True, text=True, check=False)
     if may.returncode:
@@ -173,7 +173,7 @@ def test_a_container_is_another_machine(killed: Killed) -> None:
 
 def test_refuses_what_another_process_is_healing(killed: Killed) -> None:
     """Two never heal one run at once: the second says so."""
-    held = log.UndoLog(killed.run_dir)
+    held = undo_log.UndoLog(killed.run_dir)
     (run,), _bad = find(())
     assert "another process is healing" in recover(run).problem
     assert [one.clean for one in before_a_run()] == [False]  # two runs at once: it is no reason to refuse either
@@ -193,11 +193,11 @@ def test_no_run_where_something_cannot_be_healed(killed: Killed, state: Path) ->
 def test_what_cannot_be_read_can_be_forgotten(killed: Killed, state: Path, spawn: Any) -> None:
     """An undo log that is none: no run starts over it, until somebody says that all is in order."""
     for folder in (killed.run_dir, next((state / "runs").iterdir())):
-        log.path_of(folder).unlink()
-        log.path_of(folder).mkdir()
+        undo_log.path_of(folder).unlink()
+        undo_log.path_of(folder).mkdir()
     with pytest.raises(LeftBehind, match="forget"):
         before_a_run()
-    shutil.rmtree(log.path_of(next((state / "runs").iterdir())))
+    shutil.rmtree(undo_log.path_of(next((state / "runs").iterdir())))
     done = CliRunner().invoke(cli, ["recover", "--forget"], catch_exceptions=False)
     assert (done.exit_code, done.output.splitlines()[-1]) == (0, f"{killed.run_dir}: forgotten")
     assert before_a_run() == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import slurm_programs
 
-from torchaos.harness.undo.slurm import SlurmWork
+from torchaos.harness.rollback.cluster_handles import SlurmWork
 
 
 def test_an_allocation_that_is_long_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

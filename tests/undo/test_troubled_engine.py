@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.contracts import JobSpec
-from torchaos.harness.machine.docker_engine import NODE, RUN, EngineError, of_run
+from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError, of_run
+from torchaos.harness.interfaces import JobSpec
+from torchaos.harness.rollback import container_handles, healer
+from torchaos.harness.rollback.container_handles import Containers
 from torchaos.harness.running.launchers.docker import Docker
-from torchaos.harness.undo import containers, healer
-from torchaos.harness.undo.containers import Containers
 
 docker_errors = pytest.importorskip("docker.errors")
 requests_errors = pytest.importorskip("requests.exceptions")
@@ -47,7 +47,7 @@ class Slow:
 @pytest.fixture
 def in_(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Containers]:
     """The handle of a run's containers in that engine. Sleeps between looks are short."""
-    monkeypatch.setattr(containers, "_SETTLE_S", 0.01)
+    monkeypatch.setattr(container_handles, "_SETTLE_S", 0.01)
 
     def handle(slow: Slow, nodes: int = 0) -> Containers:
         @contextmanager
@@ -57,7 +57,7 @@ def in_(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Containers]:
             except (docker_errors.DockerException, requests_errors.RequestException) as error:
                 raise EngineError(str(error)) from error
 
-        monkeypatch.setattr(containers, "engine", engine)
+        monkeypatch.setattr(container_handles, "engine", engine)
         return Containers("unix:///nowhere", "a-run", nodes)
 
     return handle
@@ -70,7 +70,7 @@ def test_one_that_does_not_go_keeps_no_other(in_: Callable[..., Containers], mon
         if one == "a":
             raise requests_errors.ReadTimeout("no answer about a")
 
-    monkeypatch.setattr(containers, "_END_S", 0.3)
+    monkeypatch.setattr(container_handles, "_END_S", 0.3)
     slow = Slow(remove, a=0, b=1, c=2)
     with pytest.raises(EngineError, match="no answer about a"):
         in_(slow).restore()
@@ -101,8 +101,8 @@ def test_all_go_at_once(in_: Callable[..., Containers]) -> None:
 
 def test_it_ends_before_the_healer_gives_it_up(in_: Callable[..., Containers], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is left behind works beside the next handles: no request outlasts the end by more than a second."""
-    assert containers._END_S + 2 < healer.BOUND_S
-    monkeypatch.setattr(containers, "_END_S", 2.0)
+    assert container_handles._END_S + 2 < healer.BOUND_S
+    monkeypatch.setattr(container_handles, "_END_S", 2.0)
     slow, end = Slow(a=0), time.monotonic() + 2.0
     in_(slow).restore()
     assert slow.longest_s <= end + 1
@@ -120,7 +120,7 @@ def test_nothing_is_waited_for_when_all_nodes_were_there(in_: Callable[..., Cont
     """A node that has its container is not getting another."""
     slow, began = Slow(a=0, b=1), time.monotonic()
     in_(slow, nodes=2).restore()
-    assert time.monotonic() - began < containers._QUIET_S
+    assert time.monotonic() - began < container_handles._QUIET_S
 
 
 def test_the_launcher_says_how_many_nodes_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from torchaos.harness.gameday.grammar import GameDay
+from torchaos.harness.gameday.day_grammar import GameDay
 from torchaos.harness.scenario.grammar import Scenario
 
 from .markdown import NOTHING, code, default, table, words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchaos.harness.watching.probes.known_failures import CAUSES
+from torchaos.harness.monitoring.probes.known_failures import CAUSES
 
 from .markdown import code, table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 
-from torchaos.harness.machine.native import NVML
+from torchaos.harness.host.native_libraries import NVML
 
 
 def functions() -> str:

@@ -9,9 +9,9 @@ from typing import Any
 from unittest.mock import Mock
 
 from torchaos.harness import registry
-from torchaos.harness.contracts import Need
+from torchaos.harness.interfaces import Need
 from torchaos.harness.running.capabilities import CHECKS
-from torchaos.harness.scenario.parameters import parameters_of, schema_of
+from torchaos.harness.scenario.plugin_parameters import parameters_of, schema_of
 
 from .markdown import NOTHING, code, default, doc, table, words
 

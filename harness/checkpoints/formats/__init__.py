@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from ..files import Files
 from ..layout import Checkpoint, Problem, Trouble, Unreadable
 from . import folders, table
-from .format import Format
-from .names import MARK, NUMBERED, UNFINISHED, number_in
-from .needs import missing
-from .numbered import Numbered
+from .folders import MARK, NUMBERED, UNFINISHED, number_in
+from .format import Format, missing
+from .plain_folders import Numbered
 from .table import tracker_names, unread_type
 
 UNKNOWN = "unknown"  # in place of the name of a format

@@ -13,9 +13,7 @@ import posixpath
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ..archive import checksums, records
 from ..files import Files
-from ..known import KNOWN, TensorRef, dtype_name, ints
 from ..layout import (
     ITEM_SIZES,
     Checkpoint,
@@ -27,9 +25,11 @@ from ..layout import (
     Unreadable,
     limit,
     torn,
-    unknown,
-)  # fmt: skip
+    unknown,  # fmt: skip
+)
+from ..pickle_globals import KNOWN, TensorRef, dtype_name, ints
 from ..pickles import MOST, Opaque, read
+from ..zip_records import checksums, records
 from . import foreign, torch_save
 from .format import Format
 

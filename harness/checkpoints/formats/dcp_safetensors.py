@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..files import Files
-from ..known import ints
 from ..layout import Checkpoint, Problem, Shard, TensorEntry, Unreadable
+from ..pickle_globals import ints
 from .dcp import check_boxes
 from .format import Format
 from .safetensors import Safetensors, header

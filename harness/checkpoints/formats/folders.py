@@ -1,4 +1,4 @@
-"""Folders of files that together are one checkpoint, of any format. Each file is read by its own format."""
+"""Reads from the names of files and folders: the step, and whether the checkpoint is finished."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..contents import Contents
 from ..files import Files
 from ..layout import Checkpoint, File, Problem, Trouble, Unreadable
-from .names import UNKNOWN_LAYOUT
+from ..tensor_values import Contents
 from .table import of_folder, of_name, of_start, role_of, table
+
+UNFINISHED = re.compile(r"^\.|^tmp[-_]|[._-](partial|tmp|temp|incomplete|writing|damaged|corrupt)\b")
+MARK = "-unfinished"  # the end of the name of a file that NeMo 2 keeps beside a checkpoint until it is finished
+UNKNOWN_LAYOUT = "dir"  # the name of Numbered: a folder that belongs to no other format
+NUMBERED = re.compile(  # `ba`: batches, as Composer counts its steps
+    r"(?P<word>checkpoint|ckpt|step|iter|iteration|(?<![a-zA-Z])ba)[-_=]?(?P<number>\d+)"
+)
+
+
+def number_in(name: str) -> int | None:
+    """The step in the name of a checkpoint. Nanotron and Orbax name a folder by the number alone."""
+    found = NUMBERED.search(name)
+    number = found["number"] if found else name
+    return int(number) if number.isdecimal() else None
+
+
+# Folders of files that together are one checkpoint, of any format. Each file is read by its own format.
 
 _JSON = 1 << 26
 _OF = re.compile(r"^(?P<head>.+-)(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.\w+)$")

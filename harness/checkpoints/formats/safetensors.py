@@ -8,10 +8,10 @@ import json
 import math
 from typing import Any
 
-from ..contents import Contents
 from ..files import Files
-from ..known import ints
 from ..layout import ITEM_SIZES, Checkpoint, Extent, Problem, Shard, TensorEntry, Trouble, Unreadable, torn, unknown
+from ..pickle_globals import ints
+from ..tensor_values import Contents
 from . import foreign
 from .format import Format
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from torchaos.harness import registry
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 
 from ..files import Files
 from ..layout import Unreadable, torn, unknown

@@ -9,10 +9,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from ..archive import Record, checksums, records
-from ..contents import Contents
 from ..files import Files, Window
-from ..known import KNOWN, StorageRef, TensorRef, ints, storage_dtype
 from ..layout import (
     ITEM_SIZES,
     Checkpoint,
@@ -24,9 +21,12 @@ from ..layout import (
     Unreadable,
     limit,
     torn,
-    unknown,
-)  # fmt: skip
+    unknown,  # fmt: skip
+)
+from ..pickle_globals import KNOWN, StorageRef, TensorRef, ints, storage_dtype
 from ..pickles import MOST, read
+from ..tensor_values import Contents
+from ..zip_records import Record, checksums, records
 from . import foreign
 from .format import Format
 

@@ -3,7 +3,7 @@ a manifest.
 
 Data is streamed, so the memory does not grow with the checkpoint. Parts that these checks can't cover are reported."""
 
-from .checks import ALL, Verified, verify
+from .all_checks import ALL, Verified, verify
 from .manifests import Manifests
 
 __all__ = ["ALL", "Manifests", "Verified", "verify"]

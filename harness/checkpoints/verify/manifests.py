@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent.hashing import CHUNK
+from torchaos.harness.agent.digesting_writers import CHUNK
 from torchaos.harness.agent.manifest import FOLDER, VERSION
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine.disk import born_ns
-from torchaos.harness.record.history.checkpoints import final_path
+from torchaos.harness.host.disk import born_ns
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.record.history.saves_and_loads import final_path
 
 from ..formats.table import may_hold_tensors
 

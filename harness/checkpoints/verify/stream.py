@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from xxhash import xxh3_64
 
-from ..buffer import Buffer
-from ..crc import combine, crc32
-from ..files import Files
+from ..files import Buffer, Files
 from ..layout import Checksum
+from ..zip_records import combine, crc32
 from .windows import WINDOW, Part, Run, Window
 
 _MASKS = {

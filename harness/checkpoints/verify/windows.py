@@ -6,6 +6,7 @@ so can the parts of a number. Only chunks that overlap each other are read twice
 
 from __future__ import annotations
 
+import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,14 @@ from heapq import merge
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from ..layout import Checkpoint, Checksum
-from .manifests import CHUNK, Digest, Span
+from xxhash import xxh3_64
+
+from torchaos.harness.agent.manifest_writer import gaps
+
+from ..files import Files
+from ..layout import Checkpoint, Checksum, Problem, Trouble
+from ..zip_records import crc32
+from .manifests import CHUNK, Digest, Saved, Span
 
 WINDOW = 4 * CHUNK  # bytes; the caches of most processors hold as many, and threads rarely wait for each other
 FLOATS = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2")
@@ -153,3 +160,29 @@ def _numbers(found: Checkpoint) -> dict[str, list[Run[str]]]:
             end = max(end, stop)
         made[path].append(Run(begin, end, dtype))
     return {path: sorted(runs, key=_place) for path, runs in made.items()}
+
+
+# Checks the bytes of a file that are outside the spans of its manifest: headers, directories, padding. One digest
+# covers all of them.
+
+_BLOCK = 1 << 20
+
+
+def rest_differs(files: Files, path: str, saved: Saved) -> Problem | None:
+    """A problem if these bytes differ from the saved bytes. None if they are equal, or if they have no digest."""
+    if saved.rest is None:
+        return None
+    digester, crc = xxh3_64(), 0
+    try:
+        for begin, end in gaps(saved.size, [(span.offset, span.length) for span in saved.spans]):
+            for at in range(begin, end, _BLOCK):
+                part = files.read(path, at, min(_BLOCK, end - at))
+                crc = crc32(part, crc)
+                digester.update(part)
+    except OSError as error:
+        return Problem(Trouble.UNREADABLE, f"{posixpath.basename(path)}: {error.strerror or error}", path)
+    now = f"{crc:08x}"
+    if f"{digester.hexdigest()}{now}" == saved.rest or (len(saved.rest) == 8 and now == saved.rest):
+        return None
+    text = f"{posixpath.basename(path)}: its headers are not those that were written"
+    return Problem(Trouble.DIGEST, text, path)

@@ -13,21 +13,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent.packed import is_packed
+from torchaos.harness.agent.packed_lines import is_packed
 from torchaos.harness.agent.wire import Event, EventFile, Kind
-from torchaos.harness.contracts import ChaosError
-from torchaos.harness.machine.changes import Changes
-from torchaos.harness.machine.memory import give_back
-from torchaos.harness.record.events.arrived import Arrived, Snapshot
-from torchaos.harness.record.events.clocks import Clocks
-from torchaos.harness.record.events.gaps import Gaps
-from torchaos.harness.record.events.growing import Growing
+from torchaos.harness.host.disk import Changes
+from torchaos.harness.host.processes import give_back
+from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.record.events.arrivals import Arrived, Growing, Snapshot
 from torchaos.harness.record.events.merged import Merged
-from torchaos.harness.record.events.nodes import nodes_of, with_unique_pids
-from torchaos.harness.record.events.outer_pids import OuterPids
-from torchaos.harness.record.events.payloads import of_later_version, read
+from torchaos.harness.record.events.node_clocks import Clocks, OuterPids, nodes_of, with_unique_pids
+from torchaos.harness.record.events.payloads import Gaps, of_later_version, read
 from torchaos.harness.record.secrecy import mask
-from torchaos.harness.record.steps.blocks import Block, blocks_of
+from torchaos.harness.record.steps.packed_blocks import Block, blocks_of
 
 _MANY = 1 << 18  # steps
 _FREE_TEXT = frozenset(

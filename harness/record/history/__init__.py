@@ -4,11 +4,10 @@ Pure.
 Input: events, with the witnesses of the step from which each attempt resumed. Output: the steps of every attempt, each
 with its global number."""
 
-from torchaos.harness.record.history.attempts import Attempt, Process
-from torchaos.harness.record.history.checkpoints import Load, Save, saved_as
-from torchaos.harness.record.history.evidence import Witness
+from torchaos.harness.record.history.attempts import Attempt, Process, Segment
 from torchaos.harness.record.history.history import History, base_of
-from torchaos.harness.record.history.segments import Segment
+from torchaos.harness.record.history.saves_and_loads import Load, Save, saved_as
+from torchaos.harness.record.history.step_evidence import Witness
 from torchaos.harness.record.steps import Execution, Executions, StepTable
 
 __all__ = [

@@ -1,14 +1,152 @@
-"""The attempts of a run: the process of each rank, its times, and how each attempt ended."""
+"""The attempts of a run (the process of each rank, its times, and how each attempt ended), and their segments:
+consecutive steps from the start of the attempt, or from a point at which the job went on from another state."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+
+import numpy as np
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.record.history.evidence import Witness
-from torchaos.harness.record.history.segments import Segment
+from torchaos.harness.record.history.saves_and_loads import Load, number_in_contents, number_in_name
+from torchaos.harness.record.history.step_evidence import LOSSES, SAMPLES, STATE, Witness
+from torchaos.harness.record.steps import Execution, Executions
+
+# A segment: consecutive steps of an attempt, from the start of the attempt, or from a point at which the job went back
+# to an earlier state.
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps that are counted from the same base. Most attempts have one segment."""
+
+    number: int  # number of the attempt
+    after: int  # steps of the attempt before the segment
+    started_s: float  # CLOCK_MONOTONIC
+    base: int | None  # global steps before its first step; None: not known
+    witnesses: tuple[Witness, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    loaded: str | None = None
+    in_memory: bool = False  # it continues from a state that the job kept in memory, without a file
+
+    def is_done_again(self, straight: int | None) -> bool:
+        """Whether what the job computes in the segment shows that it went back, and does not go straight on from the
+        step `straight`. A counter alone does not: several optimizers may take turns, or an optimizer was made anew."""
+        trained = [witness for witness in self.witnesses if witness.name in (STATE, SAMPLES, LOSSES) and witness.fits]
+        return self.base is not None and any(
+            not witness.contradicts(self.base) and (straight is None or witness.contradicts(straight))
+            for witness in trained
+        )
+
+    def global_step(self, local_step: int) -> int | None:
+        return None if self.base is None else self.base + local_step - self.after
+
+
+def by_place(loads: Iterable[Load], own: Executions) -> dict[int, list[Load]]:
+    """The loads of an attempt, by the number of steps that were completed before them, of all ranks if its own rank
+    makes none. Loads during the first step, and loads after the last step, are left out."""
+    found: dict[int, list[Load]] = defaultdict(list)
+    last, mono_s, rank = int(own.local_step.max(initial=0)), own.mono_s, own.rank
+    for load in loads:
+        mine, done = rank == load.rank, load.local_step
+        if not mine.any():
+            mine, done = rank >= 0, int(own.local_step[mono_s <= load.mono_s].max(initial=0))
+        if load.mono_s <= mono_s[mine].min(initial=inf):
+            found[0].append(load)
+        elif 0 < done < last:
+            found[done].append(load)
+    return found
+
+
+class BySteps:
+    """The steps of an attempt by local step, then by rank."""
+
+    def __init__(self, own: Executions) -> None:
+        self._own, self._step = own, own.local_step
+
+    def __getitem__(self, step: int) -> dict[int, Execution]:
+        return {execution.rank: execution for execution in self._own.at(self._step == step)}
+
+    def not_counted_on(self) -> list[int]:
+        """The local steps after which, on some rank, the optimizer's own counter was not higher than before, or higher
+        by more than usual."""
+        counts, found = self._own.column("opt_step"), set[int]()
+        for places in self._own.by_ranks():
+            part = self._own.at(places)
+            order = np.lexsort((part.local_step, part.rank))
+            step, rank, count = (column[order] for column in (part.local_step, part.rank, counts[places]))
+            by = np.where((np.diff(step) == 1) & (np.diff(rank) == 0), np.diff(count), np.nan)
+            usual = np.nanmedian(by) if not np.isnan(by).all() else 1.0
+            with np.errstate(invalid="ignore"):
+                found |= set(step[1:][(by <= 0) | (by > usual)].tolist())
+        return sorted(found)
+
+
+def may_begin(
+    loads: Sequence[Load], before: Mapping[int, Execution], after: Mapping[int, Execution],
+    unseen: bool = False,
+) -> bool:  # fmt: skip
+    """Whether a segment may begin between two steps, given by rank, with these loads. It may not if all counters
+    continue by one. It may not if there is neither a counter nor a number in the loaded file, because then the file may
+    hold data or another model, unless the job's state is `unseen`."""
+    pairs = [(before[rank], execution) for rank, execution in after.items() if rank in before]
+    if pairs and all(_counts_on(*pair) for pair in pairs):
+        return False
+    counted = unseen or any(execution.opt_step is not None for execution in after.values())
+    return counted or any(number_in_contents(load.numbers) or number_in_name(load.path) is not None for load in loads)
+
+
+def jumps(steps: BySteps) -> set[int]:
+    """The local steps after which the optimizer's own counter went back, or ahead, on all ranks. If it goes ahead more
+    than once, it is the counter of several optimizers that take turns."""
+    found, ahead = set(), 0
+    for place in steps.not_counted_on():
+        earlier, before, after = (steps[place - back] for back in (2, 1, 0))
+        if _jumped(before, after) or _counted_again(earlier, before, after):
+            found.add(place - 1)
+            ahead += any(
+                (each.opt_step or 0) > (before[rank].opt_step or 0) for rank, each in after.items() if rank in before
+            )
+    return found if ahead < 2 else set()
+
+
+def _jumped(before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
+    pairs = [(before[rank].opt_step, execution.opt_step) for rank, execution in after.items() if rank in before]
+    return bool(pairs) and all(was is not None and now is not None and now not in (was, was + 1) for was, now in pairs)
+
+
+def _counted_again(
+    earlier: Mapping[int, Execution], before: Mapping[int, Execution], after: Mapping[int, Execution]
+) -> bool:
+    """Whether a counter went back by one step and then counted this step again, with the same samples. Then it seems
+    not to have changed."""
+    of_all = bool(before) and before.keys() <= earlier.keys() & after.keys()
+    return of_all and all(
+        _is_the_same_step(before[rank], after[rank]) and before[rank].opt_step != earlier[rank].opt_step
+        for rank in before
+    )
+
+
+def _is_the_same_step(before: Execution, after: Execution) -> bool:
+    if before.opt_step is None or after.opt_step != before.opt_step or after.skipped:
+        return False
+    if after.samples_seen and before.samples_seen:
+        return after.samples == before.samples
+    return after.loss_seen and after.losses == before.losses
+
+
+def _counts_on(before: Execution, after: Execution) -> bool:
+    return (
+        before.opt_step is not None
+        and after.opt_step == before.opt_step + 1
+        and (before.sched_step is None or after.sched_step == before.sched_step + 1)
+    )
+
+
+# The attempts of a run: the process of each rank, its times, and how each attempt ended.
 
 _BORN = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.STEP, Kind.ELASTIC_WORKER)
 

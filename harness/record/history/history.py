@@ -1,8 +1,9 @@
 """From the events of a run to the final history. This is the only place where global steps are made. Pure.
 
 Within an attempt the agent counts steps from 1. An attempt has a base: the number of global steps before its first step
-(see witnesses.py). If it loads a checkpoint between two steps, it has another base from there on (see placing.py). The
-steps on one base are a segment. A step counts, unless a later segment that has steps began before this step."""
+(see step_witnesses.py). If it loads a checkpoint between two steps, it has another base from there on (see
+step_numbering.py). The steps on one base are a segment. A step counts, unless a later segment that has steps began
+before this step."""
 
 from __future__ import annotations
 
@@ -20,13 +21,12 @@ import numpy.typing as npt
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.events.merged import Merged
-from torchaos.harness.record.history import attempts, checkpoints
-from torchaos.harness.record.history.attempts import Attempt
-from torchaos.harness.record.history.checkpoints import Load, Save
-from torchaos.harness.record.history.evidence import LOG, RECORD, Witness
-from torchaos.harness.record.history.placing import Lines, Placing
-from torchaos.harness.record.history.segments import Segment
+from torchaos.harness.record.history import attempts, saves_and_loads
+from torchaos.harness.record.history.attempts import Attempt, Segment
+from torchaos.harness.record.history.saves_and_loads import Load, Save
 from torchaos.harness.record.history.snapshots import Snapshots
+from torchaos.harness.record.history.step_evidence import LOG, RECORD, Witness
+from torchaos.harness.record.history.step_numbering import Lines, Placing
 from torchaos.harness.record.steps import Execution, Executions, StepTable
 from torchaos.harness.record.steps.execution import floats
 from torchaos.harness.record.steps.executions import UNPLACED
@@ -56,7 +56,7 @@ class History:
         seen = whole.steps_made.once_each()
         ordered = _with_first_steps(whole)
         found = attempts.read(ordered)
-        loads, saves = checkpoints.read_loads(ordered), checkpoints.read_saves(ordered, seen)
+        loads, saves = saves_and_loads.read_loads(ordered), saves_and_loads.read_saves(ordered, seen)
         if len(seen):
             uneven = _uneven(ordered, found, seen) or (twin.uneven if twin else ())
             placing = Placing(

@@ -7,7 +7,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Sequence
 
-from torchaos.harness.record.history.checkpoints import Save, checkpoint_of, number_in_name
+from torchaos.harness.record.history.saves_and_loads import Save, checkpoint_of, number_in_name
 
 # Files that lie beside a model: states of generators, optimizers, schedules and loaders, settings, and trackers.
 _BESIDE = re.compile(

@@ -1,21 +1,69 @@
-"""The states that were seen in a run, by their check sums: at saves and in the steps after loads and saves
-(record/states.py), and after each step if the plan asks for it (agent/state.py).
-
-Two states are equal if the same parameters have the same bits. So a state shows after which step it was, whatever the
-file is called from which it came."""
+"""The states that were seen in a run, by their check sums: at saves, and in the steps after loads and saves."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchaos.harness.agent.check_sums import MODULUS, PART, SHARD, is_whole
-from torchaos.harness.agent.wire import Event
-from torchaos.harness.record.history.segments import Segment
-from torchaos.harness.record.states import State, states
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.record.history.attempts import Segment
 from torchaos.harness.record.steps import Executions
+
+# The training state that the agent recorded, by name (see agent/saved_check_sums.py): when each save began, and with
+# which state each attempt began and went on after a load or save.
+
+QUANTITIES = ("parameters", "frozen", "buffers", "moments")
+StateSums = Mapping[str, Sequence[str]]  # by name: type and shape, and the check sum on this rank
+
+
+@dataclass(frozen=True)
+class State:
+    """What one rank recorded at one moment. `event.step`: the steps that it had completed in this attempt."""
+
+    event: Event
+    sums: Mapping[str, StateSums]  # by quantity; one that is missing was not seen
+    unsaved: frozenset[str]  # buffers that their module keeps out of its state_dict
+    rng: Mapping[str, str]  # a digest of each random number generator
+    inputs: StateSums  # of the model, in this step; empty if they were not seen
+    drawn: frozenset[str] | None  # generators that the forward drew from; None: not seen
+    trained: frozenset[str]  # parameters that get gradients and belong to an optimizer of any class
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step began with this state. Otherwise a save did."""
+        return self.event.kind is Kind.BEGUN
+
+
+def states(events: Iterable[Event]) -> Iterator[State]:
+    """Yields the recorded states, in order of the events. The events leave out values that have not changed."""
+    told: dict[tuple[int | None, int | None], dict[str, StateSums]] = {}
+    for event in events:
+        if event.kind not in (Kind.KEPT, Kind.BEGUN):
+            continue
+        before = told.setdefault((event.attempt, event.rank), {})
+        same, data = event.data.get("same", ()), event.data
+        before.update({what: data[what] for what in (*QUANTITIES, "unsaved", "trained") if what in data})
+        there = {what: of for what, of in before.items() if what in data or what in same}
+        drawn = data.get("drawn")
+        yield State(
+            event,
+            {what: there[what] for what in QUANTITIES if what in there},
+            frozenset(there.get("unsaved", ())),
+            data.get("rng", {}),
+            data.get("inputs", {}),
+            None if drawn is None else frozenset(drawn),
+            frozenset(there.get("trained", there.get("parameters", ()))),
+        )
+
+
+# The states that were seen in a run, by their check sums: at saves and in the steps after loads and saves
+# (record/history/snapshots.py), and after each step if the plan asks for it (agent/training_state.py).
+#
+# Two states are equal if the same parameters have the same bits. So a state shows after which step it was, whatever the
+# file is called from which it came.
 
 _DIGITS = 16  # of a plain sum
 Sums = Mapping[str, str]  # by name

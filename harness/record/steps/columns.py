@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchaos.harness.agent import packed
+from torchaos.harness.agent import packed_lines
 from torchaos.harness.agent.wire import Event, Kind, Phase
-from torchaos.harness.machine.memory import give_back
-from torchaos.harness.record.steps import samples
-from torchaos.harness.record.steps.blocks import Block, narrow
+from torchaos.harness.host.processes import give_back
+from torchaos.harness.record.steps import execution
 from torchaos.harness.record.steps.execution import Execution, floats, merged, of_payload, with_values
+from torchaos.harness.record.steps.packed_blocks import Block, narrow
 
 Array = npt.NDArray[Any]
 Key = tuple[int, int]  # attempt, rank
@@ -132,7 +132,7 @@ class Columns:
             if isinstance(part, Loose):
                 for row in own.tolist():
                     if indices := part.steps[row - start].indices:
-                        yield np.array([row]), samples.as_indices([indices])
+                        yield np.array([row]), execution.as_indices([indices])
             elif len(own) and part.in_indices > 0 and not part.summed:
                 yield own, part.again()["indices"][own - start].astype(np.int64)
 
@@ -216,7 +216,7 @@ def _same(rows: int, value: int) -> Array:
 def _counter(name: str) -> Callable[[Block], Array]:
     def column(block: Block) -> Array:
         values = block.whole(name)
-        return np.where(values == packed.NONE, np.nan, values)
+        return np.where(values == packed_lines.NONE, np.nan, values)
 
     return column
 
@@ -244,7 +244,7 @@ def _indices(block: Block) -> Array:
 
 
 def _indices_sum(block: Block) -> Array:
-    return block.own["indices_sum"] if block.summed else samples.in_any_order(_indices(block))
+    return block.own["indices_sum"] if block.summed else execution.in_any_order(_indices(block))
 
 
 _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
@@ -260,7 +260,7 @@ _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
     # Equal if the samples are, in this order. 0 if only their sum is known (`summed`).
     "samples": _or_zero("samples", np.uint64),
     "samples_sum": _or_zero("samples_sum", np.uint64),
-    "indices": lambda block: samples.in_order(_indices(block)),
+    "indices": lambda block: execution.in_order(_indices(block)),
     "indices_sum": _indices_sum,
     "in_samples": lambda block: _count(block, block.in_samples),
     "in_seen": lambda block: _count(block, 0 if block.summed else block.in_samples),  # samples whose digest is known
@@ -311,10 +311,10 @@ _OF_LOOSE: Mapping[str, Callable[[Sequence[Execution]], Array]] = {
     "sched_step": _real(lambda execution: execution.sched_step),
     "losses": _rows(lambda execution: execution.losses),
     "lr": _rows(lambda execution: execution.lr),
-    "samples": lambda steps: samples.of_rows([step.samples for step in steps])[0],
-    "samples_sum": lambda steps: np.array([samples.sums_of(step).samples for step in steps], np.uint64),
-    "indices": lambda steps: samples.of_rows([step.indices for step in steps])[0],
-    "indices_sum": lambda steps: np.array([samples.sums_of(step).indices for step in steps], np.uint64),
+    "samples": lambda steps: execution.of_rows([step.samples for step in steps])[0],
+    "samples_sum": lambda steps: np.array([execution.sums_of(step).samples for step in steps], np.uint64),
+    "indices": lambda steps: execution.of_rows([step.indices for step in steps])[0],
+    "indices_sum": lambda steps: np.array([execution.sums_of(step).indices for step in steps], np.uint64),
     "in_samples": _whole(lambda execution: execution.sums.in_samples if execution.sums else len(execution.samples)),
     "summed": lambda steps: np.array([step.sums is not None for step in steps], bool),
     "in_seen": _whole(lambda execution: sum(sample is not None for sample in execution.samples)),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import ExitCode, Result
-from torchaos.harness.release.repeats.ask import Ask
-from torchaos.harness.release.repeats.judged import Repeats, State, judge_repeats
+from torchaos.harness.release.repeats.asked_repeats import Ask
+from torchaos.harness.release.repeats.repeats_verdict import Repeats, State, judge_repeats
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.judging.landing.landings import landings
-from torchaos.harness.judging.recovery.going_on import has_settled, went_on
-from torchaos.harness.record.events.merged import Merged
-from torchaos.harness.record.events.of_run import RunEvents
+from torchaos.harness.analysis.hit_targets import landings
+from torchaos.harness.analysis.recovery.caught_up import has_settled, went_on
+from torchaos.harness.record.events.merged import Merged, RunEvents
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After
 

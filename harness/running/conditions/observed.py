@@ -18,12 +18,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from torchaos.harness.agent.quantities import Seconds
+from torchaos.harness.agent.rank_faults import Seconds
 from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
-from torchaos.harness.contracts import Emit, Probe, Watched
-from torchaos.harness.machine import proc
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import Emit, Probe, Watched
 from torchaos.harness.record.events.merged import beside_steps
-from torchaos.harness.scenario.sizes import Bytes, size_in_words
+from torchaos.harness.scenario.values import Bytes, size_in_words
 
 Time = Annotated[Seconds, Field(gt=0)]
 _LOOK_S, _END_S = 0.02, 10.0
@@ -156,7 +156,7 @@ class _Command(_Answers):
                 pass
         finally:
             code = process.poll()
-            proc.end(partial(proc.family, tag, _ENV_TAG), _END_S)
+            processes.end(partial(processes.family, tag, _ENV_TAG), _END_S)
             process.kill()
             with suppress(subprocess.TimeoutExpired):  # stuck in the kernel
                 process.wait(1.0)

@@ -17,10 +17,9 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from torchaos.harness import registry
-from torchaos.harness.agent.fault import DRAWN
-from torchaos.harness.agent.quantities import Seconds
+from torchaos.harness.agent.rank_faults import DRAWN, Seconds
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.events.merged import Merged, beside_steps
 from torchaos.harness.record.history import History
 from torchaos.harness.record.history.history import is_down

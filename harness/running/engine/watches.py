@@ -1,16 +1,100 @@
-"""Evaluates the conditions of a run. Some conditions need probes; each probe has its own thread."""
+"""Evaluates the conditions of a run, and watches the harness itself: free space on the disk, its memory, and its run
+directory."""
 
 from __future__ import annotations
 
+import os
+import resource
+import shutil
 import threading
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event
-from torchaos.harness.contracts import Condition, Emit, Probe, Watched
+from torchaos.harness.interfaces import Condition, Emit, Probe, UsageError, Watched
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.running.conditions.observed import last_reason
-from torchaos.harness.running.engine.throttle import Throttle
+from torchaos.harness.scenario.values import size_in_words
+
+# Limits how often a costly check is made, so that it takes at most 1/SHARE of a processor. CPU time is measured, not
+# time on the clock, so a busy machine does not make the check rarer.
+
+SHARE = 10
+
+
+class Throttle:
+    """Decides when the check is due again. Use: `if throttle.due():`, then `with throttle:` around the costly code,
+    whose CPU time is measured."""
+
+    def __init__(self) -> None:
+        self._spent_s = self._next_s = 0.0
+
+    def due(self) -> bool:
+        return time.monotonic() >= self._next_s
+
+    def __enter__(self) -> None:
+        self._spent_s = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._next_s = time.monotonic() + SHARE * (time.thread_time() - self._spent_s)
+
+
+# Watches the harness itself during a run: free space on the disk, its own memory, and its run directory.
+
+DISK_AT_START = 256 << 20  # bytes that must be free where the run directory is
+DISK_LEAST = 64 << 20  # bytes; with less the run is ended, while there is still space to record it
+MEMORY_MOST = 8 << 30  # bytes; or a quarter of the machine's memory, if that is less
+EVERY_S = 1.0
+
+
+def check_disk(run_dir: Path) -> None:
+    """Raises UsageError if there is too little free space to record a run."""
+    place = next(path for path in (run_dir, *run_dir.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    if free < DISK_AT_START:
+        raise UsageError(
+            f"{run_dir}: {size_in_words(free)} are free there, and a run needs {size_in_words(DISK_AT_START)}; "
+            "make room (`torchaos prune` removes old runs), or choose another --out"
+        )
+
+
+class Guards:
+    """Checks for problems of the harness itself, at most once in EVERY_S seconds."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir, self._looked = run_dir, 0.0
+        pages = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+        self._memory = min(MEMORY_MOST, pages // 4)
+
+    def trouble(self) -> str | None:
+        """Why the run can't go on, as a sentence. None if nothing is wrong, or if it is too early to check again."""
+        now = time.monotonic()
+        if now - self._looked < EVERY_S:
+            return None
+        self._looked = now
+        try:
+            if not self._run_dir.is_dir():
+                return f"the run directory {self._run_dir} was removed"
+            free = shutil.disk_usage(self._run_dir).free
+        except OSError as error:
+            return f"the run directory {self._run_dir} can't be read: {error.strerror}"
+        if free < DISK_LEAST:
+            return f"only {size_in_words(free)} are free on the disk of the run directory"
+        if (used := _resident()) > self._memory:
+            return (
+                f"torchaos itself uses {size_in_words(used)} of memory, and {size_in_words(self._memory)} is its limit"
+            )
+        return None
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+# Evaluates the conditions of a run. Some conditions need probes; each probe has its own thread.
 
 _LEAVE_S = 5.0
 

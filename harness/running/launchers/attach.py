@@ -11,16 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.monitoring.probes.census import check_agent
+from torchaos.harness.monitoring.probes.job_log import JobLog, MetricsFile
+from torchaos.harness.monitoring.probes.log_adapters import Adapter
+from torchaos.harness.monitoring.probes.rank_probe import RankWatch, Sampling, exit_code
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.command import Lines
-from torchaos.harness.running.launchers.running_job import RunningJob
-from torchaos.harness.watching.probes.agents import check_agent
-from torchaos.harness.watching.probes.job_log import JobLog
-from torchaos.harness.watching.probes.log_adapters import Adapter
-from torchaos.harness.watching.probes.metrics_file import MetricsFile
-from torchaos.harness.watching.probes.ranks import RankWatch, exit_code
-from torchaos.harness.watching.probes.sampling import Sampling
+from torchaos.harness.running.launchers.job import RunningJob
 
 _TAIL_S = 0.02
 

@@ -1,4 +1,5 @@
-"""A command that was started: its process, and the thread that reads its output."""
+"""A command that was started: its environment, its process, the thread that reads its output, and the part of one node
+in a submission."""
 
 from __future__ import annotations
 
@@ -8,11 +9,55 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine import proc
-from torchaos.harness.machine.waiting import wait_for
+from torchaos.harness import agent
+from torchaos.harness.agent.wire import (
+    ENV_ARMED,
+    ENV_ATTEMPT_BASE,
+    ENV_NODE,
+    ENV_PLAN,
+    ENV_REPLICA,
+    ENV_ROUND,
+    ENV_RUN_ID,  # fmt: skip
+)
+from torchaos.harness.host import processes
+from torchaos.harness.host.native_libraries import ENV_CONTROL
+from torchaos.harness.host.processes import wait_for
+from torchaos.harness.interfaces import JobSpec, Node, UsageError
+from torchaos.harness.monitoring.probes.census import environ_of
+from torchaos.harness.monitoring.probes.job_log import JobLog
+
+# The environment of the job. The user's command and working directory are not changed.
+
+BOOTSTRAP = Path(agent.__path__[0]).resolve() / "bootstrap"
+
+# A variable that the user sets is kept. Attempts and pids are read from the event log and from the restart lines
+# (INFO).
+_UNLESS_SET = {"PET_EVENT_LOG_HANDLER": "console", "LOGLEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
+
+
+def job_env(
+    base_env: Mapping[str, str], *, run_id: str, agent_plan: Path | None, attempt_base: int = 0,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:  # fmt: skip
+    """The job's environment. `extra`: the variables of the scenario. Without `agent_plan`, no agent is added, and
+    PYTHONPATH is not changed."""
+    env = {**base_env, **(extra or {})}
+    for name in (ENV_PLAN, ENV_ARMED, ENV_NODE, ENV_REPLICA, ENV_ROUND):  # set by a run that contains this run
+        env.pop(name, None)
+    for name, value in _UNLESS_SET.items():
+        env.setdefault(name, value)
+    env[ENV_RUN_ID], env[ENV_ATTEMPT_BASE] = run_id, str(attempt_base)
+    if agent_plan is not None:
+        env[ENV_PLAN] = str(agent_plan)
+        earlier = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(BOOTSTRAP)]
+        env["PYTHONPATH"] = os.pathsep.join([str(BOOTSTRAP), *earlier])
+    return env
+
+
+# A command that was started: its process, and the thread that reads its output.
 
 OnLine = Callable[[str, float], None]  # a line without its end, and when it came (CLOCK_MONOTONIC)
 _PIPE_BYTES = 1 << 20  # the job must not wait when the harness is late
@@ -36,7 +81,7 @@ class Command:
         except OSError as error:
             os.close(self._log)
             raise UsageError(f"{argv[0]}: can't be started in {cwd}: {error.strerror}; check job.command") from error
-        self.pidfd, self._ticks = os.pidfd_open(self.pid), proc.ticks_of(self.pid)
+        self.pidfd, self._ticks = os.pidfd_open(self.pid), processes.ticks_of(self.pid)
         assert self._process.stdout is not None
         self._pipe = self._process.stdout.fileno()
         try:
@@ -53,7 +98,7 @@ class Command:
     @property
     def over(self) -> bool:
         """Whether the command has ended."""
-        return not proc.is_alive(self.pid, self._ticks)
+        return not processes.is_alive(self.pid, self._ticks)
 
     def wait(self) -> int:
         """The exit code; negative: the number of the signal that ended it."""
@@ -99,3 +144,64 @@ class Lines:
 
     def end(self) -> None:
         self.feed(b"\n", time.monotonic())
+
+
+# The part of one node in a submission: its command, which may be started again, and the reader of its output.
+
+
+@dataclass
+class NodeRun:
+    node: Node
+    command: Command
+    code: int | None = None  # None while it runs; negative: the signal's number
+    expected: bool = False  # the command will be started again
+
+    @property
+    def over(self) -> bool:
+        return self.code is not None and not self.expected
+
+
+@dataclass(frozen=True)
+class LiveNode:
+    """A node of the running job; implements contracts.LiveNode."""
+
+    node: Node
+    run_id: str
+    members: Callable[[], Mapping[int, int]]
+    again: Callable[[int], int]
+    expect: Callable[[int], None]
+
+    def processes(self) -> dict[int, int]:
+        here = _place(self.node.env)
+        return {pid: ticks for pid, ticks in self.members().items() if _place(environ_of(pid)) == here}
+
+    def start_again(self) -> int:
+        return self.again(self.node.index)
+
+    def keep_place(self) -> None:
+        self.expect(self.node.index)
+
+
+def _place(env: Mapping[str, str]) -> tuple[str | None, str | None]:
+    return env.get(ENV_NODE), env.get(ENV_REPLICA)
+
+
+def start(node: Node, spec: JobSpec, base: int, log: JobLog, on_line: OnLine | None = None) -> NodeRun:
+    """Starts the command on a node. `on_line`: receives the lines of the output; if None, `log` does. Raises UsageError
+    if the command can't be started."""
+    log.begin(base)
+    spec = for_node(node, spec, base)
+    return NodeRun(node, Command(node.argv(spec.argv), spec.cwd, spec.env, spec.log, on_line or log.line))
+
+
+def for_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
+    """The spec of a node. Each node but the first has a log of its own. Each node has a folder of its own for the
+    orders to the NVML overlay (the library that changes what NVML reports), because GPUs are numbered from 0 on each
+    node."""
+    env = {**spec.env, **node.env, ENV_ATTEMPT_BASE: str(base)}
+    if ENV_NODE in env and (control := Path(env.get(ENV_CONTROL, os.devnull))).is_dir():
+        own = control / f"node{node.index}"
+        own.mkdir(exist_ok=True)
+        env[ENV_CONTROL] = str(own)
+    log = spec.log if node.index == 0 else spec.log.with_name(f"{spec.log.stem}.node{node.index}{spec.log.suffix}")
+    return replace(spec, env=env, log=log)

@@ -1,31 +1,115 @@
-"""Several nodes on one machine, each a container, on a network that only this run uses.
+"""The contents of a container: the user's image, or the host's own Python and programs, read-only.
 
-Everything that is made has the run's id as a label, and is removed with the run. A container lives as long as the
-node's command. A node that is started again is a new container with the same name and address."""
+For the host's programs, an image of a few kilobytes is made for the run. Nothing is downloaded or copied."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import subprocess
 import sys
+import tarfile
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_RUN_ID
-from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, UsageError
-from torchaos.harness.machine import proc
-from torchaos.harness.machine.docker_engine import NODE, RUN, EngineError, address, container_of, engine
-from torchaos.harness.machine.netspace import Space
-from torchaos.harness.mechanics.network.link import Link
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.host import processes
+from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError, address, container_of, engine
+from torchaos.harness.host.netspace import Space
+from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, UsageError
+from torchaos.harness.record.environment import editable, job_python
+from torchaos.harness.rollback.container_handles import Containers, DockerImage, DockerNetwork
+from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers import etcd, holder
-from torchaos.harness.running.launchers.docker_image import HOST, covering, host_mounts, make_host_image, own_mounts
-from torchaos.harness.running.launchers.elastic_env import elastic_env
-from torchaos.harness.undo.containers import Containers, DockerImage, DockerNetwork
-from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.running.launchers.torchrun_line import elastic_env
+
+HOST = "host"  # stands in place of an image's name
+_PROGRAMS = ("bin", "lib", "lib32", "lib64", "libx32")  # links into /usr, or folders
+_FOLDERS = ("dev", "etc", "proc", "run", "sbin", "sys", "tmp", "usr", "var", "var/tmp")  # sbin: for the engine's init
+_COPIED = ("etc/passwd", "etc/group", "etc/ld.so.cache", "etc/localtime")
+_NAMES = b"passwd: files\ngroup: files\nhosts: files\n"  # no name server is asked: there is none
+
+
+def make_host_image(client: Any, run_id: str, name: str) -> str:
+    """Makes the image and returns its name. Raises the errors of the client."""
+    client.import_image_from_data(_root(), repository=name, tag="latest", changes=[f'LABEL {RUN}="{run_id}"'])
+    return f"{name}:latest"
+
+
+def _root() -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        home = os.path.expanduser("~").strip("/")
+        for folder in (*_FOLDERS, *(program for program in _PROGRAMS if _is_folder(program)), home):
+            _add(tar, folder, tarfile.DIRTYPE, 0o1777 if folder.endswith("tmp") else 0o755)
+        for link in _PROGRAMS:
+            if os.path.islink(f"/{link}"):
+                _add(tar, link, tarfile.SYMTYPE, 0o777, target=os.readlink(f"/{link}"))
+        for path in _COPIED:
+            if os.path.isfile(f"/{path}"):
+                _add(tar, path, tarfile.REGTYPE, 0o644, Path(f"/{path}").read_bytes())
+        _add(tar, "etc/nsswitch.conf", tarfile.REGTYPE, 0o644, _NAMES)
+    return made.getvalue()
+
+
+def _add(tar: tarfile.TarFile, name: str, kind: bytes, mode: int, data: bytes = b"", target: str = "") -> None:
+    member = tarfile.TarInfo(name)
+    member.type, member.mode, member.size, member.linkname = kind, mode, len(data), target
+    tar.addfile(member, io.BytesIO(data))
+
+
+def _is_folder(name: str) -> bool:
+    return os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")
+
+
+def host_mounts(command: Sequence[str]) -> Iterator[Path]:
+    """The folders of this machine without which the command would not run in the container as it does here. They are
+    mounted read-only."""
+    yield Path("/usr")
+    yield from (Path(f"/{name}") for name in _PROGRAMS if _is_folder(name))
+    yield from (path for path in (Path("/etc/alternatives"), Path("/etc/ssl")) if path.is_dir())
+    python = job_python(command)
+    yield from _prefixes(python)
+    yield from editable(python)
+    for word in command:
+        path = Path(word.rpartition("=")[2])
+        if path.is_absolute() and path.is_file():
+            yield path.parent
+
+
+def own_mounts() -> Iterator[Path]:
+    """The folders of the agent and of the injectors that it loads. Every image needs them."""
+    for name in ("harness", "injectors", "plugin", "scenarios"):
+        yield Path(str(files(f"torchaos.{name}")))
+
+
+def _prefixes(python: str) -> Iterator[Path]:
+    code = "import sys; print(*{sys.prefix, sys.base_prefix, sys.exec_prefix}, sep='\\n')"
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    yield from map(Path, done.stdout.splitlines())
+
+
+def covering(paths: Iterable[Path]) -> list[Path]:
+    """The folders, without those that are below another folder in the list. The root is left out too, because nothing
+    can be mounted over it."""
+    found: list[Path] = []
+    for path in sorted({path.resolve() for path in paths} | {path.absolute() for path in paths}):
+        if path != Path("/") and not any(path.is_relative_to(folder) for folder in found):
+            found.append(path)
+    return found
+
+
+# Several nodes on one machine, each a container, on a network that only this run uses.
+#
+# Everything that is made has the run's id as a label, and is removed with the run. A container lives as long as the
+# node's command. A node that is started again is a new container with the same name and address.
 
 _SUBNETS = 64  # tried one after the other: another run, or the machine itself, may use some of them
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
@@ -50,7 +134,7 @@ class DockerNode:
 
     def argv(self, command: Sequence[str]) -> list[str]:
         # The attendant is a process of the run, but not of the node.
-        python = [sys.executable, "-I", "-m", "torchaos.harness.running.launchers.docker_attendant"]
+        python = [sys.executable, "-I", "-m", "torchaos.harness.running.launchers.docker_shim"]
         return ["env", "-u", ENV_NODE, *python, str(self.folder / "container.json"), *command]
 
     @property
@@ -72,7 +156,7 @@ class DockerNode:
         except ChaosError:
             first = self._link.space.pid if self._link else 0
         key = first, pid
-        if key not in self._pids and (found := proc.in_namespace_of(first, pid)):
+        if key not in self._pids and (found := processes.in_namespace_of(first, pid)):
             self._pids[key] = found
         return self._pids.get(key)
 

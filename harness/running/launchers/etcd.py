@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.contracts import ChaosError
-from torchaos.harness.machine import proc
-from torchaos.harness.machine.netspace import Space
+from torchaos.harness.host import processes
+from torchaos.harness.host.netspace import Space
+from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.running.launchers import holder
 
 PROGRAM = "etcd"
@@ -41,7 +41,7 @@ class Etcd:
     start_ticks: int
 
     def alive(self) -> bool:
-        return proc.is_alive(self.pid, self.start_ticks)
+        return processes.is_alive(self.pid, self.start_ticks)
 
 
 def is_wanted(command: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -83,7 +83,7 @@ def start(switch: Space, run_id: str, folder: Path) -> Etcd:
     except (OSError, subprocess.SubprocessError) as error:
         raise ChaosError(f"the job's etcd can't be started: {error}") from error
     _await(switch, process, log)
-    return Etcd(process.pid, proc.ticks_of(process.pid))
+    return Etcd(process.pid, processes.ticks_of(process.pid))
 
 
 def _await(switch: Space, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -1,211 +1,171 @@
-"""The life of a job on this machine over its submissions: output, ranks, exit, new submissions, and end."""
+"""A job that runs, started by a launcher or attached to: what faults know of it, and what is common to all jobs that
+the harness submits."""
 
 from __future__ import annotations
 
-import select
-import signal
-import time
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
 
-from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, Node
-from torchaos.harness.machine import proc
-from torchaos.harness.mechanics.proxy.server import Endpoint
+from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_RUN_ID, Kind
+from torchaos.harness.fault_drivers.proxy import Endpoint
+from torchaos.harness.fault_drivers.site import Victim
+from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, LiveNode, Node, RankProcess
+from torchaos.harness.monitoring.probes.rank_probe import RankWatch
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
-from torchaos.harness.running.launchers.fronted import Fronted
-from torchaos.harness.running.launchers.node_run import LiveNode, NodeRun, start
-from torchaos.harness.running.launchers.submitted_job import SubmittedJob
-from torchaos.harness.watching.probes.job_log import JobLog
-from torchaos.harness.watching.probes.log_adapters import Adapter
-from torchaos.harness.watching.probes.metrics_file import MetricsFile
-from torchaos.harness.watching.probes.sampling import Sampling
 
-_DRAIN_S = 1.0  # the last lines of the output come after the exit
-_LOOK_S = 0.05  # seconds between checks whether a node's command was started again
+# What faults know of a running job: the ranks, agents, nodes and endpoints that a fault can hit.
 
 
-class Job(SubmittedJob):
-    """A job whose processes are on this machine. The methods may be called from any thread."""
+class JobView(ABC):
+    """The parts of a running job that a fault can hit, as they are now. It can't start or end the job."""
+
+    def __init__(self, watch: RankWatch) -> None:
+        self._watch = watch
+
+    def ranks(self) -> dict[int, RankProcess]:
+        """The live ranks, by number, without the ranks that are ambiguous or not up yet."""
+        return self._watch.ranks()
+
+    def agents(self, nodes: Sequence[int] = ()) -> list[Victim]:
+        """Torchelastic's agents of these nodes, or of all nodes if `nodes` is empty. Raises ChaosError if a node has no
+        agent now."""
+        found = self._watch.agents()
+        missing = [node for node in nodes if node not in found]
+        if missing or not found:
+            raise ChaosError(f"node {missing[0] if missing else 0} has no torchelastic agent now")
+        return [Victim(*found[node], rank=None) for node in nodes or sorted(found)]
+
+    def nodes(self) -> Sequence[LiveNode]:
+        """The nodes, in order of their index."""
+        return []
+
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """The endpoints that have a proxy, by name."""
+        return {}
+
+    @abstractmethod
+    def members(self) -> dict[int, int]:
+        """Every living process of the job: start times (clock ticks since boot) by pid."""
+
+
+# A running job, started by a launcher or attached to.
+
+
+class RunningJob(JobView):
+    """A job that the harness starts (or attaches to), follows to its end, and stops."""
+
+    def __init__(self, watch: RankWatch) -> None:
+        super().__init__(watch)
+        self._exit_code: int | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="job", daemon=True)
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts the job. Raises UsageError if the command can't be started."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the last submission has ended. Some of its processes may still be alive until `stop`."""
+        return self._done.is_set()
+
+    @property
+    def trouble(self) -> str:
+        """Why the run can't go on, as a clause; empty if nothing is wrong."""
+        return ""
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Waits until the last submission has ended, and returns its exit code (negative: the number of a signal). None
+        while it runs, or if only the job's parent process can know the code."""
+        return self._exit_code if self._done.wait(timeout_s) else None
+
+    @abstractmethod
+    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
+        """Ends every process of the job. Returns the pids that could not be ended."""
+
+    @abstractmethod
+    def _live(self) -> None:
+        """Follows the job to its end. Runs in its own thread."""
+
+
+# A job that the harness submits, as a scheduler does: again after a failure, until no submission is left.
+
+_ATTEMPT_KINDS = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
+
+
+class SubmittedJob(RunningJob):
+    """A job with all its submissions. `spec_for(n)` returns submission n, from 0. If a submission ends with an exit
+    code other than 0, the next is started, if any is left. `guard` writes to disk the undo of everything that the
+    launcher makes for a submission, or raises an error."""
 
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
-        resubmit_times: int = 0, resubmit_delay_s: float = 0.0, log_adapter: Adapter | None = None,
-        watchdogs: Sequence[str] = (), metrics: Path | None = None,
+        resubmit_times: int = 0, resubmit_delay_s: float = 0.0,
         guard: Callable[[Sequence[Handle], int], None] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(
-            spec_for, launcher, journal, resubmit_times=resubmit_times, resubmit_delay_s=resubmit_delay_s, guard=guard
-        )  # fmt: skip
-        self._new_log = partial(JobLog, journal, log_adapter, watchdogs)
-        self._logs: dict[int, JobLog] = {0: self._new_log()}  # by node
-        self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._logs[0].emit)
-        self._runs: dict[int, NodeRun] = {}  # the nodes of this submission that were started, by index
-        self._exited_s = 0.0  # when the last command ended, CLOCK_MONOTONIC
-        journal.listen(self._note_attempt)
+        self._spec_for, self._launcher, self._journal = spec_for, launcher, journal
+        self._times, self._delay_s, self._guard = resubmit_times, resubmit_delay_s, guard
+        self._run_id = spec_for(0).env[ENV_RUN_ID]
+        super().__init__(RankWatch(journal, self._run_id))
+        self._nodes: list[Node] = []  # of this submission
+        self._submission, self._base = 0, 0
+        self._ending, self._lock = threading.Event(), threading.Lock()
 
     def start(self) -> None:
-        self._watch.start()
         try:
-            super().start()
+            self._submit()
         except ChaosError:
-            self._watch.stop()
+            self._done.set()
             raise
-        self._sampling.start()
+        self._thread.start()
 
-    def nodes(self) -> list[LiveNode]:
-        with self._lock:
-            nodes = list(self._nodes)
-        return [LiveNode(node, self._run_id, self.members, self._start_again, self._keep_place) for node in nodes]
-
-    def endpoints(self) -> Mapping[str, Endpoint]:
-        return self._launcher.endpoints if isinstance(self._launcher, Fronted) else {}
-
-    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
-        with self._lock:
-            self._ending.set()
-        started = self._thread.ident is not None
-        if started and not self._done.is_set() and grace_s > 0:
-            self._ask_to_end()
-            end_s = time.monotonic() + grace_s
-            while time.monotonic() < end_s and not hurried() and not self._done.wait(_LOOK_S):
-                pass
-        left = proc.end(self.members)
-        if left:
-            text = f"processes of the job could not be ended: {', '.join(map(str, left))}"
-            self._journal.emit(Kind.NOTE, {"text": text})
-        if started and not left:
-            self._thread.join()
-            self._drain()
-        self._sampling.stop()
-        self._watch.stop()
+    def _live(self) -> None:
+        while True:
+            self._exit_code = self._await_exit()
+            again = self._exit_code != 0 and self._submission < self._times and not self._ending.is_set()
+            self._put_away(again)
+            if not again or self._ending.wait(self._delay_s) or not self._submit_again():
+                break
         self._done.set()
-        return left
 
-    def _ask_to_end(self) -> None:
-        """Sends SIGTERM to the commands that were started, which pass it on. Sends SIGCONT to all processes, because a
-        stopped process can't act on SIGTERM."""
-        members, heads = self.members(), {run.command.pid for run in list(self._runs.values())}
-        for pid, ticks in members.items():
-            for number in (signal.SIGTERM, signal.SIGCONT) if pid in heads else (signal.SIGCONT,):
-                with suppress(OSError):
-                    proc.send({pid: ticks}, number)
-
-    def _start_nodes(self, spec: JobSpec) -> None:
-        self._runs = {}
-        for node in self._nodes[: spec.busy_nodes or None]:
-            self._start(node, spec, self._base)
-        first = next(iter(self._runs.values()))
-        data = {"submission": self._submission, "pid": first.command.pid, "node": first.node.index}
-        self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
-
-    def _start_spares(self) -> None:
-        """Starts the standby nodes when all ranks are up, or when a node has ended before that. A standby node that
-        starts earlier could take the place of another node."""
-        spares = [node for node in self._nodes if node.index not in self._runs]
-        if not spares or not (self._all_up() or any(run.code is not None for run in self._runs.values())):
-            return
-        with self._lock:
-            if not self._ending.is_set() and not all(run.over for run in self._runs.values()):
-                for node in spares:
-                    self._start(node, self._spec_for(self._submission), self._base)
-
-    def _all_up(self) -> bool:
-        ranks = self._watch.ranks()
-        return any(len(ranks) >= rank.world_size and rank.attempt >= self._base for rank in ranks.values())
-
-    def _start(self, node: Node, spec: JobSpec, base: int) -> None:
-        several = len(self._nodes) > 1
-        log = self._logs.setdefault(node.index, self._new_log())
-        log.by_round, log.host_pid = several and spec.replicas == 1, node.host_pid
-        if spec.replicas > 1:
-            log.replica, log.first_rank = node.index, node.index * spec.replica_ranks
-        run = start(node, spec, base, log)
-        self._runs[node.index] = run
-        self._watch.add_root(run.command.pid)
-        if several:
-            data = {"submission": self._submission, "node": node.index, "pid": run.command.pid}
-            self._journal.emit(Kind.NODE_STARTED, data, attempt=base)
-
-    def _start_again(self, index: int) -> int:
-        if index not in self._runs:
-            raise ChaosError(f"node {index} can't be started again: it is spare, and was not started yet")
-        run, end_s = self._runs[index], time.monotonic() + _DRAIN_S
-        pid = run.command.pid
-        while run.code is None and not proc.is_alive(pid, proc.ticks_of(pid)) and time.monotonic() < end_s:
-            time.sleep(_LOOK_S)  # the command has just ended, and its exit was not noted yet
-        with self._lock:
-            run = self._runs[index]
-            run.expected = False
-            if self._ending.is_set() or self._done.is_set() or run.code is None:
-                raise ChaosError(f"node {index} can't be started again: the job is over, or the node is still there")
-            # A node that keeps the rendezvous begins a new rendezvous. Any other node joins the present one.
-            base = self._next_attempt() if index == 0 else self._base
-            self._start(run.node, self._spec_for(self._submission), base)
-            return self._runs[index].command.pid
-
-    def _keep_place(self, index: int) -> None:
-        if index in self._runs:
-            self._runs[index].expected = True
-
-    def _await_exit(self) -> int:
-        """Waits for the end of the submission, and returns its exit code. With several nodes: the first exit code that
-        is not 0, among the nodes that were in the job to the end. A node that left while the other nodes continued does
-        not count. With replicas, each replica counts."""
-        while not all(run.over for run in list(self._runs.values())):
+    def _submit_again(self) -> bool:
+        with self._lock:  # `stop` comes either before it, or finds what it started
             if self._ending.is_set():
-                for run in self._runs.values():
-                    run.expected = False
-            self._take_exits([run for run in list(self._runs.values()) if run.code is None])
-            self._start_spares()
-        last = self._nodes_of_last_attempt() if self._spec_for(self._submission).replicas == 1 else set()
-        codes = [run.code or 0 for index, run in self._runs.items() if not last or index in last]
-        code = next((code for code in codes if code != 0), 0)
-        pid = next(iter(self._runs.values())).command.pid
-        data = {"submission": self._submission, "pid": pid, "exit_code": code}
-        self._journal.emit(Kind.JOB_EXITED, data, mono_s=self._exited_s)
-        return code
+                return False
+            self._submission += 1
+            try:
+                self._submit()
+            except ChaosError as error:
+                self._journal.emit(Kind.NOTE, {"text": f"the job could not be submitted again: {error}"})
+                return False
+        return True
 
-    def _take_exits(self, running: Sequence[NodeRun]) -> None:
-        poll = select.poll()
-        by_pidfd = {run.command.pidfd: run for run in running}
-        for pidfd in by_pidfd:
-            poll.register(pidfd, select.POLLIN)
-        for pidfd, _events in poll.poll(None if running and len(self._nodes) == 1 else _LOOK_S * 1000):
-            self._exited_s, run = time.monotonic(), by_pidfd[pidfd]
-            run.code = run.command.wait()
-            if len(self._nodes) > 1:
-                data = {"submission": self._submission, "node": run.node.index, "pid": run.command.pid}
-                self._journal.emit(Kind.NODE_EXITED, {**data, "exit_code": run.code}, mono_s=self._exited_s)
+    def _submit(self) -> None:
+        self._base = self._next_attempt()
+        spec = self._spec_for(self._submission)
+        spec = replace(spec, env={**spec.env, ENV_ATTEMPT_BASE: str(self._base)})
+        if resources := self._launcher.resources(spec):
+            if self._guard is None:
+                raise ChaosError(f"the launcher {self._launcher.name} makes resources whose undo is not on disk")
+            self._guard(resources, self._submission)  # on disk before anything is made
+        self._nodes = list(self._launcher.create(spec))
+        self._start_nodes(spec)
 
-    def _nodes_of_last_attempt(self) -> set[int]:
-        ups = [event for event in beside_steps(self._journal.snapshot()) if event.kind is Kind.RANK_UP]
-        last = max((event.attempt or 0 for event in ups), default=0)
-        return {event.data["node"] for event in ups if event.attempt == last and last >= self._base}
+    def _next_attempt(self) -> int:
+        """The number of the next attempt. Restarts and submissions share one counter."""
+        seen = [event.attempt for event in beside_steps(self._journal.snapshot()) if event.kind in _ATTEMPT_KINDS]
+        return max((attempt for attempt in seen if attempt is not None), default=-1) + 1
 
-    def _note_attempt(self, event: Event) -> None:
-        if event.kind is Kind.ELASTIC_RENDEZVOUS and "round" in event.data and event.data["node"] in self._logs:
-            self._logs[event.data["node"]].in_round(event.data["round"])
-        if event.kind is Kind.TORCHRUN and event.attempt is not None:
-            self._logs[0].begin_again(event.attempt)
+    @abstractmethod
+    def _start_nodes(self, spec: JobSpec) -> None:
+        """Starts the command on the nodes of this submission. Raises UsageError if the command can't be started."""
 
-    def _drain(self) -> None:
-        for run in list(self._runs.values()):
-            run.command.drain(_DRAIN_S)
+    @abstractmethod
+    def _await_exit(self) -> int | None:
+        """Waits for the end of this submission, and returns its exit code. None if the code is not known."""
 
     def _put_away(self, again: bool) -> None:
-        """Before another submission: ends the processes that are left, as a scheduler does. Reads the last output."""
-        leftover = self.members() if again else {}
-        if leftover:
-            text = f"{len(leftover)} processes outlived submission {self._submission}; they were ended before the next"
-            self._journal.emit(Kind.NOTE, {"text": text})
-            proc.end(self.members)
-        self._drain()
-
-    def members(self) -> dict[int, int]:
-        """Every living process of the job: start times (clock ticks since boot) by pid."""
-        living = {pid: ticks for pid, ticks in self._watch.members().items() if proc.is_alive(pid, ticks)}
-        return {**living, **proc.family(self._run_id)}
+        """Cleans up after a submission. `again`: whether another submission may follow."""

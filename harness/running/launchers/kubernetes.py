@@ -14,17 +14,15 @@ from typing import Any, ClassVar
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
-from torchaos.harness.contracts import ChaosError, FarLauncher, Handle, JobSpec, Node, UsageError
-from torchaos.harness.machine.kubectl import Kubectl
+from torchaos.harness.host.cluster_tools import Kubectl
+from torchaos.harness.interfaces import ChaosError, FarLauncher, Handle, JobSpec, Node, UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.launchers.handover import packed
-from torchaos.harness.running.launchers.pod import Pod, in_order
-from torchaos.harness.running.launchers.pod_change import NODE, PodChange
-from torchaos.harness.running.launchers.pod_manifest import HOST_NETWORK, Manifest, shares_network
-from torchaos.harness.running.launchers.running_pods import find_pods, handles, join
-from torchaos.harness.undo.handles import JobProcesses
-from torchaos.harness.undo.kubernetes import LABEL, OVER, KubernetesObjects, label_of
+from torchaos.harness.rollback.cluster_handles import LABEL, OVER, KubernetesObjects, label_of
+from torchaos.harness.rollback.handles import JobProcesses
+from torchaos.harness.running.launchers.node_run_dir import packed
+from torchaos.harness.running.launchers.pod import Pod, find_pods, handles, in_order, join
+from torchaos.harness.running.launchers.pod_manifest import HOST_NETWORK, NODE, Manifest, PodChange, shares_network
 
 _SPARE_S = 300.0  # seconds after the job's time-out, at which Kubernetes ends the pods
 _READY_S = 600.0  # seconds for the pods to get machines and images

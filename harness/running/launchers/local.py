@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import ENV_REPLICA
-from torchaos.harness.contracts import Handle, JobSpec, Launcher, Node
-from torchaos.harness.mechanics.network.link import Link
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.interfaces import Handle, JobSpec, Launcher, Node
 
 
 @dataclass(frozen=True)

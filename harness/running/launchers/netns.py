@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher
-from torchaos.harness.machine.netspace import Space
-from torchaos.harness.mechanics.network.link import Link
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.host.netspace import Space
+from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher
+from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers import etcd, holder
-from torchaos.harness.running.launchers.elastic_env import elastic_env
-from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.running.launchers.torchrun_line import elastic_env
 
 
 @dataclass(frozen=True)

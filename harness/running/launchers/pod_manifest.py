@@ -1,22 +1,216 @@
-"""A Kubernetes manifest, changed so that its pods run the job under the agent of torchaos."""
+"""A Kubernetes manifest, read as kubectl reads it, and changed so that its pods run the job under the agent of
+torchaos."""
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.running.launchers import train_job
-from torchaos.harness.running.launchers.kubectl_yaml import documents
-from torchaos.harness.running.launchers.pod_change import PodChange
-from torchaos.harness.running.launchers.pod_kinds import count_of, group_of, has_nodes, name_of, refused, why_not
-from torchaos.harness.running.launchers.pod_templates import apart, pods_in, with_policy
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.running.launchers.pod_kinds import (
+    apart,
+    count_of,
+    group_of,
+    has_nodes,
+    name_of,
+    pods_in,
+    refused,
+    why_not,
+    with_policy,
+)
+
+# Reads YAML as kubectl does, whose reader (go-yaml 2, resolve.go) has other types than PyYAML: `1e3`, `08` and `0o17`
+# are numbers, `y` and `n` are booleans, `10:30` is text, and every key is text.
+
+_WORDS = {
+    **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"), True),
+    **dict.fromkeys(("n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"), False),
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+}
+# Go's strconv.ParseInt with base 0, after go-yaml has removed all underscores.
+_INTEGER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)")
+_PLAIN, _MERGE = "!plain", "tag:yaml.org,2002:merge"
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+
+
+class _Loader(yaml.SafeLoader):
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
+        if kind is yaml.ScalarNode and implicit[0]:  # it has neither quotes nor a tag
+            return _MERGE if value == "<<" else _PLAIN
+        return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        return {_key(key): value for key, value in super().construct_mapping(node, deep=deep).items()}
+
+
+def _plain(text: str) -> Any:
+    if text in _WORDS:
+        return _WORDS[text]
+    digits = text.replace("_", "") if text[0] in "-+0123456789" else text
+    if _INTEGER.fullmatch(digits):
+        sign, rest = (-1 if digits[0] == "-" else 1), digits.lstrip("-+").lower()
+        base = {"0x": 16, "0b": 2, "0o": 8}.get(rest[:2], 8 if rest[0] == "0" else 10)
+        value = sign * int(rest.removeprefix("0o"), base)
+        return value if -(1 << 63) <= value < 1 << 64 else float(value)
+    if _FLOAT.fullmatch(digits):
+        value_ = float(digits)
+        return int(value_) if value_.is_integer() and abs(value_) < 1e21 else value_  # as Go writes it to JSON
+    return text
+
+
+def _key(key: object) -> str:
+    return key if isinstance(key, str) else json.dumps(key)
+
+
+_Loader.add_constructor(_PLAIN, lambda loader, node: _plain(node.value))
+_Loader.add_constructor(_MERGE, lambda loader, node: node.value)
+_Loader.add_constructor("tag:yaml.org,2002:binary", lambda loader, node: base64.b64decode(node.value).decode())
+
+
+def documents(text: str) -> list[Any]:
+    """The documents of a file in YAML or JSON. Raises yaml.YAMLError if it is neither."""
+    try:
+        return [json.loads(text)]  # JSON may have tabs, which PyYAML does not take
+    except ValueError:
+        return [found for found in yaml.load_all(text, _Loader) if found is not None]
+
+
+# The changes to the pods of a manifest, so that they run the job under the agent of torchaos.
+
+NODE = "torchaos.node"  # the label of the pods that are nodes: a manifest may make others beside them
+_VOLUME = "torchaos-run"
+_SAYS_MORE = {("LOGLEVEL", "INFO"): ("DEBUG", "NOTSET")}  # a level that torchaos needs, and those that print it too
+
+
+@dataclass(frozen=True)
+class PodChange:
+    """`container`: the name of the container that runs the job; empty: the first. `folder`: the parent of the run
+    directory; an empty volume is mounted there, unless a volume of the container contains it. `limit_s`: the pod is
+    ended after this many seconds. `cwd`: the working directory of the job; empty: that of the image or manifest. Values
+    of a wrong type in a manifest are left as they are: the API server refuses them."""
+
+    label: tuple[str, str]
+    command: Sequence[str]
+    env: Mapping[str, str]
+    folder: PurePosixPath
+    limit_s: int
+    container: str = ""
+    cwd: str = ""
+
+    def mark(self, object_: dict[str, Any]) -> None:
+        key, value = self.label
+        below(below(object_, "metadata"), "labels")[key] = value
+
+    def mark_node(self, pod: dict[str, Any]) -> None:
+        self.mark(pod)
+        pod["metadata"]["labels"][NODE] = self.label[1]
+
+    def run_in(self, container: dict[str, Any]) -> None:
+        """Makes the job the command of a container, or of the trainer of a TrainJob. A variable that is replaced keeps
+        its place, because Kubernetes expands $(NAME) only in the variables after it."""
+        container["command"] = list(self.command)
+        container.pop("args", None)
+        given = [self._replaced(one) for one in container.get("env") or []]
+        names = {one.get("name") for one in given if isinstance(one, dict)}
+        new = ({"name": name, "value": value} for name, value in self.env.items() if name not in names)
+        container["env"] = [*given, *new]
+
+    def _replaced(self, one: Any) -> Any:
+        name = str(one.get("name")) if isinstance(one, dict) else ""
+        if name not in self.env or one.get("value") in _SAYS_MORE.get((name, self.env[name]), ()):
+            return one
+        return {"name": name, "value": self.env[name]}
+
+    def limit(self, spec: dict[str, Any]) -> None:
+        given = spec.get("activeDeadlineSeconds")
+        spec["activeDeadlineSeconds"] = min(self.limit_s, given) if isinstance(given, int) else given or self.limit_s
+
+    def mount_in(self, container: dict[str, Any], pod: dict[str, Any]) -> None:
+        """Mounts the volume. `pod`: the spec of the container's pod."""
+        mounts = container.get("volumeMounts") or []
+        paths = (str(mount.get("mountPath")) for mount in mounts if isinstance(mount, dict))
+        if not any(map(self.folder.is_relative_to, paths)):
+            container["volumeMounts"] = [*mounts, {"name": _VOLUME, "mountPath": str(self.folder)}]
+            pod["volumes"] = [*(pod.get("volumes") or []), {"name": _VOLUME, "emptyDir": {}}]
+
+
+def below(found: dict[str, Any], key: str) -> dict[str, Any]:
+    """The mapping below this key, which is made if it is missing."""
+    if not isinstance(found.get(key), dict):
+        found[key] = {}
+    there: dict[str, Any] = found[key]
+    return there
+
+
+# A TrainJob of Kubeflow Trainer. Its pods are not in it, but in a runtime of the cluster. So the command and the
+# environment go to the TrainJob's trainer, and everything else into a patch of the runtime (trainjob_types.go in
+# pkg/apis/trainer/v1alpha1 of kubeflow/trainer; patches came with version 2.2).
+
+TRAINER_NODE = "node"  # the replicated job, and the container in it, for which the trainer's command is (pkg/constants)
+_MANAGER = "torchaos/run"  # whose patch it is; the webhook wants a name with a slash
+_PLACE = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
+
+
+def is_train_job(object_: Mapping[str, Any]) -> bool:
+    return object_["kind"] == "TrainJob" and str(object_["apiVersion"]).startswith("trainer.kubeflow.org/")
+
+
+def check(job: Mapping[str, Any], container: str, file: Path) -> None:
+    """Raises UsageError if the job is to run in another container than that of the trainer, or if the TrainJob is of a
+    version without patches of the runtime."""
+    if container not in ("", TRAINER_NODE):
+        raise UsageError(
+            f"{file}: a TrainJob runs its command in the container {TRAINER_NODE}; write it as job.pods.container, not "
+            f"{container}"
+        )
+    if "podTemplateOverrides" in (job.get("spec") or {}):
+        raise UsageError(
+            f"{file}: podTemplateOverrides are of Kubeflow Trainer before 2.2; write them as runtimePatches, which "
+            "torchaos needs"
+        )
+
+
+def adapt(job: dict[str, Any], change: PodChange) -> None:
+    """Changes a TrainJob that `check` accepts."""
+    spec = below(job, "spec")
+    trainer = below(spec, "trainer")
+    change.run_in(trainer)
+    if change.cwd:  # neither a trainer nor a patch of its container has a working directory
+        trainer["command"] = ["sh", "-c", 'cd "$0" && exec "$@"', change.cwd, *trainer["command"]]
+    change.limit(spec)
+    container: dict[str, Any] = {"name": TRAINER_NODE, "volumeMounts": list(_mounts(spec))}
+    pod: dict[str, Any] = {}
+    change.mark_node(pod)
+    change.mount_in(container, below(pod, "spec"))
+    if pod["spec"]:
+        pod["spec"]["containers"] = [{**container, "volumeMounts": container["volumeMounts"][-1:]}]
+    patch: Any = [{"name": TRAINER_NODE, "template": {"spec": {"template": pod}}}]
+    for key in reversed(_PLACE):
+        patch = {key: patch}
+    spec["runtimePatches"] = [*(spec.get("runtimePatches") or []), {"manager": _MANAGER, **patch}]
+
+
+def _mounts(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The mounts of the trainer's container in the patches of the TrainJob itself."""
+    replicated: Any = spec.get("runtimePatches") or []
+    for key in _PLACE:
+        replicated = [each.get(key) for each in replicated if isinstance(each, dict)]
+    flat = [each for jobs in replicated if isinstance(jobs, list) for each in jobs if isinstance(each, dict)]
+    for pod in pods_in([each for each in flat if each.get("name") == TRAINER_NODE]):
+        for container in pod["spec"]["containers"]:
+            if container.get("name") == TRAINER_NODE:
+                yield from container.get("volumeMounts") or []
+
+
+# A Kubernetes manifest, changed so that its pods run the job under the agent of torchaos.
 
 HOST_NETWORK = (
     "hostNetwork: the pods share the network of their machines, so a network fault would hit everything there; leave "
@@ -79,8 +273,8 @@ class Manifest:
     @property
     def default_container(self) -> str:
         """The container that runs the job if the scenario names none. Empty: the first of each pod."""
-        if any(map(train_job.is_train_job, filter(self._is_node, self.objects))):
-            return train_job.NODE
+        if any(map(is_train_job, filter(self._is_node, self.objects))):
+            return TRAINER_NODE
         named = [{one.get("name") for one in pod["spec"]["containers"]} for pod in self.pods]
         ours = any(name.startswith("PyTorchJob/") for name in self.nodes) and all("pytorch" in names for names in named)
         return "pytorch" if ours else ""  # the operator's own rule
@@ -93,8 +287,8 @@ class Manifest:
                 f"{self.file}: {', '.join(self.nodes)} makes {self.count} pods for {nodes} nodes; correct job.nodes, "
                 "or name the objects with the nodes in job.pods.objects"
             )
-        for job in filter(train_job.is_train_job, filter(self._is_node, self.objects)):
-            train_job.check(job, container, self.file)
+        for job in filter(is_train_job, filter(self._is_node, self.objects)):
+            check(job, container, self.file)
         for pod in self.pods:
             about = self._container(pod["spec"], container or self.default_container)
             for one in filter(lambda one: isinstance(one, dict), about.get("env") or ()):
@@ -113,8 +307,8 @@ class Manifest:
             change.mark(object_)
             for pod in pods_in(object_):
                 change.mark(pod)
-        for object_ in filter(train_job.is_train_job, nodes):
-            train_job.adapt(object_, change)
+        for object_ in filter(is_train_job, nodes):
+            adapt(object_, change)
         for pod in _pods(nodes):
             change.mark_node(pod)
             self._change(pod["spec"], change)
@@ -166,7 +360,7 @@ def shares_network(pod: Mapping[str, Any]) -> bool:
 def _with_nodes(file: Path, objects: Sequence[dict[str, Any]], named: Sequence[str]) -> list[dict[str, Any]]:
     """The objects whose pods are the nodes: those that the user names, or those of the only kind that can be meant.
     Single pods beside such an object are helpers. Raises UsageError if there is none, or if several kinds remain."""
-    holders = [one for one in objects if any(pods_in(one)) or train_job.is_train_job(one)]
+    holders = [one for one in objects if any(pods_in(one)) or is_train_job(one)]
     if not holders:
         raise UsageError(f"{file}: there is no pod in it, which is an object whose spec has containers")
     names = [name_of(one) for one in holders]
@@ -188,7 +382,7 @@ def _with_nodes(file: Path, objects: Sequence[dict[str, Any]], named: Sequence[s
 
 
 def _pods(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return pods_in([one for one in objects if not train_job.is_train_job(one)])
+    return pods_in([one for one in objects if not is_train_job(one)])
 
 
 def _parts(found: Any) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.contracts import FarLauncher, Handle, JobSpec, Node, UsageError
-from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.interfaces import FarLauncher, Handle, JobSpec, Node, UsageError
+from torchaos.harness.rollback.handles import JobProcesses
 
 _OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-T")
 

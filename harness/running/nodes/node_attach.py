@@ -1,26 +1,56 @@
-"""The agent of a node whose part of the job was running before torchaos. It ends with the run, and the job goes on."""
+"""The network of this pod, as faults see it: its own link, and the addresses of the other pods."""
 
 from __future__ import annotations
 
 import os
 import select
+import socket
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
 from torchaos.harness.agent.wire import ENV_NODE, ENV_REPLICA, Kind
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.host.netspace import Space
+from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.monitoring.probes.census import check_agent, environ_of, torchrun_here
+from torchaos.harness.monitoring.probes.rank_probe import RankWatch, exit_code
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.launchers.handover import await_place, receive
-from torchaos.harness.running.nodes.agent import Agent
-from torchaos.harness.running.nodes.part import NodePart
-from torchaos.harness.running.nodes.place import make_place, remove_place
-from torchaos.harness.running.nodes.relay import Relay
-from torchaos.harness.running.nodes.serving import serving
-from torchaos.harness.watching.probes.agents import check_agent, torchrun_here
-from torchaos.harness.watching.probes.census import environ_of
-from torchaos.harness.watching.probes.ranks import RankWatch, exit_code
+from torchaos.harness.running.launchers.node_run_dir import await_place, receive
+from torchaos.harness.running.nodes.agent_life import Relay, serving
+from torchaos.harness.running.nodes.node_agent import Agent
+from torchaos.harness.running.nodes.node_faults import NodePart
+from torchaos.harness.running.nodes.node_folder import make_place, remove_place
+
+_HERE, _ELSEWHERE = Space(0, 0), Space(-1, 0)  # the network of a process that does not exist is never touched
+
+
+def links_of_pods(addresses: Sequence[str], node: int, mark: str) -> list[Link]:
+    """The link of each pod, of which faults can change only that of this pod, the pod `node`. `addresses`: the IP
+    addresses of all pods. `mark`: the helper processes of faults get it. Raises ChaosError if this pod has no
+    network."""
+    device = _device()
+    spaces = [_HERE if index == node else _ELSEWHERE for index in range(len(addresses))]
+    return [
+        Link(space, space, device, device, address, f"n{index}", "/etc/hosts", mark)
+        for index, (space, address) in enumerate(zip(spaces, addresses, strict=True))
+    ]
+
+
+def _device() -> str:
+    """The device of the default route (route(5)); without such a route, the first device but the loopback."""
+    routes = [line.split() for line in Path("/proc/self/net/route").read_text().splitlines()[1:]]
+    default = [fields[0] for fields in routes if fields[1] == fields[7] == "00000000"]
+    others = [name for _number, name in socket.if_nameindex() if name != "lo"]
+    if not default and not others:
+        raise ChaosError("this pod has no network device that a fault could change")
+    return (default or others)[0]
+
+
+# The agent of a node whose part of the job was running before torchaos. It ends with the run, and the job goes on.
 
 READY = "attached"  # the only line on standard output
 _LOOK_MS = 50

@@ -15,28 +15,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchaos.harness import registry
-from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.agent_plan import AgentPlan
 from torchaos.harness.agent.wire import ENV_NODE, ENV_PLAN, ENV_RUN_ID, Event, Kind
-from torchaos.harness.contracts import JobSpec, UsageError
-from torchaos.harness.mechanics.network.link import Link
-from torchaos.harness.record.events.clocks import Clock
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.interfaces import JobSpec, UsageError
+from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
+from torchaos.harness.monitoring.probes.job_log import JobLog
+from torchaos.harness.monitoring.probes.rank_probe import RankWatch
 from torchaos.harness.record.events.journal import Journal, read_events
+from torchaos.harness.record.events.node_clocks import Clock
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.launchers.command import Command
-from torchaos.harness.running.launchers.elastic_env import elastic_env
-from torchaos.harness.running.launchers.handover import base_file, is_made
-from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.running.launchers.command import Command, job_env, start
 from torchaos.harness.running.launchers.local import LocalNode
-from torchaos.harness.running.launchers.node_run import start
-from torchaos.harness.running.launchers.words import mark_of
-from torchaos.harness.running.nodes.part import NodePart
-from torchaos.harness.running.nodes.pod_network import links_of_pods
-from torchaos.harness.running.nodes.relay import Relay
-from torchaos.harness.running.nodes.serving import serving
-from torchaos.harness.watching.probes.gpus import GpuWatch
-from torchaos.harness.watching.probes.job_log import JobLog
-from torchaos.harness.watching.probes.ranks import RankWatch
+from torchaos.harness.running.launchers.node_channel import mark_of
+from torchaos.harness.running.launchers.node_run_dir import base_file, is_made
+from torchaos.harness.running.launchers.torchrun_line import elastic_env
+from torchaos.harness.running.nodes.agent_life import Relay, serving
+from torchaos.harness.running.nodes.node_attach import links_of_pods
+from torchaos.harness.running.nodes.node_faults import NodePart
 
 PLAN_S = 120.0  # seconds to wait for the run directory, which node 0 makes
 # The variables in which schedulers and launchers give the number of this node: Slurm, torchrun, Kubernetes' indexed

@@ -11,18 +11,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torchaos.harness import registry
-from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.agent.wire import Phase
-from torchaos.harness.contracts import Need, UsageError
+from torchaos.harness.interfaces import Need, UsageError
 from torchaos.harness.record.environment import installed, job_python
 from torchaos.harness.record.plan import Plan, PlannedFault, stream
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.engine.permits import beyond
-from torchaos.harness.running.launchers.fits import needs_of, needs_of_controller
-from torchaos.harness.running.planner.far import check_far
-from torchaos.harness.running.planner.faults import check_consent, link_recoveries, planned_fault
-from torchaos.harness.running.planner.job import check_replicas, planned_job
-from torchaos.harness.running.planner.named import condition, named, with_facts_of
+from torchaos.harness.running.engine.blast_radius import beyond
+from torchaos.harness.running.launchers.compatibility import needs_of, needs_of_controller
+from torchaos.harness.running.planner.fault_plans import (
+    check_consent,
+    condition,
+    link_recoveries,
+    named,
+    planned_fault,
+    with_facts_of,
+)
+from torchaos.harness.running.planner.job_plan import check_far, check_replicas, planned_job
 from torchaos.harness.running.planner.targets import FaultAt
 from torchaos.harness.scenario.grammar import Scenario
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchaos.harness.agent.plan import Collectives, Moment
+from torchaos.harness.agent.agent_plan import Collectives, Moment
 from torchaos.harness.agent.wire import Phase
-from torchaos.harness.contracts import Target, UsageError
+from torchaos.harness.interfaces import Target, UsageError
 from torchaos.harness.record.plan import After, PlannedJob
 from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Limits, When
 from torchaos.harness.scenario.grammar import Target as Aim

@@ -10,16 +10,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from torchaos.harness import registry
-from torchaos.harness.agent.plan import Moment
-from torchaos.harness.contracts import Need
+from torchaos.harness.agent.agent_plan import Moment
+from torchaos.harness.interfaces import Need
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running.launchers.torchrun_line import restarts_of
-from torchaos.harness.running.planner.copied import warnings_in
-from torchaos.harness.running.planner.faults import consents
-from torchaos.harness.running.planner.transport import OWN_STORE, Machine
-from torchaos.harness.running.twins.twin import last_step_of, too_late
+from torchaos.harness.running.planner.fault_plans import OWN_STORE, Machine, consents
+from torchaos.harness.running.planner.job_plan import warnings_in
+from torchaos.harness.running.twin_runs.twin import last_step_of, too_late
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.other_job import with_job
+from torchaos.harness.scenario.job_override import with_job
 from torchaos.harness.scenario.yaml_source import Keys, Source, read
 
 _COMMAND: Keys = ("job", "command")

@@ -6,13 +6,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import PlannedJob
-from torchaos.harness.running.planner.job import missing_script, written_size
+from torchaos.harness.running.planner.job_plan import missing_script, written_size
 from torchaos.harness.running.planner.targets import target_of
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.job import Job
-from torchaos.harness.scenario.parameters import Tell
+from torchaos.harness.scenario.job_grammar import Job
+from torchaos.harness.scenario.plugin_parameters import Tell
 from torchaos.harness.scenario.yaml_source import Keys
 
 _COMMAND: Keys = ("job", "command")

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from torchaos.harness.contracts import ChaosError
-from torchaos.harness.gameday.apart import apart
+from torchaos.harness.gameday.day import apart
+from torchaos.harness.interfaces import ChaosError
 
 
 def test_what_it_returns_comes_back_and_its_memory_does_not() -> None:

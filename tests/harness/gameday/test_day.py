@@ -14,15 +14,13 @@ import yaml
 from click.testing import CliRunner
 
 from torchaos.harness.agent.wire import Kind
+from torchaos.harness.analysis.verdict.verdict import verdict_of
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.day import Day, DayRun
-from torchaos.harness.gameday.draw import cut, draw
-from torchaos.harness.gameday.grammar import GameDay
-from torchaos.harness.gameday.loader import load
-from torchaos.harness.gameday.presets import mix_of
-from torchaos.harness.judging.verdict.verdict import verdict_of
-from torchaos.harness.narrowing.child import Child, Ran
+from torchaos.harness.gameday.day_grammar import GameDay
+from torchaos.harness.gameday.draw import cut, draw, load, mix_of
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.minimize.child_run import Child, Ran
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Result

@@ -13,12 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.gameday.draw import SHORTEST_S, Drawn, cut, draw
-from torchaos.harness.gameday.grammar import GameDay
-from torchaos.harness.gameday.loader import load
-from torchaos.harness.gameday.presets import mix_of, presets
-from torchaos.harness.gameday.rounds import scenario_of
+from torchaos.harness.gameday.day_grammar import GameDay
+from torchaos.harness.gameday.draw import SHORTEST_S, Drawn, cut, draw, load, mix_of, presets, scenario_of
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import After
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load as load_scenario

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from day_page import day_page
 
-from torchaos.harness.gameday.outcomes import Outcome
+from torchaos.harness.gameday.fault_outcomes import Outcome
 
 
 def test_the_page_holds_the_day(tmp_path: Path) -> None:

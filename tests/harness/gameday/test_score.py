@@ -10,28 +10,28 @@ import pytest
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Harm, Target
-from torchaos.harness.gameday import outcomes
-from torchaos.harness.gameday.clock import Clock, clock_of
-from torchaos.harness.gameday.grammar import Bounds
-from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome, outcomes_of
+from torchaos.harness.analysis.hit_targets import landings
+from torchaos.harness.analysis.verdict.verdict import verdict_of as judged
+from torchaos.harness.gameday import fault_outcomes
+from torchaos.harness.gameday.day_grammar import Bounds
+from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome, clock_of, outcomes_of
 from torchaos.harness.gameday.report import to_look_at
 from torchaos.harness.gameday.score import (
     RoundScore,
     Spread,
     best_interval_s,
+    cases_of,
     expected_ettr,
     score_round,
     settled,
     total,
+    verdict_of,
 )
-from torchaos.harness.gameday.verdict import cases_of, verdict_of
-from torchaos.harness.judging.landing.landings import landings
-from torchaos.harness.judging.verdict.verdict import verdict_of as judged
+from torchaos.harness.interfaces import Harm, Target
 from torchaos.harness.record.plan import After, Named, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, ExitCode, Verdict, each_restart
-from torchaos.harness.record.stored import read_as
+from torchaos.harness.record.typed_json import read_as
 
 
 def with_kill(run: Record, *asserts: str) -> Record:
@@ -322,10 +322,10 @@ def test_a_few_milliseconds_are_no_degradation(
 ) -> None:
     """Steps that take half as long again are a slower job; where that is some milliseconds, it is a busy machine."""
     usual = iter((before_s, after_s))
-    monkeypatch.setattr(outcomes, "usual_s", lambda steps: next(usual))
-    monkeypatch.setattr(outcomes, "_FEW", 3)
+    monkeypatch.setattr(fault_outcomes, "usual_s", lambda steps: next(usual))
+    monkeypatch.setattr(fault_outcomes, "_FEW", 3)
     run = with_kill(trainer(kills=[(18, 1)]).record())
-    assert (outcomes._slower(run, landings(run)) != ("", "")) is slow
+    assert (fault_outcomes._slower(run, landings(run)) != ("", "")) is slow
 
 
 def test_the_headline_counts_what_was_begun(trainer: Any) -> None:

@@ -10,17 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
-from torchaos.harness.gameday import following as follower
-from torchaos.harness.gameday.clock import Clock
-from torchaos.harness.gameday.day import Day
+from torchaos.harness.gameday import day as follower
+from torchaos.harness.gameday.day import Day, following
+from torchaos.harness.gameday.day_grammar import Bounds, Risk
 from torchaos.harness.gameday.draw import Drawn, Round
-from torchaos.harness.gameday.following import following
-from torchaos.harness.gameday.grammar import Bounds, Risk
-from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
-from torchaos.harness.gameday.report import page, to_look_at
-from torchaos.harness.gameday.score import RoundScore, total
-from torchaos.harness.gameday.shown import show
-from torchaos.harness.gameday.verdict import cases_of
+from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
+from torchaos.harness.gameday.report import page, show, to_look_at
+from torchaos.harness.gameday.score import RoundScore, cases_of, total
 
 CAUSE = "lr_continuity: the learning rate differs first in step 411 on rank 0"
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.narrowing.bisect import Bisect, Passed, Pins, Range
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.minimize.package_bisect import Bisect, Passed, Pins, Range
 from torchaos.harness.record.result import ExitCode
 
 EVERY = ["1.0", "1.1", "1.2", "1.3", "1.4", "2.0"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.narrowing.packages import NotInstallable, Packages
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.minimize.package_runs import NotInstallable, Packages
 
 pytestmark = pytest.mark.slow  # pip
 

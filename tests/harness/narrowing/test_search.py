@@ -9,7 +9,7 @@ from math import ceil, log2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchaos.harness.narrowing.search import MOST_WITHOUT, Change, changes
+from torchaos.harness.minimize.package_bisect import MOST_WITHOUT, Change, changes
 
 COUNTS = st.integers(2, 60)
 

@@ -13,15 +13,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.narrowing.child import Child, Ran
-from torchaos.harness.narrowing.ddmin import ddmin
-from torchaos.harness.narrowing.shrink import Shrink, with_faults
+from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.minimize.child_run import Child, Ran
+from torchaos.harness.minimize.scenario_shrink import Shrink, ddmin, with_faults
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.running.planner.job import check_script
+from torchaos.harness.running.planner.job_plan import check_script
 from torchaos.harness.scenario import load
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.contracts import ChaosError
-from torchaos.harness.narrowing.child import Child, Ran
-from torchaos.harness.narrowing.packages import NotInstallable, Packages
-from torchaos.harness.narrowing.tries import Tries, passed
+from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.minimize.child_run import Child, Ran
+from torchaos.harness.minimize.package_runs import NotInstallable, Packages, Tries, passed
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
-from torchaos.harness.telling.files import jsonfile
+from torchaos.harness.reporting.files import json_file
 
 CASES = (Case("completed", "assertion", Verdict.PASSED, ""), Case("loss_continuity", "assertion", Verdict.FAILED, ""))
 RESULT = Result("x", "", 0, Verdict.FAILED, 1, "why", "", "", 0.0, cases=CASES)
@@ -51,7 +50,7 @@ class Scripted(Child):
         verdict = self.verdicts[words[-1]]
         cases = PASSED if verdict is Verdict.PASSED else CASES
         result = replace(RESULT, verdict=verdict, exit_code=verdict.exit_code, cases=cases)
-        jsonfile.write([result], home / "results.json")
+        json_file.write([result], home / "results.json")
         return Ran(verdict.exit_code, result)
 
 
@@ -90,7 +89,7 @@ def test_a_run_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
     """Its folder has no result, or one that says that it did not finish."""
     (tmp_path / "x-1-0").mkdir()
     (tmp_path / "x-1-1").mkdir()
-    jsonfile.write([replace(RESULT, verdict=Verdict.ERROR)], tmp_path / "x-1-1" / "results.json")
+    json_file.write([replace(RESULT, verdict=Verdict.ERROR)], tmp_path / "x-1-1" / "results.json")
     child = Scripted({"1": Verdict.PASSED})
     assert tries(tmp_path, child, [])({"a": "1"}) is True
     assert child.words == ["1"]

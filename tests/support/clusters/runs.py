@@ -24,8 +24,8 @@ FROZEN = {"inject": "node.freeze", "target": {"node": 1}, "when": STEP}
 # Who is killed at once in the tests of deaths, by words of its command lines.
 DEATHS: Mapping[str, Sequence[tuple[str, ...]]] = {
     "agent": [("exec --run",)],
-    "reaper": [("undo.reaper",)],
-    "agent-and-reaper": [("undo.reaper",), ("exec --run",)],
+    "reaper": [("rollback.reaper",)],
+    "agent-and-reaper": [("rollback.reaper",), ("exec --run",)],
 }
 _PID = (1 << 22) - 1
 
@@ -128,7 +128,7 @@ class ClusterRun:
 
     def kill_controller(self, reaper: bool = False) -> None:
         """Kills `torchaos run`, and its reaper at the same time if `reaper` is true."""
-        self.kill((self.name, self.controller), *([("undo.reaper",)] if reaper else []), node=self.nodes[0])
+        self.kill((self.name, self.controller), *([("rollback.reaper",)] if reaper else []), node=self.nodes[0])
         self.process.wait(timeout=60)
 
     def is_clean(self) -> None:

@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from dying.stand_in.checkpoint import checkpoint
-from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.control_pages import ControlPage
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.machine import proc
-from torchaos.harness.undo import log
-from torchaos.harness.undo.mount import mounts
+from torchaos.harness.host import processes as proc
+from torchaos.harness.rollback import undo_log as log
+from torchaos.harness.rollback.file_handles import mounts
 
 SETTLED_S = 3.0  # seconds after which short-lived files of other processes are gone
 

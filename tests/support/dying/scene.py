@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dying import clean
 from dying.families import BARE_PYTHON, FAMILIES, STAND_IN, Family
-from torchaos.harness.machine import proc
+from torchaos.harness.host import processes
 
 HERE = Path(__file__).parent
 LOOK_S = 0.02
@@ -133,7 +133,9 @@ class Scene:
         return []
 
     def _both_are_dead(self, harness: int, left: dict[int, str]) -> bool:
-        return self._codes.get(harness) == -signal.SIGKILL and not any("undo.reaper" in line for line in left.values())
+        return self._codes.get(harness) == -signal.SIGKILL and not any(
+            "rollback.reaper" in line for line in left.values()
+        )
 
     def _clear_away(self) -> None:
         """Remove what was left, and already reported, so that it does not disturb the next death."""
@@ -162,16 +164,16 @@ class Scene:
 
     def _family_of(self, top: int | None) -> set[int]:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        below = {pid for pid in pids if (seen := proc.stat(pid)) and seen.parent == top}
+        below = {pid for pid in pids if (seen := processes.stat(pid)) and seen.parent == top}
         return {top, *below} if top else set()
 
     def _end_attached(self, family: set[int], struck: set[int]) -> list[str]:
         """End the attached job. Except for processes that we hit, all must be there, and none stopped."""
-        states = {pid: seen.state if (seen := proc.stat(pid)) else "gone" for pid in family}
+        states = {pid: seen.state if (seen := processes.stat(pid)) else "gone" for pid in family}
         for pid in family:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        while any((seen := proc.stat(pid)) and seen.state not in "ZX" for pid in family):
+        while any((seen := processes.stat(pid)) and seen.state not in "ZX" for pid in family):
             time.sleep(0.002)
         self._reap()
         bad = {pid: state for pid, state in states.items() if state in ("gone", "T", "Z") and pid not in struck}

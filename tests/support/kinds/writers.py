@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from torchaos.harness.checkpoints.verify.checks import Answer
+from torchaos.harness.checkpoints.verify.all_checks import Answer
 
 WHOLE, INCOMPLETE, DAMAGED, UNKNOWN, UNTOLD = Answer
 BAD = (INCOMPLETE, DAMAGED)

@@ -27,32 +27,32 @@ from mutating import inputs
 from mutating.guard import Guard
 from mutating.mutate import damaged
 from torchaos.harness import registry
-from torchaos.harness.agent import arming, hooks, packed
-from torchaos.harness.agent.orders import Pending
-from torchaos.harness.agent.page import ControlPage
-from torchaos.harness.agent.plan import Moment, Order
-from torchaos.harness.agent.sums import sums_of
+from torchaos.harness.agent import hooks, packed_lines, startup
+from torchaos.harness.agent.agent_plan import Moment, Order
+from torchaos.harness.agent.control_pages import ControlPage
+from torchaos.harness.agent.fault_triggers import Pending
+from torchaos.harness.agent.sample_budget import sums_of
 from torchaos.harness.agent.wire import ENV_ARMED, ENV_PLAN, FIELDS, EventFile, Kind
-from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.judging.verdict.verdict import judge
-from torchaos.harness.machine import proc
+from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.events import payloads
 from torchaos.harness.record.history import base_of
 from torchaos.harness.record.plan import After, Plan
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.record.steps.blocks import blocks_of
+from torchaos.harness.record.steps.packed_blocks import blocks_of
+from torchaos.harness.reporting.files import json_file, junit
+from torchaos.harness.reporting.terminal import console
+from torchaos.harness.reporting.terminal.live import Progress
+from torchaos.harness.reporting.terminal.narrator import Narrator
+from torchaos.harness.rollback.handles import REGISTRY, PageSlot
+from torchaos.harness.rollback.reaper_client import heal_from_log
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.conditions.due import after_is_due
-from torchaos.harness.running.engine.bases import BaseWriter
+from torchaos.harness.running.engine.resume_steps import BaseWriter
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.running.planner.transport import Machine
+from torchaos.harness.running.planner.fault_plans import Machine
 from torchaos.harness.scenario import load
-from torchaos.harness.telling.files import jsonfile, junit
-from torchaos.harness.telling.terminal import console
-from torchaos.harness.telling.terminal.narrator import Narrator
-from torchaos.harness.telling.terminal.progress import Progress
-from torchaos.harness.undo.client import heal_from_log
-from torchaos.harness.undo.handles import REGISTRY, PageSlot
 
 LIMIT_S = 20.0  # for one input, on a busy machine
 
@@ -189,7 +189,7 @@ class JudgeTarget(_FileOfRun):
             result = judge(RunDir(self.run).check())
             console.show(result, Console(file=io.StringIO(), width=100))
             junit.write([result], self.folder / "junit.xml")
-            jsonfile.write([result], self.folder / "result.json")
+            json_file.write([result], self.folder / "result.json")
 
 
 class LiveTarget(_FileOfRun):
@@ -279,14 +279,16 @@ class SealedTarget(PackedTarget):
 
     def bases(self) -> Sequence[bytes]:
         parts = [line.removesuffix(b"\n").partition(b" ") for line in self._lines]
-        records = [text + blank + packed._with_newlines(coded)[: -packed.CRC] for text, blank, coded in parts]
+        records = [
+            text + blank + packed_lines._with_newlines(coded)[: -packed_lines.CRC] for text, blank, coded in parts
+        ]
         return [*inputs.regressions(self.name), *records]
 
     def feed(self, raw: bytes) -> None:
         text, blank, record = raw.partition(b" ")
         prefix = text.replace(b"\n", b"") + blank
-        record += crc32(record, crc32(prefix)).to_bytes(packed.CRC, "little")
-        line = prefix + packed._without_newlines(record) + b"\n"
+        record += crc32(record, crc32(prefix)).to_bytes(packed_lines.CRC, "little")
+        line = prefix + packed_lines._without_newlines(record) + b"\n"
         (blocks, _left), seen = blocks_of([line]), list[str]()
         with suppress(ValueError, RecursionError):
             seen.append(repr(payloads.read(line)))
@@ -344,7 +346,7 @@ class UndoTarget(_FileOfRun):
         self._ours = {self._victim.pid}
         data = self.run / "job" / "data"
         data.write_bytes(b"good")
-        found, seen = data.stat(), proc.stat(self._victim.pid)
+        found, seen = data.stat(), processes.stat(self._victim.pid)
         assert seen
         victim, nobody = {"pid": self._victim.pid, "start_ticks": seen.ticks}, {"pid": 2**22, "start_ticks": 1}
         engine = {"engine": f"unix://{self.run}/docker.sock", "run_id": "x"}
@@ -436,7 +438,7 @@ class AgentPlanTarget(_FileOfRun):
         os.environ.update(self._env)
         try:
             with redirect_stderr(io.StringIO()) as said:
-                arming.start()
+                startup.start_in_rank()
             assert len(said.getvalue()) < 1000, "more than a line or two on the job's stderr"
         finally:
             for name in (*self._env, ENV_ARMED):

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-_HARNESS, _REAPER = "torchaos.harness", "torchaos.harness.undo.reaper"
+_HARNESS, _REAPER = "torchaos.harness", "torchaos.harness.rollback.reaper"
 
 if "DYING_AT" in os.environ and "-m" in sys.orig_argv[:8]:
     place = sys.orig_argv.index("-m")

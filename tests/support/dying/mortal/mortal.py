@@ -62,17 +62,17 @@ class Points:
 
 
 def make_mortal(module: str) -> None:
-    roles = {"torchaos.harness": _harness, "torchaos.harness.undo.reaper": _reaper}
+    roles = {"torchaos.harness": _harness, "torchaos.harness.rollback.reaper": _reaper}
     if module in roles:
         roles[module](json.loads(os.environ["DYING_AT"]))
 
 
 def _harness(at: dict[str, Any]) -> None:
     from torchaos.harness.agent import wire
-    from torchaos.harness.agent.page import ControlPage
-    from torchaos.harness.machine import disk
-    from torchaos.harness.mechanics.site import OutsideSite
-    from torchaos.harness.undo import client
+    from torchaos.harness.agent.control_pages import ControlPage
+    from torchaos.harness.fault_drivers.site import OutsideSite
+    from torchaos.harness.host import disk
+    from torchaos.harness.rollback import reaper_client
 
     points = Points("harness", at)
     words = {number: name for name, number in vars(ControlPage).items() if name.isupper() and name != "SIZE"}
@@ -83,14 +83,14 @@ def _harness(at: dict[str, Any]) -> None:
         return f"event {kind.value}"
 
     points.around(wire.EventFile, "emit", event)
-    points.around(client.Reaper, "_ask", lambda _self, _s, **request: f"request {request['do']}")
+    points.around(reaper_client.Reaper, "_ask", lambda _self, _s, **request: f"request {request['do']}")
     points.around(ControlPage, "write", lambda _page, word, *_more: f"page {words[word]}")
     points.around(OutsideSite, "signal", lambda *_more: "signal")
     points.around(disk, "write_atomically", lambda path, *_more, **_: f"file {path.name}")
     original = subprocess.Popen.__init__
 
     def start(popen: Any, argv: Any, *args: Any, **kwargs: Any) -> None:
-        what = "reaper" if any("undo.reaper" in str(word) for word in argv) else "process"
+        what = "reaper" if any("rollback.reaper" in str(word) for word in argv) else "process"
         points.reach(f"before start {what}")
         original(popen, argv, *args, **kwargs)
         if what == "reaper":
@@ -101,11 +101,11 @@ def _harness(at: dict[str, Any]) -> None:
 
 
 def _reaper(at: dict[str, Any]) -> None:
-    from torchaos.harness.undo import healer, log
+    from torchaos.harness.rollback import healer, undo_log
 
     points = Points("reaper", at)
     points.pids["harness"] = os.getppid()
-    points.around(log.UndoLog, "append", lambda _log, line, *_more: f"line {line.get('state', 'header')}")
+    points.around(undo_log.UndoLog, "append", lambda _log, line, *_more: f"line {line.get('state', 'header')}")
     points.around(healer, "_restore", lambda raw, *_more: f"restore {raw['kind']}")
     points.around(healer, "_verify", lambda _record, raw, *_more: f"look {raw['kind']}")
     write, sync = os.pwrite, os.fsync

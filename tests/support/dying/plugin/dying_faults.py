@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
-from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.rank_faults import Fault
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Handle
+    from torchaos.harness.interfaces import Handle
 
 MADE = b"put there by the fault"
 
@@ -27,7 +27,7 @@ class Damage(Fault):
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def changes(self, site: Any) -> Sequence[Handle]:
-        from torchaos.harness.undo.file import File
+        from torchaos.harness.rollback.file_handles import File
 
         root, made = Path(self.folder), hashlib.sha256(MADE).hexdigest()
         copies = site.undo_copies

@@ -1,0 +1,208 @@
+"""Compares the state with which an attempt began with the state with which the job went on after its save, or, if the
+job died before that, with the state that was saved: did the resume restore it?
+
+The state is compared by name (restored_state.py). In a run without such a record, the check sums of all parameters and
+of all moments are compared. No twin is needed, and the number of ranks may change. The check sums (agent/check_sums.py)
+add up over the ranks that share the parameters, so the sum of eight ranks before a resume is comparable with the sum of
+six ranks after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from torchaos.harness.agent.check_sums import is_whole, over_all, plain
+from torchaos.harness.analysis.checkpointing.restored_state import MOMENTS, Begun, Other, begun_with
+from torchaos.harness.analysis.checkpointing.saved_parameters import ParameterSums
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.analysis.tolerance import LOSS, ROUNDING
+from torchaos.harness.record.history import Attempt, Execution, History
+from torchaos.harness.record.record import Record
+
+_RESTORED = {"parameters": "restored", "moments": "restored_moments"}
+
+
+@dataclass(frozen=True)
+class Carried:
+    """One resume, and whether each state was equal before and after it. None: it was not seen."""
+
+    attempt: Attempt  # the attempt that resumed
+    saver: Attempt  # the last earlier attempt that did the step from which `attempt` resumed
+    parameters: bool | None
+    moments: bool | None
+    frozen: bool | None = None
+    buffers: bool | None = None
+    others: tuple[Other, ...] = ()  # what is not as it was, by name
+    after: Mapping[str, int] = field(default_factory=dict)  # the step that what is lost is of, by name
+    generators: tuple[Other, ...] = ()  # that the forward draws from and that are not as they were
+
+    @property
+    def step(self) -> int:
+        return self.attempt.base or 0
+
+    @property
+    def resized(self) -> bool:
+        return self.attempt.world_size != self.saver.world_size
+
+    @property
+    def lost(self) -> list[str]:
+        return [name for name, equal in self._restored if equal is False]
+
+    @property
+    def kept(self) -> list[str]:
+        """What was restored."""
+        return [name for name, equal in self._restored if equal]
+
+    @property
+    def _restored(self) -> list[tuple[str, bool | None]]:
+        plain = any(other.trained for other in self.others)
+        frozen = "parameters of an optimizer of a plain class" if plain else "frozen parameters"
+        return [
+            ("parameters", self.parameters), (frozen, self.frozen), ("buffers", self.buffers),
+            ("moments of the optimizer", self.moments),
+        ]  # fmt: skip
+
+    def instead(self, *names: str) -> str:
+        """What these states ("parameters", "moments") are instead of what they should be, as a clause."""
+        of = {self.after[name] for name in names if name in self.after}
+        return f"they {said('after', step=of.pop())}" if len(of) == 1 else said("sums other")
+
+    @property
+    def in_words(self) -> str:
+        worlds = f"{self.saver.world_size} ranks", f"{self.attempt.world_size} ranks"
+        sizes = f" (then {worlds[0]}, now {worlds[1]})" if self.resized else ""
+        return f"the resume from step {self.step} in attempt {self.attempt.number}{sizes}"
+
+
+def carried_into(run: Record, attempt: int) -> Carried | None:
+    """The state that was restored by the resume with which the attempt began. None if it resumed from no step of this
+    run."""
+    return next((carried for carried in resumes_carried(run) if carried.attempt.number == attempt), None)
+
+
+def resumes_carried(run: Record) -> Iterator[Carried]:
+    """Yields a `Carried` for each attempt that resumed from a step that this run had done, in order of attempts."""
+    history, kept = run.history, ParameterSums(run)
+    for attempt in history.attempts:
+        if not attempt.base:
+            continue
+        first = _of(history, attempt, attempt.base + 1)
+        before = [
+            earlier
+            for earlier in history.attempts
+            if earlier.number < attempt.number and _of(history, earlier, attempt.base)
+        ]
+        if not first or not before:
+            continue
+        saver = before[-1]
+        saved = _of(history, saver, attempt.base)
+        if not (_by_all(history, attempt, first) and _by_all(history, saver, saved)):
+            yield Carried(attempt, saver, None, None)
+            continue
+        next_ = _of(history, saver, attempt.base + 1)
+        same = _same(first, next_)
+        begun = begun_with(run, attempt.number, attempt.base, attempt.started_s)
+        begun.others = [
+            other
+            for other in begun.others
+            if not (other.name in begun.unsaved and not _differ(first, next_))
+            and not (same and _is_scratch(other, begun))
+        ]
+        parameters, moments = begun.equal("parameters"), begun.equal(MOMENTS)
+        if same:
+            parameters, moments = True, moments is not False
+        if parameters is None:
+            restored, after = _by_rank(first, "restored"), _by_rank(saved, "parameters")
+            continued = _of_all(_by_rank(next_, "restored"), after)
+            parameters = _equal(restored, continued)
+            if parameters is None:
+                as_saved = _are_those_of_the_save(restored, kept.total_at(attempt.base))
+                parameters = as_saved or _equal(restored, after)
+        if moments is None:
+            moments = _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments"))
+        others = tuple(begun.of("parameters", "frozen", "buffers", MOMENTS))
+        frozen, buffers = begun.equal("frozen"), begun.equal("buffers")
+        lost = [name for name, equal in (("parameters", parameters), ("moments", moments)) if equal is False]
+        of = {name: _step_with(history, attempt, _by_rank(first, _RESTORED[name]), name) for name in lost}
+        instead = {name: step for name, step in of.items() if step is not None}
+        rngs = tuple(begun.lost_generators)
+        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, instead, rngs)
+
+
+def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | None], name: str) -> int | None:
+    """The last step of earlier attempts after which each rank had what it began this attempt with."""
+    if None in restored.values():
+        return None
+    steps = history.executions
+    earlier = steps.at((steps.attempt < attempt.number) & np.isin(steps.rank, list(restored))).placed
+    after: dict[int, dict[int, str | None]] = {}
+    for one in earlier.with_state:
+        after.setdefault(one.global_step or 0, {})[one.rank] = getattr(one, name)
+    return max((step for step, of in after.items() if of == restored), default=None)
+
+
+def _is_scratch(other: Other, begun: Begun) -> bool:
+    """Whether this part of the state had no effect on a step that led to the same parameters and moments: what an
+    optimizer keeps for the time of a step alone (SAM). An optimizer of a plain class is not excused, because its
+    parameters are not among those that were compared."""
+    return other.quantity in ("parameters", MOMENTS) and other.of in begun.parameters
+
+
+def _differ(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:
+    """Whether the losses of a step are seen to differ by more than rounding does. A buffer in no state_dict may be a
+    cache or a statistic, and is state only if it acts on the loss."""
+    of = {execution.rank: execution for execution in theirs}
+    pairs = [(one, of[one.rank]) for one in ours if one.rank in of]
+    return any(LOSS.apart(LOSS.read(one), LOSS.read(other), 0.0) > ROUNDING for one, other in pairs)
+
+
+def _same(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:
+    """Whether a step had the same result in both attempts. Then both began the step with the same state. This is also
+    true if the job changes its parameters between a step and the save, a change that no check sum shows."""
+    names = ("parameters", "moments")
+    pairs = [(_by_rank(ours, name), _by_rank(theirs, name)) for name in names]
+    return all(mine == other and None not in mine.values() for mine, other in pairs)
+
+
+def _are_those_of_the_save(restored: Mapping[int, str | None], saved: int | None) -> bool:
+    """Whether the resume restored the parameters that the job had when its save began. They differ from the parameters
+    after the step if the job changes parameters in between, for example clips them."""
+    total = over_all(list(restored.values()))
+    return saved is not None and total is not None and is_whole(total) and plain(total) == saved
+
+
+def _of_all(continued: Mapping[int, str | None], after: Mapping[int, str | None]) -> Mapping[int, str | None]:
+    """The parameters with which the earlier attempt continued after the save. They differ from those `after` the step
+    if the job changes parameters before it saves. The agent reads them again only on the ranks that save. If all ranks
+    have the same parameters, the values of one rank are used for all."""
+    seen = set(continued.values()) - {None}
+    if None in continued.values() and len(seen) == 1 and len(set(after.values())) == 1:
+        return dict.fromkeys(after, seen.pop())
+    return continued
+
+
+def _of(history: History, attempt: Attempt, step: int) -> list[Execution]:
+    steps = history.executions
+    return list(steps.at((steps.attempt == attempt.number) & (steps.global_step == step)))
+
+
+def _by_all(history: History, attempt: Attempt, done: Sequence[Execution]) -> bool:
+    """Whether all ranks of the attempt made a step (`done`), without ranks that make no steps in the whole run, such as
+    actors and writers."""
+    trains = history.executions.ranks
+    return {rank for rank in range(attempt.world_size) if rank in trains} == {execution.rank for execution in done}
+
+
+def _by_rank(executions: Sequence[Execution], name: str) -> dict[int, str | None]:
+    return {execution.rank: getattr(execution, name) for execution in executions}
+
+
+def _equal(ours: Mapping[int, str | None], theirs: Mapping[int, str | None]) -> bool | None:
+    """Compares the sums over all ranks. If the sums can't be added up, the result is True if each rank has the same sum
+    as before, and else None."""
+    mine, other = over_all(list(ours.values())), over_all(list(theirs.values()))
+    if mine is None or other is None:
+        return True if ours == theirs and None not in ours.values() else None
+    return mine == other

@@ -1,0 +1,192 @@
+"""Compares the checkpoints of a run with those of its twins, entry by entry; values that are no part of the training
+state do not count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import combinations
+from statistics import median
+
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, Clash, differing
+from torchaos.harness.analysis.checkpointing.missing_checkpoints import strays
+from torchaos.harness.analysis.checkpointing.resume_points import Pair, family, pairs
+from torchaos.harness.analysis.tolerance import CAP, CERTAIN, LEARNED_FACTOR, LOW_PRECISION, rounding
+from torchaos.harness.record.history import History
+
+# Recognizes the values in a checkpoint that are no part of the training state: the time of the save, and the number of
+# restarts. A restart changes such values in a healthy job; in a twin they never change. A value that the job lost can
+# differ by as little, for example a counter of bad evaluations that starts again at 0. Only the name and the content
+# distinguish such a value from bookkeeping, so both must match.
+
+_CLOCK = re.compile(r"time|date|clock|elapsed|duration|second|uuid|host", re.I)
+_RESTART = r"(?:restart|resum|incarnation|relaunch|respawn|lineage)[a-z]*"
+_COUNT = re.compile(
+    rf"(?:^|[._:])(?:n_?|num_?|is_?|was_?)?(?:{_RESTART}|attempts?|launch(?:es)?)(?:_?(?:count|from|path|step))?$", re.I
+)
+_SOURCE = re.compile(r"(?:^|[._:])_?name_or_path$")  # where a library of Hugging Face loaded a model from
+_LIST = re.compile(rf"(?:^|[._:]){_RESTART}\.\d+(?:\.|$)", re.I)
+
+
+def may_be_a_clock(clash: Clash) -> bool:
+    """Whether the differing value may be a time. Then its name is that of a time, or both values are seconds,
+    milliseconds or nanoseconds since 1970 for a date from 2001 to 2096."""
+    return clash.kind == "value" and bool(_CLOCK.search(clash.name) or all(map(_is_date, (clash.ours, clash.theirs))))
+
+
+def _is_date(text: str | None) -> bool:
+    try:
+        number = float(text or "")
+    except ValueError:
+        return False
+    return any(1e9 < number / unit < 4e9 for unit in (1.0, 1e3, 1e9))
+
+
+def counts_restarts(clash: Clash, checkpoint: Checkpoint) -> bool:
+    """Whether the differing value only shows that the job was restarted. Either it is the place that a model was loaded
+    from, and this is a checkpoint of the run; or its name is about restarts, and restarts explain the change from the
+    twin's value: a number that is larger by at most the number of restarts, True instead of False, a checkpoint path
+    instead of no path, or one more element of a list."""
+    if clash.kind != "value" or not checkpoint.attempt or clash.ours is None:
+        return False
+    is_own = any(folder in clash.ours for folder in (checkpoint.root, checkpoint.named) if folder)
+    if _SOURCE.search(clash.name):
+        return is_own
+    if clash.theirs is None:
+        return _LIST.search(clash.name) is not None
+    if not _COUNT.search(clash.name):
+        return False
+    if clash.theirs in ("0", "1"):  # some jobs count their first start
+        return clash.ours.isdecimal() and 0 < int(clash.ours) - int(clash.theirs) <= checkpoint.attempt
+    if clash.theirs == "False":
+        return clash.ours == "True"
+    return clash.theirs in ("None", "''") and is_own
+
+
+# Compares the checkpoints of a run with those of its twins, entry by entry.
+#
+# An entry is a tensor or a value. Its allowed difference from the twin's is the tolerance of the scenario, or rounding,
+# or LEARNED_FACTOR times the largest difference of this entry between any two twins. So if the last bit differs between
+# twins, another last bit is allowed, but not a lost buffer. A somewhat larger difference is doubtful: it may be chance,
+# or rounding in low precision. Any other difference is a clash.
+
+_LAST_BIT = 1e-7  # relative: the last bit of a float32
+_LEAST = 1e-9  # relative: a smaller difference leaves the sketches equal
+Entry = tuple[str, str]  # family of the checkpoint, name of the tensor or value
+
+
+def clashes(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint], ignoring: Collection[str] = ()) -> list[Clash]:
+    """All bitwise differences between good checkpoints of the same step, and the strays (see `strays`). Ordered by
+    step; in each checkpoint, tensors come before values. `ignoring`: names to leave out."""
+    found = [clash for pair in pairs(ours, theirs) for clash in differing(*pair)]
+    return in_order(clash for clash in (*found, *strays(ours, theirs)) if clash.name not in ignoring)
+
+
+def in_order(unordered: Iterator[Clash] | Sequence[Clash]) -> list[Clash]:
+    return sorted(unordered, key=lambda clash: -1 if clash.step is None else clash.step)
+
+
+@dataclass
+class Compared:
+    """The result of comparing pairs of checkpoints. All differences are relative; the dicts are keyed by entry name."""
+
+    clashes: list[Clash] = field(default_factory=list)
+    entries: set[Entry] = field(default_factory=set)  # all entries that were compared and could be judged
+    learned: dict[str, float] = field(default_factory=dict)  # differences that are as large between twins
+    doubtful: dict[str, float] = field(default_factory=dict)  # differences that may be chance or rounding
+    rounded: float = 0.0  # the largest difference that rounding explains
+    within: float = 0.0  # the largest difference that the given tolerance allows
+    noisy: set[str] = field(default_factory=set)  # tensors that differ too much between twins to be judged
+    unsized: set[str] = field(default_factory=set)  # other entries that differ between twins, or before any fault
+    restarts: set[str] = field(default_factory=set)  # values that count restarts, and count them correctly
+    ignored: set[str] = field(default_factory=set)
+
+
+def compare(
+    found: Sequence[Pair], twins: Sequence[Sequence[Checkpoint]], history: History, tolerance: float | None,
+    ignore: Sequence[str], before_s: float = 0.0,
+) -> Compared:  # fmt: skip
+    """Compares pairs of checkpoints. `found`: pairs of a checkpoint of the run and the same checkpoint of the first
+    twin. `twins`: the checkpoints of each twin. `history`: the history of the run. `tolerance`: relative; replaces the
+    tolerance that is learned from twins and rounding. `ignore`: patterns for names of entries that are left out.
+    `before_s`: the time of the first fault, CLOCK_MONOTONIC."""
+    early = [pair for pair in found if pair[0].saved_s is not None and pair[0].saved_s < before_s]
+    made, noise, usual = Compared(), {} if tolerance is not None else noise_of(twins, early), _usual_norms(found)
+    least = _LAST_BIT if any(noise.values()) else 0.0  # the last bit may be equal in all twins by chance
+    for ours, other in found:
+        kin = family(ours.path)
+        made.entries |= {(kin, name) for name in (*ours.tensors, *ours.values) if not _is_any(name, ignore)}
+        made.ignored |= {name for name in (*ours.tensors, *ours.values) if _is_any(name, ignore)}
+        for clash in differing(ours, other):
+            if not _is_any(clash.name, ignore):
+                theirs = _at_least(least, noise.get((kin, clash.name), 0.0))
+                shrunk_by = usual.get((kin, clash.name), 0.0) / (_norm(other, clash.name) or 1.0)
+                rounded = min(CAP, rounding(history, ours.step) * max(1.0, shrunk_by))
+                _sort(clash, ours, theirs, rounded, tolerance, made)
+    made.entries -= {entry for entry, size in noise.items() if size is None or LEARNED_FACTOR * size > CAP}
+    return made
+
+
+def _usual_norms(found: Sequence[Pair]) -> Mapping[Entry, float]:
+    """The median norm of each tensor over the twin's checkpoints. The value of a single bias's moment may cross zero.
+    Rounding is then a large part of its value, but still a small part of its usual size."""
+    norms: dict[Entry, list[float]] = {}
+    for _one, other in found:
+        for name in other.sketches:
+            norms.setdefault((family(other.path), name), []).append(_norm(other, name))
+    return {entry: median(each) for entry, each in norms.items()}
+
+
+def _norm(checkpoint: Checkpoint, name: str) -> float:
+    return next(iter(checkpoint.sketches.get(name, ())[1:]), 0.0)
+
+
+def noise_of(twins: Sequence[Sequence[Checkpoint]], early: Sequence[Pair] = ()) -> Mapping[Entry, float | None]:
+    """The largest relative difference of each entry between any two twins, for entries that differ at all. None if the
+    difference has no size, or if the entry is a time.
+
+    `early`: pairs of checkpoints of the run and a twin from before the first fault. Their values count as well. Their
+    tensors do not, because a file may have been damaged later."""
+    found: dict[Entry, float | None] = {}
+    of_twins = (pair for first, second in combinations(twins, 2) for pair in pairs(first, second))
+    seen = [(pair[0], clash) for pair in of_twins for clash in differing(*pair)]
+    seen += [(pair[0], clash) for pair in early for clash in differing(*pair) if clash.kind == "value"]
+    for checkpoint, clash in seen:
+        entry = family(checkpoint.path), clash.name
+        size = None if may_be_a_clock(clash) else clash.distance
+        known = found.get(entry, 0.0)
+        found[entry] = None if size is None or known is None else max(size, known)
+    return found
+
+
+def _at_least(least: float, noise: float | None) -> float | None:
+    return None if noise is None else max(least, noise)
+
+
+def _sort(
+    clash: Clash, checkpoint: Checkpoint, noise: float | None, rounded: float, tolerance: float | None, made: Compared
+) -> None:
+    size = clash.distance
+    if size is not None and tolerance and size <= tolerance:
+        made.within = max(made.within, size)
+    elif noise is None:
+        made.unsized.add(clash.name)
+    elif LEARNED_FACTOR * noise > CAP:
+        (made.noisy if clash.kind == "tensor" else made.unsized).add(clash.name)
+    elif size is not None and tolerance is None and rounded and size <= rounded:
+        made.rounded = max(made.rounded, size, _LEAST)
+    elif size is not None and noise > 0 and size <= LEARNED_FACTOR * noise:
+        made.learned[clash.name] = max(size, made.learned.get(clash.name, 0.0))
+    elif size is not None and tolerance is None and 0 < size <= max(CERTAIN * noise, LOW_PRECISION if rounded else 0.0):
+        made.doubtful[clash.name] = max(size, made.doubtful.get(clash.name, 0.0))
+    elif counts_restarts(clash, checkpoint):
+        made.restarts.add(clash.name)
+    else:
+        made.clashes.append(clash)
+
+
+def _is_any(name: str, patterns: Sequence[str]) -> bool:
+    """Whether the name of an entry matches a pattern, with or without the name of its file before the colon."""
+    return any(fnmatchcase(candidate, pattern) for pattern in patterns for candidate in (name, name.partition(":")[2]))

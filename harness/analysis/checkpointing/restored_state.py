@@ -1,0 +1,384 @@
+"""Compares the state with which an attempt began, by name (agent/saved_check_sums.py), with the state with which the
+run had gone on after the same step before, or with that of a twin.
+
+Quantities that all ranks hold alike are compared on all ranks, even if only one rank saved. A parameter is held alike
+if all ranks began the job with the same values of it, each with all of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+
+from torchaos.harness.agent.check_sums import MODULUS, is_whole
+from torchaos.harness.analysis.checkpointing.saved_parameters import step_of
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.record.history.snapshots import State, states
+from torchaos.harness.record.record import Record
+
+MOMENTS, RNG, INPUTS, TRAINED = "moments", "rng", "inputs", "trained"
+OF_MODEL = ("parameters", "frozen", "buffers")
+_WEIGHTS = ("parameters", "frozen")
+_SHARED = ("parameters", "frozen", MOMENTS)  # what ranks may hold alike
+_DIGITS, _FEW = 16, 3
+_MISSING = ("", "")
+Entry = Sequence[str]  # type and shape, check sum
+Of = Mapping[int, State]  # by rank
+
+
+@dataclass(frozen=True)
+class Other:
+    """A part of the state that is not what it was."""
+
+    quantity: str  # one of states.QUANTITIES, RNG, INPUTS or TRAINED
+    name: str
+    ranks: tuple[int, ...]
+    holds: str  # what it is instead, as a clause in the plural
+    equal: tuple[int, ...] = ()  # the ranks on which it is what it was
+    trained: bool = False  # it is among `frozen` only because no optimizer of torch's trains it
+
+    @property
+    def of(self) -> str:
+        """The name of the parameter that a moment belongs to; the argument that an input is; any other name."""
+        if self.quantity == INPUTS:  # such as .0.1, the second positional argument, or .1.mask, a keyword argument
+            return f"(argument {self.name.split('.', 2)[-1]})"
+        return self.name.partition("/")[0] if self.quantity == MOMENTS else self.name
+
+
+_EXCHANGED = said("exchanged")
+_NOUNS = {
+    "parameters": "parameters", "frozen": "frozen parameters", "buffers": "buffers", MOMENTS: "moments of",
+    INPUTS: "model's inputs", RNG: "states of the RNG", TRAINED: "parameters",
+}  # fmt: skip
+
+
+def in_words(others: Sequence[Other], world: int) -> str:
+    """What is not as it was, in clauses. Empty if there is nothing. `world`: the number of ranks."""
+    groups: dict[tuple[object, ...], list[Other]] = defaultdict(list)
+    for other in others:
+        holds = _EXCHANGED if _EXCHANGED in other.holds else other.holds
+        groups[other.quantity, holds, other.ranks, other.equal, other.trained].append(other)
+    return "; ".join(_clause(of, world) for of in groups.values())
+
+
+def _clause(others: Sequence[Other], world: int) -> str:
+    """Of others that differ in the name alone, or that all hold values of another name."""
+    first, more = others[0], len({other.of for other in others}) - 1
+    where = "" if len(first.ranks) == world else f" on rank {', '.join(map(str, first.ranks))}"
+    likewise, apart = (f" and {more} more" if more else ""), ""
+    if more and _EXCHANGED in first.holds:
+        likewise, apart = "", f", and {more} more {_EXCHANGED} others"
+    restored = first.equal and first.quantity not in (INPUTS, TRAINED)
+    rest = f", and {said('kept', whose=_whose(first.equal))}" if restored else ""
+    noun = _NOUNS["parameters" if first.trained else first.quantity]
+    return f"the {noun} {first.of}{likewise}{where} {first.holds}{apart}{rest}"
+
+
+def _whose(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}'s" if len(ranks) == 1 else f"those of ranks {', '.join(map(str, ranks))}"
+
+
+@dataclass
+class Begun:
+    """`seen`: the ranks on which each quantity was compared; `absent`: quantities of which there is nothing, as the
+    buffers of a model without any."""
+
+    others: list[Other] = field(default_factory=list)
+    seen: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    absent: set[str] = field(default_factory=set)
+    compared: dict[tuple[str, str], set[int]] = field(default_factory=lambda: defaultdict(set))  # ranks, by part
+    parameters: frozenset[str] = frozenset()  # names of those that torch optimizers train
+    unsaved: frozenset[str] = frozenset()  # buffers that are in no state_dict
+    drawn: frozenset[str] | None = None  # generators that the forward drew from; None: not seen
+
+    def equal(self, quantity: str) -> bool | None:
+        """None: not seen, or there is nothing of it."""
+        if any(other.quantity == quantity for other in self.others):
+            return False
+        return True if self.seen.get(quantity) and quantity not in self.absent else None
+
+    def of(self, *quantities: str) -> list[Other]:
+        return [other for other in self.others if other.quantity in quantities]
+
+    @property
+    def lost_generators(self) -> list[Other]:
+        """The generators that the forward draws from and that are not as they were."""
+        return [other for other in self.of(RNG) if other.name in (self.drawn or ())]
+
+
+class Recorded:
+    """All recorded states of a run, by global step."""
+
+    def __init__(self, run: Record) -> None:
+        self._run = run
+        self._at: dict[int, list[State]] = defaultdict(list)
+        for state in states(run.beside_steps):
+            step = step_of(run.history, state.event)
+            if step is not None:
+                self._at[step].append(state)
+
+    def begun(self, step: int, *, attempt: int | None = None, before_s: float = float("inf")) -> dict[int, State]:
+        """By rank, the last state with which step `step` + 1 began, in this attempt, before this time."""
+        return {
+            state.event.rank or 0: state
+            for state in self._at.get(step, ())
+            if state.begun and state.event.mono_s < before_s and attempt in (None, state.event.attempt)
+        }
+
+    def saved(self, step: int, before_s: float) -> dict[int, State]:
+        found = (state for state in self._at.get(step, ()) if not state.begun and state.event.mono_s < before_s)
+        return {state.event.rank or 0: state for state in found}
+
+    @property
+    def always_drawn(self) -> frozenset[str] | None:
+        """The generators whose state was another one each time that it was recorded. None if it was recorded only a few
+        times: other code than the model draws now and then, such as a loader when an epoch begins."""
+        first = min((one.number for one in self._run.history.attempts), default=0)
+        own = [by_rank[0].rng for step in sorted(self._at) if 0 in (by_rank := self.begun(step, attempt=first))]
+        if len(own) < _FEW:
+            return None
+        return frozenset(name for name in own[0] if all(a[name] != b.get(name) for a, b in pairwise(own) if name in a))
+
+    @cached_property
+    def fresh(self) -> dict[int, State]:
+        """The states with which the job began."""
+        return self.begun(0, attempt=min((one.number for one in self._run.history.attempts), default=0))
+
+    def after(self, quantity: str, name: str, entry: Entry, but: int) -> int | None:
+        """The last other step after which this part of the state was recorded with these values."""
+        for step in sorted(self._at, reverse=True):
+            known = (state.sums.get(quantity, {}).get(name) for state in self._at[step])
+            if step != but and any(one is not None and tuple(one) == tuple(entry) for one in known):
+                return step
+        return None
+
+
+def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Record | None = None) -> Begun:
+    """Compares the state with which `attempt` began to train after step `base`. `since_s`: when it began, in seconds of
+    CLOCK_MONOTONIC; the run's own state after that step was recorded before."""
+    own = Recorded(run)
+    mine = {r: state for r, state in own.begun(base, attempt=attempt).items() if state.event.mono_s >= since_s}
+    found = Begun()
+    if not mine:
+        return found
+    first = next(iter(mine.values()))
+    found.parameters = frozenset(name for state in mine.values() for name in state.sums.get("parameters", ()))
+    found.unsaved, found.drawn = first.unsaved, _drawn(mine) or own.always_drawn
+    went_on, saved = own.begun(base, before_s=since_s), own.saved(base, since_s)
+    twins = Recorded(twin).begun(base) if twin is not None else {}
+    alike = _alike(own.fresh)
+    for quantity in (*OF_MODEL, MOMENTS, INPUTS, RNG):
+        sources = [went_on, saved, twins] if quantity in ("frozen", MOMENTS) else [went_on, twins]
+        known = [_values(state, quantity) for of in (mine, *sources) for state in of.values()]
+        if None not in known and not any(known) and quantity not in (INPUTS, RNG):
+            found.absent.add(quantity)
+        for reference in sources:
+            if due := _due(mine, reference, quantity, alike):
+                _compare(found, quantity, mine, due)
+                break
+    _compare_trained(found, mine, went_on or saved or twins)
+    _compare_unsaved_generators(found, mine, own.fresh, went_on or twins)
+    words = _Words(own, base, went_on or saved or twins, saved)
+    ranks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for other in found.others:
+        for rank, holds in words.said(other, mine):
+            ranks[other.quantity, other.name, holds].add(rank)
+    wrong, others = defaultdict[tuple[str, str], set[int]](set), list[Other]()
+    for (quantity, name, _holds), of in ranks.items():
+        wrong[quantity, name] |= of
+    plain = frozenset().union(*(state.trained for state in mine.values()))
+    for (quantity, name, holds), of in ranks.items():
+        equal = tuple(sorted(found.compared[quantity, name] - wrong[quantity, name]))
+        others.append(Other(quantity, name, tuple(sorted(of)), holds, equal, quantity == "frozen" and name in plain))
+    found.others = others
+    return found
+
+
+def trained_since(run: Record, twin: Record, attempt: int, since: range) -> tuple[int, list[Other]] | None:
+    """The first of these steps that began with another set of trained parameters than in the twin, as far as it was
+    recorded, and the parameters."""
+    own, twins = Recorded(run), Recorded(twin)
+    for step in since:
+        found = Begun()
+        mine = own.begun(step - 1, attempt=attempt)
+        _compare_trained(found, mine, twins.begun(step - 1) if mine else {})
+        if found.others:
+            of = next(iter(mine.values())).trained
+            holds = {True: said("trained here"), False: said("trained there")}
+            return step, [replace(other, holds=holds[other.name in of]) for other in found.others]
+    return None
+
+
+def _compare_unsaved_generators(found: Begun, mine: Of, fresh: Of, due: Of) -> None:
+    """Finds generators of ranks whose own state after that step was not recorded, because another rank saved: they were
+    not restored if they are as they were when the job began, or as those of the rank that saved, which had others."""
+    for rank, state in mine.items():
+        if rank in found.seen[RNG] or rank not in fresh:
+            continue
+        for name in found.drawn or ():
+            of_others = {of.rng.get(name) for r, of in due.items() if r in fresh and fresh[r].rng != fresh[rank].rng}
+            if state.rng.get(name) in {fresh[rank].rng.get(name), *of_others} - {None}:
+                found.others.append(Other(RNG, name, (rank,), ""))
+
+
+def _compare_trained(found: Begun, mine: Of, due: Of) -> None:
+    """Finds parameters that are trained and were not, or were and are not."""
+    other: dict[str, list[int]] = defaultdict(list)
+    for rank, state in mine.items() if due else ():
+        reference = due.get(rank, due[min(due)])
+        for name in sorted(state.trained ^ reference.trained):
+            if name in _trained(state) and name in _trained(reference):
+                other[name].append(rank)
+        found.seen[TRAINED].add(rank)
+    found.others += [Other(TRAINED, name, tuple(ranks), "") for name, ranks in other.items()]
+
+
+def _drawn(mine: Of) -> frozenset[str] | None:
+    known = [state.drawn for state in mine.values() if state.drawn is not None]
+    return frozenset().union(*known) if known else None
+
+
+def _alike(fresh: Of) -> frozenset[str]:
+    """The parameters that all ranks hold alike."""
+    entries: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for state in fresh.values():
+        for name, entry in (*state.sums.get("parameters", {}).items(), *state.sums.get("frozen", {}).items()):
+            entries[name].add(tuple(entry))
+    return frozenset(name for name, of in entries.items() if len(of) == 1 and is_whole(next(iter(of))[1]))
+
+
+def _values(state: State, quantity: str) -> dict[str, Entry] | None:
+    if quantity == RNG:
+        return {name: ("", digest) for name, digest in state.rng.items()} or None
+    if quantity == INPUTS:
+        return dict(state.inputs) or None
+    values = state.sums.get(quantity)
+    return None if values is None else dict(values)
+
+
+def _due(mine: Of, reference: Of, quantity: str, alike: frozenset[str]) -> dict[int, dict[str, Entry]]:
+    """What each rank should have, as far as it was recorded."""
+    of = {rank: values for rank, state in reference.items() if (values := _values(state, quantity)) is not None
+          and (quantity not in ("buffers", RNG) or rank not in mine or _at(state) == _at(mine[rank]))}  # fmt: skip
+    due = {rank: of[rank] for rank in mine if rank in of}
+    if of and quantity in _SHARED:
+        lent = {name: entry for name, entry in next(iter(of.values())).items() if name.partition("/")[0] in alike}
+        held = {name for state in mine.values() for name in _values(state, quantity) or ()}
+        for rank in mine.keys() - due.keys():
+            theirs = _values(mine[rank], quantity) or {}
+            # A rank that keeps the moments of other parameters (ZeRO stage 1) lacks none that another rank keeps.
+            due[rank] = {
+                name: entry for name, entry in lent.items() if name in theirs or not theirs or name not in held
+            }
+    if any(not is_whole(entry[1]) for values in due.values() for entry in values.values()):
+        return _of_parts(mine, due, of, quantity)
+    return due
+
+
+def _of_parts(
+    mine: Of, due: Mapping[int, dict[str, Entry]], of: Mapping[int, dict[str, Entry]], quantity: str
+) -> dict[int, dict[str, Entry]]:
+    """`due`, for ranks that share tensors. If they share them in another way than before, the sums over all ranks are
+    compared: a rank is due what it has if the sums agree."""
+    own = {rank: _values(state, quantity) or {} for rank, state in mine.items()}
+    found: dict[int, dict[str, Entry]] = {rank: {} for rank in mine}
+    for name in {name for values in of.values() for name in values}:
+        before, now = ({r: v[name] for r, v in each.items() if name in v} for each in (of, own))
+        if before.keys() == now.keys() and all(_place(before[r]) == _place(now[r]) for r in now):
+            for rank in now:
+                found[rank][name] = before[rank]
+        elif before and now:
+            equal = _whole(before) == _whole(now)
+            for rank in now:
+                found[rank][name] = now[rank] if equal else _MISSING
+    return found
+
+
+def _place(entry: Entry) -> str:
+    return entry[1][:-_DIGITS]
+
+
+def _whole(entries: Mapping[int, Entry]) -> int:
+    """The sum of the whole tensor. Equal parts have equal places, and count once."""
+    by_place = {_place(entry): int(entry[1][-_DIGITS:], 16) for entry in entries.values()}
+    return sum(by_place.values()) % MODULUS
+
+
+def _at(state: State) -> object:
+    return state.event.data.get("at")
+
+
+def _compare(found: Begun, quantity: str, mine: Of, due: Mapping[int, Mapping[str, Entry]]) -> None:
+    """Buffers are right too if they are those of another rank: DDP gives all ranks those of rank 0 in each forward, and
+    a checkpoint has the buffers of one rank."""
+    of_any = {(name, tuple(entry)) for values in due.values() for name, entry in values.items()}
+    other: dict[str, list[int]] = defaultdict(list)
+    for rank, values in sorted(due.items()):
+        have = _values(mine[rank], quantity)
+        if have is None:
+            continue
+        if quantity in _WEIGHTS:  # a parameter that is no longer trained, or is now, is the same parameter
+            have = {**mine[rank].sums.get("frozen", {}), **mine[rank].sums.get("parameters", {})}
+        found.seen[quantity].add(rank)
+        for name, entry in values.items():
+            lacks = name not in have and (quantity == MOMENTS and name.partition("/")[0] in _trained(mine[rank]))
+            differs = name in have and tuple(have[name]) != tuple(entry)
+            found.compared[quantity, name].add(rank)
+            if lacks or (differs and not (quantity == "buffers" and (name, tuple(have[name])) in of_any)):
+                other[name].append(rank)
+    found.others += [Other(quantity, name, tuple(ranks), "") for name, ranks in other.items()]
+
+
+def _trained(state: State) -> set[str]:
+    return {*state.sums.get("parameters", ()), *state.sums.get("frozen", ())}
+
+
+class _Words:
+    """What a part of the state is instead of what it should be."""
+
+    def __init__(self, own: Recorded, base: int, due: Of, saved: Of) -> None:
+        self._own, self._base, self._due, self._saved = own, base, due, saved
+
+    def said(self, other: Other, mine: Of) -> Iterator[tuple[int, str]]:
+        """Yields each rank with its words."""
+        for rank in other.ranks:
+            if other.quantity == TRAINED:
+                yield rank, said("trained now" if other.name in mine[rank].trained else "trained no longer")
+                continue
+            entry = (_values(mine[rank], other.quantity) or {}).get(other.name)
+            yield rank, said("missing") if entry is None else next(self._holds(other, rank, entry), said("others"))
+
+    def _holds(self, other: Other, rank: int, entry: Entry) -> Iterator[str]:
+        quantity, name = other.quantity, other.name
+        due = _values(self._due[rank if rank in self._due else min(self._due)], quantity) if self._due else None
+        was = (due or {}).get(name)
+        if was is not None and was[0] != entry[0]:
+            yield said("form", ours=entry[0], due=was[0])
+        if quantity == INPUTS:
+            return
+        fresh = self._own.fresh.get(rank)
+        if fresh is not None and (_values(fresh, quantity) or {}).get(name) == entry:
+            yield said("fresh")
+        if quantity == RNG:
+            ranks = [r for r, state in self._due.items() if r != rank and state.rng.get(name) == entry[1]]
+            if ranks:
+                yield said("of a rank", rank=ranks[0])
+            return
+        for saver, state in self._saved.items():
+            if _said_equal(state, quantity, name, entry):
+                if saver in self._due and _said_equal(self._due[saver], quantity, name, entry):
+                    yield said("of the saver", rank=saver)
+                yield said("during the save")
+        if int(entry[1][-_DIGITS:], 16):
+            of = [one for one, known in (due or {}).items() if one != name and tuple(known) == tuple(entry)]
+            if of:
+                yield f"{_EXCHANGED} {of[0].partition('/')[0]}"
+            if (step := self._own.after(quantity, name, entry, self._base)) is not None:
+                yield said("after", step=step)
+
+
+def _said_equal(state: State, quantity: str, name: str, entry: Entry) -> bool:
+    known = state.sums.get(quantity, {}).get(name)
+    return known is not None and tuple(known) == tuple(entry)

@@ -1,0 +1,240 @@
+"""Decides which saved files belong to a checkpoint that the job resumes from, and finds for each the same checkpoint of
+its twin."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, is_below, root_of
+from torchaos.harness.record.history import History, Save
+from torchaos.harness.record.history.saves_and_loads import checkpoint_of, final_path
+from torchaos.harness.record.record import Record
+
+# Finds for each checkpoint of a run the same checkpoint of its twin, and the checkpoints that have no counterpart.
+#
+# The names of the checkpoints of one *family* differ only in numbers: `step-5` and `step-10`, or `ema-step-5.pt` and
+# `ema-step-10.pt`. `best.pt` is a family by itself.
+
+_NUMBER = re.compile(r"\d+")
+Pair = tuple[Checkpoint, Checkpoint]
+
+
+def family(path: str) -> str:
+    """The final path with each number replaced by `#`."""
+    return _NUMBER.sub("#", final_path(path))
+
+
+def pairs(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair]:
+    """Pairs of good checkpoints of the same step, in the order of `ours`. The two checkpoints of a pair have the same
+    path, or share most of their entries under different paths. A trainer may choose another name if its usual name
+    exists already. Or it writes two files in turn, and after a restart the files change places."""
+    found = []
+    for checkpoint in (checkpoint for checkpoint in ours if checkpoint.good):
+        same = [other for other in theirs if other.good and other.step == checkpoint.step]
+        exact = [other for other in same if other.path == checkpoint.path]
+        found += [(checkpoint, other) for other in exact or _elsewhere(checkpoint, same, ours, theirs)[:1]]
+    return found
+
+
+def _elsewhere(
+    checkpoint: Checkpoint, same: Sequence[Checkpoint], ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]
+) -> list[Checkpoint]:
+    """Checkpoints of `same`, all of the same step as `checkpoint`, that may be its counterpart under another path.
+    Either both paths are new to the other side, or both sides have both paths, with other steps."""
+    if checkpoint.step is None:
+        return []
+    own = {each.path: each for each in ours}
+    here = checkpoint.path in {other.path for other in theirs}
+    free = [other for other in same if (other.path in own) is here and not _has(own, other)]
+    return [other for other in free if 2 * _shared(checkpoint, other) > max(_size(checkpoint), _size(other))]
+
+
+def _has(own: Mapping[str, Checkpoint], other: Checkpoint) -> bool:
+    return other.path in own and own[other.path].step == other.step
+
+
+def lacking(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """The good checkpoints of the twin that the run lacks. A checkpoint is left out if the job may have deleted it,
+    because it keeps only the newest. Then the run has at least as many newer checkpoints of the family as the twin has
+    in all."""
+    own = {checkpoint.path: checkpoint for checkpoint in ours}
+    paired = {other.path for _one, other in pairs(ours, theirs)}
+    gone = [other for other in theirs if other.good and other.path not in paired and not _there(own.get(other.path))]
+    return [other for other in gone if not _removed(other, ours, theirs)]
+
+
+def moved(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair]:
+    """Pairs of good checkpoints that have the same path and different steps, and no counterpart under another path."""
+    there = {other.path: other for other in theirs if other.good}
+    paired = {checkpoint.path for checkpoint, _other in pairs(ours, theirs)}
+    return [
+        (checkpoint, there[checkpoint.path])
+        for checkpoint in ours
+        if checkpoint.good and checkpoint.path in there and checkpoint.path not in paired
+        if there[checkpoint.path].step != checkpoint.step
+    ]
+
+
+def _there(checkpoint: Checkpoint | None) -> bool:
+    """Whether the run has this checkpoint of the twin: the run's own is good, or newer checkpoints of its family may
+    have replaced it."""
+    return checkpoint is not None and (checkpoint.good or "#" in family(checkpoint.path))
+
+
+def _removed(other: Checkpoint, ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> bool:
+    if other.step is None:
+        return False
+    kept = _steps(other, theirs)
+    return len({step for step in _steps(other, ours) if step > other.step}) >= len(kept)
+
+
+def _steps(like: Checkpoint, found: Sequence[Checkpoint]) -> set[int]:
+    kin = family(like.path)
+    return {
+        checkpoint.step
+        for checkpoint in found
+        if checkpoint.good and checkpoint.step is not None and family(checkpoint.path) == kin
+    }
+
+
+def _size(checkpoint: Checkpoint) -> int:
+    return len(checkpoint.tensors) + len(checkpoint.values)
+
+
+def _shared(checkpoint: Checkpoint, other: Checkpoint) -> int:
+    return len(checkpoint.tensors.keys() & other.tensors.keys()) + len(checkpoint.values.keys() & other.values.keys())
+
+
+def alike(
+    ours: Sequence[Checkpoint], twins: Sequence[Sequence[Checkpoint]]
+) -> tuple[list[Checkpoint], list[list[Checkpoint]], list[str]]:
+    """Both sides without the checkpoints that can't be read, and can't be read in the same way in every twin, and the
+    paths of those: no fault made them so. If a part was read, only the problem is left out. Damage that was found
+    counts on every side."""
+    same = {one.path for one in ours if twins and _obstacle(one) and all(_reads_alike(theirs, one) for theirs in twins)}
+    nothing = [one.path for one in ours if one.path in same and not (one.tensors or one.values)]
+    kept = [[_cleared(one, same) for one in each if one.path not in nothing] for each in (ours, *twins)]
+    return kept[0], kept[1:], nothing
+
+
+def _reads_alike(theirs: Sequence[Checkpoint], one: Checkpoint) -> bool:
+    return any(other.path == one.path and _obstacle(other) == _obstacle(one) for other in theirs)
+
+
+def _obstacle(checkpoint: Checkpoint) -> str:
+    """What keeps it from being read, without the numbers. Empty if it can be read, or if it is damaged for sure."""
+    return _NUMBER.sub("#", checkpoint.obstacle)
+
+
+def _cleared(checkpoint: Checkpoint, same: set[str]) -> Checkpoint:
+    return replace(checkpoint, loadable=True, problem=None) if checkpoint.path in same else checkpoint
+
+
+# Decides which saved files belong to a checkpoint that the job resumes from, and which do not, such as `best.pt`.
+#
+# The resumes of a run show it. A *family* is all files whose paths differ only in numbers. The job resumes from a
+# family if an attempt loaded a file of this family before its first step. It could also resume from a family whose
+# checkpoints hold at least the same entries (tensors and values). If no load was seen, every saved file counts.
+
+
+@dataclass(frozen=True)
+class Points:
+    """The files that the job resumes from.
+
+    `kinds`: kinds of checkpoints, each a set of families. If it is empty, every saved file counts as a checkpoint that
+    the job resumes from. `parts`: families of the names of the files that resumes loaded."""
+
+    kinds: tuple[frozenset[str], ...]
+    parts: frozenset[str]
+
+    def has(self, path: str) -> bool:
+        return not self.kinds or any(_family(path) in kind for kind in self.kinds)
+
+    def by_kind(self, saves: Sequence[Save]) -> list[list[Save]]:
+        """The saves of each kind of checkpoint. Saves of other files are left out."""
+        if not self.kinds:
+            return [list(saves)]
+        return [[save for save in saves if _family(save.path) in kind] for kind in self.kinds]
+
+    def loads(self, name: str) -> bool:
+        """Whether a resume loaded a file of this name; numbers in the name are ignored."""
+        return family(name) in self.parts
+
+
+def points_of(run: Record) -> Points:
+    root = root_of(run)
+    saved = {_family(save.path) for save in run.history.saves if is_below(save.path, root)}
+    paths = {path for path in _loaded(run.history) if is_below(path, root) and _family(path) in saved}
+    loaded = _of_one_save(run, {_family(path) for path in paths})
+    held = _held(run, root)
+    least: set[str] = set().union(*(held.get(name, set()) for name in loaded))
+    alike = sorted(name for name in saved - loaded if least and held.get(name, set()) >= least)
+    kinds = (frozenset(loaded), *(frozenset((name,)) for name in alike)) if loaded else ()
+    parts = (path for path in paths if _family(path) in loaded)
+    return Points(kinds, frozenset(family(posixpath.basename(path)) for path in parts))
+
+
+def _of_one_save(run: Record, loaded: set[str]) -> set[str]:
+    """The families, of those that resumes loaded, that one save writes: those from which the attempts went on, and
+    those that were saved at all their steps, except one at most, which a death may have cut short. The others hold a
+    detail, such as the best metric. If it is not known from which file the attempts went on: the families with a
+    number, if there are any."""
+    main = {_family(attempt.loaded) for attempt in run.history.attempts if attempt.loaded} & loaded
+    if not main:
+        return {name for name in loaded if "#" in posixpath.basename(name)} or loaded
+    at: dict[str, set[int | None]] = defaultdict(set)
+    for save in run.history.saves:
+        at[_family(save.path)].add(save.global_step)
+    due = set().union(*(at[name] for name in main))
+    return {name for name in loaded if name in main or len(due - at[name]) <= 1}
+
+
+def are_copies(run: Record, path: str, other: str) -> bool:
+    """Whether the families of two files are copies of each other: at some step both held the same tensors, bit for bit.
+
+    Files of the same family are no copies but parts of one checkpoint: their names differ in the rank, for example."""
+    families = {_family(path), _family(other)}
+    found: dict[int | None, dict[str, Mapping[str, str]]] = defaultdict(dict)
+    for checkpoint in checkpoints_of(run) or []:
+        name = _family(posixpath.join(root_of(run), checkpoint.path))
+        if name in families and checkpoint.good and checkpoint.tensors:
+            found[checkpoint.step][name] = checkpoint.tensors
+    tensors = [tuple(held.values()) for held in found.values() if len(held) == 2]
+    return any(ours == theirs for ours, theirs in tensors)
+
+
+def _loaded(history: History) -> Iterable[str]:
+    """The paths that attempts loaded, or tried to load, before their first step."""
+    first = {attempt.number: history.executions.of_attempt(attempt.number).first_s() for attempt in history.attempts}
+    return (load.path for load in history.loads if load.mono_s <= (first.get(load.attempt) or float("inf")))
+
+
+def are_alternatives(run: Record, path: str, other: str) -> bool:
+    """Whether two files are of different families whose checkpoints hold the same entries, so that a job can resume
+    from either."""
+    held, families = _held(run, root_of(run)), {_family(path), _family(other)}
+    names = [held.get(name, set()) for name in families]
+    return len(families) == 2 and bool(names[0]) and names[0] == names[1]
+
+
+def _held(run: Record, root: str) -> dict[str, set[str]]:
+    """The names of all entries of each family, without the names of their files. `later` in an inventory: checkpoints
+    that are not judged, because they were changed after the part of the run that is."""
+    found: dict[str, set[str]] = {}
+    inventory = run.artifacts.get("inventory") or {}
+    entries = [(each.path, each.tensors, each.values) for each in checkpoints_of(run) or []]
+    entries += [(each["path"], each["tensors"], each["values"]) for each in inventory.get("later", ())]
+    for path, tensors, values in entries:
+        names = {name.rpartition(":")[2] for name in (*tensors, *values)}
+        found.setdefault(_family(posixpath.join(root, path)), set()).update(names)
+    return found
+
+
+def _family(path: str) -> str:
+    """The family of the checkpoint to which a file belongs, without the file extension, because a save may get its
+    extension only with its final name."""
+    return posixpath.splitext(family(checkpoint_of(path)))[0]

@@ -1,0 +1,391 @@
+"""Finds the most likely cause why a resumed job computes other values than its twin: what differed first, in the order
+of the data flow, of all that was recorded.
+
+A quantity is said to differ or to agree only if it was seen, and a quantity that was not recorded is never a cause
+(claims.py). What acts in the update alone can't have changed the first loss after a resume."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from torchaos.harness.analysis.checkpointing.carried_state import carried_into
+from torchaos.harness.analysis.checkpointing.ranks_apart import ranks_apart
+from torchaos.harness.analysis.checkpointing.restored_state import (
+    INPUTS,
+    MOMENTS,
+    RNG,
+    TRAINED,
+    Other,
+    begun_with,
+    in_words,
+    trained_since,
+)
+from torchaos.harness.analysis.checkpointing.torn import torn
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
+from torchaos.harness.analysis.comparison.sample_counts import renumbered
+from torchaos.harness.analysis.tolerance import ROUNDING, Steps, relative
+from torchaos.harness.record.history import Execution, History, Segment, StepTable
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.steps import Both
+from torchaos.harness.record.steps.columns import lengths
+
+_UPDATE = (TRAINED, MOMENTS, "optimizer counter", "learning rate")  # they act in the update: on later losses only
+_NAMES = {
+    "samples": "samples", INPUTS: "inputs of the model", "parameters": "weights at the start",
+    "frozen": "frozen parameters", "buffers": "buffers", RNG: "RNG states", TRAINED: "set of trained parameters",
+    MOMENTS: "optimizer's moments at the start", "optimizer counter": "optimizer counter",
+    "learning rate": "learning rate",
+}  # fmt: skip
+_SETTLED = 5  # steps: a job that is not deterministic differs from its twin earlier
+
+
+class _Fact(NamedTuple):
+    """A quantity that differs from what it should be."""
+
+    quantity: str  # empty: the clause itself proves the cause
+    step: int  # global; the first step in which it differs
+    clause: str
+
+
+class Cause(NamedTuple):
+    """The most likely cause of a difference from the twin."""
+
+    words: str  # a sentence about the attempt with the first difference
+    short: str = ""  # the cause alone; empty if it is not known
+
+
+def likeliest_cause(
+    run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, twin: Record | None = None
+) -> Cause:
+    """The most likely cause of the first difference. `history`: the run's history, from its agent or from its log.
+    `ours`, `theirs`: the steps of the run and of its first twin. `twin`: None if the steps are compared with their
+    first execution."""
+    cause = _cause(run, history, ours, theirs, first, twin)
+    return cause if twin else Cause(*map(_without_twin, cause))
+
+
+def _without_twin(words: str) -> str:
+    return words.replace("in the twin", "the first time").replace("the twin's", "that of the first time")
+
+
+def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, twin: Record | None) -> Cause:
+    here = next(iter(ours[first.step].values()))
+    part = _part_of(history, here)
+    apart = ranks_apart(run)
+    if apart and apart.attempt < here.attempt and not (twin and ranks_apart(twin)):
+        short = said("apart", step=apart.step, attempt=apart.attempt)
+        return Cause(said("cause", where="before the job was restarted", causes=short, besides=""), short)
+    if part is None or part.base is None:
+        return Cause(said("unplaced"))
+    later = any(segment.number == part.number and segment.after < part.after for segment in history.segments)
+    if part.base == 0 and part is history.segments[0]:
+        agreed = sum(step < first.step for step in ours.keys() & theirs.keys())
+        return Cause(said("fault or job") if agreed < _SETTLED else said("fault", agreed=agreed))
+    found = _Resumed(run, history, ours, theirs, first, part, later, twin)
+    where = f"{'after the job went back to step' if later else 'in the attempt that resumed after step'} {part.base}"
+    if words := torn(history, part):
+        return Cause(said("cause", where=where, causes=words, besides=""), words)
+    facts = found.facts
+    late = [fact for fact in facts if fact.quantity in _UPDATE and fact.step == first.step and first.what == "loss"]
+    acted = [fact.clause for fact in facts if fact not in late]
+    besides = f" Besides, {'; '.join(fact.clause for fact in late)}." if late else ""
+    if acted:
+        causes = "; ".join(acted)
+        return Cause(said("cause", where=where, causes=causes, besides=besides), causes)
+    equal, unseen = found.compared({fact.quantity for fact in facts})
+    guess = found.unrecorded()
+    clauses = [said("equal", found=f"{_and(equal)} {'is' if len(equal) == 1 else 'are'}")] if equal else []
+    clauses += [said("unseen", found=f"{_and(unseen)} {'was' if len(unseen) == 1 else 'were'}")] if unseen else []
+    clauses.append(guess)
+    return Cause(f"{where[0].upper()}{where[1:]}, {'; '.join(clauses)}.{besides}", guess)
+
+
+def inputs_in_words(run: Record, twin: Record) -> str:
+    """A clause about the first resume whose first step gave the model other inputs than before, or than in the twin.
+    Empty if there is none."""
+    for part in run.history.segments:
+        if part.base:
+            begun = begun_with(run, part.number, part.base, part.started_s, twin)
+            if others := begun.of(INPUTS):
+                world = max((len(one.ranks) for one in run.history.attempts), default=0)
+                return said("other inputs", found=in_words(others, world), step=part.base + 1)
+    return ""
+
+
+class _Resumed:
+    """The part of an attempt with the first difference, compared with the twin and with the run's own record."""
+
+    def __init__(
+        self, run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, part: Segment, later: bool,
+        twin: Record | None,
+    ) -> None:  # fmt: skip
+        self._run, self._history, self._ours, self._theirs, self._first = run, history, ours, theirs, first
+        self._twin, self._attempt = twin, part.number
+        self._base = part.base or 0
+        self._since = [step for step in sorted(ours.keys() & theirs.keys()) if self._base < step <= first.step]
+        self._ranks = sorted(ours[first.step])
+        self._begun = begun_with(run, part.number, self._base, part.started_s, twin)
+        self._carried = None if later else carried_into(run, part.number)
+        self._weights = self._ranks_with_other_weights()
+
+    def _ranks_with_other_weights(self) -> Mapping[int, str] | None:
+        if self._carried and self._carried.parameters:
+            return {}
+        if (equal := self._begun.equal("parameters")) is not None:
+            return {} if equal else {0: ""}
+        return _weights(self._base, self._ours, self._theirs)
+
+    @property
+    def facts(self) -> list[_Fact]:
+        """What differs, in the order of the data flow."""
+        ours, theirs, since = self._ours, self._theirs, self._since
+        exact = [_accumulation(self._base, ours, theirs, self._first), _loss_scale(ours, theirs, self._first)]
+        data, state = _data(since, ours, theirs), list(self._state())
+        if data and data.step > self._base + 1 and any(fact.quantity not in (RNG, *_UPDATE) for fact in state):
+            data = None  # it came later than what differed from the start, and may follow from it
+        elif not data:
+            state = [*self._inputs(), *state] if not any(fact.quantity == "parameters" for fact in state) else state
+        counter = _counter(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
+        update = [self._trained(), *self._moments(), counter, self._schedule()]
+        proved = [_Fact("", self._first.step, clause) for clause in exact if clause]
+        return [fact for fact in (*proved, data, *state, *update) if fact]
+
+    def _state(self) -> Iterator[_Fact]:
+        begun = self._begun
+        weights = [other for other in begun.of("parameters", "frozen") if other.quantity != "frozen" or other.trained]
+        if self._weights or weights:
+            yield self._told(
+                "parameters", "weights", weights, "" if weights else _lost(self._base, self._weights or {})
+            )
+        frozen = [other for other in begun.of("frozen") if not other.trained]
+        for claim, others in (("frozen", frozen), ("buffers", begun.of("buffers")), ("rng", begun.lost_generators)):
+            if others:
+                yield self._told(claim, claim, others)
+
+    def _told(self, quantity: str, claim: str, others: Sequence[Other], else_: str = "") -> _Fact:
+        return _Fact(quantity, self._base + 1, said(claim, found=in_words(others, len(self._ranks)) or else_))
+
+    def _trained(self) -> _Fact | None:
+        if others := self._begun.of(TRAINED):
+            return self._told(TRAINED, "trained", others)
+        since = range(self._base + 2, self._first.step + 1)
+        if self._twin is None or not (later := trained_since(self._run, self._twin, self._attempt, since)):
+            return None
+        found = f"in step {later[0]}, {in_words(later[1], len(self._ranks))}"
+        return _Fact(TRAINED, later[0], said("trained", found=found))
+
+    def _inputs(self) -> Iterator[_Fact]:
+        others, step = self._begun.of(INPUTS), self._base + 1
+        mine, twins = self._ours.get(step, {}), self._theirs.get(step, {})
+        if others and all(
+            rank in mine and rank in twins and mine[rank].samples_seen and twins[rank].samples_seen
+            for rank in others[0].ranks
+        ):
+            yield _Fact(INPUTS, step, said("inputs", found=in_words(others, len(self._ranks)), step=step))
+
+    def _moments(self) -> Iterator[_Fact]:
+        others = self._begun.of(MOMENTS)
+        if others or (self._carried and self._carried.moments is False):
+            yield self._told(MOMENTS, "moments", others, self._carried.instead(MOMENTS) if self._carried else "")
+
+    def _schedule(self) -> _Fact | None:
+        since, ours, theirs = self._since, self._ours, self._theirs
+        if counted := _counter(since, ours, theirs, "schedule", lambda step: step.sched_step, self._base):
+            return counted
+        for step, run, twin in _pairs(_other_in(since, ours, theirs, "lr"), ours, theirs):
+            for group, (mine, twins) in enumerate(zip(run.lr, twin.lr, strict=False)):
+                if relative(mine, twins) > 1e-9:
+                    if step == self._base + 1 and run.sched_step is not None and run.sched_step == twin.sched_step:
+                        return _Fact("learning rate", step, said("rate", ours=mine, theirs=twins, step=step))
+                    words = story(self._history, ours, theirs, Differing(step, run.rank, group, mine, twins))
+                    told = f"{words[0].lower()}{words[1:].rstrip('.')}"
+                    clause = said("learning rate", ours=mine, theirs=twins, step=step, story=told)
+                    return _Fact("learning rate", step, clause)
+        return None
+
+    def compared(self, differ: set[str]) -> tuple[list[str], list[str]]:
+        """The quantities that are equal, and those that were not seen. The former were seen on all ranks of all these
+        steps, or on the ranks that are named."""
+        mine, twins = StepTable.of(self._ours).at(self._since), StepTable.of(self._theirs).at(self._since)
+        same_ranks, both = not len(Both.of(mine, twins).apart), (mine.executions, twins.executions)
+        every, begun, carried = set(self._ranks), self._begun, self._carried
+        in_all_steps = {
+            "samples": all(steps.samples_seen.all() for steps in both),
+            "parameters": self._weights is not None,
+            MOMENTS: bool(carried and carried.moments),
+            "optimizer counter": same_ranks and not any(np.isnan(s.column("opt_step")).any() for s in both),
+            "learning rate": same_ranks and all((lengths(steps.column("lr")) > 0).all() for steps in both),
+        }
+        equal, unseen = [], []
+        for quantity, name in _NAMES.items():
+            seen = every if in_all_steps.get(quantity) else begun.seen[quantity] & every
+            is_idle = quantity == RNG and begun.drawn == frozenset()  # the model draws from none
+            if quantity in differ or begun.of(quantity) or is_idle or quantity in begun.absent:
+                continue
+            if seen:
+                equal.append(name if seen == every else f"{name} of rank {_list(sorted(seen))}")
+            if (missing := every - seen) and quantity not in (INPUTS, "frozen", TRAINED):
+                unseen.append(name if missing == every else f"{name} of rank {_list(sorted(missing))}")
+        return equal, unseen
+
+    def unrecorded(self) -> str:
+        """A clause about the cause if every recorded quantity agrees: in which part of a step it acts."""
+        first, agreed = self._first, self._first.step - self._base - 1
+        if first.what == "number of losses":
+            return said("backwards")
+        if first.what == "parameters":
+            if first.ours is None or first.theirs is None:
+                return said("not recorded", part="backward or the update", why="no loss differs")
+            return said("update") if first.ours == first.theirs else said("gradients", step=first.step)
+        if agreed and (bent := next((step for step in self._since if self._other_norms(step)), None)) is not None:
+            return said("gradients", step=bent)
+        if agreed:
+            why = "the first loss agrees" if agreed == 1 else f"the first {agreed} losses agree"
+            return said("not recorded", part="update, or shows late", why=why)
+        if self._weights is None and _like_the_start(self._ours, first):
+            return said("start")
+        mine, twins = self._ours[first.step], self._theirs[first.step]
+        differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
+        only = f" of rank {_list(differ)} alone" if 0 < len(differ) < len(mine) else ""
+        return said("not recorded", part="forward", why=f"the first loss{only} differs")
+
+    def _other_norms(self, step: int) -> bool:
+        """Whether the gradients of a step had other norms than in the twin, and its losses were the same."""
+        mine, twins = self._ours[step], self._theirs[step]
+        pairs = [(mine[rank], twins[rank]) for rank in mine if rank in twins]
+        norms = [(one.norm, other.norm) for one, other in pairs if one.norm is not None and other.norm is not None]
+        same = all(one.loss_seen and one.losses == other.losses for one, other in pairs)
+        return same and any(relative(one, other) > ROUNDING for one, other in norms)
+
+
+def _part_of(history: History, execution: Execution) -> Segment | None:
+    """The segment of the history to which a step belongs."""
+    where = execution.attempt, execution.segment
+    return next((part for part in history.segments if (part.number, part.after) == where), None)
+
+
+def _accumulation(base: int, ours: Steps, theirs: Steps, first: Difference) -> str | None:
+    if first.what != "number of losses" or first.step != base + 1 or (first.ours or 0) >= (first.theirs or 0):
+        return None
+    mine, twins = ours[first.step], theirs[first.step]
+    if not all(_is_end_of(mine[rank].samples, twins[rank].samples) for rank in mine.keys() & twins.keys()):
+        return None
+    return said("accumulation", ours=first.ours, theirs=first.theirs)
+
+
+def _is_end_of(part: Sequence[str | None], whole: Sequence[str | None]) -> bool:
+    """Whether a step did only the rest of another step, as far as its samples were seen."""
+    pairs = zip(reversed(part), reversed(whole), strict=False)
+    return len(part) <= len(whole) and all(None in pair or pair[0] == pair[1] for pair in pairs)
+
+
+def _loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:
+    """A clause if all losses differ from the twin's by the same power of two: loss scaling changes only the exponent of
+    a number."""
+    mine, twins = ours[first.step], theirs[first.step]
+    if first.what != "loss" or mine.keys() != twins.keys():
+        return None
+    pairs = [pair for rank in mine for pair in zip(mine[rank].losses, twins[rank].losses, strict=False)]
+    factors = {mine / other if mine and other else 0.0 for mine, other in pairs}
+    factor = next(iter(factors), 0.0)
+    if len(factors) > 1 or not math.isfinite(factor) or factor <= 0 or math.frexp(factor)[0] != 0.5:
+        return None
+    return said("loss scale", step=first.step, factor=factor)
+
+
+def _weights(base: int, ours: Steps, theirs: Steps) -> dict[int, str] | None:
+    """The ranks that began with other weights than the weights after step `base`, each with a phrase about its weights.
+    None if that was not seen. The agent reads the weights in the first backward of a process, before any training."""
+    begun, fresh = ours.get(base + 1, {}), theirs.get(min(theirs, default=0), {})
+    before = ours if all(done.parameters for done in ours.get(base, {}).values()) and base in ours else theirs
+    due = {rank: done.parameters for rank, done in before.get(base, {}).items()}
+    if not base:
+        due = {rank: done.restored for rank, done in fresh.items()}
+    if not begun or begun.keys() != due.keys():
+        return None
+    if any(done.restored is None or due[rank] is None for rank, done in begun.items()):
+        return None
+    as_new = {rank for rank, done in begun.items() if rank in fresh and done.restored == fresh[rank].restored}
+    return {
+        rank: "were those of a fresh start" if rank in as_new else "were others"
+        for rank, done in begun.items()
+        if done.restored != due[rank]
+    }
+
+
+def _lost(base: int, weights: Mapping[int, str]) -> str:
+    kinds = [(words, [rank for rank in weights if weights[rank] == words]) for words in dict.fromkeys(weights.values())]
+    clauses = " and ".join(f"those of rank {_list(ranks)} {words}" for words, ranks in kinds)
+    return f"before step {base + 1} {clauses}"
+
+
+def _other_in(since: Sequence[int], ours: Steps, theirs: Steps, *columns: str) -> list[int]:
+    """The steps of `since` in which one of these columns may differ on some rank."""
+    both = Both.of(StepTable.of(ours).at(since), StepTable.of(theirs).at(since))
+    other = np.any([~both.equal(column) for column in columns], axis=0)
+    return sorted({*both.ours.numbers[both.ours.any(other)].tolist(), *both.apart.tolist()})
+
+
+def _data(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
+    for step in _other_in(since, ours, theirs, "samples", "in_samples"):
+        if ours[step].keys() != theirs[step].keys():
+            mine, twins = _all_samples(ours[step]), _all_samples(theirs[step])
+            if mine is not None and twins is not None and mine != twins:
+                return _Fact("samples", step, said("data", who="all ranks together were", step=step))
+            continue
+        for rank, execution in sorted(ours[step].items()):
+            their = theirs[step][rank]
+            if execution.samples_seen and their.samples_seen and execution.samples != their.samples:
+                if execution.indices and execution.indices == their.indices and not renumbered(ours, theirs):
+                    return _Fact("samples", step, said("contents", rank=rank, step=step))
+                return _Fact("samples", step, said("data", who=f"rank {rank} was", step=step))
+    return None
+
+
+def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
+    if not all(execution.samples_seen for execution in by_rank.values()):
+        return None
+    return sorted(str(sample) for execution in by_rank.values() for sample in execution.samples)
+
+
+def _counter(
+    since: Sequence[int], ours: Steps, theirs: Steps, claim: str, read: Callable[[Execution], float | None], base: int
+) -> _Fact | None:  # fmt: skip
+    for step, run, twin in _pairs(_other_in(since, ours, theirs, "opt_step", "sched_step"), ours, theirs):
+        mine, twins = read(run), read(twin)
+        if mine is not None and twins is not None and mine != twins:
+            if claim == "schedule":
+                return _Fact("learning rate", step, said("schedule", ours=mine, theirs=twins, step=step))
+            if mine <= step - base:  # it counts the steps since the resume
+                return _Fact(claim, step, said("optimizer counter", ours=mine, theirs=twins, step=step))
+            by = f"{abs(mine - twins):g} {'ahead' if mine > twins else 'behind'}"
+            return _Fact(claim, step, said("optimizer apart", by=by, ours=mine, theirs=twins, step=step))
+    return None
+
+
+def _pairs(since: Sequence[int], ours: Steps, theirs: Steps) -> Iterator[tuple[int, Execution, Execution]]:
+    for step in since:
+        for rank in sorted(ours[step].keys() & theirs[step].keys()):
+            yield step, ours[step][rank], theirs[step][rank]
+
+
+def _like_the_start(ours: Steps, first: Difference) -> bool:
+    """Whether the first loss that differs is nearer to the run's first loss of all than to the twin's loss in that
+    step."""
+    start = ours.get(min(ours), {}).get(first.rank or 0)
+    if start is None or not start.loss_seen or first.ours is None or first.theirs is None or min(ours) == first.step:
+        return False
+    return abs(first.ours - (start.losses[0] or 0.0)) < abs(first.ours - first.theirs)
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,0 +1,319 @@
+"""Compares the losses of a run with those of its twins, step by step, and makes the finding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from torchaos.harness.analysis.comparison.agreement import Difference, before, differences, uneven, unreported, until
+from torchaos.harness.analysis.comparison.causes import likeliest_cause
+from torchaos.harness.analysis.comparison.sample_counts import in_the_twins_seats
+from torchaos.harness.analysis.ending import final_step, teardown_aborts
+from torchaos.harness.analysis.hit_targets import landings
+from torchaos.harness.analysis.tolerance import (
+    CAP,
+    CERTAIN,
+    LEARNED_FACTOR,
+    LOSS,
+    Steps,
+    Tolerance,
+    Tolerances,
+    but_for_rounding,
+    certainly_beyond,
+    distances,
+    may_be_rounding,
+    rounded_from,
+)
+from torchaos.harness.interfaces import Finding, First, What, failed, inconclusive, passed
+from torchaos.harness.record.history import History, StepTable
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.steps import Both
+from torchaos.harness.record.steps.columns import is_none, lengths
+
+# Ranks without losses or samples, such as the stages of a pipeline that pass on what other ranks have computed.
+
+
+def without_losses(*tables: StepTable) -> set[int]:
+    """The ranks that have no loss in any step of these runs: all stages of a pipeline before the last stage."""
+    ranks, seen = set[int](), set[int]()
+    for table in tables:
+        losses = table.executions.column("losses")
+        ranks |= table.executions.ranks
+        seen |= table.executions.at(lengths(losses) > is_none(losses).sum(1)).ranks
+    return ranks - seen
+
+
+def without_data(*tables: StepTable) -> set[int]:
+    """The ranks that have neither a loss nor a sample in any step of these runs: the middle stages of a pipeline."""
+    seen = set[int]().union(*(table.executions.at(table.executions.column("in_samples") > 0).ranks for table in tables))
+    return without_losses(*tables) - seen
+
+
+# Compares the losses of a run with those of its twins, step by step, and makes the finding.
+
+
+def apart_before(run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> Difference | None:
+    """The first certain difference between the run and its twins before the first fault. With such a difference, the
+    twins can't be used to judge the run. None if there is no such difference. If no tolerance is given, it is learned
+    only from the steps before the fault."""
+    theirs, landed = _steps_of(twins), landings(run)
+    early = before(history, landed[0].at_s if landed else float("inf"))
+    blind = unreported(history, early, twins[0].history, theirs[0])
+    early = early.without(blind)
+    if tolerance is None:
+        limits = Tolerances.learned(theirs, max(early, default=0))
+    else:
+        limits = Tolerances.given(tolerance, LOSS.typical(theirs))
+    return next(iter(_from_all(early, theirs, limits, CERTAIN)), None)
+
+
+class Comparison:
+    """Compares the losses of a run with those of its twins. The steps before the first fault show whether the twins can
+    be used to judge the run."""
+
+    def __init__(self, run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> None:
+        self._run, self._history, self._twins, self._twin = run, history, _steps_of(twins), twins[0]
+        self._invalid = apart_before(run, history, twins, tolerance)
+        last = max(self._twins[0], default=0)
+        self._done = until(history.by_step(), last if teardown_aborts(run, last) else None)
+        self._unreported = unreported(history, self._done, twins[0].history, self._twins[0])
+        self._ours, self._moved = in_the_twins_seats(self._done.without(self._unreported), self._twins[0])
+        if tolerance is None:
+            self._limits = Tolerances.learned(self._twins)
+        else:
+            self._limits = Tolerances.given(tolerance, LOSS.typical(self._twins))
+
+    @property
+    def _loss(self) -> Tolerance:
+        return self._limits.loss
+
+    @property
+    def bound(self) -> dict[str, object]:
+        """The largest tolerance of all steps, and its source."""
+        basis: str = self._loss.basis
+        if basis == "learned":
+            basis = f"learned from {len(self._twins)} twins that differ from each other"
+        return {"tolerance": self._loss.largest, "basis": basis}
+
+    def finding(self) -> Finding:
+        """The finding about the losses. Inconclusive if the twins can't be used to judge the run."""
+        if invalid := self._invalid:
+            return inconclusive(
+                f"the twin can't be compared with this run: before any fault, {in_words(invalid, 'in the twin')} Give "
+                "the job a fixed seed, more twins, or a tolerance.",
+                **measured_of(invalid),
+            )
+        return self._different() or self._gaps() or self._unseen() or self._too_noisy() or self._well()
+
+    @cached_property
+    def first(self) -> Difference | None:
+        """The first difference that neither rounding nor the noise between the twins explains. None if there is no such
+        difference. Noise only explains differences of the loss of a rank, and only if they are too small or in too few
+        steps to be certain."""
+        learned = self._loss.basis == "learned"
+        found = _from_all(self._ours, self._twins, self._limits, CERTAIN if learned else LEARNED_FACTOR)
+        if not any(map(_of_a_rank, found)):
+            return next(iter(found), None)
+        since = math.inf if self._rounded is not None else 0
+        if learned:
+            certain = certainly_beyond(self._distances(self._twins), self._loss)
+            since = math.inf if certain is None else certain
+        return next((each for each in found if not _of_a_rank(each) or each.step >= since), None)
+
+    @cached_property
+    def _rounded(self) -> bool | None:
+        """Whether rounding explains the differences from a twin; see `may_be_rounding`."""
+        bitwise = self._loss.basis == "bitwise"
+        return may_be_rounding(self._distances(self._twins[:1]), self._history) if bitwise else None
+
+    def _different(self) -> Finding | None:
+        """The finding about a difference that neither noise nor rounding explains, or that rounding may explain."""
+        if self.first:
+            spread = self._loss.spreads.get(self.first.step, 0.0)
+            noisy = self._loss.basis == "learned" and self.first.what == "loss"
+            more = f" That is more than the twins differ from each other there ({spread:.1g})." if noisy else ""
+            return self._failed(self.first, more)
+        if self._loss.basis == "learned" or self._rounded is not False:
+            return None
+        found = next(iter(_from_all(self._ours, self._twins, self._limits)), None)
+        if found is None:
+            return None
+        far = max(self._distances(self._twins[:1]).values())
+        return inconclusive(
+            f"{in_words(found, 'in the twin')} It began as rounding does (after a restart, three or more ranks sum "
+            f"in another order) and has grown to {far:.2g}: training in low precision, or for many "
+            "steps, may do that. parameter_digest checks what was restored; set a tolerance to decide.",
+            **measured_of(found),
+        )
+
+    def _distances(self, twins: Sequence[Steps]) -> dict[int, float]:
+        """The differences of the losses from the nearest twin, in steps that the run and the twins made on the same
+        ranks."""
+        alike = Both.of(self._ours, self._twins[0]).ours
+        return distances(alike, twins, LOSS, self._loss.typical)
+
+    def _failed(self, first: Difference, more: str = "") -> Finding:
+        words = f"{in_words(first, 'in the twin')}{more}"
+        if odd := uneven(self._twins[0]):
+            return inconclusive(f"{words} But {odd}: it is not known whether the difference is a defect.")
+        cause = likeliest_cause(self._run, self._history, self._ours, self._twins[0], first, self._twin)
+        finding = failed(f"{words} {cause.words}", first_of(first), **measured_of(first))
+        return replace(finding, cause=cause.short)
+
+    def _too_noisy(self) -> Finding | None:
+        """The inconclusive finding if the twins can't decide: they are too noisy in too many steps, or the run differs
+        by an amount that may be chance."""
+        if self._loss.basis != "learned":
+            return None
+        dark = [step for step in self._ours if not self._loss.judges(step)]
+        if len(dark) > self._spared:
+            spread = max((self._loss.spreads.get(step, math.inf) for step in dark), default=math.inf)
+            size = f"by up to {spread:.2g} of the value" if math.isfinite(spread) else "and are not finite in one"
+            return inconclusive(
+                f"too noisy to judge: in {_steps(dark)} the twins differ from each other {size}, and a tolerance of "
+                f"more than {CAP:g} would excuse real defects. Give the job a fixed seed (weights, data order, "
+                "dropout), or a tolerance.",
+                noise=spread,
+            )
+        far = self._distances(self._twins)
+        odd = next((step for step in far if self._loss.judges(step) and far[step] > self._loss.allowed(step)), None)
+        if odd is None:
+            return None
+        return inconclusive(
+            f"in step {odd} the loss is {far[odd]:.2g} from the nearest twin's, and {len(self._twins)} twins differ by "
+            f"{self._loss.spreads[odd]:.2g} there: a defect, or chance. More twins or a tolerance would decide.",
+            step=odd, relative_difference=far[odd],
+        )  # fmt: skip
+
+    @property
+    def _spared(self) -> int:
+        """The number of steps that may be too noisy to be judged. State that is lost in a restart shows in many steps,
+        so it is found in spite of this."""
+        return len(self._ours) // 10
+
+    def _gaps(self) -> Finding | None:
+        missing = sorted(self._twins[0].keys() - self._done.keys())
+        extra = sorted(self._done.keys() - self._twins[0].keys())
+        if missing:
+            return failed(
+                f"{_steps(missing)} of the twin's never took place: the final history ends with step "
+                f"{max(self._done, default=0)}",
+                First(What.ABSENT, missing[0]),
+                missing=len(missing),
+            )
+        if extra:
+            return failed(
+                f"{_steps(extra)} took place, and the twin ended with step {max(self._twins[0])}", extra=len(extra)
+            )
+        return None
+
+    def _unseen(self) -> Finding | None:
+        if self._unreported:
+            return inconclusive(f"not all ranks reported step {min(self._unreported)}, in the run or in the twin")
+        silent = self._silent
+        for step in self._in_part():
+            by_rank, twins = self._ours[step], self._twins[0][step]
+            if by_rank.keys() != twins.keys():
+                blind = [rank for steps in (by_rank, twins) for rank, done in steps.items() if not done.loss_seen]
+            else:  # a step without a backward has no loss, in neither run
+                both = [(rank, ours, twins[rank]) for rank, ours in by_rank.items()]
+                both = [(rank, ours, theirs) for rank, ours, theirs in both if ours.losses or theirs.losses]
+                blind = [rank for rank, ours, theirs in both if not (ours.loss_seen and theirs.loss_seen)]
+            blind = [rank for rank in blind if rank not in silent]
+            if blind:
+                return inconclusive(
+                    f"the loss of step {step} on rank {blind[0]} was not seen, in the run or in the twin, although "
+                    "others were: the backward hook did not fire in it, or its value was never copied"
+                )
+        return None
+
+    def _in_part(self) -> list[int]:
+        """The steps in which the loss of a rank that has losses was perhaps not seen."""
+        both, silent = Both.of(self._ours, self._twins[0]), list(self._silent)
+        mine, twins = both.ours.executions, both.theirs.executions
+        some = (lengths(mine.column("losses")) > 0) | (lengths(twins.column("losses")) > 0)
+        blind = some & ~(mine.loss_seen & twins.loss_seen) & ~np.isin(mine.rank, silent)
+        return sorted({*both.ours.numbers[both.ours.any(blind)].tolist(), *both.apart.tolist()})
+
+    @cached_property
+    def _silent(self) -> set[int]:
+        return without_losses(self._ours, self._twins[0])
+
+    def _well(self) -> Finding:
+        silent = self._silent
+        ranks = len(self._ours.executions.ranks - silent)
+        where = "1 rank" if ranks == 1 else f"{ranks} ranks"
+        worst = max(self._distances(self._twins[:1]).values(), default=0.0)
+        allowed = self._loss.largest
+        how = f"within {allowed:.3g} of the twin's" if allowed else "bitwise equal to the twin's"
+        if self._loss.basis == "learned":
+            how = f"as near to the twins' as the twins' are to each other (at most {allowed:.2g})"
+        elif not allowed and worst and rounded_from(self._history) is not None:
+            how = f"the twin's, {but_for_rounding(worst, self._history)}"
+        dark = [step for step in self._ours if not self._loss.judges(step)]
+        spared = f", except {_steps(dark)}, where the twins differ too much to decide" if dark else ""
+        if silent:
+            spared += f"; rank {_list(silent)} has none, in the run or in the twin, and was left out"
+        lines = ", as far as the job's log shows" if self._history.source == "log" else ""
+        changed = len(Both.of(self._ours, self._twins[0]).apart)
+        means = "; in steps with another number of ranks, the means over the ranks were compared" if changed else ""
+        if self._moved:
+            means += f"; in {_steps(self._moved)} the ranks had each other's samples, and were compared by samples"
+        return passed(
+            f"the losses of all {len(self._ours)} steps on {where} are {how}{spared}{lines}{means}",
+            steps=len(self._ours), ranks=ranks, largest_difference=worst, twins=len(self._twins),
+        )  # fmt: skip
+
+
+def in_words(first: Difference, other: str) -> str:
+    """A sentence about the first difference. `other`: the source of the other value, such as "in the twin"."""
+    where = "on average over the ranks" if first.rank is None else f"on rank {first.rank}"
+    by = f" (relative difference {first.relative:.2g})" if math.isfinite(first.relative) else ""
+    return (
+        f"the {first.what} differs first in step {first.step} {where}: {first.ours:.9g} instead of {first.theirs:.9g} "
+        f"{other}{by}."
+    )
+
+
+def _steps_of(twins: Sequence[Record]) -> list[StepTable]:
+    return [until(twin.history.by_step(), final_step(twin)) for twin in twins]
+
+
+def _from_all(
+    ours: Steps, twins: Sequence[Steps], limits: Tolerances, factor: float = LEARNED_FACTOR
+) -> list[Difference]:
+    """The differences that a run has from every twin, in order of steps, with the values of the first twin."""
+    by_twin = [
+        {
+            (difference.step, difference.rank, difference.what): difference
+            for difference in differences(ours, twin, limits, factor=factor)
+        }
+        for twin in twins
+    ]
+    common = set(by_twin[0]).intersection(*by_twin[1:])
+    return [difference for where, difference in by_twin[0].items() if where in common]
+
+
+def _of_a_rank(difference: Difference) -> bool:
+    """Whether the difference is in the loss of a single rank. Noise and rounding can only make such differences."""
+    return difference.what == "loss" and difference.rank is not None
+
+
+def _list(ranks: set[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
+
+
+def first_of(first: Difference) -> First:
+    return First(What(first.what), first.step)
+
+
+def measured_of(first: Difference) -> dict[str, object]:
+    return {"step": first.step, "rank": first.rank, "relative_difference": first.relative}
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]} to {steps[-1]})"

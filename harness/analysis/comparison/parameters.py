@@ -1,0 +1,242 @@
+"""Compares the parameters of a run with those of its twins, step by step, and makes the finding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
+from torchaos.harness.analysis.checkpointing.checkpoint_diff import clashes
+from torchaos.harness.analysis.checkpointing.resumed_from import resumed_in_words
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.analysis.comparison.agreement import Difference, differences, uneven, until
+from torchaos.harness.analysis.comparison.causes import Cause, likeliest_cause
+from torchaos.harness.analysis.ending import final_step
+from torchaos.harness.analysis.tolerance import (
+    CAP,
+    CERTAIN,
+    PUT_BACK,
+    ROUNDING,
+    WEIGHTS,
+    Loaded,
+    Steps,
+    but_for_rounding,
+    certainly_beyond,
+    distances,
+    drift,
+    learned,
+    loaded,
+    relative,
+    rounded_from,
+)
+from torchaos.harness.interfaces import Finding, First, What, failed, inconclusive, passed
+from torchaos.harness.record.history import Execution, History
+from torchaos.harness.record.plan import counted
+from torchaos.harness.record.record import Record
+
+_ASK = "`replicas_only: true` compares only the replicas"
+
+
+class AgainstTwins:
+    """Compares the parameters of a run with those of its twins.
+
+    `ours`: the steps that count; `early`: the steps before the first fault, which show whether the twins can be used to
+    judge the run."""
+
+    def __init__(self, run: Record, history: History, twins: Sequence[Record], ours: Steps, early: Steps) -> None:
+        self._run, self._history, self._twins, self._ours, self._early = run, history, twins, ours, early
+        self._all = [until(twin.history.by_step(), final_step(twin)) for twin in twins]
+        self._theirs = self._all[0]
+
+    def finding(self, replicas: str) -> Finding:
+        """The finding about the parameters. `replicas`: a clause about the comparison between the ranks."""
+        varying = next((step for other in self._all[1:] if (step := _first(other, self._theirs)) is not None), None)
+        if varying is not None and all(_sketched(steps) for steps in (self._ours, *self._all)):
+            return self._under_noise(replicas)
+        invalid = _first(self._early, self._theirs)
+        if invalid is not None or varying is not None:
+            what = "before any fault" if invalid is not None else "between the twins themselves"
+            return inconclusive(
+                f"{replicas}; it is not known whether the parameters are the twin's: they differ {what}, in step "
+                f"{varying if invalid is None else invalid}. This job is not bitwise reproducible: {_ASK}",
+            )
+        first = _first(self._ours, self._theirs)
+        if first is None:
+            return self._well(replicas, "the twin's")
+        if (since := rounded_from(self._history)) is not None and first >= since:
+            return self._rounded(replicas, first)
+        return self._other(replicas, first)
+
+    def _well(self, replicas: str, equal: str) -> Finding:
+        theirs = self._theirs
+        common = [step for step in self._ours if step in theirs and _comparable(self._ours[step], theirs[step])]
+        due = sorted({s.global_step for s in self._run.history.saves if s.global_step and s.global_step in theirs})
+        missed = [step for step in (*due, max(theirs)) if step not in common]
+        if missed:
+            return inconclusive(
+                f"{replicas}; the parameters after step {missed[0]} were not seen on the same ranks as in the twin"
+            )
+        where = f"at {counted(len(due), 'checkpoint')} and " if due else ""
+        return passed(
+            f"{replicas}, and the parameters are {equal} after all {len(common)} steps, {where}at the end",
+            steps=len(common), checkpoints=len(due),
+        )  # fmt: skip
+
+    # -- twins that differ from each other ----------------------------------------------------------------------
+
+    def _under_noise(self, replicas: str) -> Finding:
+        allowed = learned(self._all, WEIGHTS)
+        early = learned(self._all, WEIGHTS, max(self._early, default=0))
+        begun = distances(self._early, self._all, WEIGHTS, 0.0)
+        odd = next((step for step, far in begun.items() if far > early.allowed(step, CERTAIN)), None)
+        if odd is not None:
+            return inconclusive(
+                f"{replicas}; it is not known whether the parameters are the twins': before any fault, after step "
+                f"{odd}, they are {begun[odd]:.1g} of their norm from the nearest twin's, and the twins are "
+                f"{early.spreads[odd]:.1g} from each other. {_ASK}"
+            )
+        put_back = list(loaded(self._history))
+        bound = max((min(allowed.allowed(resumed.step), CAP) for resumed in put_back), default=0.0)
+        if inexact := _inexact(put_back, bound):
+            return inexact
+        far = distances(self._ours, self._all, WEIGHTS, 0.0)
+        first = certainly_beyond(far, allowed)
+        if first is not None:
+            return self._beyond(replicas, first, far[first], allowed.spreads[first])
+        exact = bool(put_back) and not any(resumed.off for resumed in put_back)
+        restored = f"; {said('bits restored')}" if exact else ""
+        dark = next((step for step in far if not allowed.judges(step)), None)
+        if dark is not None:
+            return inconclusive(
+                f"{replicas}{restored}; too noisy to judge the later parameters: after step {dark} the twins' are "
+                f"{allowed.spreads[dark]:.1g} of their norm from each other. Seed the job, or {_ASK}"
+            )
+        near = next((step for step in far if far[step] > allowed.allowed(step)), None)
+        if near is not None:
+            return inconclusive(
+                f"{replicas}{restored}; after step {near} the parameters are {far[near]:.1g} of their norm from the "
+                f"nearest twin's, and the twins are {allowed.spreads[near]:.1g} from each other: a defect, or chance. "
+                f"{_ASK}"
+            )
+        words = f"as near to the twins' as the twins' are to each other (at most {allowed.largest:.1g} of their norm)"
+        return self._well(f"{replicas}{restored}", words)
+
+    def _beyond(self, replicas: str, first: int, far: float, spread: float) -> Finding:
+        rank = min(self._ours[first])
+        words = (
+            f"after step {first} the parameters are {far:.1g} of their norm from the nearest twin's, and those of the "
+            f"twins {spread:.1g} from each other, {resumed_in_words(self._history, self._ours[first][rank])}."
+        )
+        if odd := uneven(self._theirs):
+            return inconclusive(f"{replicas}; {words} But {odd}: it is not known whether that is a defect.")
+        return failed(words, First(What.PARAMETERS, first), step=first, rank=rank, off=far)
+
+    # -- twins that are bitwise equal ----------------------------------------------------------------------------
+
+    def _rounded(self, replicas: str, first: int) -> Finding:
+        """The finding if the first difference may come from another order of summation."""
+        if inexact := _inexact(loaded(self._history)):
+            return inexact
+        found = drift(self._ours, self._theirs)
+        if found is None or found.other is not None:
+            return self._other(replicas, first)
+        if found.unclear is not None:
+            return inconclusive(
+                f"{replicas}; after step {found.unclear} the parameters moved away from the twin's by more than "
+                f"rounding alone does at once ({found.farthest:.1g} of their norm at most): a defect, or rounding that "
+                "has grown, or is of a low precision",
+                step=found.unclear,
+            )
+        return self._well(replicas, f"the twin's, {but_for_rounding(found.farthest, self._history)},")
+
+    def _other(self, replicas: str, first: int) -> Finding:
+        theirs, by_rank = self._theirs, self._ours[first]
+        rank = next(rank for rank in sorted(by_rank) if by_rank[rank].parameters != theirs[first][rank].parameters)
+        since = {s.global_step for s in self._run.history.saves if s.global_step and s.global_step >= first}
+        saved = sorted(step for step in since if _first(_at(self._ours, step), _at(theirs, step)) is not None)
+        words = (
+            f"the parameters differ from the twin's first after step {first}, on rank {rank}, "
+            f"{resumed_in_words(self._history, by_rank[rank])}{self._by(first, rank)}."
+        )
+        measured = {"step": first, "rank": rank, "bad_checkpoints": len(saved)}
+        if odd := uneven(theirs):
+            return inconclusive(f"{replicas}; {words} But {odd}: it is not known whether that is a defect.", **measured)
+        if not _sketched(self._ours) and self._may_be_rounding():
+            return inconclusive(
+                f"{replicas}; {words} No loss differs by more than {ROUNDING:g}, and with three ranks or more DDP sums "
+                "in another order after any restart, so this may be rounding: see loss_continuity.",
+                **measured,
+            )
+        cause = self._why_other(first, rank)
+        story = f"{words} {cause.words}{self._reached(saved)}"
+        return replace(failed(story, First(What.PARAMETERS, first), **measured), cause=cause.short)
+
+    def _by(self, first: int, rank: int) -> str:
+        """The gradient norms of the step, in brackets. They show the size of a difference; check sums do not."""
+        mine, twins = self._ours[first][rank].norm, self._theirs[first][rank].norm
+        if mine is None or twins is None:
+            return ""
+        if mine == twins:
+            return " (the gradient's norm is the same)"
+        return f" (the gradient's norm is {mine:.6g} instead of {twins:.6g}, {relative(mine, twins):.2g} off)"
+
+    def _why_other(self, first: int, rank: int) -> Cause:
+        found = next(differences(self._ours, self._theirs, 0.0), None)
+        mine, twins = self._ours[first][rank], self._theirs[first][rank]
+        life = self._history.attempt(mine.attempt)
+        if found is None and (life is None or not life.number):
+            seen = mine.loss_seen and twins.loss_seen
+            return Cause(said("fault alone" if seen else "fault unseen"), said("fault changed"))
+        found = found or Difference("parameters", first, rank, mine.norm, twins.norm, 0.0)
+        return likeliest_cause(self._run, self._history, self._ours, self._theirs, found, self._twins[0])
+
+    def _reached(self, saved: Sequence[int | None]) -> str:
+        if not saved:
+            return ""
+        ours, theirs = checkpoints_of(self._run), checkpoints_of(self._twins[0])
+        names = [clash.name for clash in clashes(ours or [], theirs or []) if clash.kind == "tensor"]
+        which = f" ({names[0]} and {len(set(names)) - 1} more tensors)" if names else ""
+        return f" It reached {counted(len(saved), 'checkpoint')}, first that of step {saved[0]}{which}."
+
+    def _may_be_rounding(self) -> bool:
+        if max(len(by_rank) for by_rank in self._ours.values()) < 3:
+            return False
+        return all(difference.relative <= ROUNDING for difference in differences(self._ours, self._theirs, 0.0))
+
+
+def _inexact(put_back: Iterable[Loaded], bound: float = 0.0) -> Finding | None:
+    """The finding about a rank that began an attempt with parameters which differ from the saved parameters by more
+    than `bound`, relative to their norm."""
+    least = max(PUT_BACK, bound)
+    off = next((resumed for resumed in put_back if math.isfinite(resumed.off) and resumed.off > least), None)
+    if off is None:
+        return None
+    return failed(
+        said("inexact", rank=off.rank, attempt=off.attempt, off=off.off, step=off.step),
+        First(What.PARAMETERS, off.step + 1), step=off.step + 1, rank=off.rank, off=off.off,
+    )  # fmt: skip
+
+
+def _comparable(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        done.parameters is not None for by_rank in (ours, theirs) for done in by_rank.values()
+    )
+
+
+def _first(ours: Steps, theirs: Steps) -> int | None:
+    """The first step after which the parameters differ. Only steps count whose parameters were seen on the same ranks
+    in both runs. None if there is none."""
+    common = sorted(step for step in ours.keys() & theirs.keys() if _comparable(ours[step], theirs[step]))
+    return next(
+        (s for s in common if any(done.parameters != theirs[s][rank].parameters for rank, done in ours[s].items())),
+        None,
+    )
+
+
+def _at(steps: Steps, step: int) -> Steps:
+    return {step: steps[step]} if step in steps else {}
+
+
+def _sketched(steps: Steps) -> bool:
+    return all(done.sketch for by_rank in steps.values() for done in by_rank.values())

@@ -1,0 +1,300 @@
+"""The samples of a step: whether two runs have the same, how often and when each was consumed, and ranks that took over
+each other's samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchaos.harness.analysis.tolerance import Steps
+from torchaos.harness.record.history import Execution, StepTable
+from torchaos.harness.record.plan import counted
+from torchaos.harness.record.steps import Both
+from torchaos.harness.record.steps.execution import as_indices, sums_of, with_values
+
+# The samples of a step: whether two runs have the same, how often each was consumed, and their names in words.
+
+Array = npt.NDArray[Any]
+_ENOUGH = 100  # steps: a run may differ in each of millions
+Samples = Counter[Hashable]  # by sample (an index or a digest): how often it was consumed
+Read = Callable[[Execution], tuple[Hashable, ...]]
+
+
+def digests_of(execution: Execution) -> tuple[Hashable, ...]:
+    return tuple(sample for sample in execution.samples if sample is not None)
+
+
+def _indices(execution: Execution) -> tuple[Hashable, ...]:
+    return execution.indices
+
+
+def _by_index(execution: Execution) -> tuple[Hashable, ...]:
+    return execution.indices or digests_of(execution)
+
+
+def reader(ours: Steps, theirs: Steps) -> Read:
+    """A function that returns the samples of a step for messages: by index if both sides have indices and use them for
+    the same samples, because the contents of a sample may be drawn again each time. It is not used to decide whether
+    samples are equal."""
+    return _by_index if by_index(ours, theirs) and not renumbered(ours, theirs) else digests_of
+
+
+def renumbered(ours: Steps, theirs: Steps) -> bool:
+    """Whether the two sides have other indices for the same samples, as in a dataset that is made of the rest of an
+    epoch. Looks only at the first steps that differ, at samples with a digest of their own, and at contents that came
+    with one index on each side."""
+    mine, twins = StepTable.of(ours), StepTable.of(theirs)
+    other = different(mine, twins)[:_ENOUGH]
+    had, has = _indices_of(mine.at(other)), _indices_of(twins.at(other))
+    return any(len(had[sample]) == len(has[sample]) == 1 and had[sample] != has[sample] for sample in had.keys() & has)
+
+
+def have_other_contents(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
+    """Whether two steps use equal indices, and no index came with the same contents in both."""
+    had, has = set(_named_contents(mine)), set(_named_contents(others))
+    return not had & has and not {index for _, index in had}.isdisjoint(index for _, index in has)
+
+
+def _indices_of(steps: StepTable) -> dict[Hashable, set[Hashable]]:
+    """By digest, all indices with which it came."""
+    found: dict[Hashable, set[Hashable]] = {}
+    for by_rank in steps.values():
+        for sample, index in _named_contents(by_rank):
+            found.setdefault(sample, set()).add(index)
+    return found
+
+
+def _named_contents(by_rank: Mapping[int, Execution]) -> Iterator[tuple[Hashable, Hashable]]:
+    """The digest and the index of each sample that has a digest of its own."""
+    for execution in by_rank.values():
+        if len(execution.samples) == len(execution.indices):
+            yield from zip(execution.samples, execution.indices, strict=True)
+
+
+def by_index(*histories: Steps) -> bool:
+    """Whether the indices of each step are known on all sides, or on none."""
+    known, unknown = set[int](), set[int]()
+    for steps in map(StepTable.of, histories):
+        has = steps.executions.column("in_indices") > 0
+        known |= set(steps.numbers[steps.any(has)].tolist())
+        unknown |= set(steps.numbers[steps.any(~has)].tolist())
+    return not known & unknown
+
+
+def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
+    """Whether the two steps trained on the same samples. If there is one digest for each sample, equal digests are
+    enough, and the indices may differ. If a digest is of another part of the batch (tokens of packed samples), the
+    indices must be equal too, if all are known. If only sums are known on one side, the sums decide."""
+    if any_summed(mine, others):
+        return _same_sums(mine, others)
+    if counts_of(mine) != counts_of(others):
+        return False
+    every = [*mine.values(), *others.values()]
+    if not all(execution.indices for execution in every) or all(
+        len(execution.indices) == len(execution.samples) for execution in every
+    ):
+        return True
+    return counts_of(mine, _indices) == counts_of(others, _indices)
+
+
+def any_summed(*steps: Mapping[int, Execution]) -> bool:
+    """Whether only the sum of the samples is known on some rank."""
+    return any(execution.sums is not None for by_rank in steps for execution in by_rank.values())
+
+
+def _same_sums(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
+    ours, theirs = (
+        [sums_of(execution) for _, execution in sorted(by_rank.items())] for by_rank in (mine, others)
+    )  # fmt: skip
+    every = [*ours, *theirs]
+    one_each = all(sums.in_indices in (0, sums.in_samples) for sums in every)
+    by_samples = one_each or not all(sums.in_indices for sums in every)
+    part = slice(0, 2 if by_samples else 4)
+    totals = [[sum(column) % 2**64 for column in zip(*side, strict=True)][part] for side in (ours, theirs)]
+    return totals[0] == totals[1]
+
+
+def not_surely_same(mine: StepTable, others: StepTable) -> list[int]:
+    """The steps of either side, except steps in which all samples were seen and are the same on each rank."""
+    both = Both.of(mine, others)
+    ours, theirs = both.ours.executions, both.theirs.executions
+    other = ~(ours.samples_known & theirs.samples_known & _equal(both))
+    one_each = (ours.column("in_samples") == ours.column("in_indices")) & (
+        theirs.column("in_samples") == theirs.column("in_indices")
+    )
+    if (other | ~one_each).any():
+        by_index = both.ours.any(~_equal(both, "indices")) & both.ours.any(~one_each)
+    else:
+        by_index = np.zeros(len(both.ours), bool)
+    same = both.ours.numbers[~(both.ours.any(other) | by_index)]
+    found: list[int] = np.setdiff1d(np.union1d(mine.numbers, others.numbers), same).tolist()
+    return found
+
+
+def different(mine: StepTable, others: StepTable) -> list[int]:
+    """The steps of either side, except steps that consumed the same samples, with the same indices, on each rank."""
+    both = Both.of(mine, others)
+    other = ~(_equal(both) & _equal(both, "indices"))
+    same = both.ours.numbers[~both.ours.any(other)]
+    found: list[int] = np.setdiff1d(np.union1d(mine.numbers, others.numbers), same).tolist()
+    return found
+
+
+def _equal(both: Both, name: str = "samples") -> Array:
+    """For each step and rank: whether both runs have the same samples. In the same order, if that is known."""
+    summed = both.ours.executions.column("summed") | both.theirs.executions.column("summed")
+    equal = both.equal(name)
+    if summed.any():
+        equal = np.where(summed, both.equal(f"in_{name}") & both.equal(f"{name}_sum"), equal)
+    return equal
+
+
+def steps_like(steps: StepTable, by_rank: Mapping[int, Execution], read: Read) -> set[int]:
+    """The numbers of the steps that trained on the same samples as the step `by_rank`, even if on other ranks."""
+    own = StepTable.of({0: dict(enumerate(replace(execution, global_step=0) for execution in by_rank.values()))})
+    near = np.zeros(len(steps), bool)
+    for name in ("samples_sum", "indices_sum"):
+        near |= steps.sums(steps.executions.column(name)) == own.sums(own.executions.column(name))
+    got = counts_of(by_rank, read)
+
+    def is_like(other: Mapping[int, Execution]) -> bool:
+        return are_same(by_rank, other) if any_summed(by_rank, other) else counts_of(other, read) == got
+
+    return {step for step in steps.numbers[near].tolist() if is_like(steps[step])}
+
+
+def in_order(
+    by_rank: Mapping[int, Execution], by_sum: bool = False
+) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:  # fmt: skip
+    """The contents of a step, rank by rank. `by_sum`: only their sums, as some steps have only these. If no other step
+    of the twin has the same contents, they identify the samples even if indices differ: after a resume an index may
+    count from another sample, for example in a Subset of the rest of an epoch."""
+    return tuple(
+        (rank, sums_of(execution)[:2] if by_sum else digests_of(execution))
+        for rank, execution in sorted(by_rank.items())
+    )
+
+
+def counts_of(by_rank: Mapping[int, Execution], read: Read = digests_of) -> Samples:
+    return Counter(sample for execution in by_rank.values() for sample in read(execution))
+
+
+def total_of(steps: Iterable[Mapping[int, Execution]], read: Read) -> Samples:
+    return Counter(sample for by_rank in steps for sample in counts_of(by_rank, read).elements())
+
+
+def all_known(by_rank: Mapping[int, Execution]) -> bool:
+    """Whether the samples of all ranks can be compared with others: each was seen, or their sum is known."""
+    return all(execution.samples_seen or execution.sums is not None for execution in by_rank.values())
+
+
+def are_summed(*histories: Steps) -> bool:
+    """Whether only the sum of the samples is known of some step."""
+    return any(StepTable.of(steps).executions.column("summed").any() for steps in histories)
+
+
+def named(samples: Samples) -> str:
+    """The samples in words: their indices if known, otherwise only how many there are."""
+    indices = [sample for sample in samples if isinstance(sample, int)]
+    return ranges(indices) if indices else counted(samples.total(), "sample")
+
+
+def ranges(indices: Iterable[int], most: int = 4) -> str:
+    ranges: list[list[int]] = []
+    for index in sorted(set(indices)):
+        if ranges and ranges[-1][1] + 1 == index:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    words = [str(low) if low == high else f"{low}-{high}" for low, high in ranges[:most]]
+    return f"samples {', '.join(words)}{' and others' if len(ranges) > most else ''}"
+
+
+# Finds the step in which each sample was consumed first, by the sample's index.
+
+
+def indices_of(steps: StepTable, step: int) -> list[int]:
+    """The indices of the samples that all ranks consumed in a step."""
+    return [index for execution in steps[step].values() for index in execution.indices]
+
+
+def came_earlier(steps: StepTable, step: int) -> bool:
+    """Whether the first sample of a step was also consumed in an earlier step. A step that only repeats samples always
+    begins with such a sample."""
+    own = indices_of(steps, step)[:1]
+    wanted = as_indices([own])[0]
+    return any((indices[at < step] == wanted).any() for at, indices in (steps.executions.indices() if own else ()))
+
+
+class FirstUses:
+    """The first use of each sample, from all indices of the history."""
+
+    def __init__(self, steps: StepTable) -> None:
+        self._steps = steps
+        every = [np.unique(indices) for _, indices in steps.executions.indices()]
+        self._known = np.unique(np.concatenate([np.zeros(0, np.int64), *every]))
+        self._first = np.full(len(self._known), np.iinfo(np.int64).max)
+        for at, indices in steps.executions.indices():
+            np.minimum.at(self._first, self._places(indices), at[:, None])
+
+    def of(self, index: int) -> int:
+        """The step that consumed this sample first."""
+        return int(self._first[self._places(as_indices([[index]]))[0, 0]])
+
+    def after(self, step: int) -> int:
+        """The number of samples that were consumed first after a step."""
+        return int((self._first > step).sum())
+
+    def repeated(self) -> set[int]:
+        """The steps that consumed only samples of earlier steps."""
+        had, new = set[int](), set[int]()
+        for at, indices in self._steps.executions.indices():
+            is_new = (self._first[self._places(indices)] >= at[:, None]).any(1)
+            had |= set(at.tolist())
+            new |= set(at[is_new].tolist())
+        return had - new
+
+    def _places(self, indices: Array) -> Array:
+        return np.searchsorted(self._known, indices)
+
+
+# Ranks that took over each other's samples after a restart, as with a sampler that deals them out anew. The sum over
+# the ranks is the same, so each loss is compared with that of the twin's rank that had the same samples. Pure.
+
+
+def in_the_twins_seats(ours: StepTable, theirs: StepTable) -> tuple[StepTable, list[int]]:
+    """The steps, in which each rank has the losses of the rank that consumed what this rank consumed in the twin, and
+    the numbers of the steps that this changed."""
+    both = Both.of(ours, theirs)
+    unseen = ~(both.ours.executions.samples_known & both.theirs.executions.samples_known)
+    moved = both.ours.any(~both.equal("samples_sum")) & ~both.ours.any(unseen)
+    first_rows = np.searchsorted(ours.executions.global_step, both.ours.numbers[moved])
+    changed, new = [], dict[int, Execution]()
+    for step, row in zip(both.ours.numbers[moved].tolist(), first_rows.tolist(), strict=True):
+        if seated := _seated(ours[step], theirs[step]):
+            changed.append(step)
+            new.update(enumerate(seated, row))
+    return (StepTable(ours.executions.replaced(new)) if new else ours), changed
+
+
+def _seated(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) -> list[Execution]:
+    """The step's executions in order of rank. Empty if the ranks did not just exchange their samples, or if two ranks
+    consumed the same."""
+    by_sum = any_summed(ours, theirs)
+
+    def samples(execution: Execution) -> Hashable:
+        return sums_of(execution)[:2] if by_sum else execution.samples
+
+    by_samples = {samples(execution): execution for execution in ours.values()}
+    if by_samples.keys() != set(map(samples, theirs.values())) or len(by_samples) < len(ours):
+        return []
+    donors = [(ours[rank], by_samples[samples(theirs[rank])]) for rank in sorted(ours)]
+    return [
+        with_values(own, {name: getattr(donor, name) for name in ("losses", "samples", "indices", "sums")})
+        for own, donor in donors
+    ]

@@ -1,0 +1,235 @@
+"""Explains in words how the samples of a run differ from those of its twin, or of an earlier execution of the same
+steps, and recognizes samples that the job computes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cached_property
+
+from torchaos.harness.agent.wire import Phase
+from torchaos.harness.analysis.checkpointing.torn import torn
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.analysis.comparison.sample_counts import (
+    Read,
+    Samples,
+    any_summed,
+    counts_of,
+    different,
+    digests_of,
+    named,
+    reader,
+    steps_like,
+    total_of,
+)
+from torchaos.harness.analysis.tolerance import LOSS, ROUNDING, Steps, may_be_rounding, rounded_from, rounds_on
+from torchaos.harness.interfaces import Finding, First, What, failed
+from torchaos.harness.record.history import Execution, History, StepTable
+from torchaos.harness.record.plan import counted
+from torchaos.harness.record.steps.execution import sums_of
+
+# Samples that the job computes itself, such as the observations that a policy meets, or a model's own output as its
+# next input. They follow from the parameters. So if parameters differ by rounding, such samples do too, and their
+# digests, which are exact, differ as if they were other samples.
+
+ByRank = Mapping[int, Execution]
+
+
+def may_be_computed(*steps: ByRank) -> bool:
+    """Whether the job may have computed the samples of these steps: no data loader of torch gave a batch in them, and
+    no sample has an index of a dataset."""
+    every = [execution for by_rank in steps for execution in by_rank.values()]
+    return not any(Phase.DATA in execution.phases or sums_of(execution).in_indices for execution in every)
+
+
+def equal_but_for_rounding(mine: ByRank, others: ByRank, world: int) -> bool:
+    """Whether samples of a step that was done again may differ from those of its first execution by rounding alone: as
+    many as before, computed, on enough ranks, and with losses that agree except for rounding."""
+    if not (rounds_on(world) and may_be_computed(mine, others) and _as_many(mine, others)):
+        return False
+    losses_seen = all(execution.loss_seen for by_rank in (mine, others) for execution in by_rank.values())
+    return losses_seen and mine.keys() == others.keys() and LOSS.distance(mine, others, 0.0) <= ROUNDING
+
+
+class Computed:
+    """Which differing samples of a run may differ from its twin's only because parameters do."""
+
+    def __init__(self, history: History, ours: StepTable, theirs: StepTable) -> None:
+        self._history, self._ours, self._theirs = history, ours, theirs
+
+    def follows(self, step: int) -> bool:
+        """Whether the samples of the step may have been computed from parameters that differed before. In the first
+        step after a restart they come from what was restored, and must be the twin's. Samples that the twin used in
+        another step were not computed."""
+        mine, twins = self._ours.get(step, {}), self._theirs.get(step, {})
+        if not mine or not twins or self._resumed_in(step):
+            return False
+        other = (counts_of(mine) - counts_of(twins)).keys()
+        return may_be_computed(mine, twins) and _as_many(mine, twins) and not other & self._used
+
+    def are_named_alike(self, step: int) -> bool:
+        """Whether the samples of the step have the twin's indices: none was skipped or repeated, but the job may have
+        computed their contents, as for a buffer of what its policy met."""
+        mine, twins = self._ours.get(step, {}), self._theirs.get(step, {})
+        if mine.keys() != twins.keys() or self._resumed_in(step):
+            return False
+        return all(one.indices and one.indices == twins[rank].indices for rank, one in mine.items())
+
+    def may_be_rounded(self, step: int) -> bool | None:
+        """Whether rounding explains the difference, as may_be_rounding() says it of the losses. False also if losses
+        were not seen."""
+        first = rounded_from(self._history)
+        if first is None or step < first or self._losses_agree is None:
+            return None
+        return self._losses_agree
+
+    def _resumed_in(self, step: int) -> bool:
+        begun = {(attempt.number, attempt.base + 1) for attempt in self._history.attempts if attempt.base is not None}
+        return any((one.attempt, step) in begun for one in self._ours.get(step, {}).values())
+
+    @cached_property
+    def _losses_agree(self) -> bool | None:
+        if not (self._ours.executions.loss_seen.all() and self._theirs.executions.loss_seen.all()):
+            return False
+        found = LOSS.distances(self._ours, self._theirs, LOSS.typical([self._theirs]))
+        return may_be_rounding(found, self._history)
+
+    @cached_property
+    def _used(self) -> set[object]:
+        """The digests of all samples of the twin."""
+        return set(total_of(self._theirs.values(), digests_of))
+
+
+def in_words(named_alike: bool) -> str:
+    """A clause about samples that may be computed."""
+    if named_alike:
+        return "have the twin's indices and other contents: the job may compute them"
+    return "have no indices and come from no data loader: the job computes them"
+
+
+def other_inputs(step: int) -> Finding:
+    """The failure of a step whose samples differ and may have been computed."""
+    return failed(
+        f"step {step} trained on other samples than in the twin, which the twin never used. They "
+        f"{in_words(False)}, and they follow from what it computed before",
+        First(What.COMPUTED, step), step=step,
+    )  # fmt: skip
+
+
+def _as_many(mine: ByRank, others: ByRank) -> bool:
+    many = [{rank: sums_of(execution).in_samples for rank, execution in side.items()} for side in (mine, others)]
+    return many[0] == many[1]
+
+
+# Explains in words how the samples of a run differ from those of its twin, or of an earlier execution of the same
+# steps: skipped, rewound, or consumed in another order.
+
+ONE_SUM = "of some steps only the sum of the samples was kept, because the run is large"
+
+
+def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> Finding:
+    """The first step whose samples differ, and the sum of all differences over the whole history."""
+    read = reader(ours, theirs)
+    other = different(ours, theirs)
+    mine, twins = (total_of((steps[at] for at in other if at in steps), read) for steps in (ours, theirs))
+    skipped, repeated = twins - mine, mine - twins
+    measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
+    if step not in ours:
+        gone = named(counts_of(theirs[step], read))
+        reason = f"the final history has no step {step}: {gone} were never consumed"
+        return failed(reason, First(What.ABSENT, step), **measured)
+    if step not in theirs:
+        return failed(
+            f"step {step} was done after the twin's last step ({max(theirs)}), with samples of its own", **measured
+        )
+    told = f"{story(history, ours, theirs, step, read, skipped)} {_sum(skipped, repeated)}"
+    return failed(told, First(What.SAMPLES, step), **measured)
+
+
+def differ_somehow(ours: StepTable, theirs: StepTable, step: int) -> Finding:
+    """As differs, if only the sum of the samples was kept of some steps. Then it is not known how many samples were
+    skipped or repeated in all."""
+    mine, twins = ours.get(step, {}), theirs.get(step, {})
+    due, got = (sum(sums_of(execution).in_samples for execution in by_rank.values()) for by_rank in (twins, mine))
+    unknown = f"{ONE_SUM.capitalize()}, so it is not known how many samples were skipped or repeated."
+    if step not in ours:
+        reason = f"the final history has no step {step}, which consumed {counted(due, 'sample')} in the twin. {unknown}"
+        return failed(reason, First(What.ABSENT, step), step=step)
+    if step not in theirs:
+        return failed(f"step {step} was done after the twin's last step ({max(theirs)}), with samples of its own")
+    like = sorted(steps_like(theirs, mine, digests_of), key=lambda at: (abs(at - step), at))
+    if like:
+        what = f"step {step} consumed the samples of step {like[0]}."
+    elif got != due:
+        what = f"step {step} consumed {counted(got, 'sample')}, and {due} in the twin."
+    elif any_summed(mine, twins):
+        what = f"step {step} consumed other samples than in the twin: their sums differ."
+    else:
+        missing = (counts_of(twins) - counts_of(mine)).total()
+        what = f"step {step} consumed other samples than in the twin: {missing} are missing in it."
+    return failed(f"{what} {unknown}", First(What.SAMPLES, step), step=step)
+
+
+def story(
+    history: History, ours: Steps, theirs: Steps, step: int, read: Read, skipped: Samples | None = None,
+    other: str = "the twin",
+) -> str:  # fmt: skip
+    """The most likely explanation of the first step whose samples differ from those of `other`. `skipped`: the samples
+    that were not consumed later either; None if that is not known."""
+    got, due = counts_of(ours[step], read), counts_of(theirs[step], read)
+    attempt = history.attempt(next(iter(ours[step].values())).attempt)
+    base = attempt.base if attempt and attempt.number else None
+    resumed = f"after the resume from step {base}" if base is not None else "without any restart before it"
+    mixed = torn(history, attempt.segments[0]) if attempt and attempt.segments else ""
+    if got.total() != due.total():
+        return (
+            f"step {step} consumed {got.total()} samples and {due.total()} in {other}, on {len(ours[step])} and "
+            f"{len(theirs[step])} ranks: the global batch changed {resumed}."
+        )
+    if got == due:
+        return said("samples altered", samples=named(got), step=step, other=other, resumed=resumed)
+    usual = _nearest(step, steps_like(StepTable.of(theirs), ours[step], read))
+    if usual is None:
+        return f"{_partly(ours, theirs, step, read, other, resumed)}."
+    if usual > step:
+        lost = total_of((theirs[at] for at in range(step, usual) if at in theirs), read)
+        made_good = skipped is not None and not lost & skipped
+        what = "came later than they were due," if made_good else "were skipped"
+        return f"{named(lost)} {what} {resumed}: {mixed or f'step {step} consumed the samples of step {usual}'}."
+    why = mixed or said("data rewound")
+    if not mixed and base is not None and step == base + 1 and usual == 1:
+        drawn = all(isinstance(one, int) for one in got)
+        why = said("sampler anew" if drawn else "data anew")
+    return f"{named(got)} were consumed twice, in steps {usual} and {step}, {resumed}: {why}."
+
+
+def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resumed: str) -> str:
+    """The explanation for a step whose samples equal those of no single step of `other`."""
+    got, due = counts_of(ours[step], read), counts_of(theirs[step], read)
+    extra, missing = got - due, due - got
+    odd = [
+        rank for rank in ours[step].keys() & theirs[step].keys() if read(ours[step][rank]) != read(theirs[step][rank])
+    ]
+    where = f" on rank {odd[0]} alone" if len(odd) == 1 < len(ours[step]) else ""
+    home = _nearest(step, {at for at in theirs if extra <= counts_of(theirs[at], read)})
+    if home is not None and home > step:
+        return f"{named(missing)} were skipped{where}, {resumed}: {named(extra)} of step {home} came in step {step}"
+    if home is not None:
+        return f"{named(extra)} were consumed twice{where}, in steps {home} and {step}, {resumed}"
+    mixed = f"{other} never consumed them" if got - total_of(theirs.values(), read) else "they come in another order"
+    return f"{named(got)} in step {step} are not those of {other}{where}, {resumed}: {mixed}"
+
+
+def _nearest(step: int, others: Collection[int]) -> int | None:
+    """The step of `others` that is nearest to `step`. There may be many such steps, if every epoch has the same
+    order."""
+    return min(others, key=lambda at: (abs(at - step), at), default=None)
+
+
+def _sum(skipped: Samples, repeated: Samples) -> str:
+    if not skipped and not repeated:
+        return "In the end each sample was consumed as often as in the twin."
+    if not skipped:
+        return f"In all, none was skipped and {counted(repeated.total(), 'sample', 'was/were')} consumed too often."
+    return (
+        f"In all, {counted(skipped.total(), 'sample', 'was/were')} skipped and {repeated.total()} consumed too often."
+    )

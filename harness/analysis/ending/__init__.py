@@ -1,0 +1,290 @@
+"""Describes how a job ended: with which exit codes, by an abort at interpreter exit, without a restart, or before its
+first step."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
+from torchaos.harness.analysis.hit_targets import RunSoFar
+from torchaos.harness.interfaces import Finding, inconclusive, passed
+from torchaos.harness.monitoring.probes.job_log import BY_NAME, cause_of
+from torchaos.harness.monitoring.probes.log_adapters import without_ansi
+from torchaos.harness.record.history import Attempt
+from torchaos.harness.record.plan import last_words_in_words
+from torchaos.harness.record.record import Record
+
+# Finds out how a job ended: successfully, with an error, by an abort during its shutdown, or before its first step.
+# Input: a record. Output: exit codes, failed ranks, and clauses for reasons.
+
+
+# Recognizes a finished job that aborted at interpreter exit.
+#
+# A process group that was not destroyed can make the interpreter abort at exit (SIGABRT, "terminate called without an
+# active exception"). torchrun then restarts a job that was finished, and a trainer that resumes at its last step may
+# train one more step. This is a defect of torch (pytorch/pytorch#190489). If the job's final checkpoint is whole, the
+# abort is counted, and everything after it is not judged. Otherwise it is a failure like any other.
+
+ABORT = -6
+_LINE = "terminate called without an active exception"
+
+
+@dataclass(frozen=True)
+class TeardownAbort:
+    """An abort of a rank at interpreter exit, after the last step."""
+
+    attempt: int
+    rank: int
+    last_step: int  # global; the last step that the attempt finished
+
+
+def teardown_aborts(record: Record, final_step: int | None = None) -> list[TeardownAbort]:
+    """The aborts at interpreter exit that are not judged, because a whole checkpoint of the last step or a later step
+    exists."""
+    found = aborts_at_exit(record, final_step)
+    return [abort for abort in found if _is_verified(record, abort)]
+
+
+def aborts_at_exit(run: RunSoFar, final_step: int | None = None) -> list[TeardownAbort]:
+    """All attempts in which a rank aborted at interpreter exit after the job's last step; at most one abort per
+    attempt. `final_step`: that step's global number. Without it, an attempt counts as having reached the end if no
+    attempt got more than one step further."""
+    highest = run.history.highest_step() or 0
+    found = []
+    for attempt in run.history.attempts:
+        last = attempt.last_step if attempt.last_step is not None else attempt.base
+        if last is None or last < (highest - 1 if final_step is None else final_step):
+            continue
+        codes = attempt.exit_codes
+        aborted = [rank for rank in codes if codes[rank] == ABORT and _at_exit(run, attempt, rank)]
+        if aborted and not any(code is not None and code > 0 for code in codes.values()):
+            found.append(TeardownAbort(attempt.number, aborted[0], last))
+    return found
+
+
+def has_aborted(events: Iterable[Event]) -> bool:
+    """Whether a rank ended with SIGABRT. Then the final checkpoint must be inspected, for every set of assertions."""
+    ends = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE)
+    return any(event.kind in ends and event.data["exit_code"] == ABORT for event in events)
+
+
+def final_step(record: Record) -> int | None:
+    """The last global step of the job. If an abort at interpreter exit is not judged, steps after it do not count."""
+    aborts = teardown_aborts(record)
+    return aborts[0].last_step if aborts else record.history.last_step
+
+
+def _is_verified(record: Record, abort: TeardownAbort) -> bool:
+    checkpoints = checkpoints_of(record)
+    newest = checkpoints[-1] if checkpoints else None
+    return newest is not None and newest.good and newest.step is not None and newest.step >= abort.last_step
+
+
+def _at_exit(run: RunSoFar, attempt: Attempt, rank: int) -> bool:
+    """Whether a rank aborted at interpreter exit: its agent saw the interpreter end, or the job's log has the line of
+    the abort after the rank's last step."""
+    process = attempt.ranks[rank]
+    gone_s = float("inf") if process.exited_s is None else process.exited_s
+    if any(e.rank == rank and e.attempt == attempt.number for e in run.of_kind(Kind.AGENT_ENDED)):
+        return True
+    since_s = run.history.executions.of_attempt(attempt.number).last_s() or attempt.started_s
+    lines = [e.mono_s for e in run.of_kind(Kind.LOG_CAUSE) if _LINE in str(e.data["line"])]
+    return any(since_s <= at <= gone_s + 1.0 for at in lines)  # the log is read a little later
+
+
+# Describes how a job ended, by the exit code of its command and of its ranks.
+
+_ASKED = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # the rank was asked to end
+_FAILURES = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE)
+
+
+class FailedRank(NamedTuple):
+    """A rank that failed by itself."""
+
+    rank: int
+    exit_code: int  # negative: the signal that killed it
+
+
+def ended_on_purpose_s(run: Record) -> float | None:
+    """The time (CLOCK_MONOTONIC) at which torchaos ended the run on purpose, by `until`. None if torchaos did not end
+    it on purpose."""
+    return next((event.mono_s for event in run.of_kind(Kind.STOPPED) if event.data.get("enough")), None)
+
+
+def own_exit_code(run: Record) -> int | None:
+    """The exit code with which the job ended by itself; 0 if the job was finished and aborted only at interpreter exit
+    (see ending.py). None if torchaos ended the job, or if the job was or would have been submitted again."""
+    exited, started = run.exited, list(run.of_kind(Kind.JOB_STARTED))
+    if not exited or (run.stopped and run.stopped.mono_s <= exited.mono_s):
+        return None
+    if started[-1:] and started[-1].mono_s > exited.mono_s:
+        return None
+    aborts = teardown_aborts(run)
+    done = bool(aborts) and aborts[-1].attempt == run.history.attempts[-1].number
+    code: int | None = 0 if done else run.exit_code
+    goes_on = code != 0 and run.ended_on_purpose and len(started) <= run.plan.job.resubmit_times
+    return None if goes_on else code
+
+
+def failed_rank(run: Record) -> FailedRank | None:
+    """The first rank that failed by itself, in the last attempt of a job that ended by itself. None if no rank did. Not
+    counted: a rank that torchelastic ended, and an abort at interpreter exit after the last step. The exit code of the
+    job's command is not enough, because in a pipe it is the exit code of the last command."""
+    exited = run.exited
+    if not run.history.attempts or not exited or run.stopped:
+        return None
+    last = run.history.attempts[-1]
+    fine = {0, None} | ({ABORT} if last.number in {abort.attempt for abort in aborts_at_exit(run)} else set())
+    ranks = {process.pid: rank for rank, process in last.ranks.items() if process.pid is not None}
+    for event in run.of_kind(*_FAILURES):
+        code, rank = event.data["exit_code"], ranks.get(event.data["pid"])
+        if rank is None or code in fine or event.mono_s < last.started_s or event.mono_s > exited.mono_s:
+            continue
+        if event.kind is Kind.ELASTIC_FAILURE or not (code in _ASKED or _was_ended(run, event)):
+            return FailedRank(rank, code)
+    return None
+
+
+def _was_ended(run: Record, left: Event) -> bool:
+    """Whether torchelastic had ended the process before it exited."""
+    return any(
+        event.data["pid"] == left.data["pid"] and event.mono_s <= left.mono_s
+        for event in run.of_kind(Kind.ELASTIC_TEARDOWN)
+    )
+
+
+# The finding of assertions that judge resumes, if the job was not restarted.
+
+
+def not_restarted(run: Record, then: str) -> Finding:
+    """Passed if the only attempt succeeded and no other attempt can have been missed. Otherwise inconclusive.
+
+    `then`: the end of the sentence "the job was not restarted, …"."""
+    if run.history.source != "agent" or sum(1 for _ in run.of_kind(Kind.JOB_STARTED)) > 1:
+        return inconclusive("one attempt was seen, and without an agent it is not known whether there were others")
+    code = run.exit_code
+    if not run.ended_on_purpose and code != 0:
+        how = "nobody saw how it ended" if code is None else f"ended with exit code {code}"
+        return inconclusive(f"the job was not restarted, and {how}: there is no resume to judge")
+    return passed(f"the job was not restarted, {then}", resumes=0)
+
+
+# Describes the error by which a job died: its own words, from the last lines of its log, and the known failure that
+# they show.
+
+_MOST_LINES, _LONGEST = 5, 200  # lines; characters of a line
+_FAILED = re.compile(r"failed \(exitcode: ")  # torchelastic reports a failed rank; torchelastic's traceback follows
+_LOGGED = re.compile(r'[EWI]\d{4} |\{"name": "torchelastic|\*{20}')  # torchrun's own lines
+_RANK = re.compile(r"^(?:\s*(?:\[(?:rank|default)?\d+\]:|\d+: ))+")  # torch, --tee and srun write it before each line
+_ERROR = re.compile(  # Python's last line
+    r"(?:[\w.]*(?:Error|Exception|Interrupt)|[\w.]+(?:Exit|Timeout|Failure))(?::|$)"
+)
+_STEPS_AFTER = 2  # after a fatal error of one rank, the others may finish the steps under way
+
+
+def last_words(run: Record) -> tuple[str, ...]:
+    """The last lines of the log of a job that died by itself."""
+    return tuple(map(_short, _first_error(run.log_end))) if died_by_itself(run) else ()
+
+
+def died_by_itself(run: Record) -> str:
+    """A clause with the exit code and the job's own error. Empty if the job succeeded, if torchaos ended the job, or if
+    a fault was applied before."""
+    if run.stopped or run.exit_code in (0, None) or any(run.of_kind(Kind.APPLYING, Kind.APPLIED)):
+        return ""
+    codes = [code for attempt in run.history.attempts for code in attempt.exit_codes.values() if code]
+    ends = last_words_in_words([*map(_short, _first_error(run.log_end))])
+    steps = run.history.executions
+    when = (
+        f"by itself after step {run.history.last_step}, before any fault" if steps else "before its first step was seen"
+    )
+    return f"the job died {when} (exit code {codes[0] if codes else run.exit_code}){ends}"
+
+
+def last_error(run: Record) -> str:
+    """The last exception that a failed job wrote to its log, as a clause. Empty if there is no exception. An exception
+    that only says that another rank is gone is named only if there is no other."""
+    if run.stopped or run.exit_code in (0, None):
+        return ""
+    errors = [line for line in _kept(_attempts(run.log_end)[-1]) if _ERROR.match(line)]
+    own = [line for line in errors if not _is_consequence(line)] or errors
+    return f"; the job's last error: {_short(own[-1])}" if own else ""
+
+
+def cause_of_end(run: Record, attempt: int) -> str:
+    """The known failure with which an attempt ended, by name: the last one in its log that it did not survive. One that
+    only follows from something else is named only if there is no other. Empty if there is none, or if the job's last
+    attempt ended with another error."""
+    found = [e for e in run.of_kind(Kind.LOG_CAUSE) if e.attempt in (attempt, None) and not survived(run, e)]
+    names = [str(event.data["cause"]) for event in found]
+    own = [name for name in names if (known := BY_NAME.get(name)) is None or not known.is_consequence]
+    name = (own or names or [""])[-1]
+    is_last = bool(run.history.attempts) and attempt == run.history.attempts[-1].number
+    return "" if is_last and _ends_otherwise(run, name, attempt) else name
+
+
+def survived(run: Record, cause: Event) -> bool:
+    """Whether the job went on with its steps after this line of its log."""
+    after = run.history.executions.of_attempt(cause.attempt or 0).after(cause.mono_s)
+    return len(set(after.local_step.tolist())) > _STEPS_AFTER
+
+
+def _ends_otherwise(run: Record, name: str, attempt: int) -> bool:
+    """Whether the log ends with an error that is no known failure, after the last line that shows `name`. A line that
+    only follows from something else may come before that error, or after it."""
+    last = None
+    for line in _kept(_attempts(run.log_end)[-1]):
+        cause = cause_of(line, attempt)
+        if cause is None and _ERROR.match(line):
+            last = line
+        elif cause is not None and cause.name == name and not cause.is_consequence:
+            last = None
+    return last is not None
+
+
+def _first_error(lines: Sequence[str]) -> list[str]:
+    """The last lines of the first attempt that shows an error, because the errors of later attempts may follow from it.
+    If no attempt shows an error: the last lines of the last attempt."""
+    found = [_own(part) for part in _attempts(lines)]
+    return next((words for words in found if words and _ERROR.match(words[-1])), found[-1])
+
+
+def _attempts(lines: Sequence[str]) -> list[Sequence[str]]:
+    """The lines that the ranks wrote before each failure. If torchelastic reports no failure, all lines."""
+    ends = [place for place, line in enumerate(lines) if _FAILED.search(line)]
+    return [lines[begin:end] for begin, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)] or [lines]
+
+
+def _own(lines: Sequence[str]) -> list[str]:
+    """The last lines up to the last error, without torchrun's own lines and without lines that several ranks repeat."""
+    kept = _kept(lines)
+    last = max((place for place, line in enumerate(kept) if _ERROR.match(line)), default=len(kept) - 1)
+    return kept[: last + 1][-_MOST_LINES:]
+
+
+def _kept(lines: Sequence[str]) -> list[str]:
+    """The lines without torchrun's own lines, and without lines that several ranks repeat."""
+    lines = [_RANK.sub("", without_ansi(line)) for line in lines]
+    return list(
+        dict.fromkeys(line.strip() for line in lines if line.strip() and not _LOGGED.match(line) and line.strip(" ^~"))
+    )
+
+
+def _is_consequence(line: str) -> bool:
+    cause = cause_of(line, 0)
+    return cause is not None and cause.is_consequence
+
+
+def _short(line: str) -> str:
+    """The line without its middle, if it is long: the end may be the part of a path that says which checkpoint it is.
+    It is cut at the ends of words and of parts of a path."""
+    if len(line) <= _LONGEST:
+        return line
+    half = _LONGEST // 2
+    begin, end = re.match(rf".{{,{half}}}(?=[\s/])", line), re.search(rf"[\s/].{{,{half}}}$", line)
+    return f"{begin[0] if begin else line[:half]} ... {end[0].strip() if end else line[-half:]}"

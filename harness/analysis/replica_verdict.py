@@ -1,0 +1,79 @@
+"""Judges a job of several replicas, each with its own torchrun.
+
+An assertion that can do this has a method `judge_replicas`; often it calls one of the functions here. Any other
+assertion is inconclusive for such a job, because it would mix up the ranks of different torchruns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from torchaos.harness.analysis.missing_data import why_unplaced
+from torchaos.harness.interfaces import Assertion, Finding, Outcome, inconclusive
+from torchaos.harness.record.record import Record, records_of
+
+_WORST = (Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.PASSED)
+
+
+def judged(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
+    """The finding of an assertion about a job with or without replicas. Inconclusive if the assertion can't judge
+    replicas."""
+    return (assertion.judge if run.plan.job.replicas == 1 else assertion.judge_replicas)(run, twins)
+
+
+def each(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
+    """Judges each replica alone, against the same replica of the twins, and returns the worst finding."""
+    return _of(range(run.plan.job.replicas), assertion, run, twins)
+
+
+def each_hit(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
+    """Judges each replica that a fault was planned to hit, as `each` does, and returns the worst finding."""
+    hit = [number for number, replica in enumerate(records_of(run)) if replica.plan.faults]
+    return _of(hit, assertion, run, twins)
+
+
+def as_one(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
+    """Judges the whole job at once, for assertions that do not depend on ranks."""
+    return assertion.judge(run, twins)
+
+
+def _of(numbers: Iterable[int], assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
+    parts, theirs = records_of(run), [records_of(twin) for twin in twins]
+    found = {number: assertion.judge(parts[number], [twin[number] for twin in theirs]) for number in numbers}
+    if not found:
+        return inconclusive("no fault was to hit any replica")
+    worst = min(found, key=lambda number: _WORST.index(found[number].outcome))
+    alike = len({(finding.outcome, finding.reason) for finding in found.values()}) == 1 and len(found) > 1
+    reason = f"{'each replica' if alike else f'replica {worst}'}: {found[worst].reason}"
+    if found[worst].outcome is Outcome.PASSED and not alike:
+        reason = "; ".join(f"replica {number}: {finding.reason}" for number, finding in found.items())
+    return replace(found[worst], reason=reason)
+
+
+def absences(parts: Sequence[Record]) -> Mapping[int, tuple[int, ...]]:
+    """By global step: the replicas that did not take part, in steps that other replicas made."""
+    done = [set(replica.history.by_step()) for replica in parts]
+    every = set().union(*done)
+    gone = {step: tuple(number for number, own in enumerate(done) if step not in own) for step in sorted(every)}
+    return {step: numbers for step, numbers in gone.items() if numbers}
+
+
+def absent_in_words(parts: Sequence[Record]) -> str | None:
+    """A sentence about the steps that were made without one of the replicas. None if all replicas made all steps."""
+    gone = absences(parts)
+    if not gone:
+        return None
+    steps, who = list(gone), sorted({number for numbers in gone.values() for number in numbers})
+    where = f"step {steps[0]} was" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]} to {steps[-1]}) were"
+    return f"{where} made without replica {' or '.join(map(str, who))}"
+
+
+def why_no_steps(parts: Sequence[Record]) -> Finding | None:
+    """An inconclusive finding if the steps of the replicas can't be compared, because a replica has no steps, or has
+    steps without a global number. None otherwise."""
+    for number, replica in enumerate(parts):
+        if not replica.history.executions:
+            return inconclusive(f"replica {number}: no step was seen")
+        if replica.history.unplaced:
+            return inconclusive(f"replica {number}: {why_unplaced(replica, replica.history.unplaced)}")
+    return None

@@ -1,0 +1,257 @@
+"""From a record to a Result. Gates come first: a fault that did not land, or was not felt, proves nothing.
+
+Everything but `judge` is pure. `judge` loads the record from a run directory, and gives the same verdict again,
+offline."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from torchaos.harness import registry
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.analysis.checkpointing.ranks_apart import ranks_apart
+from torchaos.harness.analysis.comparison.agreement import history_of
+from torchaos.harness.analysis.ending import died_by_itself, last_error, last_words
+from torchaos.harness.analysis.ending.unloaded import not_resumed
+from torchaos.harness.analysis.hit_targets import landings
+from torchaos.harness.analysis.missing_data import missing_in_words
+from torchaos.harness.analysis.recovery.recovery_times import recovery_from
+from torchaos.harness.analysis.recovery.timeout_advice import advice
+from torchaos.harness.analysis.replica_verdict import judged
+from torchaos.harness.analysis.verdict.explanations import because, causes_in_words, linked, split_brain
+from torchaos.harness.analysis.verdict.gates import (
+    fault_result,
+    faults_case,
+    never_reached,
+    never_started,
+    ranks_repeat,
+    synthetic,
+)
+from torchaos.harness.host.processes import uncollected
+from torchaos.harness.interfaces import Assertion, ChaosError, Finding, Need, Outcome, UsageError, What, inconclusive
+from torchaos.harness.record.plan import Named, Plan
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.record import records_of as replicas_of
+from torchaos.harness.record.result import Case, ExitCode, FaultResult, Recovery, Result, Verdict
+from torchaos.harness.record.rundir import RunDir
+
+_OF_PARAMETERS = (What.LOSS, What.PARAMETERS, What.REPLICAS, What.SAVED, What.LOADED)  # they follow from them
+SPLIT_BRAIN = "split_brain"  # a case that is added if there was a split brain, for every set of assertions
+
+
+def judge(folder: RunDir) -> Result:
+    """Judges a run directory. Raises ChaosError if it is incomplete."""
+    run, twins = records_of(folder)
+    return verdict_of(run, twins, str(folder.root))
+
+
+def records_of(folder: RunDir) -> tuple[Record, list[Record]]:
+    """The records of a run and of its twins. Raises ChaosError if one is incomplete."""
+    twins = sorted(folder.twins.iterdir()) if folder.twins.is_dir() else []
+    return Record.load(folder), [Record.load(RunDir(path)) for path in twins]
+
+
+@uncollected()
+def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
+    parts = replicas_of(run)
+    of_twins = [list(own) for own in zip(*map(replicas_of, twins), strict=True)] or [[] for _ in parts]
+    assertions = [_assertion(named) for named in run.plan.asserts]
+    must_recover = all(assertion.expects_recovery for assertion in assertions)
+    faults = tuple(fault_result(run, twins, fault, must_recover) for fault in run.plan.faults)
+    mixed = next(filter(None, map(ranks_repeat, (run, *twins))), None)
+    blind = never_started(run) or mixed
+    findings = [inconclusive(blind) if blind else _finding(assertion, run, twins) for assertion in assertions]
+    cases = [_case(named, finding, run, twins) for named, finding in zip(run.plan.asserts, findings, strict=True)]
+    late = {fault.id for replica in parts for fault in replica.plan.faults if never_reached(replica, fault)}
+    landed = [faults_case(faults, late)] if faults else []
+    cases = [*landed, *linked(cases, findings, landed)]
+    if split := next(filter(None, map(split_brain, parts)), None):
+        cases.insert(0, Case(SPLIT_BRAIN, "assertion", Verdict.FAILED, split))
+    rollback = _rollback_case(run)
+    verdict, reason, decided_by = _overall(run, twins, cases, mixed, faults)
+    if verdict is not Verdict.PASSED:
+        died, unloaded = died_by_itself(run), not_resumed(run) if verdict is Verdict.FAILED else ""
+        if why := died or (reason if never_started(run) else unloaded):
+            shown = decided_by or next((case.name for case in cases), "")
+            cases = [replace(case, reason=f"{why}; {case.reason}") if case.name == shown else case for case in cases]
+        if unloaded and not died:
+            reason = reason.replace(f"{decided_by}: ", f"{decided_by}: {unloaded}; ", 1)
+        reason = (died or reason + last_error(run)) + because(run)
+    elif rollback.verdict is not Verdict.PASSED:
+        verdict, reason, decided_by = Verdict.ERROR, f"rollback: {rollback.reason}", rollback.name
+    first, last = (run.events[0], run.events[-1]) if run.events else (None, None)
+    return Result(
+        scenario=run.plan.scenario,
+        description=run.plan.description,
+        seed=run.plan.seed,
+        verdict=verdict,
+        exit_code=verdict.exit_code if rollback.verdict is Verdict.PASSED else ExitCode.ROLLBACK,
+        reason=reason,
+        run_dir=run_dir,
+        started=_clock_time(first.wall_s if first else 0.0),
+        duration_s=round(last.mono_s - first.mono_s, 3) if first and last else 0.0,
+        faults=faults,
+        recoveries=tuple(found for part, own in zip(parts, of_twins, strict=True) for found in _recoveries(part, own)),
+        cases=(*cases, rollback),
+        steps=max(
+            (replica.history.last_step for replica in parts if replica.history.last_step is not None), default=None
+        ),
+        attempts=max(len(replica.history.attempts) for replica in parts),
+        twin=_about_twins(run.plan, twins),
+        reproduce=shlex.join(map(str, _environment(run).get("reproduce") or ())),
+        versions={k: str(_environment(run).get(k, "")) for k in ("torchaos", "torch", "python")},
+        notes=tuple(_notes(run)),
+        decided_by=decided_by,
+        last_words=last_words(run),
+    )
+
+
+def _recoveries(run: Record, twins: Sequence[Record]) -> Iterator[Recovery]:
+    """The recovery from each landing, with advice."""
+    for landing in landings(run):
+        found = recovery_from(run, landing, twins)
+        yield replace(found, advice=advice(run, landing, found))
+
+
+def _assertion(named: Named) -> Assertion:
+    try:
+        found: Assertion = registry.find("assertions", named.name)(**named.params)
+    except TypeError as error:
+        raise UsageError(f"the plan is damaged: {named.name} can't be made from its bounds: {error}") from error
+    return found
+
+
+def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
+    try:
+        finding = judged(assertion, run, twins)
+    except ChaosError as error:
+        return inconclusive(str(error))
+    except Exception as error:  # a plug-in's code may raise anything, and the other assertions still count
+        return inconclusive(f"the assertion itself failed, {type(error).__name__}: {error}; report it to its author")
+    if finding.outcome is Outcome.PASSED and run.plan.twin and not twins and Need.TWIN in assertion.needs:
+        reason = f"the twin could not be made; without it, {finding.reason}"
+        return replace(finding, outcome=Outcome.INCONCLUSIVE, reason=reason)
+    return finding
+
+
+def _case(named: Named, finding: Finding, run: Record, twins: Sequence[Record]) -> Case:
+    outcome, seconds = Verdict(finding.outcome.value), registry.seconds_of(registry.find("assertions", named.name))
+    wrong_s = _wrong_s(finding, run, twins)
+    return Case(
+        named.name, "assertion", outcome, finding.reason, finding.measured, finding.bound, tuple(sorted(seconds)),
+        cause=finding.cause, at_s=None if wrong_s is None else round(wrong_s - run.events[0].mono_s, 6),
+    )  # fmt: skip
+
+
+def _wrong_s(finding: Finding, run: Record, twins: Sequence[Record]) -> float | None:
+    """When a failure went wrong, CLOCK_MONOTONIC. None if it is not known. Values went wrong when the parameters of the
+    ranks drifted apart, if that came before."""
+    if finding.outcome is not Outcome.FAILED or run.plan.job.replicas > 1 or finding.first is None:
+        return finding.at_s
+    done = history_of(run, twins).by_step().get(finding.first.step, {})
+    seen_s = max((one.mono_s for one in done.values()), default=None) if finding.at_s is None else finding.at_s
+    if finding.first.what not in _OF_PARAMETERS or seen_s is None:
+        return finding.at_s if finding.first.what in (What.ENDING, What.ABSENT) else seen_s
+    apart = ranks_apart(run)
+    return min(seen_s, apart.at_s) if apart else seen_s
+
+
+def _rollback_case(run: Record) -> Case:
+    undone = list(run.of_kind(Kind.ROLLED_BACK, Kind.HEALED))
+    bad = [event for event in undone if not event.data["verified"]]
+    if bad:
+        why = bad[0].data.get("reason", "")
+        return Case("rollback", "rollback", Verdict.ERROR, f"{_owner(bad[0])} could not be undone: {why}")
+    back = {_owner(event): event.mono_s for event in undone}  # the last time
+    guarded = [event for event in run.of_kind(Kind.GUARDED) if event.data["handles"]]
+    unhealed = {_owner(event) for event in guarded if back.get(_owner(event), -math.inf) < event.mono_s}
+    if unhealed:
+        return Case("rollback", "rollback", Verdict.ERROR, f"nothing shows that {min(unhealed)} was undone")
+    return Case("rollback", "rollback", Verdict.PASSED, "every change was undone, and every undo was verified")
+
+
+def _owner(event: Event) -> str:
+    return str(event.data.get("fault") or event.data.get("record"))
+
+
+def _overall(
+    run: Record, twins: Sequence[Record], cases: Sequence[Case], mixed: str | None, faults: Sequence[FaultResult]
+) -> tuple[Verdict, str, str]:  # fmt: skip
+    """Verdict, reason, and the case that decided. `mixed`: why it is not known which step belongs to which rank; None
+    if this is known. If a fault did not land or was not felt, everything is inconclusive. So is a run
+    whose journal has missing or unreadable lines, because their contents are not known. Otherwise failed comes before
+    inconclusive."""
+    stopped = run.stopped.data if run.stopped else None
+    by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
+    proved = all(fault.proved for fault in faults)
+    gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults" and not proved]
+    early = stopped and not stopped.get("enough", False)
+    if stopped and early and (stopped.get("interrupted", True) or not by_verdict[Verdict.FAILED]):
+        return Verdict.INCONCLUSIVE, f"the run was ended early: {stopped['reason']}", ""
+    for journal, damaged in (
+        ("the journal", run.damaged),
+        *(("the journal of a twin", record.damaged) for record in twins),
+    ):
+        if damaged:
+            many = f"{len(damaged)} of its lines can't be read, such as {damaged[0]}"
+            return Verdict.INCONCLUSIVE, f"{journal} is damaged: {many}", ""
+    if lacks := missing_in_words(run, twins):
+        return Verdict.INCONCLUSIVE, lacks, ""
+    split = [case for case in by_verdict[Verdict.FAILED] if case.name == SPLIT_BRAIN]
+    if mixed and not split:
+        return Verdict.INCONCLUSIVE, mixed, ""
+    for found in (split, gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
+        if root := next((case for case in found if case.follows is None), None):
+            return root.verdict, f"{root.name}: {root.reason}", root.name
+    stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]
+    if stages and stages[-1] != "end":
+        return Verdict.INCONCLUSIVE, f"the run was never finished: its last stage is {stages[-1]}", ""
+    if not cases:
+        return Verdict.INCONCLUSIVE, "nothing was asserted and nothing was injected", ""
+    outlived = "every fault was felt and outlived, and " if run.plan.faults else ""
+    return Verdict.PASSED, f"{outlived}every assertion holds{synthetic(faults)}", ""
+
+
+def _clock_time(wall_s: float) -> str:
+    """The time in ISO 8601. The epoch if it is no possible time, as in a damaged journal."""
+    try:
+        moment = datetime.fromtimestamp(wall_s, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        moment = datetime.fromtimestamp(0.0, timezone.utc)
+    return moment.isoformat(timespec="seconds")
+
+
+def _about_twins(plan: Plan, twins: Sequence[Record]) -> str:
+    if twins:
+        return f"{len(twins)} fault-free {'twin' if len(twins) == 1 else 'twins'}"
+    return "no twin was asked for" if not plan.twin else "no twin could be made"
+
+
+def _environment(run: Record) -> Mapping[str, Any]:
+    """The artifact `environment`. Empty if it is missing or malformed."""
+    found = run.artifacts.get("environment")
+    return {} if not isinstance(found, dict) or not isinstance(found.get("reproduce", []), list) else found
+
+
+def _jumps(run: Record) -> list[str]:
+    """A note about the first gradient whose norm is far from those before it, with the number of further ones."""
+    jumps = [event for event in run.of_kind(Kind.NOTE) if "norm" in event.data]
+    if not jumps:
+        return []
+    first, more = jumps[0], len(jumps) - 1
+    done = run.history.steps_done(first.rank, first.attempt, first.mono_s)
+    step = f"in step {done + 1}" if done is not None else f"in attempt {first.attempt or 0}"
+    again = f", and {more} more like it came later" if more else ""
+    return [f"{first.data['text']} {step} on rank {first.rank or 0}, far from the steps before{again}"]
+
+
+def _notes(run: Record) -> list[str]:
+    notes = [str(event.data["text"]) for event in run.of_kind(Kind.NOTE) if "norm" not in event.data]
+    notes += _jumps(run)
+    notes += [f"the agent's hook {e.data['hook']} failed: {e.data['error']}" for e in run.of_kind(Kind.AGENT_FAILED)]
+    return list(dict.fromkeys([*notes, *causes_in_words(run)]))

@@ -1,0 +1,291 @@
+"""An exploration: one run is recorded, and the job is resumed from each state that a death could have left.
+
+out/NAME/scenario.yaml, plan.json   as in a run directory
+         recorded/                  the run directory of the recorded run
+         recording/                 its operations, and the bytes that it wrote
+         twins/N                    the runs that resumes are judged against
+         now/                       the run directory of the present resume
+         outcomes.jsonl             a line for each state that was tried; a stopped exploration continues after it
+         failing/STATE/             the run directory of a resume that failed, with state/ (the state's files) and
+                                    reproduce.sh
+         explored.json, report.html
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.crash_explorer.confirmation import SHOWN, each_kind_first, failure, is_suspected, may_pay, shown
+from torchaos.harness.crash_explorer.exploration_summary import NAME as SCRIPT
+from torchaos.harness.crash_explorer.exploration_summary import STATE, Explored, files_of, script_of
+from torchaos.harness.crash_explorer.launcher_resume import Cold
+from torchaos.harness.crash_explorer.operations import Recording
+from torchaos.harness.crash_explorer.recorded_run import Recorded
+from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, failed_at_once
+from torchaos.harness.crash_explorer.resume_runs import Trials, checkpoints_in
+from torchaos.harness.crash_explorer.reuse import LIKE, Spared
+from torchaos.harness.crash_explorer.second_fault import with_damage
+from torchaos.harness.crash_explorer.selection import chosen, nodes_of
+from torchaos.harness.crash_explorer.states.state import State
+from torchaos.harness.crash_explorer.store.s3_store import Served
+from torchaos.harness.crash_explorer.warm.warm_resumes import Warm
+from torchaos.harness.host.disk import owner_only, write_atomically
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.record.plan import Plan, PlannedFault, counted
+from torchaos.harness.record.record import Record
+from torchaos.harness.running.engine.watches import check_disk
+
+KEPT = 3  # the most run directories that are kept for each class of outcomes
+_LEAST_PATIENCE_S, _PATIENCE = 60.0, 3.0  # seconds; and how many times the longest silence of the recorded run
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of an exploration. `beyond`: how many steps a resume trains after the step of the death."""
+
+    models: tuple[str, ...]
+    states: int | None = None
+    minutes: float | None = None
+    beyond: int = 3
+    seed: int = 0
+    warm: bool = True
+    damage: tuple[PlannedFault, ...] = ()  # each state is also tried after each of these faults has hit it
+
+
+class Exploration:
+    """Carries out an exploration. `stop` and `hurry` may be called from a signal handler; the exploration can be
+    continued later."""
+
+    def __init__(
+        self, plan: Plan, home: Path, limits: Limits, reproduce: Sequence[str], tell: Callable[[str], None],
+        told: Callable[[Outcome, int, int], None], recorded: Recorded | None = None,
+    ) -> None:  # fmt: skip
+        """`tell`: shows a sentence. `told`: shows an outcome, with its number and the number of states. `recorded`: the
+        run whose deaths are explored, if it is not a run of the job from the beginning."""
+        self.plan, self.home, self.limits = plan, home, limits
+        self._reproduce, self._tell, self._told = reproduce, tell, told
+        self._recorded = recorded or Recorded(plan, home, tell)
+        self._cold: Cold | None = None
+        self._warm: Warm | None = None
+        self._stopped = ""
+        self._notes: list[str] = []
+        self._began_s = time.monotonic()
+
+    @property
+    def left(self) -> list[str]:
+        """Sentences about changes that could not be undone."""
+        return [*self._recorded.left, *(self._cold.left if self._cold else ())]
+
+    def stop(self, reason: str) -> None:
+        self._stopped = reason
+        for part in (self._recorded, self._cold, self._warm):
+            if part:
+                part.stop(reason)
+
+    def hurry(self, reason: str) -> None:
+        self.stop(reason)
+        for part in (self._recorded, self._cold):
+            if part:
+                part.hurry(reason)
+
+    def __call__(self) -> Explored | None:
+        """Explores, or continues an exploration. None if it was stopped before the run was recorded. Raises ChaosError
+        if the job can't be recorded, resumed or judged, and OSError."""
+        check_disk(self.home)
+        recording = self._recorded()
+        if recording is None or self._stopped:
+            return None
+        with Served(self.plan, self._recorded.now, self.home / "store.log") as self._served:
+            return self._explore(self._served.plan, recording)
+
+    def _explore(self, plan: Plan, recording: Recording) -> Explored:
+        """`plan`: that of each resume."""
+        twins = [Record.load(twin) for twin in self._recorded.twins]
+        trials = Trials(plan, self._recorded.now, self._recorded.run, twins, recording)
+        if why := trials.doubt():
+            raise UsageError(f"{self.plan.scenario}: no resume can be judged, as a run without any death is not: {why}")
+        limits = self.limits
+        choice = chosen(recording, limits.models, nodes_of(self.plan.job), limits.states, limits.seed)
+        if limits.damage:
+            choice = with_damage(choice, limits.damage, checkpoints_in(plan, self._recorded.now))
+        self._tell(choice.in_words)
+        self._cold = Cold(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
+        self._spared = Spared(trials, self.home, choice.states)
+        done = read_outcomes(self.home)
+        right = (one for one in choice.states if (it := done.get(_key(one))) and it.kind is Class.RIGHT)
+        if limits.warm:
+            self._warm = Warm(trials, self._cold, limits.beyond, self.home, next(right, None))
+        try:
+            unfinished = self._try_all(trials, choice.states, done)
+        finally:
+            if self._warm:
+                self._warm.close()
+            self._spared.close()
+            trials.close()
+        seconds = recording.ended_s - recording.began_s
+        warm = self._warm.in_words if self._warm else "by the job's own launcher"
+        outcomes = tuple(done[_key(state)] for state in choice.states if _key(state) in done)
+        about = trials.recorded.artifacts.get("environment", {})
+        return Explored(
+            outcomes, choice, recording, seconds, warm, unfinished, tuple(self._notes), shlex.join(self._reproduce),
+            {name: str(about.get(name, "")) for name in ("torchaos", "torch", "python")},
+        )  # fmt: skip
+
+    def _try_all(self, trials: Trials, states: Sequence[State], done: dict[tuple[str, str], Outcome]) -> str:
+        """Why not all states were tried, or not all failures confirmed; empty if all were. A failure of forked ranks is
+        confirmed if a cold start fails too. Cold starts take much longer, so they come last, but for the first failure
+        of each class, and for failures that may stand for many states; the very last are those of failures that a cold
+        start of another state has shown."""
+        by_key = {_key(state): (number, state) for number, state in enumerate(states, 1)}
+        asked: set[Class] = {one.kind for one in done.values() if not is_suspected(one)}  # got their cold start
+        try:
+            for key, (number, state) in by_key.items():
+                if key in done:
+                    continue
+                if why := self._over:
+                    return why
+                found = self._spared.of(state, done, self._fork if self._warm else None) or self._forked(state)
+                found = found and shown(found, done.values())
+                doubted = found is not None and is_suspected(found)
+                at_once = found is None or (doubted and (found.kind not in asked or may_pay(found, done.values())))
+                asked |= {found.kind} if found and doubted else set()
+                if not self._stopped and at_once:
+                    found = self._by_launcher(trials, state, found, done.values())
+                if found:
+                    self._note(found, number, len(states), done)
+            for suspected in each_kind_first([done[key] for key in by_key if is_suspected(done[key])], asked):
+                if why := self._over:
+                    return why
+                number, state = by_key[_key(suspected)]
+                found = shown(suspected, done.values())
+                if is_suspected(found):
+                    found = self._spared.of(state, done, self._fork if self._warm else None) or suspected
+                if is_suspected(found):
+                    found = self._by_launcher(trials, state, suspected, done.values())
+                self._note(found, number, len(states), done)
+            for found in [done[key] for key in by_key if done[key].shown_by]:
+                if self._over:  # they have an outcome already
+                    break
+                number, state = by_key[_key(found)]
+                again = self._by_launcher(trials, state, replace(found, shown_by=""), done.values())
+                self._note(again, number, len(states), done)
+            return self._stopped
+        finally:
+            if many_shown := sum(bool(outcome.shown_by) for outcome in done.values()):
+                self._notes.append(f"{many_shown} {SHOWN}")
+            if alike := sum(bool(outcome.like) for outcome in done.values()):
+                self._notes.append(f"{counted(alike, 'state', 'was/were')} not resumed: {LIKE}")
+            self._notes += [self._spared.doubt] if self._spared.doubt else []
+
+    @property
+    def _over(self) -> str:
+        """Why no further state is tried now; empty if there is time."""
+        minutes = self.limits.minutes
+        if not self._stopped and minutes is not None and time.monotonic() - self._began_s > 60 * minutes:
+            return f"the {minutes:g} minutes of --minutes are over"
+        return self._stopped
+
+    def _note(self, outcome: Outcome, number: int, of: int, done: dict[tuple[str, str], Outcome]) -> None:
+        """Notes an outcome, unless the exploration was stopped meanwhile."""
+        if not self._stopped:
+            self._served.check()
+            done[_key(outcome)] = outcome
+            _append(self.home, outcome)
+            self._told(outcome, number, of)
+
+    def _by_launcher(
+        self, trials: Trials, state: State, suspected: Outcome | None, before: Iterable[Outcome]
+    ) -> Outcome:  # fmt: skip
+        """The outcome of a cold start. `suspected`: the outcome of forked ranks, which had failed. If the launcher has
+        shown the same failure before, new interpreters are enough, as long as they show it too."""
+        assert self._cold
+        again = suspected is None or suspected.mended is not False
+        known = suspected and any(not one.warm and failure(one) == failure(suspected) for one in before)
+        started = self._warm.anew(state, again, self._spared.every) if known and self._warm else None
+        if started and suspected and self._warm and failure(started[0]) == failure(suspected):
+            (found, run), looks = started, self._warm.looks
+        elif self._stopped and suspected:
+            return suspected
+        else:
+            (found, run), looks = self._cold(state, again, self._spared.every), self._cold.looks
+        if self._stopped:
+            return found
+        same = suspected is None or failure(suspected) == failure(found)
+        if looks:
+            at_once = failed_at_once(run)
+            if not at_once and same:
+                self._spared.learn(state, looks, found, run)
+            elif at_once and (found.mended is False if suspected is None else same):
+                self._spared.learn_failure(state, looks)  # a failure that came once may be chance
+        if suspected is not None and suspected.kind is not found.kind:
+            self._notes.append(
+                f"{state.name}: forked ranks gave '{suspected.kind.value}' ({suspected.reason}), and a cold start "
+                f"'{found.kind.value}', which counts"
+            )
+        elif suspected is not None:
+            mended = suspected.mended if found.mended is None else found.mended
+            found = replace(found, mended=mended, printed=suspected.printed if same else "")
+        return self._kept(trials, state, found, before)
+
+    def _fork(self, state: State) -> tuple[Outcome, Record] | None:
+        """A resume by forked ranks. None if ranks can't be forked."""
+        found = self._warm(state) if self._warm else None
+        return (found, self._warm.record) if found and self._warm and self._warm.record else None
+
+    def _forked(self, state: State) -> Outcome | None:
+        """The outcome of a resume by forked ranks, which may then stand for other states."""
+        found = self._warm(state, self._spared.lookout) if self._warm else None
+        if found and not self._stopped and self._warm and self._warm.looks and self._warm.record:
+            self._spared.learn(state, self._warm.looks, found, self._warm.record)
+        return found
+
+    def _kept(self, trials: Trials, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:
+        """Keeps the run directory of a failed resume, if few of its class are kept already. Returns the outcome with
+        the path."""
+        if (
+            found.kind is Class.RIGHT
+            or sum(outcome.kind is found.kind and bool(outcome.run_dir) for outcome in before) >= KEPT
+        ):
+            return found
+        to = self.home / "failing" / state.name.replace("/", "-").replace(" ", "-")
+        trials.keep(to)
+        state.write_to(to / STATE)
+        found = replace(found, run_dir=str(to), files=files_of(state, trials.recording))
+        text = script_of(self.plan.job, trials.now, checkpoints_in(self.plan, trials.now), found)
+        write_atomically(to / SCRIPT, text, private=True)
+        return found
+
+    @staticmethod
+    def _patience_s(recorded: Record) -> float:
+        """How many seconds a resume may be silent: a multiple of the longest silence of the recorded run."""
+        times = [event.mono_s for event in recorded.events if event.rank is not None or event.kind is Kind.JOB_STARTED]
+        longest = max((after - before for before, after in pairwise(times)), default=0.0)
+        return _LEAST_PATIENCE_S + _PATIENCE * longest
+
+
+def _key(one: State | Outcome) -> tuple[str, str]:
+    return one.digest, one.model
+
+
+def read_outcomes(home: Path) -> dict[tuple[str, str], Outcome]:
+    """The outcomes so far, by digest and model of death. A torn last line is left out."""
+    found: dict[tuple[str, str], Outcome] = {}
+    path = home / "outcomes.jsonl"
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError, KeyError, TypeError):
+            outcome = Outcome.from_json(json.loads(line))
+            found[_key(outcome)] = outcome
+    return found
+
+
+def _append(home: Path, outcome: Outcome) -> None:
+    with open(home / "outcomes.jsonl", "ab", opener=owner_only) as file:
+        file.write(json.dumps(outcome.to_json()).encode() + b"\n")

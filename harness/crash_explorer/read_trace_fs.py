@@ -1,0 +1,208 @@
+"""Serves the checkpoint folder over itself by FUSE, and notes what a resume asks of it:
+
+    python -m torchaos.harness.crash_explorer.read_trace_fs FOLDER SOURCE SWITCH HOME
+
+HOME gets `looks`: a line for each question that was asked for the first time, with the time. The folder was just
+covered, so the kernel remembers nothing of it, and asks the server. What the resume has made itself, or removed, is not
+asked of the state: it is the same from each state that gave the same answers before.
+
+The kernel looks up each path before it opens, removes or renames it, and the server sees the same call as for a stat.
+A lookup just before a change by the same thread is therefore only the question what is there, without its size: the
+old bytes of a file that is written anew make no difference."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import mfusepy
+
+from torchaos.harness.crash_explorer.read_queries import Ask, Clearing, Note
+from torchaos.harness.crash_explorer.recording_log import is_given
+from torchaos.harness.fault_drivers.storage.fs_rules import Rules
+from torchaos.harness.fault_drivers.storage.storage_fs import Served, Spoiler, serve
+from torchaos.harness.rollback.file_handles import Mount
+
+
+class Looking(Served):
+    """Serves the folder and notes the questions."""
+
+    def __init__(self, folder: str, spoil: Spoiler, mount: Mount, home: Path) -> None:
+        super().__init__(folder, spoil, mount)
+        self._lines = os.open(home / "looks", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._lock = threading.RLock()
+        self._asked: set[tuple[Ask, str]] = set()
+        self._made: set[str] = set()  # paths that the resume has made anew, or removed
+        self._folders: set[str] = set()  # the same for folders, with all that is below them
+        self._looked_up: dict[int, tuple[str, float]] = {}  # the last lookup of each thread, and its time
+        self._clearing: dict[int, Clearing] = {}  # by thread
+
+    def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
+        with self._lock:
+            self._settle()
+            if fh:
+                self._note(Ask.IS, path)
+            else:
+                self._looked_up[mfusepy.fuse_get_context()[2]] = (path, time.monotonic())
+        return super().getattr(path, fh)
+
+    def readdir(self, path: str, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
+        with self._lock:
+            self._settle()
+            if not self._is_made(path.strip("/")):
+                self._write(self._cleared.look_through(path.strip("/"), time.monotonic()))
+        return super().readdir(path, fh)
+
+    def open(self, path: str, flags: int) -> int:
+        if not flags & os.O_TRUNC:
+            self._ask(Ask.BYTES, path)
+            return super().open(path, flags)
+        self._settle(path)
+        handle = super().open(path, flags)
+        self._make(path)
+        return handle
+
+    def create(self, path: str, mode: int, fi: Any = None) -> int:
+        self._settle(path)
+        handle = super().create(path, mode, fi)
+        self._make(path)
+        return handle
+
+    def truncate(self, path: str, length: int, fh: int | None = None) -> int:
+        self._settle(path)
+        if length:
+            self._note(Ask.BYTES, path)
+        done = super().truncate(path, length, fh)
+        self._make(path)
+        return done
+
+    def unlink(self, path: str) -> int:
+        self._settle(path, removed=True)
+        done = super().unlink(path)
+        self._make(path)
+        return done
+
+    def mkdir(self, path: str, mode: int) -> int:
+        self._settle(path)
+        done = super().mkdir(path, mode)
+        self._make(path, folder=True)
+        return done
+
+    def rmdir(self, path: str) -> int:
+        self._settle(path, removed=True)
+        done = super().rmdir(path)
+        with self._lock:
+            cleared = self._cleared.remove_folder(path.strip("/"))
+            if cleared is None:
+                self._note(Ask.NAMES, path)
+            else:
+                self._write(cleared)
+        self._make(path, folder=True)
+        return done
+
+    def rename(self, old: str, new: str) -> int:
+        self._settle(old, new)
+        folder = stat.S_ISDIR(self._mode(old))
+        self._note(Ask.ALL if folder else Ask.BYTES, old)
+        self._note(Ask.KIND, old)  # or the target of a link
+        self._note(Ask.NAMES if folder else Ask.KIND, new)
+        done = super().rename(old, new)
+        self._make(old, folder)
+        self._make(new, folder)
+        return done
+
+    def link(self, target: str, source: str) -> int:
+        self._ask(Ask.BYTES, source)
+        done = super().link(target, source)
+        self._make(target)
+        return done
+
+    def symlink(self, target: str, source: str) -> int:
+        self._settle(target)
+        done = super().symlink(target, source)
+        self._make(target)
+        return done
+
+    def readlink(self, path: str) -> str:
+        self._ask(Ask.IS, path)
+        return super().readlink(path)
+
+    def destroy(self, path: str) -> None:
+        """Notes the lookups after which nothing came. FUSE calls it when the folder is unmounted."""
+        with self._lock:
+            for clearing in self._clearing.values():
+                self._write(clearing.end())
+            last = ((looked_up.strip("/"), at_s) for looked_up, at_s in self._looked_up.values())
+            self._write([(Ask.IS, looked_up, at_s) for looked_up, at_s in last if not self._is_made(looked_up)])
+
+    def _mode(self, path: str) -> int:
+        try:
+            return os.stat(path.lstrip("/") or ".", dir_fd=self._root, follow_symlinks=False).st_mode
+        except OSError:
+            return 0
+
+    def _ask(self, ask: Ask, path: str) -> None:
+        with self._lock:
+            self._settle()
+            self._note(ask, path)
+
+    @property
+    def _cleared(self) -> Clearing:
+        """The folders that the calling thread is removing."""
+        return self._clearing.setdefault(mfusepy.fuse_get_context()[2], Clearing())
+
+    def _settle(self, *changed: str, removed: bool = False) -> None:
+        """Notes the thread's last lookup. `changed`: the paths that the thread now makes anew, or removes
+        (`removed`)."""
+        with self._lock:
+            path, at_s = self._looked_up.pop(mfusepy.fuse_get_context()[2], ("", 0.0))
+            if path:
+                self._note(Ask.KIND if path in changed else Ask.IS, path, at_s)
+            if changed:
+                own = self._cleared
+                self._write(own.remove(changed[0].strip("/")) if removed else own.end())
+
+    def _make(self, path: str, folder: bool = False) -> None:
+        with self._lock:
+            (self._folders if folder else self._made).add(path.strip("/"))
+
+    def _note(self, ask: Ask, path: str, at_s: float | None = None) -> None:
+        with self._lock:
+            path, at_s = path.strip("/"), time.monotonic() if at_s is None else at_s
+            if self._is_made(path):
+                return
+            own = self._cleared
+            if own.is_open:
+                known = Ask.KIND if ask is Ask.IS and stat.S_ISDIR(self._mode(path)) else ask  # folders have no size
+                if own.keeps(known, path, at_s):
+                    return
+            self._write([*own.end(), (ask, path, at_s)])
+
+    def _write(self, notes: Sequence[Note]) -> None:
+        for ask, path, at_s in notes:
+            if (ask, path) not in self._asked:
+                self._asked.add((ask, path))
+                os.write(self._lines, json.dumps([at_s, ask.value, path]).encode() + b"\n")
+
+    def _is_made(self, path: str) -> bool:
+        parts = path.split("/")
+        above = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+        return path in self._made or any(folder in self._folders for folder in above)
+
+
+def main(folder: str, source: str, switch: str, home: str) -> int:
+    if not is_given():
+        return 1
+    nothing = Spoiler(Rules((), ()), Path(switch), Path(home, "spoilt"))
+    return serve(Looking(folder, nothing, Mount(folder, source), Path(home)), folder, source)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,197 @@
+"""The outcome of a resume from one state, from the record of the run and the verdict on it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from typing import Any, Mapping
+
+from torchaos.harness import registry
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.analysis.ending import last_error
+from torchaos.harness.analysis.verdict.verdict import SPLIT_BRAIN
+from torchaos.harness.crash_explorer import synthetic_crash
+from torchaos.harness.crash_explorer.synthetic_crash import DEATH
+from torchaos.harness.interfaces import Harm
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
+
+
+class Class(str, Enum):
+    """What a resume from one state led to. The members are in order from the worst to the best."""
+
+    WRONG = "silently wrong"  # it continued, and its results or checkpoints differ from a run without the death
+    WONT_START = "won't start"  # it ended before it got past the step of the death
+    HANGS = "hangs"
+    LOST_WORK = "lost work"  # it continued from an older checkpoint than necessary
+    UNCLEAR = "can't be told"
+    RIGHT = "resumed rightly"
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self is Class.RIGHT:
+            return ExitCode.PASSED
+        return ExitCode.INCONCLUSIVE if self is Class.UNCLEAR else ExitCode.FAILED
+
+
+FATAL = (Class.WRONG, Class.WONT_START, Class.HANGS)  # outcomes after which a person must repair something
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one state."""
+
+    state: str  # the name of the state
+    digest: str  # of the state's files
+    model: str  # the model of death
+    died_at_step: int  # the highest global step before the death
+    kind: Class
+    reason: str
+    assertion: str = ""  # the assertion that failed
+    lost_steps: int | None = None  # compared with the newest complete checkpoint; None: none, or not known
+    from_step: int | None = None  # the step from which it resumed; None: it did not resume, or the step is not known
+    mended: bool | None = None  # whether a second start got past the death; None: there was no second start. False
+    # too if the first start had changed no file
+    warm: bool = False  # the ranks were forked, not started by the job's launcher
+    seconds: float = 0.0
+    operations: int = 0  # before the death
+    last_operation: str = ""  # a description
+    moments: tuple[tuple[float, float], ...] = ()  # (begin, end) of possible deaths, s of the recording
+    files: tuple[tuple[str, str], ...] = ()  # (path, state in words) of each file that the story names
+    run_dir: str = ""  # the run directory of the resume, if it was kept
+    like: str = ""  # the state that was resumed instead: the job sees no difference before it fails
+    printed: str = ""  # a digest of what forked ranks printed that did not start
+    shown_by: str = ""  # the state from which a cold start has shown the same failure of forked ranks
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "kind": self.kind.value}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Outcome:
+        """The outcome, from its JSON. Raises ValueError, KeyError or TypeError if it is no outcome."""
+        pairs = {name: tuple((pair[0], pair[1]) for pair in raw[name]) for name in ("moments", "files")}
+        return cls(**{**raw, **pairs, "kind": Class(raw["kind"])})
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The class of one resume, and the facts that decided it."""
+
+    kind: Class
+    reason: str
+    assertion: str = ""
+    lost_steps: int | None = None
+    from_step: int | None = None
+    mended: bool | None = None
+
+
+def seen_in(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
+    """The class of a resume, from the record and the verdict. `due`: the last step of the job without a death. `hung`:
+    the resume was ended because nothing happened for too long."""
+    found = _class_of(run, result, due, hung)
+    back = [
+        attempt for attempt in run.history.attempts if attempt.number > _died_in(run) and attempt.first_step is not None
+    ]
+    return replace(found, from_step=back[-1].base if back else None)
+
+
+def failed_at_once(run: Record) -> bool:
+    """Whether the first start after the death failed or hung, and no start made a step: then the failure depends on
+    nothing but what the job found in its folder."""
+    trained = any(execution.attempt > _died_in(run) for execution in run.history.executions)
+    ends = _ends(run)
+    return not trained and bool(ends[0] if ends else run.stopped and not run.stopped.data["interrupted"])
+
+
+def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
+    got_past = _came_back(run, result) or _was_done(run, due)
+    failed_first = _first_start(run)
+    if failed_first:
+        again = any(event.data["submission"] > 0 for event in run.of_kind(Kind.JOB_STARTED))
+        return Seen(Class.WONT_START, failed_first, mended=got_past if again else None)
+    if hung:
+        return Seen(Class.HANGS, run.stopped.data["reason"] if run.stopped else "nothing happened for too long")
+    for harm, kind in ((Harm.WRONG_RESULT, Class.WRONG), (Harm.LOST_WORK, Class.LOST_WORK)):
+        if case := next((case for case in _failed(result) if _harm(case.name) is harm and not case.follows), None):
+            return Seen(kind, case.reason, case.name, case.measured.get("needless"))
+    if not got_past and any(attempt > _died_in(run) for attempt in run.history.unplaced):
+        return Seen(Class.UNCLEAR, f"it is not known which steps it made: {result.reason}")
+    if not got_past and (blind := _blind_hook(run)):
+        return Seen(Class.UNCLEAR, f"its steps may not have been seen, because the agent's hook {blind} failed")
+    if not got_past and run.exit_code == 0:
+        return Seen(Class.WONT_START, "the job ended with exit code 0, and made no step beyond the death")
+    if not got_past:
+        why = run.stopped.data["reason"] if run.stopped else "it made no step beyond the death"
+        return Seen(Class.UNCLEAR, why)
+    unclear = [case for case in result.cases if case.verdict in (Verdict.INCONCLUSIVE, Verdict.ERROR)]
+    if result.verdict is Verdict.INCONCLUSIVE and not unclear:
+        return Seen(Class.UNCLEAR, result.reason)
+    if unclear and not _was_done(run, due):
+        return Seen(Class.UNCLEAR, f"{unclear[0].name}: {unclear[0].reason}")
+    if result.verdict is Verdict.FAILED and not _was_done(run, due):
+        return Seen(Class.UNCLEAR, result.reason)
+    return Seen(Class.RIGHT, "" if _came_back(run, result) else "there was nothing left to train")
+
+
+def _came_back(run: Record, result: Result) -> bool:
+    """Whether the job got past the step at which it had died. If it had made no step at all, any step will do."""
+    if _hit(run) is None:
+        started_s = synthetic_crash.death_s(run)
+        reached = run.history.highest_step(before_s=started_s) or 0
+        again = run.history.executions.at(run.history.executions.mono_s > started_s)
+        return len(again) > 0 and (not reached or int(again.global_step.max()) > reached)
+    own = [recovery for recovery in result.recoveries if recovery.fault == DEATH]
+    return bool(own) and own[-1].parts.get("caught_up") is not None
+
+
+def _was_done(run: Record, due: int | None) -> bool:
+    """Whether the job had done its last step when it died, and the resume then ended successfully."""
+    died_s = synthetic_crash.death_s(run)
+    reached = run.history.highest_step(before_s=died_s) or 0
+    return due is not None and reached >= due and run.exit_code == 0 and run.exited is not None
+
+
+def _first_start(run: Record) -> str:
+    """Why the first start after the death failed, as a clause; empty if it did not end with an error."""
+    ends = _ends(run)
+    if not ends or not ends[0]:
+        return ""
+    error = last_error(run).partition("the job's last error: ")[2]
+    return f"the job ended with exit code {ends[0]}" + (f": {error}" if error else "")
+
+
+def _ends(run: Record) -> list[int | None]:
+    """The exit codes of the job's command after the death, one for each start that ended by itself."""
+    until_s = run.stopped.mono_s if run.stopped else float("inf")
+    exits = [event for event in run.of_kind(Kind.JOB_EXITED) if event.data["submission"] >= 0]
+    return [event.data["exit_code"] for event in exits if event.mono_s < until_s]
+
+
+def _died_in(run: Record) -> int:
+    """The number of the last attempt before the death."""
+    if hit := _hit(run):
+        return hit.attempt or 0
+    before = (one.number for one in run.history.attempts if one.started_s < synthetic_crash.death_s(run))
+    return max(before, default=0)
+
+
+def _hit(run: Record) -> Event | None:
+    """The first kill of a rank by the death. None if the job died before a rank was up."""
+    return next(run.of_fault(DEATH, Kind.APPLYING), None)
+
+
+def _blind_hook(run: Record) -> str:
+    """A hook of the agent that failed after the death, so that steps may not have been seen; empty if there is none."""
+    failed = (event for event in run.of_kind(Kind.AGENT_FAILED) if (event.attempt or 0) > _died_in(run))
+    return next((str(event.data["hook"]) for event in failed if event.data["hook"] in ("steps", "imported")), "")
+
+
+def _failed(result: Result) -> Sequence[Case]:
+    return [case for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.FAILED]
+
+
+def _harm(name: str) -> Harm:
+    if name == SPLIT_BRAIN:
+        return Harm.WRONG_RESULT
+    return Harm(registry.find("assertions", name).harm)

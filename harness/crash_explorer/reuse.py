@@ -1,0 +1,269 @@
+"""States that need no resume of their own: the job does the same from them as from a state that was resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torchaos.harness.agent.manifest import FOLDER as MANIFESTS
+from torchaos.harness.crash_explorer import synthetic_crash
+from torchaos.harness.crash_explorer.read_trace import Lookout, Looks
+from torchaos.harness.crash_explorer.recording_log import stats_of
+from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
+from torchaos.harness.crash_explorer.resume_runs import Trials, checkpoints_in
+from torchaos.harness.crash_explorer.states.state import State
+from torchaos.harness.crash_explorer.warm.warm_resumes import Shown, difference
+from torchaos.harness.host.disk import owner_only, write_atomically
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
+
+# Resumes that stand for others. If a state gives the same answers to all that a resume asked of the checkpoint folder,
+# the job does the same from that state. So it is not resumed again: the events and files of the resume are put on the
+# state, and judged with its own death. For the same resume, another death can mean another verdict: the same start from
+# scratch is right before the first checkpoint, and lost work after it.
+
+_MOST_BYTES = 2 << 30  # of new checkpoints that are kept, of all resumes
+_STANDS = (Class.RIGHT, Class.LOST_WORK, Class.WRONG)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """One resume that may stand for others."""
+
+    state: State
+    looks: Looks
+    cold: bool
+    until: int  # the highest step at a death after which this resume went on for long enough
+    staged_s: tuple[float, float]  # when its state was put on disk: CLOCK_MONOTONIC, and seconds since the epoch
+    folder: Path  # what it left: `files` (of the checkpoint folder), and folders of the run directory
+    gone: tuple[str, ...]  # paths that it removed from the checkpoint folder
+
+
+class Standing:
+    """The resumes that may stand for others, of one exploration."""
+
+    def __init__(self, trials: Trials, home: Path) -> None:
+        self._trials, self._home = trials, home
+        self._known: list[Resumed] = []
+        self._bytes = 0
+        self._inventories: dict[Hashable, str] = {}  # of the checkpoints that are there after a resume
+        shutil.rmtree(home, ignore_errors=True)
+
+    def learn(self, state: State, looks: Looks, found: Outcome, ended: bool) -> None:
+        """Keeps the resume whose files are in the folder of resumes. `ended`: the job went on to its last step."""
+        if found.kind not in _STANDS or found.from_step is None or self._bytes > _MOST_BYTES:
+            return
+        trials, folder = self._trials, self._home / str(len(self._known))
+        root = checkpoints_in(trials.plan, trials.now)
+        was, now = trials.staged, stats_of(root)
+        for path in (path for path in now if now[path] != was.get(path)):
+            self._bytes += _put(root / path, folder / "files" / path)
+        for name, left_out in _parts(trials.now):
+            for own in _files(trials.now.root / name):
+                if own.name not in (left_out, *trials.manifests):
+                    _put(own, folder / name / own.name)
+        gone = tuple(path for path in was if path not in now)
+        until = 1 << 60 if ended else found.died_at_step
+        self._known.append(Resumed(state, looks, not found.warm, until, trials.staged_s, folder, gone))
+
+    def of(self, state: State) -> tuple[Outcome, Record] | None:
+        """The outcome of the state and the record behind it, by a resume from a state that looks the same to the job.
+        None if there is no such resume, or none that went on for long enough. `warm` says how that one was started."""
+        died_at = self._trials.died_at(state)
+        same = [one for one in self._known if died_at <= one.until and one.looks.same(one.state.tree, state.tree)]
+        one = max(same, key=lambda each: each.cold, default=None)
+        return None if one is None else self._put_on(state, one)
+
+    def close(self) -> None:
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _put_on(self, state: State, one: Resumed) -> tuple[Outcome, Record]:
+        trials = self._trials
+        trials.stage(state, one.staged_s[0])
+        root = checkpoints_in(trials.plan, trials.now)
+        for own in map(root.joinpath, trials.staged):  # unchanged files must not look newer than the resume
+            if own.is_file() and not own.is_symlink() and own.stat().st_nlink == 1:
+                os.utime(own, (one.staged_s[1], one.staged_s[1]))
+        for gone in sorted(one.gone, reverse=True):
+            _remove(root / gone)
+        files = one.folder / "files"
+        own_files = sorted(files.rglob("*")) if files.is_dir() else []
+        for path in own_files:
+            to = root / path.relative_to(files)
+            if path.is_dir() and not path.is_symlink():
+                to.mkdir(parents=True, exist_ok=True)
+            else:
+                _remove(to)
+                _put(path, to)
+        for name, _left_out in _parts(trials.now):
+            for path in _files(one.folder / name):
+                _put(path, trials.now.root / name / path.name)
+        self._take_inventory(state, one, {path.relative_to(files).as_posix() for path in own_files})
+        found, record = trials.judge(state, False, 0.0, warm=not one.cold)
+        return replace(found, like=one.state.name), record
+
+    def _take_inventory(self, state: State, one: Resumed, put: Collection[str]) -> None:
+        """Reads the checkpoints that are in the folder now. If the same resume has left the same files on another
+        state, they were read before. `put`: the paths of the files and folders of the resume."""
+        trials, tree = self._trials, state.tree
+        root, inventory = checkpoints_in(trials.plan, trials.now), trials.now.artifacts / "inventory.json"
+        kept = {
+            path: tree.files[path].digest if path in tree.files else tree.links.get(path, "")
+            for path in trials.staged if path not in put and os.path.lexists(root / path)
+        }  # fmt: skip
+        manifests = {path.name for path in _files(trials.now.agent_plan.parent / MANIFESTS)}
+        key = one.folder, frozenset(kept.items()), frozenset(manifests)
+        if key in self._inventories:
+            write_atomically(inventory, self._inventories[key], private=True)
+            return
+        trials.take_inventory()
+        text = inventory.read_text() if inventory.exists() else ""
+        if text and not json.loads(text)["problem"]:  # it was read to its end
+            self._inventories[key] = text
+
+
+def _parts(run: RunDir) -> list[tuple[str, str]]:
+    """The folders of the run directory in which a resume leaves something, each with a name that is left out."""
+    manifests = run.agent_plan.parent / MANIFESTS
+    folders = ((run.events, synthetic_crash.FILE), (run.logs, ""), (run.artifacts, "inventory.json"), (manifests, ""))
+    return [(str(folder.relative_to(run.root)), left_out) for folder, left_out in folders]
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+
+
+def _put(path: Path, to: Path) -> int:
+    """Gives the file a second name, or makes the folder or link again. Returns the bytes that a new file keeps on
+    disk."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        to.symlink_to(os.readlink(path))
+    elif path.is_dir():
+        to.mkdir(exist_ok=True)
+    else:
+        os.link(path, to)
+        return 512 * path.stat().st_blocks
+    return 0
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# States that a resume can't tell apart. From one state, the job failed before its first step, and another state gives
+# the same answers to all that it had asked of the checkpoint folder. So it fails from the other state in the same way.
+
+
+class Alike:
+    """The failures that may stand for those of other states. They are kept in the file `looks.jsonl`, so that an
+    exploration that goes on knows them."""
+
+    def __init__(self, home: Path, states: Sequence[State]) -> None:
+        self._path = home / "looks.jsonl"
+        by_key = {(state.digest, state.model): state for state in states}
+        self._known: list[tuple[State, Looks]] = []
+        for line in self._path.read_text().splitlines() if self._path.exists() else ():
+            digest, model, asked = json.loads(line)
+            if state := by_key.get((digest, model)):
+                self._known.append((state, Looks.from_json(asked)))
+
+    def learn(self, state: State, looks: Looks) -> None:
+        """`looks`: what the job asked before it failed from this state."""
+        self._known.append((state, looks))
+        with open(self._path, "ab", opener=owner_only) as file:
+            file.write(json.dumps([state.digest, state.model, looks.to_json()]).encode() + b"\n")
+
+    def of(
+        self, state: State, died_at: Callable[[State], int], done: Mapping[tuple[str, str], Outcome]
+    ) -> Outcome | None:  # fmt: skip
+        """The outcome of the state, from that of a state that looks the same to the job. None if there is none."""
+        for other, looks in self._known:
+            found = done.get((other.digest, other.model))
+            if found and looks.same(other.tree, state.tree):
+                return replace(
+                    found, state=state.name, digest=state.digest, model=state.model, died_at_step=died_at(state),
+                    mended=None, seconds=0.0, operations=state.operations, moments=state.moments, files=(), run_dir="",
+                    last_operation=str(state.last_operation or ""), like=other.name,
+                )  # fmt: skip
+        return None
+
+
+# States that need no resume, because the job does the same from them as from a state that was resumed.
+
+LIKE = (
+    "all that the job asks of the checkpoint folder is the same as in a state from which it was resumed; each was "
+    "judged with its own death"
+)
+_FIRST = 3  # resumes whose questions are noted before a state must have been spared
+
+Resume = Callable[[State], tuple[Outcome, Record] | None]
+
+
+class Spared:
+    """What is known of the resumes so far, and the states for which they stand."""
+
+    def __init__(self, trials: Trials, home: Path, states: Sequence[State]) -> None:
+        self._trials = trials
+        self.every = Lookout(home / "looking")  # for a resume whose questions are always noted
+        self._alike = Alike(home, states)
+        self._standing: Standing | None = Standing(trials, home / "standing")
+        self._looked = self._stood = 0  # resumes that may stand for others; states for which one did
+        self.doubt = ""  # why resumes that trained stand for no others, as a sentence
+
+    @property
+    def lookout(self) -> Lookout | None:
+        """What notes the questions of the next resume. None: they are not noted, because noting takes time, and saved
+        no resumes so far."""
+        return self.every if self._standing and self._looked <= _FIRST + self._stood else None
+
+    def learn(self, state: State, looks: Looks, found: Outcome, run: Record) -> None:
+        """Keeps a resume that trained. Its files must still be in the folder of resumes."""
+        self._looked += 1
+        if self._standing:
+            self._standing.learn(state, looks, found, run.exit_code == 0 and not run.stopped)
+
+    def learn_failure(self, state: State, looks: Looks) -> None:
+        """Keeps what the job asked before it failed from this state, which must have failed twice."""
+        self._alike.learn(state, looks)
+
+    def of(self, state: State, done: Mapping[tuple[str, str], Outcome], resume: Resume | None) -> Outcome | None:
+        """The outcome of the state by a resume from another state; None if there is none. The first such outcome is
+        checked by `resume`; if it differs, no resume that trained stands for others from then on."""
+        found = self._alike.of(state, self._trials.died_at, done)
+        if found or self._standing is None:
+            return found
+        stood = self._standing.of(state)
+        if stood and resume and not self._stood:
+            shown = Shown.of(stood[1])
+            real = resume(state)
+            if real is None:
+                return None
+            self.doubt = _doubt(stood[0], shown, real[0], Shown.of(real[1]))
+            if self.doubt:
+                self._standing.close()
+                self._standing = None
+                return real[0]
+        self._stood += stood is not None
+        return stood[0] if stood else None
+
+    def close(self) -> None:
+        self.every.close()
+        if self._standing:
+            self._standing.close()
+
+
+def _doubt(found: Outcome, shown: Shown, real: Outcome, really: Shown) -> str:
+    same = real.kind is found.kind
+    why = difference(shown, really) or ("" if same else f"it gives '{real.kind.value}', not '{found.kind.value}'")
+    return why and (
+        f"no resume stands for other states: {found.state} looks the same to the job as {found.like}, and was resumed "
+        f"to check that: {why}"
+    )

@@ -1,0 +1,244 @@
+"""Faults of nodes that are containers: the Docker engine of this machine applies them, and its events about the
+containers are the evidence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from torchaos.harness.agent.rank_faults import Fault
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.fault_drivers.site import TargetGone
+from torchaos.harness.host.cluster_tools import EngineError, container_of, engine, events
+from torchaos.harness.interfaces import (
+    ChaosError,
+    Emit,
+    Evidence,
+    Handle,
+    Hits,
+    Irreversible,
+    LiveNode,
+    NodeSite,
+    Where,
+)
+from torchaos.harness.record.record import Record
+from torchaos.harness.rollback.container_handles import Container, limits_of
+
+# Faults of nodes that are containers, applied through the Docker engine of this machine.
+
+
+# Applies faults to the containers of nodes through the engine, and records the engine's events about them.
+
+_REPORT_S = 5.0  # seconds; the engine reports within milliseconds, on a busy machine within a second
+_HOG = "head -c {bytes} /dev/zero | tail >/dev/null"  # `tail` keeps all bytes: zeros have no end of line
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A container that a fault hits, and a connection to its engine."""
+
+    client: Any
+    live: LiveNode
+    now: Any  # the engine's description before the fault
+
+    @property
+    def id(self) -> str:
+        return str(self.now["Id"])
+
+    @property
+    def network(self) -> tuple[str, str]:
+        """Id and name of the run's network. Raises ChaosError if the container is not on it."""
+        for name, network in self.now["NetworkSettings"]["Networks"].items():
+            return str(network["NetworkID"]), str(name)
+        raise ChaosError(f"the container of node {self.live.node.index} is on no network")
+
+
+@contextmanager
+def hits(nodes: Iterable[LiveNode]) -> Iterator[list[Hit]]:
+    """The containers of these nodes. Raises ChaosError if one of them does not run, or if the engine does not
+    answer."""
+    nodes = list(nodes)
+    try:
+        with engine(_engine_of(nodes[0])) as client:
+            containers = [Hit(client, live, container_of(client, live.run_id, live.node.index)) for live in nodes]
+            for hit in containers:
+                if not hit.now["State"]["Running"]:
+                    raise ChaosError(f"the container of node {hit.live.node.index} does not run")
+            yield containers
+    except EngineError as error:
+        raise ChaosError(str(error)) from error
+
+
+def _engine_of(live: LiveNode) -> str:
+    """The engine's address. Raises ChaosError if the node is no container."""
+    node: Any = live.node
+    where = getattr(node, "engine", None) or getattr(getattr(node, "inner", None), "engine", None)
+    if where is None:
+        raise ChaosError(f"node {live.node.index} is no container; write launcher: docker")
+    return str(where)
+
+
+def changes(site: NodeSite, part: Literal["running", "network", "limits"]) -> Sequence[Container]:
+    """The handles that restore the parts of the containers that `do` will change."""
+    with hits(site.nodes) as containers:
+        return [Container(_engine_of(hit.live), hit.live.run_id, hit.id, part, _good(hit, part)) for hit in containers]
+
+
+def _good(hit: Hit, part: str) -> Mapping[str, Any]:
+    if part == "network":
+        network, name = hit.network
+        return {"network": network, "address": hit.now["NetworkSettings"]["Networks"][name]["IPAddress"]}
+    return limits_of(hit.now) if part == "limits" else {}
+
+
+def do(site: NodeSite, act: Callable[[Hit], object], action: str, last: str = "") -> None:
+    """Applies `act` to all containers at once, and records the engine's events about them. Held ranks continue when the
+    engine has reported `action`. Returns when the engine has also reported `last`. Raises ChaosError."""
+    since = time.time()
+    with hits(site.nodes) as containers, ThreadPoolExecutor(max(1, len(containers))) as pool:
+        _check(site, containers)
+        done = [pool.submit(act, hit) for hit in containers]
+        reported = [_report(site, hit, request, since, action) for hit, request in zip(containers, done, strict=True)]
+        site.release()
+        for hit, request, number in zip(containers, done, reported, strict=True):
+            request.result()
+            _report(site, hit, request, since, last or action, number)
+
+
+def _check(site: NodeSite, containers: Iterable[Hit]) -> None:
+    """Raises TargetGone if a node's container is not the guarded container."""
+    guarded = {handle.id for handle in site.guarded if isinstance(handle, Container)}
+    for hit in containers:
+        if guarded and hit.id not in guarded:
+            raise TargetGone(f"node {hit.live.node.index} has another container than the guarded one")
+
+
+def _report(site: NodeSite, hit: Hit, done: Future[object], since: float, action: str, reported: int = 0) -> int:
+    """Emits the engine's events about the container since `since`, except for the first `reported` events. Returns when
+    `action` is among them, the request has failed, or _REPORT_S seconds have passed. Returns how many events have been
+    emitted in all."""
+    end = time.monotonic() + _REPORT_S
+    while time.monotonic() < end and not (done.done() and done.exception()):
+        with engine(_engine_of(hit.live)) as client:  # the other connection is in use
+            seen = events(client, hit.id, since)
+        for event in seen[reported:]:
+            code = event["Actor"]["Attributes"].get("exitCode")
+            more = {} if code is None else {"exit_code": int(code)}
+            data = {"fault": site.fault, "node": hit.live.node.index, "action": event["Action"], **more}
+            site.emit(Kind.CONTAINER, data)
+        is_news = action in [event["Action"] for event in seen[reported:]]
+        reported = len(seen)
+        if is_news:
+            effect = f"the engine says of node {hit.live.node.index}: {action}"
+            site.emit(Kind.EFFECT, {"fault": site.fault, "effect": effect})
+        if action in [event["Action"] for event in seen]:
+            break
+        time.sleep(0.02)
+    return reported
+
+
+def reported(record: Record, fault: str, action: str, words: str) -> Evidence | None:
+    """Evidence that the engine has reported `action` for each node that was hit."""
+    reports = [event for event in record.of_fault(fault, Kind.CONTAINER) if event.data["action"] == action]
+    nodes = {event.data["node"] for event in reports}
+    wanted = {event.data.get("node") for event in record.of_fault(fault, Kind.APPLYING)}
+    if not wanted or not wanted <= nodes:
+        return None
+    names = ", ".join(map(str, sorted(nodes)))
+    return Evidence.of(words.format(nodes=names), *reports)
+
+
+def limit(hit: Hit, cpus: float, memory: int) -> None:
+    """Limits the CPUs, and the memory in bytes. 0 leaves a limit unchanged."""
+    period = hit.now["HostConfig"]["CpuPeriod"] or 100_000
+    cpu = {"cpu_period": period, "cpu_quota": round(cpus * period)} if cpus else {}
+    most = {"mem_limit": memory, "memswap_limit": memory} if memory else {}
+    hit.client.update_container(hit.id, **cpu, **most)
+
+
+def fill(hit: Hit, spare: int) -> None:
+    """Limits the memory to `spare` bytes more than the node uses now, and uses up these bytes."""
+    stats = hit.client.stats(hit.id, stream=False, one_shot=True)["memory_stats"]
+    used = int(stats["usage"]) - int(stats["stats"].get("total_inactive_file", stats["stats"].get("inactive_file", 0)))
+    limit(hit, 0.0, used + spare)
+    # Not more, so that it does no harm if the limit is removed while the command still runs.
+    command = ["sh", "-c", _HOG.format(bytes=used + spare)]
+    hog = hit.client.exec_create(hit.id, command, stdout=False, stderr=False)
+    hit.client.exec_start(hog["Id"], detach=True)
+
+
+@dataclass
+class Held:
+    """A probe that counts how often the kernel has throttled a container because of a limit, since the probe was
+    made."""
+
+    fault: str
+    nodes: Sequence[LiveNode]
+    period_s: float = 0.5
+    _before: dict[int, int] = field(default_factory=dict)
+
+    def sample(self, emit: Emit) -> None:
+        try:
+            with hits(self.nodes) as found:
+                for hit in found:
+                    self._sample(hit, emit)
+        except ChaosError:  # the container is gone
+            return
+
+    def _sample(self, hit: Hit, emit: Emit) -> None:
+        node, stats = hit.live.node.index, hit.client.stats(hit.id, stream=False, one_shot=True)
+        throttled = stats["cpu_stats"].get("throttling_data", {}).get("throttled_periods", 0)
+        now = int(throttled) + int(stats["memory_stats"].get("failcnt") or 0)
+        before = self._before.setdefault(node, now)
+        if now > before:
+            data = {"fault": self.fault, "node": node, "action": "limited", "times": now - before}
+            emit(Kind.CONTAINER, data)
+            emit(Kind.EFFECT, {"fault": self.fault, "effect": f"node {node} was held back at its limit"})
+            self._before[node] = now
+
+
+# The base classes of the `container.*` injectors. The engine changes the node's container, and its reports are the
+# proof.
+
+
+class _OnContainers(Fault):
+    """A fault of containers. `words`: the text of the proof, with {nodes} for the nodes."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"docker"})
+    hits: ClassVar[Hits] = "nodes"
+    reports: ClassVar[tuple[str, ...]]  # the engine's reports, in order; held ranks continue at the first
+    proof: ClassVar[str] = ""  # the report that proves that the fault was felt; empty: the last report
+    words: ClassVar[str]
+
+    def act(self, hit: Hit) -> object:
+        raise NotImplementedError
+
+    def apply(self, site: NodeSite) -> None:
+        do(site, self.act, self.reports[0], self.reports[-1])
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        return reported(record, fault, self.proof or self.reports[-1], self.words)
+
+
+class ContainerFault(_OnContainers):
+    """A fault of a container that can be undone."""
+
+    part: ClassVar[Literal["running", "network", "limits"]]  # the part of the container that is restored
+
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
+        return changes(site, self.part)
+
+
+class ContainerDeath(_OnContainers):
+    """A fault that ends the container."""
+
+    lethal: ClassVar[bool] = True
+    done: ClassVar[str]  # "killed" or "stopped"
+
+    def changes(self, site: NodeSite) -> Irreversible:
+        return Irreversible(f"a container that was {self.done} stays {self.done}; the scheduler may start another")

@@ -1,0 +1,243 @@
+"""The kernel's counters of a job's own connections while a network fault is on, the probes that read them, and the
+evidence from them that the fault was felt."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.fault_drivers.network.drop_rules import Cut, counts
+from torchaos.harness.fault_drivers.network.links import Link, link_of
+from torchaos.harness.host.netspace import Space
+from torchaos.harness.interfaces import Emit, Evidence, NodeSite
+from torchaos.harness.record.record import Record
+from torchaos.harness.rollback.network_handles import NftTable
+
+# The kernel's counters of a job's own connections while a fault is on.
+#
+# A node's network namespace has only the job's TCP connections, so the counters of the namespace are evidence.
+
+Counts = Mapping[str, float]
+
+# Names for counters of /proc/net/snmp and /proc/net/netstat; see the kernel's
+# Documentation/networking/snmp_counter.rst.
+COUNTERS = {
+    "resent": ("Tcp.RetransSegs",),
+    "timeouts": ("TcpExt.TCPTimeouts",),
+    "resets": ("Tcp.EstabResets",),
+    "bad_checksums": ("Tcp.InCsumErrors",),
+    "duplicates": ("TcpExt.TCPDSACKOldSent", "TcpExt.TCPDSACKOfoSent"),
+    "out_of_order": ("TcpExt.TCPOFOQueue",),
+}
+
+
+def read(links: Iterable[Link]) -> dict[str, int]:
+    """The sum of the TCP counters of these links' network namespaces, counted from the creation of each namespace."""
+    totals = dict.fromkeys(COUNTERS, 0)
+    for link in links:
+        table = _table(link.space)
+        for name, parts in COUNTERS.items():
+            totals[name] += sum(table.get(part, 0) for part in parts)
+    return totals
+
+
+def _table(space: Space) -> dict[str, int]:
+    values: dict[str, int] = {}
+    with suppress(OSError):
+        for name in ("snmp", "netstat"):
+            with open(space.proc / "net" / name) as file:
+                lines = file.read().splitlines()
+            for keys, numbers in zip(lines[::2], lines[1::2], strict=False):
+                group = keys.partition(":")[0]
+                pairs = zip(keys.split()[1:], numbers.split()[1:], strict=False)
+                values.update({f"{group}.{key}": int(number) for key, number in pairs})
+    return values
+
+
+def round_trips(link: Link, peers: Iterable[str] = ()) -> dict[str, float]:
+    """The longest smoothed round trip in ms on the node's connections to others, from TCP_INFO by ss. In a pod, only
+    connections to the addresses `peers` count: its network also has connections that are not between the nodes."""
+    ends = " or ".join(f"dst [{peer}]" if ":" in peer else f"dst {peer}" for peer in peers)
+    only = [f"( {ends} )"] if link.space.is_here and ends else []
+    try:
+        output = link.space.run(["ss", "-tinHO", "state", "established", *only])
+    except OSError:
+        return {}
+    others = [line for line in output.splitlines() if "127.0.0.1" not in line]
+    trips = [float(number) for line in others for number in re.findall(r"\brtt:([\d.]+)/", line)]
+    return {"rtt_ms": max(trips)} if trips else {}
+
+
+@dataclass
+class Watch:
+    """A probe that emits `network.sample` events with the changes of the counters since the probe was made. `proof`
+    returns a sentence if the counters prove the fault. The first such sentence is emitted as an effect."""
+
+    fault: str
+    links: Sequence[Link]
+    proof: Callable[[Counts], str | None]
+    more: Sequence[Callable[[], Counts]] = ()
+    period_s: float = 0.1
+    _before: Mapping[str, int] = field(default_factory=dict)
+    _emitted: dict[str, float] = field(default_factory=dict)
+    _emitted_s: float = 0.0
+    _proved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.links:
+            self._before = self._before or read(self.links)
+
+    def sample(self, emit: Emit) -> None:
+        now = read(self.links) if self.links else {}
+        counts: dict[str, float] = {name: now[name] - before for name, before in self._before.items()}
+        for source in self.more:
+            counts.update(source())
+        sentence = None if self._proved else self.proof(counts)
+        if sentence or (counts != self._emitted and time.monotonic() - self._emitted_s > 0.4):
+            emit(Kind.NETWORK, {"fault": self.fault, "counts": counts})
+            self._emitted, self._emitted_s = counts, time.monotonic()
+        if sentence:
+            self._proved = True
+            emit(Kind.EFFECT, {"fault": self.fault, "effect": sentence, "proof": counts})
+
+
+def at_least(name: str, least: float, words: str) -> Callable[[Counts], str | None]:
+    """A proof (see `Watch`) that holds when the counter `name` has reached `least`. In `words`, {n} is replaced by the
+    counter's value."""
+    return lambda counts: words.format(n=f"{counts[name]:g}") if counts.get(name, 0) >= least else None
+
+
+# The probes of network faults.
+
+
+def drops(site: NodeSite, cut: Cut) -> Sequence[Watch]:
+    """A probe that counts the job's own packets that a cut has dropped, from the counters of the rules that drop
+    them."""
+    proof = at_least("dropped", 1, "the first packet of the job was dropped ({n} by now)")
+    return [Watch(site.fault, _links(site), proof, [partial(counts, *cut.handles)])]
+
+
+def resent(site: NodeSite) -> Sequence[Watch]:
+    return [Watch(site.fault, _links(site), at_least("resent", 1, "the job sent {n} segments again"))]
+
+
+def came(site: NodeSite, name: str, words: str) -> Sequence[Watch]:
+    """A probe that counts segments that arrived, from the counter `name` of the nodes' kernels."""
+    return [Watch(site.fault, _links(site), at_least(name, 1, words))]
+
+
+def slower(site: NodeSite, least_ms: float) -> Sequence[Watch]:
+    """A probe that measures the round trips on the connections of each target node."""
+    proof = at_least("rtt_ms", least_ms, "the round trip on the job's connections is {n} ms")
+    links, every = [link_of(live) for live in site.nodes], _links(site)
+    return [Watch(site.fault, every, proof, [partial(_longest, links, every)], period_s=0.25)]
+
+
+def limited(site: NodeSite) -> Sequence[Watch]:
+    """A probe that counts the packets that had to wait for a rate limit, and measures the rate at which packets got
+    through."""
+    proof = at_least("overlimits", 1, "{n} packets of the job had to wait for the rate limit")
+    links = [link_of(live) for live in site.nodes]
+    return [Watch(site.fault, _links(site), proof, [_Limiter(links)], period_s=0.25)]
+
+
+def _links(site: NodeSite) -> list[Link]:
+    return [link_of(live) for live in site.cluster]
+
+
+def _longest(links: Sequence[Link], every: Sequence[Link]) -> Counts:
+    peers = {link: [other.address for other in every if other != link] for link in links}
+    times = [trips["rtt_ms"] for link in links if (trips := round_trips(link, peers[link]))]
+    return {"rtt_ms": max(times)} if times else {}
+
+
+class _Limiter:
+    """The counters of the token buckets. The rate is the job's highest rate between two samples while packets were
+    waiting. At other times the job may not have used the whole rate."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = links
+        self._last: dict[str, tuple[float, int, bool]] = {}  # by link: time, bytes sent, whether packets wait
+        self._rates: list[float] = []  # Mbit/s
+
+    def __call__(self) -> Counts:
+        total = 0
+        for link in self._links:
+            try:
+                shown = json.loads(link.space.run(["tc", "-s", "-j", "qdisc", "show", "dev", link.device]))
+            except OSError:
+                continue
+            for qdisc in (qdisc for qdisc in shown if qdisc.get("kind") == "tbf"):
+                total += qdisc.get("overlimits", 0)
+                now = time.monotonic(), qdisc.get("bytes", 0), qdisc.get("backlog", 0) > 0
+                before = self._last.get(link.name)
+                if before and before[2] and now[2]:
+                    self._rates.append(8e-6 * (now[1] - before[1]) / (now[0] - before[0]))
+                self._last[link.name] = now
+        return {"overlimits": total, **({"rate_mbit": round(max(self._rates), 3)} if self._rates else {})}
+
+
+def refusals(site: NodeSite, tables: Sequence[NftTable]) -> Sequence[Watch]:
+    """A probe that counts the connections that the rules of these tables refused."""
+    proof = at_least("refused", 1, "{n} connections of the job were refused")
+    return [Watch(site.fault, _links(site), proof, [partial(_refused, tables)])]
+
+
+def _refused(tables: Sequence[NftTable]) -> Counts:
+    return {"refused": sum(counts(table).get("refused", 0) for table in tables)}
+
+
+# Evidence that a network fault was felt, from the kernel's counters of the job's own connections. Pure.
+
+
+def counted(record: Record, fault: str, *names: str, least: float = 1) -> Evidence | None:
+    """Evidence that one of the counters `names` grew by at least `least` while the fault was on."""
+    for event in record.of_fault(fault, Kind.NETWORK):
+        for name in names:
+            if (number := event.data["counts"].get(name, 0)) >= least:
+                return Evidence.of(_WORDS.get(name, name + ": {n}").format(n=f"{number:g}"), event)
+    return None
+
+
+_WORDS = {
+    "dropped": "{n} TCP packets of the job were dropped between the nodes",
+    "resent": "the job's connections sent {n} segments again",
+    "timeouts": "{n} retransmission timers of the job's connections ran out",
+    "resets": "{n} established connections of the job were reset",
+    "bad_checksums": "{n} segments of the job came with a bad checksum",
+    "duplicates": "{n} segments of the job came twice",
+    "out_of_order": "{n} segments of the job came out of order",
+    "rtt_ms": "the round trip on the job's connections rose to {n} ms",
+    "overlimits": "{n} packets of the job had to wait for the rate limit",
+    "refused": "{n} connections of the job were refused",
+}
+
+
+def late(record: Record, fault: str, seconds: float) -> Evidence | None:
+    """Evidence that no rank finished a step for at least `seconds` while the fault was on."""
+    hits = [event.mono_s for event in record.of_fault(fault, Kind.APPLIED)]
+    if not hits:
+        return None
+    steps = record.steps_made.in_order_of_time.after(hits[0])
+    first = steps.event(0) if len(steps) else None
+    if first is None or first.mono_s - hits[0] < seconds:
+        return None
+    return Evidence.of(f"no rank finished a step for {first.mono_s - hits[0]:.1f} s", first)
+
+
+def logged(record: Record, fault: str, cause: str, words: str, naming: Sequence[str] = ("",)) -> Evidence | None:
+    """Evidence that, while the fault was on, the job's log had a line of that cause (see monitoring/probes/job_log.py)
+    that contains one of the texts `naming`."""
+    on = [event.mono_s for event in record.of_fault(fault, Kind.APPLYING)]
+    off = [event.mono_s for event in record.of_fault(fault, Kind.ROLLED_BACK)]
+    for event in record.of_kind(Kind.LOG_CAUSE):
+        is_on = on and on[0] <= event.mono_s <= (off[0] + 1.0 if off else float("inf"))
+        if is_on and event.data["cause"] == cause and any(name in event.data["line"] for name in naming):
+            return Evidence.of(f"{words}: {event.data['line']}", event)
+    return None

@@ -1,0 +1,330 @@
+"""Faults of an endpoint that the job reaches by its address: a Toxiproxy server stands in front of it, toxics are added
+to it, and the kernel's data about its connections are the evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torchaos.harness.agent.rank_faults import Fault
+from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.traffic_counters import Watch, logged
+from torchaos.harness.host import processes
+from torchaos.harness.host.toxiproxy import Api
+from torchaos.harness.interfaces import ChaosError, Evidence, Handle, Hits, NodeSite, Probe, Where
+from torchaos.harness.record.record import Record
+from torchaos.harness.rollback.network_handles import Toxic, mark_of
+
+# Faults of an endpoint that the job reaches by its address, such as an object store or a rendezvous. A Toxiproxy server
+# is put in front of the endpoint.
+
+
+# Starts a Toxiproxy server with a proxy in front of each endpoint. The mark of its process is in the undo log before it
+# starts.
+
+PROGRAM = "toxiproxy-server"
+START_S = 20.0  # seconds
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An address that the job uses. The real server is at `upstream`; the job gets the proxy's address `listen` instead
+    (both host:port)."""
+
+    name: str
+    upstream: str
+    listen: str
+    api: Api
+
+
+def mark_of_server(run_id: str) -> str:
+    """The mark of the server's process. It differs from the job's mark, because the job is ended before the server."""
+    return f"{run_id}.proxy"
+
+
+def start_toxiproxy(upstreams: Mapping[str, str], run_id: str, folder: Path, link: Link | None) -> dict[str, Endpoint]:
+    """Starts the server in the network of a node or, if `link` is None, on this machine's loopback. Raises
+    ChaosError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    host = link.address if link else "127.0.0.1"
+    port, *ports = _ports(1 + len(upstreams)) if link is None else range(18474, 18475 + len(upstreams))
+    listens = {name: f"{host}:{number}" for name, number in zip(upstreams, ports, strict=True)}
+    config = [{"name": n, "upstream": upstreams[n], "listen": listens[n], "enabled": True} for n in upstreams]
+    (folder / "proxies.json").write_text(json.dumps(config, indent=1))
+    command = [shutil.which(PROGRAM) or PROGRAM, "-port", str(port), "-host", "127.0.0.1"]
+    command += ["-config", str(folder / "proxies.json")]
+    log = folder / "server.log"
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            link.space.enter(command, folder) if link else command, cwd=folder, start_new_session=True,
+            env={**os.environ, ENV_RUN_ID: mark_of_server(run_id)}, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=output,
+        )  # fmt: skip
+    api = Api(process.pid, processes.ticks_of(process.pid), port)
+    _await(api, process, set(upstreams), link, log)
+    return {name: Endpoint(name, upstreams[name], listens[name], api) for name in upstreams}
+
+
+def _await(api: Api, process: subprocess.Popen[bytes], names: set[str], link: Link | None, log: Path) -> None:
+    """Waits until the server reports that all proxies are up. Raises ChaosError with its last answer otherwise."""
+    end, state = time.monotonic() + START_S, "nothing"
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            state = f"it ended with exit code {process.returncode}"
+            break
+        try:
+            if link is None or os.path.samefile(f"/proc/{process.pid}/ns/net", f"/proc/{link.space.pid}/ns/net"):
+                proxies = api.ask()
+                if names <= {name for name, proxy in proxies.items() if proxy["enabled"]}:
+                    return
+                state = f"its proxies are {dict(proxies)}"
+        except OSError as error:
+            state = str(error)
+        time.sleep(0.02)
+    raise ChaosError(f"the proxies could not be put in front of the job's endpoints: {state}; see {log}")
+
+
+def _ports(count: int) -> list[int]:
+    """Free ports. If a port is taken before the server starts, the server fails, and the run is not started."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    numbers = [int(listener.getsockname()[1]) for listener in held]
+    for listener in held:
+        listener.close()
+    return numbers
+
+
+# Measures the job's traffic through a proxy, from the kernel's data about the proxy's connections (TCP_INFO, by ss).
+#
+# Bytes that the proxy has got from one side and not sent to the other are held back by it. If all bytes that it had got
+# at one look have still not been sent at a later look, then some were held for the time between. This bound is too low,
+# and never too high.
+
+_INFO = re.compile(r"\b(bytes_received|bytes_sent|data_segs_in|data_segs_out):(\d+)")
+_LOOK_S = 0.3  # when bytes are held, look again and again for so long
+WAYS = {"upstream": "sent", "downstream": "got"}  # as the job sees it
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The open connections of a proxy at one time, by peer and own address: the kernel's counters. A connection is open
+    until the proxy has closed it, or the endpoint."""
+
+    begun_s: float  # CLOCK_MONOTONIC
+    ended_s: float
+    job: Mapping[str, Mapping[str, int]]
+    upstream: Mapping[str, Mapping[str, int]]
+
+    def bytes_of(self, way: str) -> tuple[int, int]:
+        """Bytes that the proxy has got for this way, and sent on."""
+        into, out = (self.job, self.upstream) if way == "sent" else (self.upstream, self.job)
+        return sum(one["bytes_received"] for one in into.values()), sum(one["bytes_sent"] for one in out.values())
+
+
+@dataclass(frozen=True)
+class _Mark:
+    look: _Look
+    got: int
+    sent: int
+
+
+class Traffic:
+    """Each call returns the counts since this object was made: bytes that the job sent and got, `unanswered` (bytes
+    sent, if none came back), connections seen, and connections that `ended`. For each way (`sent` and `got` by the
+    job): `held_*_ms`, the longest time for which bytes were surely held back, and `held_*_kbs`, the rate at which bytes
+    passed in that time; `pieces_*` and `piece_*_bytes`, how often the proxy divided what came, and the mean size of its
+    pieces. `half_closed_ms`: how long a connection of the job was open after the endpoint had closed it. Only the job
+    knows the proxy's port, so all connections are the job's. A connection that begins and ends between two calls is not
+    seen."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        look = _look(endpoint)
+        self._first, self._last = (look.job, look.upstream), (dict(look.job), dict(look.upstream))
+        self._ended = 0
+        self._before = look
+        self._marks: dict[str, _Mark] = {}
+        self._held: dict[str, tuple[float, float]] = {}  # by way: seconds, bytes per second
+        self._half_closed_since_s: float | None = None
+        self._half_closed_s = 0.0
+
+    def __call__(self) -> dict[str, float]:
+        look = self._take(_look(self._endpoint))
+        end_s = look.begun_s + _LOOK_S
+        while any(got > sent for got, sent in map(look.bytes_of, WAYS.values())) and time.monotonic() < end_s:
+            look = self._take(_look(self._endpoint))
+        counts: dict[str, float] = {
+            "connections": len(self._last[0]), "ended": self._ended,
+            "sent_bytes": self._grown(0, "bytes_received"), "got_bytes": self._grown(0, "bytes_sent"),
+            "half_closed_ms": round(1e3 * self._half_closed_s),
+        }  # fmt: skip
+        counts["unanswered"] = counts["sent_bytes"] if not counts["got_bytes"] else 0
+        for number, way in enumerate(WAYS.values()):
+            held_s, rate = self._held.get(way, (0.0, 0.0))
+            counts |= {f"held_{way}_ms": round(1e3 * held_s), f"held_{way}_kbs": round(rate / 1e3, 1)}
+            came, left = self._grown(number, "data_segs_in"), self._grown(1 - number, "data_segs_out")
+            if came and left:
+                size = self._grown(1 - number, "bytes_sent") / left
+                counts |= {f"pieces_{way}": round(left / came, 2), f"piece_{way}_bytes": round(size, 1)}
+        return counts
+
+    def _grown(self, side: int, name: str) -> int:
+        """The growth of a counter on the job's side (0) or on the endpoint's (1)."""
+        first = self._first[side]
+        return sum(max(0, one[name] - first.get(at, {}).get(name, 0)) for at, one in self._last[side].items())
+
+    def _take(self, look: _Look) -> _Look:
+        self._ended += len(self._before.job.keys() - look.job.keys())
+        same = (look.job.keys(), look.upstream.keys()) == (self._before.job.keys(), self._before.upstream.keys())
+        self._before = look
+        for last, now in zip(self._last, (look.job, look.upstream), strict=True):
+            last.update(now)
+        if not same or len(look.job) != len(look.upstream):
+            self._marks = {}  # what a connection held is not known any more when it has ended
+        if len(look.job) <= len(look.upstream):
+            self._half_closed_since_s = None
+        elif self._half_closed_since_s is None:
+            self._half_closed_since_s = look.ended_s
+        else:
+            self._half_closed_s = max(self._half_closed_s, look.begun_s - self._half_closed_since_s)
+        if len(look.job) == len(look.upstream):
+            for way in WAYS.values():
+                self._weigh(way, look)
+        return look
+
+    def _weigh(self, way: str, look: _Look) -> None:
+        got, sent = look.bytes_of(way)
+        mark = self._marks.get(way)
+        if mark is None or sent >= mark.got:
+            self._marks[way] = _Mark(look, got, sent)
+            return
+        held_s = look.begun_s - mark.look.ended_s
+        if held_s > self._held.get(way, (0.0, 0.0))[0]:
+            self._held[way] = held_s, (sent - mark.sent) / held_s
+
+
+def connections(endpoint: Endpoint) -> Mapping[str, Mapping[str, int]]:
+    """The open connections of the job to the proxy, by peer: the kernel's counters at the proxy."""
+    return _look(endpoint).job
+
+
+def _look(endpoint: Endpoint) -> _Look:
+    listen, target = (address.rpartition(":")[2] for address in (endpoint.listen, endpoint.upstream))
+    begun_s = time.monotonic()
+    only = f"( sport = :{listen} or dport = :{target} )"
+    try:
+        output = endpoint.api.run(["ss", "-tinpHO", "state", "established", "state", "close-wait", only])
+    except OSError:  # the server is gone: so are its connections
+        output = ""
+    job: dict[str, Mapping[str, int]] = {}
+    upstream: dict[str, Mapping[str, int]] = {}
+    for line in output.splitlines():
+        words = line.split()
+        if len(words) < 5:
+            continue
+        state, (own, peer) = words[0], words[3:5]
+        found = {name: int(number) for name, number in _INFO.findall(line)}
+        info = {name: found.get(name, 0) for name in ("bytes_received", "bytes_sent", "data_segs_in", "data_segs_out")}
+        if own.endswith(f":{listen}"):
+            job[peer] = info
+        elif state == "ESTAB" and f"pid={endpoint.api.pid}," in line:  # another process may use the endpoint directly
+            upstream[own] = info
+    return _Look(begun_s, time.monotonic(), job, upstream)
+
+
+# The base class of `proxy.*`: adds toxics to a proxy or disables it, and watches the job's connections to it.
+#
+# Toxics are Toxiproxy's own, see "Toxics" in its README. Their times are in ms, their rates in KB/s.
+
+BOTH = ("upstream", "downstream")
+_WORDS = {
+    "unanswered": "the job sent {n} bytes to the proxy, and got none back",
+    "ended": "{n} connections of the job to the proxy ended",
+}
+
+
+class ProxyFault(Fault):
+    """Adds a toxic to the proxy of one of the job's endpoints. Without a toxic, disables the proxy."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    hits: ClassVar[Hits] = "endpoints"
+    needs: ClassVar[frozenset[str]] = frozenset({"toxiproxy", "ss"})
+    toxic: ClassVar[str] = ""  # the toxic's type; empty: the proxy is disabled
+    proofs: ClassVar[tuple[str, ...]] = ()  # counters of proxy.py; any one is proof
+
+    endpoint: str
+
+    if TYPE_CHECKING:  # a parameter in some injectors, a constant in others
+
+        @property
+        def stream(self) -> str: ...  # upstream: data that the job sends; downstream: data that it gets; both
+
+    def attributes(self) -> Mapping[str, Any]:
+        """The attributes of the toxic, in Toxiproxy's units (ms, KB/s)."""
+        return {}
+
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
+        endpoint = self._endpoint(site)
+        mark, down = mark_of(site.fault), not self.toxic
+        return [Toxic(endpoint.api.pid, endpoint.api.start_ticks, endpoint.api.port, endpoint.name, mark, down)]
+
+    def apply(self, site: NodeSite) -> None:
+        """Sends the order to the server. Raises OSError if the server does not answer, ChaosError if it did not carry
+        out the order."""
+        endpoint, mark = self._endpoint(site), mark_of(site.fault)
+        streams = (BOTH if self.stream == "both" else (self.stream,)) if self.toxic else ()
+        toxics = [
+            {"type": self.toxic, "name": f"{mark}_{stream}", "stream": stream, "attributes": dict(self.attributes())}
+            for stream in streams
+        ]
+        before = connections(endpoint)
+        order: dict[str, object] = {"add": toxics} if toxics else {"enabled": False}
+        answer = endpoint.api.ask(proxy=endpoint.name, **order).get(endpoint.name, {})
+        added = {toxic["name"] for toxic in toxics} <= {*answer.get("toxics", ())}
+        if not added or answer.get("enabled") is not bool(toxics):
+            raise ChaosError(f"Toxiproxy did not carry out the order for {endpoint.name}: it answered {answer}")
+        effect = f"{endpoint.name} is reached by {endpoint.listen}"
+        site.emit(Kind.EFFECT, {"fault": site.fault, "effect": effect, "at": endpoint.listen})
+        if not toxics and (ended := len(before.keys() - connections(endpoint).keys())):
+            site.emit(Kind.NETWORK, {"fault": site.fault, "counts": {"ended": ended}})
+
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
+        return [Watch(site.fault, (), self._proof, [Traffic(self._endpoint(site))])]
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        """Evidence from the kernel's counters of the proxy's connections while the fault was on: an effect of the size
+        that was asked for. If the fault breaks connections, a line of the job's log which says that the proxy's address
+        could not be used is evidence too."""
+        for event in record.of_fault(fault, Kind.NETWORK):
+            if words := self._proof(event.data["counts"]):
+                return Evidence.of(words, event)
+        if "ended" not in self.proofs:
+            return None
+        addresses = [str(event.data["at"]) for event in record.of_fault(fault, Kind.EFFECT) if "at" in event.data]
+        return logged(record, fault, "endpoint", "the job could not use it", addresses)
+
+    def effect(self, way: str, counts: Mapping[str, float]) -> str | None:
+        """A sentence if the counts of proxy.py show the fault's effect on what the job `sent` or `got`."""
+        return None
+
+    def _proof(self, counts: Mapping[str, float]) -> str | None:
+        named = next(
+            (_WORDS[name].format(n=f"{counts[name]:g}") for name in self.proofs if counts.get(name, 0) >= 1), None
+        )
+        ways = (way for stream, way in WAYS.items() if self.stream in (stream, "both"))
+        return named or next((words for way in ways if (words := self.effect(way, counts))), None)
+
+    def _endpoint(self, site: NodeSite) -> Endpoint:
+        try:
+            return site.endpoints[self.endpoint]
+        except KeyError as error:
+            raise ChaosError(f"there is no proxy in front of {self.endpoint}; name it in job.endpoints") from error

@@ -1,0 +1,99 @@
+"""The C libraries that processes of the job load. They are built with the package, or compiled into the user's
+cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from torchaos import harness
+from torchaos.harness.agent.control_pages import ENV_NVTX
+from torchaos.harness.agent.nccl_connections import ENV_NCCL_NET
+from torchaos.harness.interfaces import UsageError
+
+_NATIVE = Path(harness.__path__[0]).resolve().parent / "injectors" / "native"
+
+
+def compiler() -> str | None:
+    return next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library in C. `what`: its name in messages. `name`: its file. If it was built with the package, the file is in
+    the folder of its sources."""
+
+    what: str
+    name: str
+    sources: Path
+    options: tuple[str, ...] = ()
+
+    def path(self) -> Path:
+        """The path of the library. Raises UsageError if it is not built and can't be compiled."""
+        built, cached = self.sources / self.name, self._cache() / self.name
+        if built.exists() and built.stat().st_mtime >= max(path.stat().st_mtime for path in self._files()):
+            return built
+        if cached.exists():
+            return cached
+        program = compiler()
+        if program is None:
+            raise UsageError(f"{self.what} is not compiled yet, and there is no C compiler: install gcc or clang")
+        return self.build(cached.parent, program)
+
+    def build(self, into: Path, program: str, *options: str) -> Path:
+        """Compile it into the folder `into`, and return its path. Raises UsageError with the compiler's own words."""
+        into.mkdir(parents=True, exist_ok=True)
+        sources = [str(path) for path in self._files() if path.suffix == ".c"]
+        with tempfile.TemporaryDirectory(dir=into) as scratch:
+            made = Path(scratch) / self.name
+            command = [program, "-shared", "-fPIC", "-O2", "-fvisibility=hidden", "-o", str(made), *options, *sources]
+            done = subprocess.run([*command, *self.options], capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise UsageError(f"{self.what} can't be compiled by {program}: {done.stderr.strip()[:2000]}")
+            os.replace(made, into / self.name)  # atomic, since another process may compile it now
+        return into / self.name
+
+    def _files(self) -> list[Path]:
+        return sorted(self.sources.glob("*.[chi]*"))
+
+    def _cache(self) -> Path:
+        state = hashlib.blake2b(digest_size=8)
+        for path in self._files():
+            state.update(path.name.encode() + path.read_bytes())
+        place = f"{os.uname().machine}-{state.hexdigest()}"
+        return Path(platformdirs.user_cache_dir("torchaos")) / self.sources.name / place
+
+
+_SONAME = "libnvidia-ml.so.1"
+NVML = Library("the NVML overlay", _SONAME, _NATIVE / "nvml", (f"-Wl,-soname,{_SONAME}", "-ldl", "-lpthread"))
+NVTX = Library("the library that stalls NCCL calls", "torchaos_nvtx.so", _NATIVE / "nvtx")
+NCCL_NET = Library("the network plug-in for NCCL", "libnccl-net-torchaos.so", _NATIVE / "net", ("-lpthread",))
+
+ENV_PATH = "TORCHAOS_NVML_PATH"  # folder of the overlay, for LD_LIBRARY_PATH of the processes that should load it
+ENV_CONTROL = "TORCHAOS_NVML_CONTROL"  # a file of orders, or a folder of files *.nvml
+ENV_INJECTION = "NVTX_INJECTION64_PATH"  # NVTX loads the library at this path at its first call
+_MAX_PLUGIN_PATH = 254  # NCCL ignores a longer one
+
+
+def nvtx_environment(pages: Path) -> dict[str, str]:
+    """The environment variables that make the job load the NVTX library. `pages`: the folder for the ranks' pages.
+    Raises UsageError if there is no library."""
+    pages.mkdir(mode=0o700, exist_ok=True)
+    return {ENV_INJECTION: str(NVTX.path()), ENV_NVTX: str(pages)}
+
+
+def nccl_net_environment(pages: Path) -> dict[str, str]:
+    """The environment variables that make NCCL use torchaos's network plug-in, and no other. `pages`: the folder for
+    the ranks' pages. Raises UsageError if there is no library."""
+    path = str(NCCL_NET.path())
+    if len(path) > _MAX_PLUGIN_PATH or "," in path:
+        raise UsageError(f"NCCL can't load {path}: it takes a path of {_MAX_PLUGIN_PATH} characters, without a comma")
+    pages.mkdir(mode=0o700, exist_ok=True)
+    return {"NCCL_NET_PLUGIN": path, "NCCL_NET": "torchaos", ENV_NCCL_NET: str(pages)}

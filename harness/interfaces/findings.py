@@ -1,0 +1,122 @@
+"""A question about a run, and the answers to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Protocol, Sequence, runtime_checkable
+
+if TYPE_CHECKING:
+    from torchaos.harness.record.record import Record
+
+
+class Need(str, Enum):
+    """The data that an assertion needs. Each kind switches on hooks of the agent or stages of the run."""
+
+    STEPS = "steps"
+    LOSS = "loss"
+    SAMPLES = "samples"
+    CHECKPOINTS = "checkpoints"  # saves and loads as events
+    INVENTORY = "inventory"  # the checkpoints on disk after the run, tensor by tensor
+    TWIN = "twin"
+    STATE = "state"  # a check sum of the parameters after each step, and the gradient's norm
+    HANGS = "hangs"  # hangs as seen from outside: suspected, declared, and the ranks to blame
+    LEFTOVERS = "leftovers"  # processes, ports and shared memory that are still there when the job has ended
+    COLLECTIVES = "collectives"  # begin and end of each collective, in the files of agent/collective_stamps.py
+
+
+class Outcome(str, Enum):
+    PASSED = "passed"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Harm(str, Enum):
+    """What a failure of an assertion means for a job."""
+
+    WRONG_RESULT = "wrong result"  # its results or checkpoints differ from those without the fault
+    LOST_WORK = "lost work"  # it resumed from an older checkpoint than its newest
+    SLOW = "slow"  # it took more time or more restarts than allowed
+    REACTION = "reaction"  # the fault was not noticed, or the expected reaction did not come
+    ENDING = "ending"  # the job did not end as expected
+    OTHER = "other"
+
+
+class What(str, Enum):
+    """The quantities in which a run may differ from its twin, or from its first execution of a step."""
+
+    LOSS = "loss"
+    LOSSES = "number of losses"  # backwards in a step
+    RATE = "learning rate"
+    SAMPLES = "samples"
+    COMPUTED = "computed samples"  # by the job itself, from its parameters
+    PARAMETERS = "parameters"  # after the step
+    REPLICAS = "replicas"  # ranks that should hold the same parameters, after the step
+    LOADED = "loaded checkpoint"  # a checkpoint of that step, with wrong contents
+    SAVED = "saved checkpoint"  # a checkpoint of that step
+    ABSENT = "absent step"  # it never took place
+    UNHIT = "fault that did not land"  # so there was nothing to judge; the step is 0
+    ENDING = "ending"  # the job did not come back, or did not end as expected; the step is the last that was seen
+
+
+@dataclass(frozen=True)
+class First:
+    """The first quantity that was wrong, and its global step. It helps to tell a cause from its consequences."""
+
+    what: What
+    step: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer of one assertion. `reason`: one or two sentences that a person understands without the code."""
+
+    outcome: Outcome
+    reason: str
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    bound: Mapping[str, Any] = field(default_factory=dict)
+    first: First | None = None
+    cause: str = ""  # the most likely cause in a few words, which the reason also contains
+    at_s: float | None = None  # when it went wrong, CLOCK_MONOTONIC; None: when the step of `first` was done
+
+
+def passed(reason: str, **measured: Any) -> Finding:
+    return Finding(Outcome.PASSED, reason, measured)
+
+
+def failed(reason: str, first: First | None = None, /, **measured: Any) -> Finding:
+    return Finding(Outcome.FAILED, reason, measured, first=first)
+
+
+def inconclusive(reason: str, **measured: Any) -> Finding:
+    return Finding(Outcome.INCONCLUSIVE, reason, measured)
+
+
+def unhit(reason: str) -> Finding:
+    """An inconclusive finding: no fault landed that this assertion is about."""
+    return Finding(Outcome.INCONCLUSIVE, reason, first=First(What.UNHIT, 0))
+
+
+@runtime_checkable
+class Assertion(Protocol):
+    """One question about a run. A frozen dataclass: its fields are the bounds that the scenario gives. `harm`,
+    `expects_recovery` and `judge_replicas` are optional: the registry adds them to a class that lacks them."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Need]]
+    harm: ClassVar[Harm] = Harm.OTHER  # what a failure means for the job
+
+    @property
+    def expects_recovery(self) -> bool:
+        """Whether the job is expected to recover from its faults, and not to give up."""
+        return True
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        """The answer, from the records alone. Pure. `twins`: the records of the twins, if there are any."""
+
+    def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
+        """The answer for a job of several replicas. The method may be one of the functions of
+        analysis/replica_verdict.py."""
+        return inconclusive(
+            f"{self.name} judges the ranks of one torchrun only, not a job of {run.plan.job.replicas} replicas"
+        )

@@ -1,0 +1,223 @@
+"""A job: how it is started, its nodes and ranks, and the places at which faults are applied to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from torchaos.harness.agent.wire import Event, Kind, Phase
+
+if TYPE_CHECKING:
+    from torchaos.harness.fault_drivers.network.links import Link
+    from torchaos.harness.fault_drivers.proxy import Endpoint
+    from torchaos.harness.interfaces.faults import Handle
+
+
+# A job: how it is started, and its nodes and ranks.
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """Everything that a launcher needs to start the job once. Paths are absolute; placeholders are filled in."""
+
+    argv: tuple[str, ...]
+    cwd: Path
+    env: Mapping[str, str]  # all variables of the job
+    log: Path  # where stdout and stderr go
+    submission: int  # from 0: how often the job has been submitted before
+    nodes: int = 1  # for a launcher that makes its nodes
+    own_env: Mapping[str, str] = field(default_factory=dict)  # the part of `env` that differs from this machine's
+    checkpoints: Path | None = None  # the folder of the job's checkpoints
+    container: Mapping[str, Any] = field(default_factory=dict)  # if nodes are containers: settings, see the grammar
+    replicas: int = 1  # how many commands run at the same time, each with its own torchrun
+    replica_ranks: int = 0  # ranks of each replica, if there are several replicas
+    busy_nodes: int = 0  # how many nodes start at once; the others start when all ranks are up; 0: all at once
+    hosts: tuple[str, ...] = ()  # the names of the machines that are the nodes, if the scenario gives them
+    timeout_s: float = 0.0  # the job is ended after this time
+    pods: Mapping[str, Any] = field(default_factory=dict)  # if nodes are pods: their settings, see the grammar
+    slurm: Mapping[str, Any] = field(default_factory=dict)  # for launcher: slurm: settings, see the grammar
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """One live rank. `pid` and `start_ticks` together identify the process, also after the pid is used again."""
+
+    rank: int
+    local_rank: int
+    node: int
+    pid: int
+    start_ticks: int
+    attempt: int
+    world_size: int
+    gpu: int | None = None  # NVML's index of its GPU, as far as its environment shows
+    inner_pid: int = 0  # its pid in the container's pid namespace; 0: it is in no container
+
+    @property
+    def own_pid(self) -> int:
+        """The pid as the rank itself sees it."""
+        return self.inner_pid or self.pid
+
+
+class Node(Protocol):
+    """One machine, or a network namespace or container that stands for a machine."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Variables that this node adds to the job's environment. If the user has set a variable, the user's value is
+        kept."""
+
+    @property
+    def link(self) -> Link | None:
+        """Its link to the other nodes. None if faults can't change the link."""
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        """The command with the prefix that runs it on this node: none, nsenter, docker exec, srun."""
+
+    def host_pid(self, pid: int) -> int | None:
+        """The pid in the harness's namespace for a pid that was reported from this node."""
+
+
+class LiveNode(Protocol):
+    """A node of the running job, as a fault sees it."""
+
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def run_id(self) -> str:
+        """The mark in the environment of the job's processes. The marks of a fault's helper processes begin with it."""
+
+    def processes(self) -> Mapping[int, int]:
+        """The job's processes that run on this node now: start times (clock ticks since boot) by pid."""
+
+    def start_again(self) -> int:
+        """Starts the job's command on this node once more, and returns its pid. Raises ChaosError if the job is over,
+        or the command still runs."""
+
+    def keep_place(self) -> None:
+        """Announces that the node will come back. Until then the job counts as running, even if all other nodes end."""
+
+
+class Launcher(Protocol):
+    """The part of a launcher that differs between platforms. The rest (ranks, attempts, logs, resubmission) is in
+    running/launchers/local_job.py. Attributes that have a value here are optional: the registry adds them to a class
+    that lacks them."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine
+    offers: ClassVar[frozenset[str]] = frozenset()  # what its nodes have, and this machine need not have
+    cannot: ClassVar[
+        Mapping[str, str]
+    ] = {}  # faults that it can't apply, by injector or kind of target: what to write instead
+    replicas: ClassVar[bool] = False  # it can start the replicas of job.replicas, each with its own torchrun
+    sets_rendezvous: ClassVar[bool] = False  # the environment of its nodes has the rendezvous address for torchrun
+    on_nodes: ClassVar[bool] = False  # its nodes are other machines, see `FarLauncher`
+
+    @staticmethod
+    def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
+        """The capabilities that only this job needs. Raises UsageError if the launcher can't start the job."""
+        return frozenset()
+
+    def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        """The handles of everything that `create` will make. They are put on disk before `create` is called."""
+
+    def create(self, spec: JobSpec) -> Sequence[Node]: ...
+
+
+class FarLauncher(Launcher, Protocol):
+    """A launcher whose nodes are other machines. On each node, `torchaos exec` wraps the job's command and does the
+    work of torchaos there. A node's `argv` starts a small helper beside it."""
+
+    # Whether the nodes of `create` see the run directory of this machine. Otherwise their agents send what they write.
+    shares_folder: bool = True
+
+    def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
+        """The commands that start the job; they are run on this machine. They end when the job ends, with an exit code
+        other than 0 if the command of a node failed. On each node they run `wrapper`, to which the launcher adds --node
+        or --hosts, and then the command of the spec."""
+
+    def give_up(self) -> None:
+        """The run ends: a `create` that waits for nodes raises ChaosError soon. Called from another thread."""
+        return
+
+    def exit_code(self, node: Node) -> int | None:
+        """For a job that ran before torchaos: the exit code with which its part on a node ended, if the node ended with
+        it. None if that is not known."""
+        return None
+
+    def gone(self, node: Node) -> bool:
+        """Whether a node does not exist any more. Then nothing is left of what faults changed in it."""
+        return False
+
+
+# The place at which a fault is applied.
+
+
+class Site(Protocol):
+    """The place at which a fault is applied: a `RankSite` (agent/rank_faults.py) inside a rank, or a `NodeSite`
+    outside. In a rank, the target process is the rank itself."""
+
+    @property
+    def fault(self) -> str:
+        """The id of the fault that is applied."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The target processes."""
+
+    @property
+    def step(self) -> int | None:
+        """The global step in which the fault is applied, if it is known."""
+
+    @property
+    def phase(self) -> Phase | None: ...
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to each target process."""
+
+    def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event: ...
+
+
+class NodeSite(Site, Protocol):
+    """The place at which the harness applies a fault from outside."""
+
+    @property
+    def nodes(self) -> Sequence[LiveNode]:
+        """The target nodes, for a fault that hits nodes."""
+
+    @property
+    def cluster(self) -> Sequence[LiveNode]:
+        """All nodes of the job."""
+
+    @property
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """The job's endpoints that have a proxy, by name. Empty if the fault hits no endpoint."""
+
+    @property
+    def checkpoints(self) -> Path | None:
+        """The folder of the job's checkpoints, as the scenario gives it. Outside the run's own folder, a fault may
+        touch only the files in it."""
+
+    @property
+    def guarded(self) -> Sequence[Handle]:
+        """The handles from `changes` that are on disk. Empty before `apply` runs."""
+
+    @property
+    def undo_copies(self) -> Path:
+        """The folder for copies of files that a fault changes; `File.of` saves them there."""
+
+    def check(self, changes: Sequence[Handle]) -> None:
+        """Checks targets and handles. Raises TargetGone if the pid of a target now belongs to another process, or if
+        the undo of a handle is not on disk."""
+
+    def release(self) -> None:
+        """Lets the rank that is held for the fault continue now, and not only when `apply` returns."""
+
+    def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
+        """Waits at most `timeout_s` seconds until the target processes have ended. Returns the pids that are still
+        alive."""

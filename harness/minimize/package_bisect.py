@@ -1,0 +1,187 @@
+"""Finds the places in a row of numbers at which the verdict changes, with few tries. Pure, except for the calls of
+`verdict`. Between two numbers with different verdicts, it tries the number in the middle, as `git bisect` does. If a
+number has no verdict, the nearest other number is tried instead. So a change is found between two neighbours, or all
+numbers between its two ends have no verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.minimize.scenario_shrink import ddmin
+from torchaos.harness.record.result import ExitCode
+from torchaos.harness.registry import suggest
+
+Verdict = Callable[[int], bool | None]  # of a number: passed, failed, or (None) no verdict
+MOST_WITHOUT = 3  # a change is given up after this many numbers between its two ends without a verdict
+
+
+class Change(NamedTuple):
+    """The verdict of `before` differs from that of `after`."""
+
+    before: int
+    after: int
+
+    @property
+    def is_exact(self) -> bool:
+        return self.after == self.before + 1
+
+
+def changes(count: int, verdict: Verdict, known: Iterable[int] = (), samples: int = 0) -> list[Change]:
+    """All changes that were found between 0 and `count` - 1, in order. The two ends and the `known` numbers are tried
+    first. If all of them have the same verdict, up to `samples` more numbers are tried, each in the middle of the
+    widest gap. `verdict` may be costly, and is called at most once for each number. Changes between two tried numbers
+    with the same verdict are not found, and of several changes between two tried numbers only one is found."""
+    tried: dict[int, bool | None] = {}
+
+    def ask(at: int) -> bool | None:
+        if at not in tried:
+            tried[at] = verdict(at)
+        return tried[at]
+
+    for at in (0, count - 1, *known):
+        ask(at)
+    while samples and len(set(tried.values()) - {None}) < 2 and len(tried) < count:
+        low, high = max(pairwise(sorted(tried)), key=lambda pair: pair[1] - pair[0])
+        ask((low + high) // 2)
+        samples -= 1
+    decided = sorted(at for at, found in tried.items() if found is not None)
+    return [_narrowed(low, high, ask, tried) for low, high in pairwise(decided) if tried[low] != tried[high]]
+
+
+def _narrowed(low: int, high: int, ask: Verdict, tried: dict[int, bool | None]) -> Change:
+    left = MOST_WITHOUT
+    while left and (between := [at for at in range(low + 1, high) if at not in tried]):
+        at = min(between, key=lambda number: abs(2 * number - low - high))
+        found = ask(at)
+        if found is None:
+            left -= 1
+        elif found == tried[low]:
+            low = at
+        else:
+            high = at
+    return Change(low, high)
+
+
+# Finds the releases with which a recovery begins or ceases to fail: releases of one package, or of several packages
+# that are changed together.
+
+Pins = Mapping[str, str]  # a version for each package
+Passed = bool | None  # None: no verdict
+
+
+@dataclass(frozen=True)
+class Range:
+    """The releases of a package that are searched for the bad release, oldest first."""
+
+    package: str
+    releases: Sequence[str]
+    known: Sequence[str] = ()  # releases that are tried first
+
+    @classmethod
+    def of(cls, text: str, releases_of: Callable[[str], Sequence[str]], now: str | None) -> Range:
+        """Reads NAME or NAME=FIRST..LAST, which may have more releases between FIRST and LAST. `now`: the installed
+        version, which is used if FIRST is empty. If LAST is empty, the newest release is used. Raises UsageError."""
+        package, _, span = text.partition("=")
+        every = releases_of(package)
+        first, *known, last = span.split("..") if ".." in span else [span, ""]
+        first, last = first or now or "", last or every[-1]
+        if not first:
+            raise UsageError(f"{text}: {package} is not installed; write {package}=FIRST..LAST")
+        for version in (first, *known, last):
+            if version not in every:
+                near = suggest(version, every)
+                hint = f"did you mean {near}?" if near else f"there are {every[0]} to {every[-1]}"
+                raise UsageError(f"{text}: there is no release {version} of {package} for this Python; {hint}")
+        chosen = every[every.index(first) : every.index(last) + 1]
+        if len(chosen) < 2 or not set(known) <= set(chosen):
+            raise UsageError(f"{text}: write an older release, then a newer one, and others of them only between")
+        return cls(package, chosen, known)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A change of the verdict between the releases `before` and `after` of one package. `beside`: the releases of the
+    other packages."""
+
+    package: str
+    before: str
+    after: str
+    passed_before: bool
+    is_exact: bool
+    beside: Pins
+    together: Sequence[str] = ()  # packages in `beside` without whose newer release the verdict does not change
+
+    def __str__(self) -> str:
+        kind = "begins" if self.passed_before else "ends"
+        words = ("passed", "failed") if self.passed_before else ("failed", "passed")
+        where = f"{self.package} {self.before} {words[0]}, {self.after} {words[1]}"
+        if self.together:
+            where += f", together with {in_words({name: self.beside[name] for name in self.together})}"
+        if rest := {name: version for name, version in self.beside.items() if name not in self.together}:
+            where += f", with {in_words(rest)}"
+        if self.is_exact:
+            return f"the failure {kind} with {self.package} {self.after}: {where}"
+        return f"the failure {kind} between two releases, and those tried between them gave no verdict: {where}"
+
+
+@dataclass
+class Bisect:
+    """Finds the releases at which the verdict changes. `verdict` is called once for each set of releases. `samples`:
+    how many releases of a single package are tried between its ends, if both ends have the same verdict."""
+
+    ranges: Sequence[Range]
+    verdict: Callable[[Pins], Passed]
+    samples: int = 0
+    tried: dict[tuple[tuple[str, str], ...], Passed] = field(default_factory=dict)
+
+    def __call__(self) -> list[Found]:
+        if len(self.ranges) == 1:
+            return self._along(self.ranges[0], self.ranges)
+        oldest, newest = self._asked([]), self._asked(self.ranges)
+        if oldest is None or newest is None or oldest == newest:
+            return []
+        needed = ddmin(self.ranges, lambda part: self._asked(part) == newest)
+        return [found for changed in needed for found in self._along(changed, needed)]
+
+    def exit_code(self, found: Sequence[Found]) -> ExitCode:
+        """The verdict with the newest releases. Inconclusive if they have no verdict, or if the release at which the
+        verdict changed was not found."""
+        newest, oldest = self._asked(self.ranges), self._asked([])
+        if newest is None or oldest is None or (newest != oldest and not found) or not all(o.is_exact for o in found):
+            return ExitCode.INCONCLUSIVE
+        return ExitCode.PASSED if newest else ExitCode.FAILED
+
+    def _along(self, line: Range, newer: Sequence[Range]) -> list[Found]:
+        """The changes along the releases of one package. The packages in `newer` have their last release."""
+        pins = self._pins(newer)
+        beside = {name: version for name, version in pins.items() if name != line.package}
+
+        def ask(at: int) -> Passed:
+            return self._ask({**pins, line.package: line.releases[at]})
+
+        at = [line.releases.index(version) for version in line.known]
+        return [
+            Found(line.package, line.releases[low], line.releases[high], bool(ask(low)), high == low + 1, beside,
+                  [range_.package for range_ in newer if range_ is not line])
+            for low, high in changes(len(line.releases), ask, at, self.samples)
+        ]  # fmt: skip
+
+    def _asked(self, newer: Sequence[Range]) -> Passed:
+        return self._ask(self._pins(newer))
+
+    def _pins(self, newer: Sequence[Range]) -> Pins:
+        return {range_.package: range_.releases[-1 if range_ in newer else 0] for range_ in self.ranges}
+
+    def _ask(self, pins: Pins) -> Passed:
+        key = tuple(sorted(pins.items()))
+        if key not in self.tried:
+            self.tried[key] = self.verdict(pins)
+        return self.tried[key]
+
+
+def in_words(pins: Pins) -> str:
+    return ", ".join(f"{name} {version}" for name, version in pins.items())

@@ -1,0 +1,140 @@
+"""Observes the ranks in the kernel for some seconds with bpftrace: long uninterruptible sleeps, and slow function
+calls.
+
+Reading /proc from time to time misses a rank that is stuck for a tenth of a second again and again. The scheduler's
+tracepoints do not. This needs root, bpftrace, a kernel with tracepoints, and 1.5 s to attach. tracefs is mounted in a
+separate mount namespace, so the machine is not changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torchaos.harness.interfaces import UsageError
+
+LONG_S = 0.05
+_ATTACH_S = 20.0
+_MOUNT = """mount -t tracefs tracefs /sys/kernel/tracing && mount -t debugfs debugfs /sys/kernel/debug
+exec bpftrace -q -f json -e "$0"
+"""
+# `prev_state` is a field of Linux's sched_switch: bit 1 is TASK_UNINTERRUPTIBLE.
+_SLEEPS = """
+BEGIN { printf("ready\\n"); }
+tracepoint:sched:sched_switch /args->prev_state & 2/ { @asleep[args->prev_pid] = nsecs; }
+tracepoint:sched:sched_switch /@asleep[args->next_pid]/ {
+  if (nsecs - @asleep[args->next_pid] >= LONG) {
+    printf("asleep %d %lu\\n", args->next_pid, nsecs - @asleep[args->next_pid]);
+  }
+  delete(@asleep[args->next_pid]);
+}
+END { printf("now 0 %lu\\n", nsecs); }
+"""
+_CALLS = """
+uprobe:FUNCTION { @callNUMBER[tid] = nsecs; }
+uretprobe:FUNCTION /@callNUMBER[tid]/ {
+  if (nsecs - @callNUMBER[tid] >= LONG) { printf("callNUMBER %d %lu\\n", tid, nsecs - @callNUMBER[tid]); }
+  delete(@callNUMBER[tid]);
+}
+"""
+_FUNCTION = re.compile(r"/[\w./+-]+:[\w.]+")
+
+
+def missing() -> str | None:
+    """The first requirement that this machine lacks, in words; None if it has all."""
+    if os.geteuid() != 0:
+        return "root"
+    for name in ("bpftrace", "unshare"):
+        if shutil.which(name) is None:
+            return name
+    return None if Path("/sys/kernel/tracing").is_dir() else "a kernel with tracepoints"
+
+
+def watch(
+    ranks: Mapping[int, int], seconds: float, functions: Sequence[str] = (), attached: Callable[[], None] = lambda: None
+) -> list[str]:
+    """Observes the ranks for `seconds`, and returns a sentence for each rank and kind of wait longer than LONG_S.
+
+    `ranks`: pid by rank; `functions`: PATH:SYMBOL each, in a library that the ranks have loaded; `attached` is called
+    when the observation begins. Raises UsageError if this machine can't do it."""
+    if (lacks := missing()) is not None:
+        raise UsageError(f"looking into the kernel needs {lacks}; leave --kernel out, or see `torchaos doctor`")
+    for function in functions:
+        if not _FUNCTION.fullmatch(function):
+            raise UsageError(f"--function {function}: write the path of the library, a colon and the symbol")
+    rank_of = _threads(ranks)
+    seen = _run(_program(functions), seconds, attached)
+    names = {"asleep": "in an uninterruptible sleep"}
+    names |= {f"call{number}": f"in {function.rpartition(':')[2]}" for number, function in enumerate(functions)}
+    rank_of |= _threads(ranks)
+    times: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for what, thread, taken_s in seen:
+        if thread in rank_of and what in names:
+            times[rank_of[thread], what].append(taken_s)
+    return [
+        f"rank {rank} was {names[what]} for {max(taken):.2f} s, {sum(taken):.2f} s in all"
+        for (rank, what), taken in sorted(times.items())
+    ]
+
+
+def _program(functions: Sequence[str]) -> str:
+    calls = [_CALLS.replace("FUNCTION", function).replace("NUMBER", str(n)) for n, function in enumerate(functions)]
+    return "".join([_SLEEPS, *calls]).replace("LONG", str(int(LONG_S * 1e9)))
+
+
+def _threads(ranks: Mapping[int, int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for rank, pid in ranks.items():
+        tasks = Path(f"/proc/{pid}/task")
+        found |= {int(task.name): rank for task in tasks.iterdir()} if tasks.exists() else {}
+    return found
+
+
+def _run(program: str, seconds: float, attached: Callable[[], None]) -> list[tuple[str, int, float]]:
+    """Runs a bpftrace program. Returns (kind, thread id, seconds) for each wait, also for waits that have not ended."""
+    command = ["unshare", "--mount", "sh", "-c", _MOUNT, program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ready = False
+        try:
+            for line in process.stdout:
+                if "ready" in line:
+                    ready = True
+                    break
+            if ready:
+                attached()
+                try:
+                    process.wait(seconds)
+                except subprocess.TimeoutExpired:
+                    process.send_signal(signal.SIGINT)
+            text, error = process.communicate(timeout=_ATTACH_S)
+        finally:
+            process.kill()
+    if not ready:
+        reason = next((line for line in error.splitlines()[::-1] if "RLIMIT" not in line and line.strip()), "")
+        raise UsageError(f"bpftrace can't look into this kernel: {reason[:200]}")
+    return _parsed(text)
+
+
+def _parsed(text: str) -> list[tuple[str, int, float]]:
+    found, now = [], 0
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        data = entry.get("data")
+        if entry.get("type") == "printf" and len(words := str(data).split()) == 3:
+            found.append((words[0], int(words[1]), int(words[2]) / 1e9))
+            now = int(words[2]) if words[0] == "now" else now
+        elif entry.get("type") == "map" and isinstance(data, dict):
+            for name, since in data.items():
+                under_way = since.items() if isinstance(since, dict) else ()
+                found += [(name.lstrip("@"), int(thread), (now - at) / 1e9) for thread, at in under_way]
+    return [(what, thread, taken) for what, thread, taken in found if taken >= LONG_S]

@@ -1,0 +1,294 @@
+"""The graph of waits: which ranks and collectives wait for which, across all process groups.
+
+An *op* is one collective, or one send with its recv. An op waits for each rank that has not entered it. A device
+executes ops in order. So on each rank that has entered the op, the op also waits for the ops that were called before it
+there and are still under way. A rank waits for the last op that is under way on it. The nodes at the ends of these
+chains hold up all others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from torchaos.harness.monitoring.diagnosis.recorded_calls import Call, Calls, is_mutual
+
+_MOST_UNDER_WAY = 64
+Node = Hashable  # an int: a rank; else the key of an op
+
+
+@dataclass
+class Op:
+    """An op that at least one rank is in. Each of its ranks is in exactly one of pending, done, missing and unknown."""
+
+    key: tuple[object, ...]
+    name: str  # in words
+    kind: str
+    seq: int
+    pending: dict[int, Call] = field(default_factory=dict)
+    done: dict[int, Call | None] = field(default_factory=dict)
+    missing: set[int] = field(default_factory=set)
+    unknown: set[int] = field(default_factory=set)  # ranks without a record
+
+    @property
+    def members(self) -> set[int]:
+        return {*self.pending, *self.done, *self.missing, *self.unknown}
+
+
+@dataclass
+class Group:
+    """One process group, from the records of its members."""
+
+    name: str
+    members: tuple[int, ...]
+    sure: bool  # the members are recorded, not only inferred from the calls
+    calls: dict[int, dict[int, Call]]  # by rank and number; the last part, if a call has several parts
+    last: dict[int, int]  # the highest number that each rank with a record has entered
+
+    @property
+    def description(self) -> str:
+        """The description that the job gave to the group. Groups of the same kind share it; empty if there is none."""
+        call = next((call for calls in self.calls.values() for call in calls.values()), None)
+        return call.about.removesuffix(f" ({self.name})") if call and call.about.endswith(")") else ""
+
+    def most_done(self) -> dict[int, int]:
+        """The highest number that each rank has completed; -1: none."""
+        return {
+            rank: max((n for n, call in calls.items() if call.done), default=-1) for rank, calls in self.calls.items()
+        }
+
+
+def groups_of(calls: Calls) -> dict[str, Group]:
+    """All process groups in which a collective was recorded, by name."""
+    members: dict[str, set[int]] = defaultdict(set)
+    known: dict[str, set[int]] = defaultdict(set)
+    numbers: dict[str, dict[int, dict[int, Call]]] = defaultdict(lambda: defaultdict(dict))
+    for rank, record in calls.ranks.items():
+        for name, ranks in record.groups.items():
+            known[name].update(ranks)
+        for call in record.calls:
+            if call.op not in ("send", "recv"):
+                numbers[call.group][rank][call.seq] = call
+                members[call.group].add(rank)
+                if "default_pg" in call.about and not known[call.group]:
+                    known[call.group].update(calls.world)
+    found = {}
+    for name, by_rank in numbers.items():
+        everybody = tuple(sorted(known[name] | members[name] if known[name] else members[name]))
+        last = {}
+        for rank in everybody:
+            if own := calls.ranks.get(rank):
+                status = own.entered.get(name)
+                if status is None and own.torn:
+                    continue  # the last call of the rank is not known
+                last[rank] = max(max(by_rank.get(rank, {}), default=-1), -1 if status is None else status)
+        _fill(calls, name, by_rank, last)
+        found[name] = Group(name, everybody, bool(known[name]), dict(by_rank), last)
+    return found
+
+
+def _fill(calls: Calls, name: str, by_rank: dict[int, dict[int, Call]], last: Mapping[int, int]) -> None:
+    """Adds calls to torn records: the calls that are under way according to the record's status."""
+    for rank, top in last.items():
+        record = calls.ranks[rank]
+        if record.torn and (done := record.completed.get(name)) is not None:
+            sample = next(iter(next(iter(by_rank.values())).values()))
+            for number in range(max(done + 1, top - _MOST_UNDER_WAY), top + 1):
+                whole = next((c[number] for c in by_rank.values() if number in c), sample)
+                by_rank.setdefault(rank, {}).setdefault(
+                    number, replace(whole, order=-1, created_s=None, where="", shape=())
+                )
+
+
+def collectives(groups: Mapping[str, Group]) -> list[Op]:
+    """The collectives that at least one rank is in."""
+    found = []
+    for group in groups.values():
+        open_ = sorted({n for calls in group.calls.values() for n, call in calls.items() if not call.done})
+        for number in open_:
+            kinds = [calls[number] for calls in group.calls.values() if number in calls]
+            call = kinds[0]
+            op = Op((group.name, number), f"{call.op} {number} of {call.about or group.name}", call.op, number)
+            for rank in group.members:
+                mine = group.calls.get(rank, {}).get(number)
+                if mine is not None and not mine.done:
+                    op.pending[rank] = mine
+                elif mine is None and rank not in group.last:
+                    op.unknown.add(rank)
+                elif mine is not None or number <= group.last[rank]:
+                    op.done[rank] = mine
+                else:
+                    op.missing.add(rank)
+            found.append(op)
+    return found
+
+
+def messages(calls: Calls) -> list[Op]:
+    """The sends and recvs that at least one rank is in. Between two ranks of a group, sends and recvs are matched in
+    order. If older calls are missing, only those under way on both sides are matched, the oldest first."""
+    sides: dict[tuple[str, int, int], dict[str, list[Call]]] = defaultdict(lambda: {"send": [], "recv": []})
+    for record in calls.ranks.values():
+        for call in record.calls:
+            if call.pair and call.op in ("send", "recv"):
+                source, target = call.pair
+                sides[call.group, source, target][call.op].append(call)
+    found = []
+    for (group, source, target), both in sides.items():
+        whole = all(rank in calls.ranks and not calls.ranks[rank].clipped for rank in (source, target))
+        sends, recvs = (both[side] if whole else [c for c in both[side] if not c.done] for side in ("send", "recv"))
+        for index in range(max(len(sends), len(recvs))):
+            here = {
+                source: sends[index] if index < len(sends) else None,
+                target: recvs[index] if index < len(recvs) else None,
+            }
+            if any(call is not None and not call.done for call in here.values()):
+                found.append(_message(calls, (group, source, target, index), here))
+    return found
+
+
+def _message(calls: Calls, key: tuple[str, int, int, int], here: Mapping[int, Call | None]) -> Op:
+    group, source, target, index = key
+    about = next((call.about for call in here.values() if call), group)
+    op = Op(key, f"send {source} -> {target} of {about or group}", "send", index)
+    for rank, call in here.items():
+        if call is not None:
+            side: dict[int, Any] = op.done if call.done else op.pending
+            side[rank] = call
+        else:
+            (op.missing if rank in calls.ranks else op.unknown).add(rank)
+    return op
+
+
+@dataclass(frozen=True)
+class Late:
+    """A node of the graph: a rank that is still in an op which other ranks have completed."""
+
+    rank: int
+
+
+@dataclass
+class Waits:
+    """The graph of waits. An edge leads from a node to each node that it waits for."""
+
+    ops: dict[Node, Op]
+    edges: dict[Node, set[Node]]
+    stale: set[int]  # ranks whose record is older than the others'
+    late: dict[int, Op]  # ranks in an op that others have completed; the nodes that wait for them wait for Late(rank)
+    groups: dict[str, Group] = field(default_factory=dict)
+
+    def ends(self) -> list[set[Node]]:
+        """The strongly connected parts of the graph that wait for no node outside themselves."""
+        return _ends(self.edges)
+
+
+def waits(calls: Calls) -> Waits:
+    groups = groups_of(calls)
+    ops: dict[Node, Op] = {op.key: op for op in (*collectives(groups), *messages(calls))}
+    late = _late(ops)
+    ops = _without_what_is_over(ops, late)
+    edges: dict[Node, set[Node]] = defaultdict(set)
+    under_way: dict[int, list[tuple[int, Node]]] = defaultdict(list)
+    for key, op in ops.items():
+        edges[key].update({*op.missing, *op.unknown, *(Late(rank) for rank in op.done.keys() & late.keys())})
+        for rank, call in op.pending.items():
+            if call.order >= 0:
+                under_way[rank].append((call.order, key))
+            else:  # from the status of a torn record: the order of the calls is not known
+                edges[rank].add(key)
+        for rank in (*op.missing, *op.unknown):
+            edges.setdefault(rank, set())
+    for rank, mine in under_way.items():
+        mine.sort(key=lambda pair: pair[0])
+        chain: list[Node] = [Late(rank)] if rank in late else []
+        chain += [key for _, key in mine]
+        for before, after in pairwise(chain):
+            edges[after].add(before)
+        edges[rank].add(chain[-1])
+    for rank in late:
+        edges[rank].add(Late(rank))
+        edges.setdefault(Late(rank), set())
+    return Waits(ops, dict(edges), _stale(groups, ops), late, groups)
+
+
+def _late(ops: Mapping[Node, Op]) -> dict[int, Op]:
+    """For each rank: the last op that it is still in, alone or with a few ranks, although other ranks have completed
+    it."""
+    found: dict[int, Op] = {}
+    for op in ops.values():
+        if is_mutual(op.kind) and op.done and len(op.pending) <= len(op.done) + len(op.unknown) and not op.missing:
+            for rank, call in op.pending.items():
+                if rank not in found or found[rank].pending[rank].order < call.order:
+                    found[rank] = op
+    return found
+
+
+def _without_what_is_over(ops: dict[Node, Op], late: Mapping[int, Op]) -> dict[Node, Op]:
+    """The ops without calls that must have ended. If a rank is late in an op, it has entered it, and a device executes
+    ops in order. So the rank's calls before that op have ended, although the record shows them as under way."""
+    kept: dict[Node, Op] = {}
+    for key, op in ops.items():
+        over = {
+            rank for rank, call in op.pending.items() if rank in late and call.order <= late[rank].pending[rank].order
+        }
+        pending = {rank: call for rank, call in op.pending.items() if rank not in over}
+        if pending:
+            done = {**op.done, **{rank: op.pending[rank] for rank in over}}
+            kept[key] = replace(op, pending=pending, done=done)
+    return kept
+
+
+def _stale(groups: Mapping[str, Group], ops: Mapping[Node, Op]) -> set[int]:
+    """The ranks whose record is older than the others': other ranks have completed a collective that these ranks, by
+    their records, have not entered."""
+    found = set()
+    for group in groups.values():
+        done = group.most_done()
+        for rank, last in group.last.items():
+            ahead = [
+                other for other, number in done.items()
+                if number > last and (call := group.calls[other].get(number)) and is_mutual(call.op)
+            ]  # fmt: skip
+            if ahead and last >= 0:
+                found.add(rank)
+    return found
+
+
+def _ends(edges: Mapping[Node, set[Node]]) -> list[set[Node]]:
+    """The strongly connected components that no edge leaves, by Tarjan's algorithm without recursion."""
+    index: dict[Node, int] = {}
+    low: dict[Node, int] = {}
+    part: dict[Node, int] = {}
+    stack: list[Node] = []
+    parts: list[set[Node]] = []
+    for root in edges:
+        if root in index:
+            continue
+        work: list[tuple[Node, list[Node]]] = [(root, list(edges.get(root, ())))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        while work:
+            node, left = work[-1]
+            if left:
+                other = left.pop()
+                if other not in index:
+                    index[other] = low[other] = len(index)
+                    stack.append(other)
+                    work.append((other, list(edges.get(other, ()))))
+                elif other not in part:
+                    low[node] = min(low[node], index[other])
+                continue
+            work.pop()
+            if work:
+                low[work[-1][0]] = min(low[work[-1][0]], low[node])
+            if low[node] == index[node]:
+                members: set[Node] = set()
+                while not members or node not in members:
+                    members.add(stack.pop())
+                for member in members:
+                    part[member] = len(parts)
+                parts.append(members)
+    return [
+        nodes for number, nodes in enumerate(parts) if all(part[o] == number for n in nodes for o in edges.get(n, ()))
+    ]

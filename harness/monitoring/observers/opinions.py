@@ -1,0 +1,263 @@
+"""The opinions of the observers of a hang (the log, the stacks, the agent's stamps; resource_use.py has the fourth),
+and the rule that combines them into a suspicion or a hang."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchaos.harness.agent import collective_stamps
+from torchaos.harness.interfaces import RankProcess
+from torchaos.harness.monitoring.diagnosis.stacks import Stack, find_py_spy, sample
+
+# The opinion of an observer, and the rule that combines the opinions of all observers into a suspicion or a hang.
+
+# These observers look at the progress of the job, the others at its processes. They often err together: a rank that
+# writes the first checkpoint of a run neither logs nor calls collectives. So another observer has to confirm a hang.
+PROGRESS = frozenset({"log", "collectives", "nccl-ras"})
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """The report of one observer. For `quiet_s` seconds it has seen no activity. `usual_s`: the longest such time so
+    far that ended by itself. `armed`: the observer has seen enough of the job to have an opinion. `blind`: why it can't
+    see anything at present; empty if it can."""
+
+    observer: str  # log, stacks, metrics, collectives, nccl-ras
+    quiet_s: float
+    usual_s: float
+    armed: bool = True
+    detail: str = ""
+    blind: str = ""
+    ranks: tuple[int, ...] = ()  # those that it names in its detail, if it can tell ranks apart
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule by which observers suspect and declare a hang. Two must agree, and at least one of the two
+    must watch the processes. A bound is k times the usual quiet time, but at least the floor, in seconds."""
+
+    k: float = 3.0
+    floor_s: float = 0.8
+    suspect_k: float = 1.5
+    suspect_floor_s: float = 0.5
+
+    def bound_s(self, opinion: Opinion, opinions: Iterable[Opinion]) -> float:
+        """The quiet time in seconds above which this observer reports a hang. For observers of processes, the usual
+        quiet time is at least the usual pause in the job's progress, because processes may be idle during a pause."""
+        usual = opinion.usual_s
+        if opinion.observer not in PROGRESS:
+            pauses = [other.usual_s for other in opinions if other.armed and other.observer in PROGRESS]
+            usual = max(usual, min(pauses, default=0.0))
+        return max(self.floor_s, self.k * usual)
+
+    def suspects(self, opinions: Iterable[Opinion]) -> list[Opinion]:
+        return [
+            opinion for opinion in opinions
+            if opinion.armed and opinion.quiet_s >= max(self.suspect_floor_s, self.suspect_k * opinion.usual_s)
+        ]  # fmt: skip
+
+    def word(self, opinion: Opinion, opinions: Iterable[Opinion]) -> str:
+        """What the observer says: blind, learning, active, suspects or hangs."""
+        if opinion.blind or not opinion.armed:
+            return "blind" if opinion.blind else "learning"
+        if opinion.quiet_s >= self.bound_s(opinion, opinions):
+            return "hangs"
+        return "suspects" if self.suspects([opinion]) else "active"
+
+    def agree(self, opinions: Sequence[Opinion]) -> list[Opinion]:
+        """The opinions that report a hang, if there are enough of them to declare a hang. Otherwise none."""
+        sure = [opinion for opinion in opinions if opinion.armed and opinion.quiet_s >= self.bound_s(opinion, opinions)]
+        enough = len(sure) >= 2 and any(opinion.observer not in PROGRESS for opinion in sure)
+        return sure if enough else []
+
+
+@dataclass
+class Learned:
+    """Learns the longest quiet time that ended by itself."""
+
+    longest_s: float = 0.0
+    since_s: float | None = None  # when something last happened, CLOCK_MONOTONIC
+    events: int = 0
+    needed: int = 3  # events that must be seen before the observer is armed
+
+    def happened(self, now_s: float, counts: bool = True) -> None:
+        if self.since_s is not None and counts:
+            self.longest_s = max(self.longest_s, now_s - self.since_s)
+        self.since_s = now_s
+        self.events += counts
+
+    def opinion(self, observer: str, now_s: float, detail: str = "") -> Opinion:
+        quiet = 0.0 if self.since_s is None else now_s - self.since_s
+        return Opinion(observer, quiet, self.longest_s, self.events >= self.needed, detail)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """All opinions at one time. A recorded sequence can be judged again with another rule."""
+
+    at_s: float
+    opinions: tuple[Opinion, ...]
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+# Observer (a): the job's log has not grown for longer than usual.
+
+
+class LogSilence:
+    """Learns how often the log grows. `paths`: returns the current log files. Lines before training do not count."""
+
+    name = "log"
+
+    def __init__(self, paths: Callable[[], Sequence[Path]]) -> None:
+        self._paths, self._size = paths, -1
+        self._learned = Learned(needed=5)
+
+    def look(self, now_s: float, training: bool) -> Opinion:
+        paths = [path for path in self._paths() if path.exists()]
+        if not paths:
+            return Opinion(self.name, 0.0, 0.0, armed=False, blind="there is no log")
+        size = sum(path.stat().st_size for path in paths)
+        if size != self._size:
+            self._size = size
+            self._learned.happened(now_s, training)
+        return self._learned.opinion(self.name, now_s)
+
+
+# Observer (b): the stacks of all ranks do not change. It takes stacks only while another observer suspects a hang,
+# since that costs about 20 ms of CPU per rank each time.
+#
+# A rank may work in a single call for a long time. So while any rank uses the CPU, the time counts only a tenth.
+
+_EVERY_S = 0.2
+_BUSY = 10.0
+
+
+@dataclass
+class _Seen:
+    """A stack that was the same in all looks from `since_s` to `until_s`, CLOCK_MONOTONIC."""
+
+    stack: Stack
+    since_s: float
+    until_s: float
+
+
+class Stagnation:
+    """Blind without py-spy, and until it has read the stacks of all ranks."""
+
+    name = "stacks"
+
+    def __init__(self, py_spy: Callable[[], str | None] = find_py_spy) -> None:
+        self._py_spy = py_spy()
+        self._seen: dict[int, _Seen] = {}  # by pid
+        self._looked_s = 0.0
+
+    def look(self, now_s: float, wanted: bool, working: bool, ranks: Sequence[RankProcess]) -> Opinion:
+        """How long no stack has changed. `wanted`: another observer suspects a hang. `working`: a rank uses the CPU or
+        the disk."""
+        if not self._py_spy:
+            return Opinion(self.name, 0.0, 0.0, armed=False, blind="py-spy is not installed")
+        if not wanted:
+            self._seen.clear()
+            return Opinion(self.name, 0.0, 0.0, armed=False)
+        if now_s - self._looked_s >= _EVERY_S:
+            self._looked_s = now_s
+            self._sample([rank.pid for rank in ranks], self._py_spy)
+        if unread := sorted(rank.rank for rank in ranks if rank.pid not in self._seen):
+            return Opinion(self.name, 0.0, 0.0, armed=False, blind=f"py-spy can't read the stacks of ranks {unread}")
+        quiet = min(seen.until_s - seen.since_s for seen in self._seen.values())
+        # The other observers suspect a hang when the job has been quiet for half a second. This observer starts only
+        # then.
+        quiet = quiet / _BUSY if working else (quiet + 0.5 if quiet >= 2 * _EVERY_S else 0.0)
+        detail = "; ".join(f"rank {rank.rank} at {self._seen[rank.pid].stack.place}" for rank in ranks)
+        return Opinion(self.name, quiet, 0.0, armed=True, detail=detail)
+
+    def _sample(self, pids: Sequence[int], py_spy: str) -> None:
+        """Reads all stacks. On a busy machine that takes long, and may fail for some: then these count as unchanged
+        only until they were last read."""
+        begun_s = time.monotonic()
+        found = sample(pids, py_spy)
+        for pid, stack in found.items():
+            seen = self._seen.get(pid)
+            if seen is None or seen.stack != stack:
+                self._seen[pid] = _Seen(stack, time.monotonic(), begun_s)
+            else:
+                seen.until_s = begun_s
+
+
+# Observer (d): the agent's stamps. It reports that a collective takes longer than its bound, or that no rank begins or
+# ends a collective.
+
+_RING = collective_stamps.SIZE - collective_stamps.SLOTS * 64
+_AT_START_S = 10.0
+_NUMBER, _BEGUN, _ENDED, _STEP = 0, 4, 6, 7  # words of an entry
+
+
+class Overdue:
+    """Learns how long collectives take, and for how long no collective begins or ends. The first steps do not count."""
+
+    name = "collectives"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: dict[Path, int] = {}  # the newest time in each file, nanoseconds
+        self._longest_s = 0.0
+        self._quiet = Learned(needed=10)
+        self.training = False  # a step was completed
+
+    def look(self, now_s: float, training: bool) -> Opinion:
+        """The stronger of two opinions: about the oldest open collective, and about the time in which no collective
+        began or ended. `now_s`: CLOCK_MONOTONIC; `training`: what is seen now counts as usual."""
+        oldest_s, newest, active = now_s, 0, False
+        files = {path: words for path in self._files() if (words := _read(path))}
+        for path, words in files.items():
+            numbers, begun, ended = words[_NUMBER::8], words[_BEGUN::8], words[_ENDED::8]
+            steps = words[_STEP::8]
+            self.training = self.training or max(steps) >= 2
+            last = max(max(begun), max(ended))
+            before = self._seen.get(path, 0)
+            if last > before:
+                active, self._seen[path] = True, last
+                self._learn(begun, ended, steps, before)
+            newest = max(newest, last)
+            open_ = [
+                start
+                for number, start, end in zip(numbers, begun, ended, strict=True)
+                if number > 0 and start and not end
+            ]
+            oldest_s = min([oldest_s, *(start / 1e9 for start in open_)])
+        self._seen = {path: last for path, last in self._seen.items() if path in files}
+        if active:
+            self._quiet.happened(now_s, self.training and training)
+        age = Opinion(self.name, now_s - oldest_s, self._usual_s, True, "a collective is open all this time")
+        quiet = self._quiet.opinion(self.name, now_s, "no collective began or ended")
+        return max(age, quiet, key=lambda opinion: opinion.quiet_s / max(1.0, opinion.usual_s))
+
+    @property
+    def _usual_s(self) -> float:
+        """How long collectives take. At the start, others may wait in one for a rank that prepares something."""
+        return max(self._longest_s, 0.0 if self._quiet.events >= self._quiet.needed else _AT_START_S)
+
+    def _learn(self, begun: tuple[int, ...], ended: tuple[int, ...], steps: tuple[int, ...], since: int) -> None:
+        took = [end - start for start, end, step in zip(begun, ended, steps, strict=True) if end > since and step >= 2]
+        self._longest_s = max([self._longest_s, *(nanoseconds / 1e9 for nanoseconds in took)])
+
+    def _files(self) -> list[Path]:
+        """The stamps of the latest attempt."""
+        found = sorted(self._folder.glob("*.stamps"))
+        attempts = {path: path.name.split("-")[1] for path in found if path.name.count("-") == 2}
+        last = max(attempts.values(), key=lambda text: int(text[1:]) if text[1:].isdigit() else 0, default="")
+        return [path for path, attempt in attempts.items() if attempt == last]
+
+
+def _read(path: Path) -> tuple[int, ...] | None:
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    if len(raw) != collective_stamps.SIZE:
+        return None
+    return struct.unpack_from(f"{collective_stamps.SLOTS * 8}q", raw, _RING)

@@ -1,0 +1,276 @@
+"""Goes through the attempts in order and gives their steps global numbers. Pure.
+
+An attempt has one or more segments. The first begins with the attempt. Another begins if a checkpoint is loaded between
+two steps and training continues from it, or if the job returns to a state that it kept in memory. Each part of an
+attempt between two such points is placed by what was seen in that part alone. Steps before a return were only a warm-up
+if the attempt had loaded and saved nothing before them; a warm-up is left out of the history."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+
+from torchaos.harness.record.history.attempts import Attempt, BySteps, Segment, by_place, jumps, may_begin
+from torchaos.harness.record.history.first_steps import Scene, parts_of
+from torchaos.harness.record.history.saved_steps import is_beside
+from torchaos.harness.record.history.saves_and_loads import (
+    Load,
+    Save,
+    checkpoint_of,
+    counts_steps,
+    number_in_name,
+    saved_as,
+    whole_loads,
+)
+from torchaos.harness.record.history.snapshots import Snapshots, segment_at
+from torchaos.harness.record.history.step_evidence import LOSSES, OPTIMIZER, SAMPLES, Witness, decide
+from torchaos.harness.record.history.step_witnesses import hear, log_lead
+from torchaos.harness.record.steps import Executions
+
+# The trust in that an attempt simply goes on, where it loads something or its state is recorded again, and where
+# another state was seen or could not be seen.
+_LOADED, _LITTLE = 0.7, 0.25
+_OF_RANKS = (OPTIMIZER, SAMPLES, LOSSES)
+_MOST = 2**62  # a number in a name or a file that is larger is no step
+Lines = list[tuple[float, int]]  # (mono_s, step)
+
+
+@dataclass
+class Placing:
+    """Places the attempts one after the other: gives their steps global numbers. Attempts that are placed already help
+    to place the next."""
+
+    found: Sequence[Attempt]
+    seen: Mapping[int, Executions]  # by attempt
+    saves: Mapping[int, Sequence[Save]]  # by attempt
+    loads: Sequence[Load]
+    lines: Lines
+    twin: Sequence[Executions]  # the final history of the twin
+    uneven: Collection[int] = ()  # the numbers of steps that the ranks of one attempt made, if they differ
+    ahead: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # by attempt and rank: see Scene
+    blind: Collection[int] = ()  # the numbers of attempts whose steps or saves may not have been seen
+    snapshots: Snapshots = field(default_factory=Snapshots)
+    placed: list[Executions] = field(default_factory=list)
+    saved: list[Save] = field(default_factory=list)
+    foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
+    log_offset: int | None = None
+
+    def place(self, attempt: Attempt) -> Attempt:
+        """The attempt with the base of each of its segments. Attempts must come in order."""
+        own, placed_before = self.seen[attempt.number], len(self.placed)
+        loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
+        steps = BySteps(own)
+        last = int(own.local_step.max(initial=0))
+        saved = {save.local_step for save in self.saves.get(attempt.number, ())}
+        other = self.snapshots.seen_again(attempt.number, own)
+        again = {place for place in other | (self.snapshots.begun(attempt.number) - saved) if 0 < place < last}
+        unseen = not self.snapshots.has(attempt.number, own)
+        uncounted = unseen and np.isnan(own.column("opt_step")).all()
+        elsewhere = parts_of(own, self._known(own)) if uncounted else set()
+        returns = [
+            place for place in sorted((loads.keys() - {0}) | jumps(steps) | again | elsewhere)
+            if place in again | elsewhere or place not in loads
+            or may_begin(loads[place], steps[place], steps[place + 1], unseen)
+        ]  # fmt: skip
+        segments = list[Segment]()
+        for place, until in pairwise([0, *returns, last]):
+            alone = attempt is self.found[0]
+            goes_on_anew = place in other or ((unseen or place in loads) and not alone)
+            trust = _LITTLE if goes_on_anew else _LOADED if place in loads or place in again else 1.0
+            part = self._segment(attempt, segments, place, until, loads.get(place, []), trust)
+            straight = segments[-1].global_step(place) if segments else None
+            goes_back = unseen or place in loads or place in again or part.is_done_again(straight)
+            if not segments or (goes_back and part.base != straight):
+                if self._only_warmed_up(segments, part):
+                    del self.placed[placed_before:]
+                    segments.clear()
+                segments.append(part)
+            self._put(own, place, until, segments[-1])
+            self.snapshots.add(attempt.number, segments, self.placed[-1], until)
+        self.snapshots.add(attempt.number, segments, own[:0])
+        first = segments[0]
+        if first.base is not None and (attempt is self.found[0] or (len(own) and self._is_first(attempt))):
+            told = [load.path for load in whole_loads(loads.get(0, []))]
+            self.foreign = dict.fromkeys(told, first.base) if first.base == 0 else {}
+        self._calibrate(attempt)
+        self.saved += self._placed_saves(attempt.number, segments)
+        made = [steps_.placed.global_step for steps_ in self.placed[placed_before:]]
+        placed = [int(step) for steps_ in made if len(steps_) for step in (steps_.min(), steps_.max())]
+        return replace(
+            attempt, base=first.base, witnesses=first.witnesses, conflicts=first.conflicts, loaded=first.loaded,
+            first_step=min(placed, default=None), last_step=max(placed, default=None), segments=tuple(segments),
+        )  # fmt: skip
+
+    def _segment(
+        self, attempt: Attempt, before: Sequence[Segment], place: int, until: int, loads: Sequence[Load], trust: float
+    ) -> Segment:
+        """The segment that begins after `place` local steps, after the segments `before` of the same attempt, from what
+        was seen up to the step `until`. `trust`: see Scene."""
+        own = self.seen[attempt.number]
+        step = own.local_step
+        ends = [load.mono_s for load in loads] or own.at(step == place).mono_s.tolist()
+        since_s = max(ends, default=attempt.started_s) if place else attempt.started_s
+        until_s = float(own.at(step == until + 1).mono_s.min(initial=inf))
+        first = not place and self._is_first(attempt)
+        scene = Scene(
+            number=attempt.number,
+            first=first,
+            alone=attempt is self.found[0],
+            own=own.at((step > place) & (step <= until)),
+            after=place,
+            straight=before[-1].global_step(place) if before else None,
+            trust=trust,
+            loads=loads,
+            lines=[line for line in self._lines_of(attempt) if since_s <= line[0] < until_s],
+            saves=[
+                *self.saved,
+                *(save for save in self._placed_saves(attempt.number, before) if save.begun_s < since_s),
+            ],
+            blind=any(self._is_blind(earlier) for earlier in self.found if earlier.number < attempt.number),
+            known=self._known(own),
+            unseen=not self.snapshots.has(attempt.number, own),
+            snapshots=self.snapshots,
+            log_offset=self.log_offset,
+            foreign={} if first else self.foreign,
+            ahead=self.ahead.get(attempt.number, {}),
+        )
+        witnesses = hear(scene)
+        base, conflicts = decide(witnesses)
+        if base is not None and (base >= _MOST or (self.uneven and not _is_common(base, scene, self.seen, witnesses))):
+            base, conflicts = None, ()
+        used = _used(whole_loads(loads), scene.saves, base)
+        if used and base is not None:
+            self._correct(used, base)
+        return Segment(
+            attempt.number, place, since_s, base, tuple(witnesses), conflicts, used.path if used else None,
+            bool(place) and not loads,
+        )  # fmt: skip
+
+    def _known(self, own: Executions) -> list[Executions]:
+        return [*self.twin, own.joined(self.placed).placed]
+
+    def _is_first(self, attempt: Attempt) -> bool:
+        """Whether no attempt before it made a step or a save, as far as agents and the log could see."""
+        before = [earlier for earlier in self.found if earlier.number < attempt.number]
+        return not any(
+            len(self.seen[earlier.number]) or self.saves.get(earlier.number) or earlier.number in self.blind
+            or self._lines_of(earlier) for earlier in before
+        )  # fmt: skip
+
+    def _is_blind(self, attempt: Attempt) -> bool:
+        """Whether steps or saves of the attempt may not have been seen."""
+        return attempt.number in self.blind or (not len(self.seen[attempt.number]) and bool(self._lines_of(attempt)))
+
+    def _put(self, own: Executions, after: int, up_to: int, segment: Segment) -> None:
+        part = own.at((after < own.local_step) & (own.local_step <= up_to))
+        part.place(segment.base, segment.after)
+        self.placed.append(part)
+
+    def all_placed(self, seen: Executions) -> Executions:
+        """All steps that were placed, in order."""
+        return seen.joined(self.placed)
+
+    def _only_warmed_up(self, before: Sequence[Segment], then: Segment) -> bool:
+        """Whether the steps before `then` only warmed up: nothing was loaded or saved before them, and then the job
+        loads a checkpoint, or returns to the state with which it began."""
+        if (
+            len(before) != 1
+            or before[0].loaded is not None
+            or (then.in_memory and then.base not in (before[0].base, None))
+        ):
+            return False
+        return all(save.begun_s > then.started_s for save in self.saves.get(then.number, ()))
+
+    def _placed_saves(self, attempt: int, segments: Sequence[Segment]) -> list[Save]:
+        return [self._placed_save(save, segments) for save in self.saves.get(attempt, ())] if segments else []
+
+    def _placed_save(self, save: Save, segments: Sequence[Segment]) -> Save:
+        part = segment_at(segments, save.local_step, save.begun_s)
+        step, told = part.global_step(save.local_step), number_in_name(save.path)
+        late = save.in_thread and step is not None and told is not None and 0 < told <= step
+        late &= self.snapshots.has(save.attempt, self.seen[save.attempt]) or (
+            self.log_offset is not None and self.log_offset > -2
+        )
+        if (late or self._is_apart(save)) and told is not None and self._counts_steps(save):
+            step = told
+        return replace(save, global_step=step)
+
+    def _is_apart(self, save: Save) -> bool:
+        """Whether ranks saved that make no steps, at other distances from the number in the name each time."""
+        if self.seen[save.attempt].ranks & set(save.ranks):
+            return False
+        named = ((number_in_name(each.path), each.local_step) for each in self.saves[save.attempt])
+        return len({told - step for told, step in named if told is not None}) > 1
+
+    def _counts_steps(self, save: Save) -> bool:
+        return counts_steps(save.path, self.saves.get(self.found[0].number, ()))
+
+    def _correct(self, load: Load, base: int) -> None:
+        """Corrects the step of a save after its load. A job may write the state of an earlier step, in a thread or from
+        a copy in memory. The load of the checkpoint shows which step that was. Without a thread, the name must
+        agree."""
+        was = saved_as(load.path, self.saved, load.mono_s)
+        if was is None or was.global_step is None or not 0 < base < was.global_step:
+            return
+        if not was.in_thread and not (number_in_name(was.path) == base and self._counts_steps(was)):
+            return
+        kept, step = checkpoint_of(was.path), was.global_step
+        self.saved = [
+            replace(save, global_step=base) if save.global_step == step and checkpoint_of(save.path) == kept else save
+            for save in self.saved
+        ]
+
+    def _lines_of(self, attempt: Attempt) -> Lines:
+        later = [other_attempt.started_s for other_attempt in self.found if other_attempt.number > attempt.number]
+        return [line for line in self.lines if attempt.started_s <= line[0] < min(later, default=float("inf"))]
+
+    def _calibrate(self, attempt: Attempt) -> None:
+        lines = self._lines_of(attempt)
+        own = [part.placed for part in self.placed if len(part) and part[0].attempt == attempt.number] if lines else []
+        steps = [step for part in own for step in zip(part.mono_s.tolist(), part.global_step.tolist(), strict=True)]
+        lead = log_lead(lines, steps) if lines else None
+        if lead is None and lines and attempt is self.found[0] and lines[0][1] in (0, 1):
+            lead = lines[0][1] - 1  # its steps were not seen, and its log begins with its first step
+        if lead is not None:
+            self.log_offset = lead
+
+
+def _is_common(base: int, scene: Scene, seen: Mapping[int, Executions], witnesses: Sequence[Witness]) -> bool:
+    """Whether the job goes straight on, or all ranks stood at the step `base` together when it was made last, and at
+    the point after which the scene begins, and no rank shows another step. `seen`: all steps of each attempt."""
+    if base == scene.straight:
+        return True
+    if any(witness.name in _OF_RANKS and witness.contradicts(base) for witness in witnesses):
+        return False
+    own = seen[scene.number]
+    if scene.after and not _are_together(own, scene.after, own.ranks):
+        return False
+    for steps in reversed(scene.known):
+        made = steps.at(steps.global_step == base)
+        if base and len(made):
+            last = made.of_attempt(int(made.attempt.max()))
+            whole = seen.get(int(last.attempt[0]), steps) if steps is scene.known[-1] else steps
+            return _are_together(whole, int(last.local_step.max()), scene.own.ranks & whole.ranks)
+    return not base
+
+
+def _are_together(steps: Executions, done: int, ranks: Collection[int]) -> bool:
+    """Whether all these ranks had completed `done` steps of the attempt before any completed the next one."""
+    before, after = (steps.at(steps.local_step == number) for number in (done, done + 1))
+    return before.ranks >= set(ranks) and (before.last_s() or 0.0) <= (after.first_s() or inf)
+
+
+def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Load | None:
+    """The loaded checkpoint from which the job continued: the last one that was saved at the step `base`. If there is
+    none, the last one. Of several files, one that may hold the model."""
+    made = [(load, saved_as(load.path, saves, load.mono_s)) for load in loads]
+    own = [(load, save) for load, save in made if save and save.global_step is not None and base is not None]
+    fitting = [load for load, save in own if save.global_step == base] or [
+        load for load, save in own if save.in_thread and 0 < (base or 0) <= (save.global_step or 0)
+    ]  # a thread may write the state of an earlier step
+    last = list(reversed(fitting or list(loads)))
+    return next((load for load in last if not is_beside(load.path)), last[0] if last else None)

@@ -1,0 +1,268 @@
+"""The witnesses of a job's base, which is the number of global steps before its first step, or before its next step
+after a load."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+
+from torchaos.harness.record.history import step_evidence as names
+from torchaos.harness.record.history.first_steps import OTHER_RANKS, Said, Scene, grouped, of_content, open_to
+from torchaos.harness.record.history.saves_and_loads import (
+    Load,
+    Save,
+    checkpoint_of,
+    number_in_contents,
+    number_in_name,
+    saved_as,
+    whole_loads,
+)
+from torchaos.harness.record.history.step_evidence import Witness
+from torchaos.harness.record.steps import Execution, Executions
+
+# The witnesses of files: where a job went on, from the checkpoints that it loaded.
+
+Tell = Callable[[Load, Sequence[Save]], Said | None]
+_LATE = 1000  # the most steps by which a thread may write late
+_UNKNOWN_FILE = 0.2  # the trust in a file that this run was not seen to save
+
+
+def of_files(scene: Scene) -> list[Witness]:
+    """The witnesses of the checkpoints that were loaded. If they are all of another run: the witness of these files."""
+    whole = whole_loads(scene.loads)
+    ours = [load for load in whole if load.path not in scene.foreign]
+    return _of_own(ours, scene) if ours else _of_foreign(whole, scene)
+
+
+def _of_own(loads: Sequence[Load], scene: Scene) -> list[Witness]:
+    """A rank that loaded several checkpoints may have gone on from any."""
+    folders = {posixpath.dirname(checkpoint_of(save.path)) for save in scene.saves}
+    ours = [
+        load for load in loads
+        if posixpath.dirname(checkpoint_of(load.path)) in folders or saved_as(load.path, scene.saves, load.mono_s)
+    ]  # fmt: skip
+    trust = 1.0 if any(saved_as(load.path, scene.saves, load.mono_s) for load in ours) else _UNKNOWN_FILE
+    return [
+        replace(witness, trust=witness.trust * trust)
+        for name, tell in ((names.RECORD, _save_record), (names.CONTENTS, _contents), (names.NAME, _name))
+        for witness in _of_loads(name, ours or loads, scene.saves, tell)
+    ]
+
+
+def _of_loads(name: str, loads: Sequence[Load], saves: Sequence[Save], tell: Tell) -> list[Witness]:
+    """A checkpoint that was loaded and says nothing silences the others: the job may have gone on from that one."""
+    said: dict[int, dict[str, list[Said]]] = defaultdict(lambda: defaultdict(list))  # by rank and checkpoint
+    for load in reversed(loads):
+        if load.ok:
+            known = tell(load, saves)
+            of = load.path if name == names.RECORD else _set_of_files(load.path)
+            said[load.rank][of] += [known] if known else []
+    by_rank = {
+        rank: [each for known in of_checkpoint.values() for each in known]
+        for rank, of_checkpoint in said.items() if all(of_checkpoint.values())
+    }  # fmt: skip
+    groups: dict[tuple[tuple[int, ...], ...], list[int]] = defaultdict(list)
+    for rank in sorted(by_rank):
+        groups[tuple(dict.fromkeys(fits for fits, _rests_on in by_rank[rank]))].append(rank)
+    found = list[Witness]()
+    for fits, ranks in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1])):
+        trust, rests_on = OTHER_RANKS if found else 1.0, by_rank[ranks[0]][0][1]
+        found.append(
+            open_to(name, tuple(dict.fromkeys(step for of_one in fits for step in of_one)), rests_on, ranks, trust)
+        )
+    return found
+
+
+def _set_of_files(path: str) -> str:
+    """The checkpoint to which a file belongs: by the step in its path, or else its folder."""
+    own = checkpoint_of(path)
+    return own if number_in_name(own) is not None else posixpath.dirname(own)
+
+
+def _of_foreign(loads: Sequence[Load], scene: Scene) -> list[Witness]:
+    """The witness of files that the first attempt loaded too, before anything of this run was saved."""
+    bases = sorted({scene.foreign[load.path] for load in loads if load.path in scene.foreign})
+    return [open_to(names.FOREIGN, bases, "the first attempt loaded this file too, and began there")] if bases else []
+
+
+def _save_record(load: Load, saves: Sequence[Save]) -> Said | None:
+    save = saved_as(load.path, saves, load.mono_s)
+    if save is None or save.global_step is None:
+        return None
+    rests_on = f"{save.path} was saved after step {save.global_step}, in attempt {save.attempt}"
+    before = range(save.global_step - 1, max(0, save.global_step - _LATE), -1) if save.in_thread else ()
+    return (save.global_step, *before), rests_on
+
+
+def _contents(load: Load, saves: Sequence[Save]) -> Said | None:
+    found = number_in_contents(load.numbers)
+    if found is None or found[1] < 0:
+        return None
+    key, number = found
+    # Some jobs count steps from 0, and those that warm up count otherwise than we do.
+    fits = sorted({number - ahead + from_zero for ahead in (0, _ahead(saves) or 0) for from_zero in (0, 1)})
+    return tuple(fits), f"{load.path} holds {key} = {number}"
+
+
+def _name(load: Load, saves: Sequence[Save]) -> Said | None:
+    number, ahead = number_in_name(load.path), _ahead(saves)
+    if number is None or (ahead is None and any(_named(saves))):
+        return None  # it counts something else: saves, epochs
+    base = number - (ahead or 0)
+    late = any(save.in_thread for save in saves)  # then it may also be the number of an earlier step
+    fits = (base, base + 1) if ahead is None else tuple(range(min(number, base), base + 1)) if late else (base,)
+    return fits, f"it is called {load.path}"
+
+
+def _ahead(saves: Sequence[Save]) -> int | None:
+    """By how much the numbers in the names of saves are ahead of their steps. None if these numbers are no steps."""
+    named = _named(saves)
+    ahead = {number - done for number, done in named}
+    plain = len(named) > 1 or ahead <= {-1, 0, 1}
+    return ahead.pop() if len(ahead) == 1 and plain else None
+
+
+def _named(saves: Sequence[Save]) -> set[tuple[int, int]]:
+    named = ((number_in_name(save.path), save.global_step) for save in saves)
+    return {(number, done) for number, done in named if number is not None and done is not None}
+
+
+# The witnesses of a job's base, which is the number of global steps before its first step, or before its next step
+# after a load. A job that comes back may start counting at any number, so its own count alone is not trusted.
+# step_evidence.py says what each kind of witness observes, and decides.
+
+Read = Callable[[Execution], float | None]
+_RECENT = 4  # values of a counter that must each belong to one step, so that it can be continued
+_FIRST_STATE = 0.2  # the trust in the state with which the job began
+
+
+def hear(scene: Scene) -> list[Witness]:
+    """All witnesses of the base."""
+    return [
+        *_of_state(scene),
+        *of_files(scene),
+        *_of_counter(names.OPTIMIZER, scene, lambda execution: execution.opt_step, "opt_step", scene.ahead),
+        *_of_counter(names.SCHEDULER, scene, lambda execution: execution.sched_step, "sched_step", None),
+        *of_content(scene),
+        *_of_log(scene),
+        *_of_start(scene),
+    ]
+
+
+def _of_state(scene: Scene) -> list[Witness]:
+    """The witness of the state itself. A process that begins with the first state may only have lost the weights."""
+    found = scene.snapshots.began_with(scene.number, scene.after, scene.own)
+    trust = _FIRST_STATE if found == (0,) and scene.straight is None else 1.0
+    rests_on = "to the bit, its parameters were those after that step"
+    return [open_to(names.STATE, found, rests_on, trust=trust)] if found else []
+
+
+def _of_start(scene: Scene) -> list[Witness]:
+    if scene.straight is not None:
+        return [Witness(names.STRAIGHT, scene.straight, "the attempt was at this step before", trust=scene.trust)]
+    if scene.first and (scene.alone or (_log_lead(scene) or 0) <= (scene.log_offset or 0) + 1):
+        return [Witness(names.START, 0, "it is the first attempt with steps")]
+    nothing = not scene.blind and not scene.saves and not scene.loads
+    return [Witness(names.UNSAVED, 0, "no attempt before it saved a checkpoint")] if nothing else []
+
+
+class _Known:
+    """The global steps after which a counter had each of its values."""
+
+    def __init__(self, known: Sequence[Executions], column: str) -> None:
+        self._values = np.concatenate([np.zeros(0), *(executions.column(column) for executions in known)])
+        self._steps = np.concatenate([np.zeros(0, np.int64), *(executions.global_step for executions in known)])
+        seen = ~np.isnan(self._values)
+        self._values, self._steps = self._values[seen], self._steps[seen]
+        self._found: dict[float, set[int]] = {}
+
+    def at(self, value: float) -> set[int]:
+        if value not in self._found:
+            self._found[value] = set(np.unique(self._steps[self._values == value]).tolist())
+        return self._found[value]
+
+    def __bool__(self) -> bool:
+        return len(self._values) > 0
+
+    @property
+    def first(self) -> float:
+        return float(self._values.min())
+
+    @property
+    def last(self) -> float:
+        return float(self._values.max())
+
+
+def _of_counter(
+    name: str, scene: Scene, read: Read, column: str, ahead: Mapping[int, int] | None
+) -> list[Witness]:  # fmt: skip
+    """The witness of a counter. `ahead`: see Scene; None if it is not known with what the counter begins."""
+    if not any(read(execution) is not None for execution in scene.start):
+        return []
+    known, of_rank, by_rank = _Known(scene.known, column), dict[int, _Known](), dict[int, Said]()
+    for execution in sorted(scene.start, key=lambda execution: -execution.local_step):
+        value = read(execution)
+        if value is not None:
+            lead = None if ahead is None else ahead.get(execution.rank, 0)
+            rank = execution.rank
+            if rank not in of_rank:
+                of_rank[rank] = _Known([part.at(part.rank == rank) for part in scene.known], column) or known
+            bases = sorted(step - execution.local_step for step in _steps_at(value, of_rank[rank], lead))
+            fits = tuple(base for base in bases if base >= 0)
+            by_rank[execution.rank] = (
+                fits,
+                f"it stood at {value:g} when the attempt's step {execution.local_step} was over",
+            )
+    return grouped(name, {rank: fitting for rank, fitting in by_rank.items() if fitting[0]})
+
+
+def _steps_at(value: float, known: _Known, lead: int | None) -> set[int]:
+    """The global steps after which the counter has the value `value`: as observed earlier, or computed if the counter
+    counts steps. `lead`: by how much the counter is ahead of the steps; None if not known."""
+    if seen := known.at(value):
+        return seen
+    if not math.isfinite(value):  # from a damaged record
+        return set()
+    if not known or value < known.first:
+        return set() if lead is None else {int(value) - lead}
+    last = known.last
+    if value < last or any(
+        len(known.at(last - before)) != 1 for before in range(min(_RECENT, int(last - known.first) + 1))
+    ):
+        return set()
+    return {max(known.at(last)) + int(value - last)}
+
+
+def _of_log(scene: Scene) -> list[Witness]:
+    """The witness of the log. A log line may come before or after the end of its step in the journal, so it may be off
+    by one."""
+    ahead, offset = _log_lead(scene), scene.log_offset or 0
+    if ahead is None or ahead < offset:
+        return []
+    base = ahead - offset
+    near = tuple(candidate for candidate in (base - 1, base + 1) if candidate >= 0) if base else ()
+    rests_on = f"its step numbers are {base} ahead of those of the attempt"
+    if near and scene.log_offset is None:  # it may count from 0
+        return [open_to(names.LOG, (base, *near), rests_on)]
+    return [Witness(names.LOG, base, rests_on, near)]
+
+
+def _log_lead(scene: Scene) -> int | None:
+    own = zip(scene.own.mono_s.tolist(), (scene.own.local_step - scene.after).tolist(), strict=True)
+    return log_lead(scene.lines, own) if scene.lines else None
+
+
+def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> int | None:
+    """By how much the step numbers in the log are usually ahead of the given steps. Both are (mono_s, step)."""
+    done = sorted(steps)
+    times = [at for at, _step in done]
+    highest = list(accumulate((step for _at, step in done), max))
+    leads = Counter(number - highest[bisect_right(times, at) - 1] for at, number in lines if times and times[0] <= at)
+    return leads.most_common(1)[0][0] if leads else None

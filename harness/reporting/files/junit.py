@@ -1,0 +1,163 @@
+"""The result of a run that has not finished. Every case is an error, so that a gate that reads it stays closed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from xml.etree import ElementTree
+
+from junit_xml import TestCase, TestSuite
+
+from torchaos.harness.host.disk import write_atomically
+from torchaos.harness.record.plan import Plan, counted
+from torchaos.harness.record.result import Case, ExitCode, Result, Verdict, root_first
+from torchaos.harness.record.secrecy import mask
+from torchaos.harness.release.repeats.repeats_verdict import Repeats
+from torchaos.harness.reporting.terminal.many_runs import as_result
+from torchaos.harness.reporting.terminal.text import on_one_line, pairs_in_words, printable, shortened, value_in_words
+
+_NOT_FINISHED = "not finished"
+
+
+def placeholder_result(plan: Plan, run_dir: Path | str) -> Result:
+    """The result of an unfinished run. It has the same cases, in the same order, as the result that will replace it."""
+    faults = [Case("faults", "faults", Verdict.ERROR, _NOT_FINISHED)] if plan.faults else []
+    asserts = [Case(one.name, "assertion", Verdict.ERROR, _NOT_FINISHED, bound=one.params) for one in plan.asserts]
+    return Result(
+        scenario=plan.scenario,
+        description=plan.description,
+        seed=plan.seed,
+        verdict=Verdict.ERROR,
+        exit_code=ExitCode.INTERNAL,
+        reason=_NOT_FINISHED,
+        run_dir=str(run_dir),
+        started="",
+        duration_s=0.0,
+        cases=(*faults, *asserts, Case("rollback", "rollback", Verdict.ERROR, _NOT_FINISHED)),
+    )
+
+
+# Results as JUnit XML for the strictest reader: Jenkins's published schema (junit-10.xsd of its xUnit plugin). GitLab
+# ignores properties and drops cases with equal names, so figures are in the text, and names are unique in the file. No
+# case is ever skipped, and a suite is never green if its run did not pass, so a gate that reads it stays closed in case
+# of doubt. Jenkins's attachments plugin reads the path of a run's page from a line of system-out, so no text of the job
+# may look like such a line.
+
+
+_NAME, _MESSAGE, _TEXTS = (
+    200,
+    500,
+    (8000, 2000, 500, 100),
+)  # characters of a text: the first limit with which the file fits is used
+_FILE = 20 << 20  # bytes; GitLab takes 30 MB
+_ATTACHMENT = "[[ATTACHMENT|"
+
+
+def write(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()) -> None:
+    """Writes one suite for each result, and one for each repeated scenario. Replaces the file in one step. Raises
+    OSError if it can't be written."""
+    write_atomically(path, text(results, repeats))
+
+
+def text(results: Sequence[Result], repeats: Sequence[Repeats] = ()) -> str:
+    """The JUnit XML of the results. A repetition of a scenario that is judged by its rate gets no case of its own,
+    because one failed repetition is no failure."""
+    found = ""
+    for most in _TEXTS:
+        found = _text(results, repeats, most)
+        if len(found.encode()) <= _FILE:
+            break
+    return found
+
+
+def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int) -> str:
+    """The JUnit XML. `most`: the largest number of characters of a text."""
+    by_rate = {run_dir for one in repeats if one.of_rate for run_dir in one.run_dirs}
+    results = [result for result in results if result.run_dir not in by_rate]
+    runs = Counter(result.scenario for result in results)
+    same = Counter((result.scenario, result.seed) for result in results)
+    root, seen = ElementTree.Element("testsuites"), Counter[tuple[str, int]]()
+    for result in results:
+        key = (result.scenario, result.seed)
+        seen[key] += 1
+        which = f"seed {result.seed}" + (f", run {seen[key]}" if same[key] > 1 else "")
+        root.append(_suite(result, which, runs[result.scenario] > 1, most))
+    for one in repeats:
+        root.append(_suite(as_result(one), counted(one.times, "repetition"), len(repeats) > 1, most))
+    for name in ("tests", "failures", "errors"):
+        root.set(name, str(sum(int(suite.get(name, 0)) for suite in root)))
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _suite(result: Result, suffix: str, several: bool, most: int) -> ElementTree.Element:
+    """The suite of one result. If a scenario ran several times, `which` becomes a part of the names of its cases."""
+    scenario = shortened(on_one_line(result.scenario), _NAME)
+    names = _unique([shortened(on_one_line(case.name), _NAME) for case in _cases(result)])
+    cases = [
+        _test_case(result, case, f"{name} [{suffix}]" if several else name, scenario, most)
+        for name, case in zip(names, _cases(result), strict=True)
+    ]
+    page = Path(result.run_dir) / "report.html"
+    for place, (found, case) in enumerate(zip(cases, _cases(result), strict=True)):
+        if (place == 0 or case.verdict is not Verdict.PASSED) and page.is_absolute() and page.is_file():
+            found.stdout += f"\n{_ATTACHMENT}{page}]]"
+    cases[0].elapsed_sec = round(result.duration_s, 3)  # the time of the whole run, because single cases have none
+    suite: ElementTree.Element = TestSuite(
+        f"{scenario}, {suffix}", cases, timestamp=on_one_line(result.started)[:19] or None
+    ).build_xml_doc()
+    suite.attrib.pop("disabled", None)  # not in Jenkins's schema
+    return suite
+
+
+def _cases(result: Result) -> list[Case]:
+    """The cases of the result. If all cases would pass although the run did not, a case for the run itself is added."""
+    verdicts = {case.verdict for case in result.cases}
+    if result.cases and (result.verdict is Verdict.PASSED or verdicts - {Verdict.PASSED}):
+        return root_first(result.cases)
+    return [Case("run", "faults", result.verdict, result.reason), *root_first(result.cases)]
+
+
+def _test_case(result: Result, case: Case, name: str, classname: str, most: int) -> TestCase:
+    report = shortened(_report(result, case), most)
+    message = shortened(on_one_line(mask(case.full_reason)) or "no reason was given", min(_MESSAGE, most))
+    found = TestCase(name, classname=classname, stdout=report)
+    if case.verdict is Verdict.FAILED:
+        found.add_failure_info(message, report, failure_type="failed")
+    elif case.verdict is not Verdict.PASSED:
+        found.add_error_info(message, report, error_type=case.verdict.value)
+    return found
+
+
+def _report(result: Result, case: Case) -> str:
+    lines = [f"{case.verdict.value}: {case.full_reason}"]
+    for name in dict.fromkeys((*case.measured, *case.bound)):
+        measured = value_in_words(name, case.measured[name], case.seconds) if name in case.measured else None
+        bound = value_in_words(name, case.bound[name], case.seconds) if name in case.bound else None
+        lines.append(f"{name}: " + ", ".join(
+            f"{word} {value}" for word, value in (("measured", measured), ("bound", bound)) if value is not None
+        ))  # fmt: skip
+    if case.kind == "faults":
+        lines += [
+            f"{fault.id}: {fault.inject} at {fault.target}; planned {fault.planned}; "
+            f"applied {fault.applied or 'never'}; evidence {fault.evidence or 'none'}; "
+            f"rollback {fault.rollback}; {fault.verdict.value}: {fault.reason}"
+            for fault in result.faults
+        ]
+        lines += [
+            f"recovery from {recovery.fault}, seconds: {pairs_in_words(recovery.parts)}"
+            for recovery in result.recoveries
+        ]
+    lines += [f"seed: {result.seed}", f"files: {result.run_dir}"]
+    lines += [f"again: {mask(result.reproduce)}"] if result.reproduce else []
+    return printable(mask("\n".join(lines))).replace(_ATTACHMENT, _ATTACHMENT[1:])
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        others = (f"{name} ({number})" for number in count(2))
+        found.append(name if name not in found else next(other for other in others if other not in found))
+    return found

@@ -1,0 +1,196 @@
+"""What happened in a run, in a sentence for each recovery, and three figures against their bounds. The sentences
+describe events; the reason of the verdict is printed beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.analysis.ending import died_by_itself
+from torchaos.harness.analysis.ending.unloaded import failed_loads, in_words
+from torchaos.harness.analysis.hangs import hang_at_end
+from torchaos.harness.analysis.hit_targets import Landing, landings
+from torchaos.harness.record.plan import seconds_in_words
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Case, Recovery, Result, Verdict
+from torchaos.harness.reporting.terminal.recovery_timeline import went_on
+
+_MOST = 3  # the most sentences; a game day has many more faults
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """A figure against its bound. `share`: the figure as a share of the bound, from 0 to 1; None: there is nothing to
+    draw."""
+
+    name: str
+    value: str
+    bound: str
+    state: str  # passed, failed, unbounded (no bound), or unknown
+    share: float | None
+
+
+def failures_first(cases: Sequence[Case]) -> list[Case]:
+    """The cases in another order: failed cases, each followed by its consequences; then inconclusive cases; then passed
+    cases."""
+    order = (Verdict.ERROR, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
+    return sorted(cases, key=lambda case: (order.index(case.verdict), case.follows is not None))
+
+
+def happened(run: Record, result: Result) -> list[str]:
+    """A sentence for each fault that landed and its recovery (the first few only), and for each fault that never
+    landed."""
+    pairs = list(zip(landings(run), result.recoveries, strict=False))
+    found = [_sentence(run, landing, one, pairs[:number]) for number, (landing, one) in enumerate(pairs)]
+    how = "No step was seen." if result.steps is None else f"The job made {_steps(result.steps)}."
+    if not found and died_by_itself(run):
+        return [f"The job died by itself, before any fault. {how}"]
+    found += [
+        f"{fault.inject} at {fault.target} never landed; it was planned for: {fault.planned}."
+        for fault in result.faults
+        if fault.applied is None
+    ]
+    if not found:
+        return [f"No fault was planned. {how}" if not result.faults else f"No fault landed. {how}"]
+    left = len(found) - _MOST
+    if len(found) > 1:
+        found = [f"{number}. {text}" for number, text in enumerate(found[:_MOST], 1)]
+    if left > 0:
+        found.append(f"And {left} more.")
+    if not result.recoveries:
+        found.append(how)
+    if hang := hang_at_end(run):
+        found.append(f"{hang.words[:1].upper()}{hang.words[1:]}.")
+    if run.stopped and not run.ended_on_purpose:
+        after = "" if result.steps is None else f" after step {result.steps}"
+        found.append(f"Then the run was ended{after}: {run.stopped.data['reason']}.")
+    return found
+
+
+def cards(result: Result) -> list[Gauge]:
+    """The assertion that failed first, then the figures of `gauges`."""
+    failed = [case for case in result.cases if case.verdict is Verdict.FAILED]
+    root = next((case for case in failed if case.name == result.decided_by), None)
+    if result.verdict is not Verdict.FAILED or root is None:
+        return gauges(result)
+    more = f"and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return [Gauge("failed", root.name.replace("_", " "), more, "failed", None), *gauges(result)]
+
+
+def gauges(result: Result) -> list[Gauge]:
+    """Recovery, lost steps and lost samples, against the bounds of recovery_time and sample_accounting. Empty if no
+    fault landed."""
+    if not result.recoveries:
+        return []
+    time = next((case for case in result.cases if case.name == "recovery_time"), None)
+    bound = dict(time.bound) if time else {}
+    return [
+        _recovery(result.recoveries, _number(bound.get("catch_up"))),
+        _lost_steps(result.recoveries, _number(bound.get("lost_steps"))),
+        _samples(next((case for case in result.cases if case.name == "sample_accounting"), None)),
+    ]
+
+
+def _sentence(run: Record, landing: Landing, recovery: Recovery, earlier: Sequence[tuple[Landing, Recovery]]) -> str:
+    ends = [other.at_s + (one.parts.get("caught_up") or inf) for other, one in earlier]
+    if went_on(recovery.parts) and any(landing.at_s < end_s for end_s in ends):
+        return f"{_hit(run, landing, recovery.lasted_s)} The job had not yet recovered from the fault before."
+    return f"{_hit(run, landing, recovery.lasted_s)}{_came_back(run, landing, recovery)}"
+
+
+def _hit(run: Record, landing: Landing, lasted_s: float | None) -> str:
+    planned = next((fault for fault in run.plan.faults if fault.id == landing.fault), None)
+    name = planned.inject if planned else landing.fault
+    whom = "the job"
+    if landing.ranks:
+        ranks = sorted(landing.ranks)
+        whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {run.plan.job.world_size}"
+    elif planned and planned.target.nodes:
+        whom = f"node {', '.join(map(str, planned.target.nodes))} of {run.plan.job.nodes}"
+    elif planned and planned.params.get("endpoint"):
+        whom = f"the endpoint {planned.params['endpoint']}"
+    lasted = "" if lasted_s is None else f" and lasted {seconds_in_words(lasted_s)}"
+    return f"{name} hit {whom}{_when(run, landing)}{lasted}."
+
+
+def _when(run: Record, landing: Landing) -> str:
+    hits = [event for event in run.of_kind(Kind.APPLYING) if event.data["fault"] == landing.fault]
+    hit = next((event for event in hits if event.mono_s >= landing.at_s), None)
+    step, phase = (hit.data["global_step"], hit.data["phase"]) if hit else (None, None)
+    if step is not None:
+        return f" in step {step}" + (f" ({str(phase).replace('_', ' ')})" if phase else "")
+    before = run.history.highest_step(before_s=landing.at_s) if run.plan.job.replicas == 1 else None
+    return f" after step {before}" if before is not None else ""
+
+
+def _came_back(run: Record, landing: Landing, recovery: Recovery) -> str:
+    at, again = recovery.parts.get("caught_up"), _again(recovery)
+    if went_on(recovery.parts):
+        return f" The job went on without a restart after {seconds_in_words(at)}{again}."
+    after = [attempt for attempt in run.history.attempts if attempt.number > landing.attempt]
+    back = next((attempt for attempt in after if attempt.first_step is not None), None)
+    if back is None and at is None:
+        tried = list(dict.fromkeys(path for attempt in after for path in failed_loads(run, attempt.number)))
+        unloaded = f", could not load {in_words(tried)}" if tried else ""
+        return f" The ranks were started again{unloaded}, and made no step." if after else " The job did not come back."
+    base = back.base if back else None
+    where = "" if base is None else " from the beginning" if base == 0 else f" from step {base}"
+    came = f" The job was restarted and went on{where}{again}"
+    if at is None:
+        return f"{came}, and never caught up."
+    return f"{came}. It caught up {seconds_in_words(at)} after the fault."
+
+
+def _again(recovery: Recovery) -> str:
+    return (
+        ""
+        if recovery.lost_steps is None
+        else f", {_steps(recovery.lost_steps) if recovery.lost_steps else 'no step'} done again"
+    )
+
+
+def _recovery(recoveries: Sequence[Recovery], bound: float | None) -> Gauge:
+    times = [recovery.parts.get("caught_up") for recovery in recoveries]
+    known = [at for at in times if at is not None]
+    name = "recovery" if len(times) == 1 else "longest recovery"
+    if len(known) < len(times):
+        return Gauge(name, "never", "" if bound is None else f"{seconds_in_words(bound)} allowed", "failed", None)
+    return against(name, max(known), bound, seconds_in_words)
+
+
+def _lost_steps(recoveries: Sequence[Recovery], bound: float | None) -> Gauge:
+    lost = [recovery.lost_steps for recovery in recoveries]
+    name = "steps done again" if len(lost) == 1 else "most steps done again"
+    if None in lost:
+        return Gauge(name, "not known", "", "unknown", None)
+    return against(name, max(one or 0 for one in lost), bound, lambda value: f"{value:g}")
+
+
+def _samples(case: Case | None) -> Gauge:
+    name = "samples skipped / repeated"
+    if case is None:
+        return Gauge(name, "not known", "the scenario has no sample_accounting", "unknown", None)
+    skipped, repeated = _number(case.measured.get("skipped")), _number(case.measured.get("repeated"))
+    if case.verdict not in (Verdict.PASSED, Verdict.FAILED) or skipped is None or repeated is None:
+        return Gauge(name, "not known", f"sample_accounting {case.verdict.value}", "unknown", None)
+    value = f"{skipped:g} / {repeated:g}" if skipped or repeated else "0"
+    return Gauge(name, value, "0 allowed", case.verdict.value, float(case.verdict is Verdict.FAILED))
+
+
+def against(name: str, value: float, bound: float | None, words: Callable[[float], str]) -> Gauge:
+    if bound is None:
+        return Gauge(name, words(value), "no bound", "unbounded", None)
+    state = "passed" if value <= bound else "failed"
+    share = min(1.0, value / bound) if bound > 0 else float(value > 0)
+    return Gauge(name, words(value), f"{words(bound)} allowed", state, share)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _steps(number: int) -> str:
+    return f"{number} {'step' if number == 1 else 'steps'}"

@@ -1,0 +1,226 @@
+"""Prints a plan before it is carried out, and the list of plug-ins, on a terminal."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, is_dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from torchaos.harness import registry
+from torchaos.harness.agent.agent_plan import Moment
+from torchaos.harness.interfaces import Irreversible, UsageError
+from torchaos.harness.record.plan import (
+    Named,
+    Plan,
+    PlannedFault,
+    PlannedJob,
+    moment_in_words,
+    seconds_in_words,
+    target_in_words,
+)
+from torchaos.harness.record.secrecy import mask, mask_env
+from torchaos.harness.registry import ready
+from torchaos.harness.registry.shown import shown_in_words
+from torchaos.harness.reporting.terminal.text import Pen, name_in_words, pairs_in_words, printable
+from torchaos.harness.running.planner.fault_plans import Machine, transport_of
+from torchaos.harness.scenario.plugin_parameters import parameters_of
+from torchaos.harness.scenario.values import size_in_words
+
+_LABEL = 12
+_END_OF_SENTENCE = re.compile(r"(?<=[.:;]) (?=[A-Z`])")
+
+
+def plan(plan: Plan, console: Console) -> None:
+    """Prints a plan: the actions, their targets and times, their undo, and their requirements. Secrets are masked."""
+    pen = Pen(console)
+    pen.gap()
+    badge, name = Text(" PLAN ", "bold reverse"), pen.text(plan.scenario, "bold")
+    about = pen.text(f"seed {plan.seed}, nothing has been changed", "dim")
+    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], about, indent=0)
+    if plan.description:
+        pen.row([], pen.text(plan.description, "dim"))
+    pen.heading("Job")
+    _rows(pen, _job(plan, plan.job))
+    pen.heading("Faults")
+    for fault in plan.faults:
+        target = target_in_words(fault.target, fault.params.get("endpoint"), plan.job)
+        title = pen.text(f"{fault.inject} {pen.marks.arrow} {target}", "bold")
+        if fault.id != fault.inject:
+            title.append("  ").append_text(pen.text(fault.id, "dim"))
+        pen.row([], title, indent=3)
+        _rows(pen, _fault(fault), indent=5)
+    if not plan.faults:
+        pen.row([], pen.text("none"), indent=3)
+    pen.heading("Judged by")
+    twins = int(plan.twin.get("runs", 0))
+    against = f"{twins} fault-free {'twin' if twins == 1 else 'twins'} at most, from the cache if possible"
+    bounds = {one.name: given("assertions", one) for one in plan.asserts}
+    _rows(pen, bounds, width=22)
+    _rows(pen, {"without bounds": ", ".join(name for name, text in bounds.items() if not text)}, width=22)
+    _rows(pen, {"against": against if twins else "no twin"}, width=22)
+    pen.gap()
+
+
+def warnings(texts: Iterable[str], console: Console) -> None:
+    """Prints a line for each warning."""
+    for text in texts:
+        console.print(Text.assemble(("warning: ", "bold yellow"), printable(mask(text))), soft_wrap=True)
+
+
+def ready_scenarios(abouts: Mapping[str, str], console: Console, *, whole: bool = True, counted: bool = False) -> None:
+    """Prints the ready scenarios: name and description; not `whole`: a line each. First come those to start with.
+    `counted`: of the others only their families and numbers."""
+    pen = Pen(console)
+    first = [name for name in ready.FIRST if name in abouts]
+    rest = [name for name in abouts if name not in first]
+    for title, names in (("Start with these, by `torchaos run NAME`", first), ("More ready scenarios", rest)):
+        if names:
+            pen.heading(title)
+        if names is rest and counted:
+            families = Counter(name.partition("/")[0] for name in rest)
+            told = ", ".join(f"{many} of {family}" for family, many in sorted(families.items()))
+            pen.row([], pen.text(f"{len(rest)}: {told}; `torchaos list scenarios` shows them"), indent=3)
+            return
+        for name in names:
+            _listed(pen, name, 35, abouts[name], whole, console)
+
+
+def _listed(pen: Pen, name: str, width: int, about: str, whole: bool, console: Console) -> None:
+    """Prints a name and what it is. In short, that is a line: of a pipe the whole sentence, of a terminal what fits."""
+    first = about if whole else _END_OF_SENTENCE.split(about, maxsplit=1)[0]
+    if whole or console.is_terminal:
+        pen.row([(pen.text(name, "bold"), width)], pen.text(first), indent=3, most=0 if whole else 1)
+    else:
+        pen.long_line(Text("  ").append_text(pen.text(name, "bold")), width + 2, first)
+
+
+def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console, *, whole: bool = True) -> None:
+    """Prints plug-ins, by group, with their parameters and defaults; not `whole`: a line each."""
+    pen = Pen(console)
+    for group, named in groups.items():
+        pen.heading(group.capitalize())
+        for name, found in sorted(named.items()):
+            _listed(pen, name, 22, summary_of(found), whole, console)
+            if not whole:
+                continue
+            if group == "injectors" and found.consent:
+                pen.row([(Text(), 22)], pen.text(f"can hurt the host: needs the consent {found.consent}"), indent=3)
+            own = parameters_of(found) if is_dataclass(found) else []
+            if own:
+                pen.row([(Text(), 22)], pen.text(", ".join(map(_parameter, own)), "dim"), indent=3)
+            if group == "injectors":
+                pen.row([(Text(), 22)], pen.text(shown_in_words(found), "dim"), indent=3)
+    pen.gap()
+
+
+def summary_of(plugin: object) -> str:
+    """The first paragraph of a plug-in's docstring."""
+    return (inspect.getdoc(plugin) or "").partition("\n\n")[0]
+
+
+def _rows(pen: Pen, rows: Mapping[str, str], indent: int = 3, width: int = _LABEL) -> None:
+    for label, text in rows.items():
+        if text:
+            pen.row([(pen.text(name_in_words(label), "dim"), width)], pen.text(text), indent=indent)
+
+
+def _transport(plan: Plan) -> str:
+    """What carries the collectives of a job that is started here, in words."""
+    over = transport_of({**os.environ, **plan.job.env}, plan.job.nodes, Machine.this())
+    return f"{over.name}: {over.why}"
+
+
+def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
+    command = mask(shlex.join(job.command))
+    nodes = f"{job.nodes} {'node' if job.nodes == 1 else 'nodes' if job.replicas == 1 else 'replicas'}"
+    again = f"{_times(job.resubmit_times)} at most, {seconds_in_words(job.resubmit_delay_s)} after it ended"
+    limits = {
+        "ranks": plan.max_ranks, "nodes": plan.max_nodes, "percent": plan.max_percent,
+        "seconds": plan.max_duration_s,
+        "never ranks": plan.never_ranks or None, "never nodes": plan.never_nodes or None,
+    }  # fmt: skip
+    return {
+        "command": f"attach to {job.attached}" if job.attached else command,
+        "directory": job.cwd,
+        "environment": ", ".join(f"{name}={value}" for name, value in mask_env(job.env).items()),
+        "size": f"{job.world_size} ranks {'on' if job.replicas == 1 else 'in'} {nodes}, launcher {plan.launcher}",
+        "collectives": _transport(plan) if job.nodes > 1 else "",
+        "endpoints": ", ".join(f"{name} {address}" for name, address in job.endpoints.items()),
+        "checkpoints": (job.checkpoints or "none named")
+        + (f", a tmpfs of {size_in_words(job.checkpoints_size)}" if job.checkpoints_size else ""),
+        "time-out": seconds_in_words(job.timeout_s),
+        "resubmit": again if job.resubmit_times else "",
+        "steady state": _named(plan.steady_state),
+        "stops when": _named(plan.stop),
+        "limits": ", ".join(f"{what} {_limit(limit)}" for what, limit in limits.items() if limit is not None),
+        "consent": ", ".join(plan.consent),
+        "watched": ", ".join(plan.hooks),
+        "needs": ", ".join(plan.needs),
+    }
+
+
+def _limit(limit: float | tuple[int, ...]) -> str:
+    return ", ".join(map(str, limit)) if isinstance(limit, tuple) else f"{limit:g}"
+
+
+def _fault(fault: PlannedFault) -> dict[str, str]:
+    paced = isinstance(fault.trigger, Moment) and fault.where == "node"
+    held = f"; rank {fault.trigger.pacer} is held there" if isinstance(fault.trigger, Moment) and paced else ""
+    until = "when the run ends" if fault.duration_s is None else f"after {seconds_in_words(fault.duration_s)}"
+    undo = _no_undo(fault)
+    return {
+        "when": moment_in_words(fault.trigger) + held,
+        "applied": "by the agent in the rank" if fault.where == "rank" else "from outside the rank",
+        "with": given("injectors", Named(fault.inject, fault.params)),
+        "again": f"{_times(fault.times)} in all" if fault.times > 1 else "",
+        "undo": f"none: {undo}" if undo else f"undone {until}",
+    }
+
+
+def _no_undo(fault: PlannedFault) -> str | None:
+    """Why the fault can't be undone. None if it can, or if only a live job shows that."""
+    from torchaos.harness.fault_drivers.site import OutsideSite
+
+    try:
+        changes = registry.injector_of(fault).changes(OutsideSite(fault.id, (), lambda *_: None))  # type: ignore[arg-type]
+    except Exception:  # an injector that needs a live job
+        return None
+    return changes.why if isinstance(changes, Irreversible) else None
+
+
+def _named(named: tuple[Named, ...]) -> str:
+    """The conditions, with their parameters."""
+    return "; ".join(f"{one.name} {given('conditions', one)}".strip() for one in named)
+
+
+def given(group: str, named: Named) -> str:
+    """The parameters of a plug-in in words. Durations have a unit."""
+    try:
+        seconds = registry.seconds_of(registry.find(group, named.name))
+    except UsageError:  # the plan comes from a machine with other plug-ins
+        seconds = frozenset()
+    there = {name: value for name, value in named.params.items() if value not in (None, "", (), [], {})}
+    return pairs_in_words(there, seconds)
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _parameter(field: Field[Any]) -> str:
+    if field.default_factory is not MISSING:
+        return field.name
+    required = field.default is MISSING
+    return (
+        f"{field.name} (required)"
+        if required
+        else field.name + ("" if field.default is None else f" = {field.default}")
+    )

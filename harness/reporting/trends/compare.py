@@ -1,0 +1,173 @@
+"""Compares two sets of runs, scenario by scenario: is the second worse than the first? Pure. A difference counts if it
+is larger than a tolerance, and if chance alone would cause it in at most 5 of 100 cases, by an exact rank test (Mann
+and Whitney, one-sided). The test needs at least three runs on each side. If it can't decide, the result is *unclear*,
+never *the same*."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from itertools import combinations
+from statistics import median
+
+from torchaos.harness.record.result import Verdict
+from torchaos.harness.reporting.trends.trend_store import Kept
+
+TOLERANCE, FLOOR_S = 0.25, 0.5  # relative; in seconds. Smaller differences do not count
+_CHANCE, _FEWEST = 0.05, 3
+_EXACT = 20_000  # ways to divide the runs into two sides; for more, the normal approximation is as good
+
+
+class Change(str, Enum):
+    BETTER = "better"
+    SAME = "same"
+    WORSE = "worse"
+    UNCLEAR = "unclear"
+    NEW = "new"  # nothing to compare with
+
+
+@dataclass(frozen=True)
+class Row:
+    """The comparison of one measure in one scenario. `before`, `after`: the values in words; medians if there are
+    several runs."""
+
+    scenario: str
+    what: str
+    before: str
+    after: str
+    change: Change
+    why: str = ""
+
+
+def compare(before: Sequence[Kept], after: Sequence[Kept], tolerance: float = TOLERANCE) -> list[Row]:
+    """A row for each scenario and measure, ordered by name. `tolerance`: relative, for times."""
+    rows: list[Row] = []
+    for name in sorted({kept.result.scenario for kept in (*before, *after)}):
+        old, new = ([one for one in side if one.result.scenario == name] for side in (before, after))
+        if not new:
+            rows.append(Row(name, "runs", str(len(old)), "0", Change.UNCLEAR, "there is no later run of it"))
+        elif not old:
+            rows.append(Row(name, "runs", "0", str(len(new)), Change.NEW, "there is no earlier one"))
+        if not old or not new:
+            continue
+        rows.append(_verdicts(name, old, new))
+        old, new = ([one for one in side if one.result.verdict in _TELLING] for side in (old, new))
+        if old and new and any(one.result.recoveries for one in (*old, *new)):
+            rows += _recovery(name, old, new, tolerance)
+    return rows
+
+
+_TELLING = (Verdict.PASSED, Verdict.FAILED)
+
+
+def overall(rows: Sequence[Row]) -> Change:
+    """Worse if any row is worse. Otherwise unclear if any row is unclear, or if nothing could be compared."""
+    changes = {row.change for row in rows}
+    for one in (Change.WORSE, Change.UNCLEAR, Change.BETTER):
+        if one in changes:
+            return one
+    return Change.SAME if changes - {Change.NEW} else Change.UNCLEAR
+
+
+def _verdicts(name: str, old: Sequence[Kept], new: Sequence[Kept]) -> Row:
+    before, after = ([one.result.verdict for one in side] for side in (old, new))
+    change, why = Change.SAME, ""
+    if Verdict.ERROR in after and Verdict.ERROR not in before:
+        change = Change.WORSE
+        why = next(kept.result.reason for kept in new if kept.result.verdict is Verdict.ERROR)
+    elif not set(_TELLING) & set(after):
+        change, why = Change.UNCLEAR, f"no later run proves anything: {new[0].result.reason}"
+    elif not set(_TELLING) & set(before):
+        change, why = Change.UNCLEAR, f"no earlier run proves anything: {old[0].result.reason}"
+    elif Verdict.FAILED in after and Verdict.FAILED not in before:
+        change = Change.WORSE
+        why = next(kept.result.reason for kept in new if kept.result.verdict is Verdict.FAILED)
+    elif Verdict.FAILED in before and Verdict.FAILED not in after:
+        change = Change.BETTER
+    elif Verdict.FAILED in before:
+        rates = [[float(one is Verdict.FAILED) for one in side if one in _TELLING] for side in (before, after)]
+        if (chance := p_greater(rates[0], rates[1])) <= _CHANCE:
+            change, why = Change.WORSE, f"it fails more often (p = {chance:.2g})"
+    return Row(name, "verdict", _counted(before), _counted(after), change, why)
+
+
+def _counted(verdicts: Sequence[Verdict]) -> str:
+    return ", ".join(f"{verdicts.count(one)} {one.value}" for one in Verdict if one in verdicts)
+
+
+def _recovery(name: str, old: Sequence[Kept], new: Sequence[Kept], tolerance: float) -> list[Row]:
+    before, after = ([one.caught_up_s for one in side] for side in (old, new))
+    early, late = ([one for one in side if one is not None] for side in (before, after))
+    row = partial(Row, name, "caught up", _middle(before, " s"), _middle(after, " s"))
+    if None in after and None not in before:
+        return [row(Change.WORSE, "it caught up in every run before")]
+    if not early or not late:
+        return [row(Change.SAME if not early and not late else Change.BETTER, "it never caught up before")]
+    change, why = judged(early, late, tolerance, FLOOR_S)
+    grown = _grown(old, new) if change is not Change.SAME else ""
+    rows = [row(change, "; ".join(part for part in (why, grown) if part))]
+    first, last = ([float(one.lost_steps) for one in side if one.lost_steps is not None] for side in (old, new))
+    if first and last:
+        again = judged(first, last, 0.0, 0.0)
+        rows.append(Row(name, "steps done again", _middle(first, ""), _middle(last, ""), *again))
+    return rows
+
+
+def judged(old: Sequence[float], new: Sequence[float], tolerance: float, floor: float) -> tuple[Change, str]:
+    """The judgement of a measure for which less is better. Both sides need at least one value."""
+    before, after = median(old), median(new)
+    low, high = sorted((before, after))
+    if high <= low * (1 + tolerance) + floor:
+        return Change.SAME, ""
+    if after < before:
+        sure = min(len(old), len(new)) >= _FEWEST and p_greater(new, old) <= _CHANCE
+        return (Change.BETTER, "") if sure else (Change.SAME, "less, as far as so few runs can show")
+    if min(len(old), len(new)) < _FEWEST:
+        few = f"{len(old)} and {len(new)} runs can't distinguish a change from chance"
+        return Change.UNCLEAR, f"{few}: --repeat {_FEWEST} or more"
+    chance = p_greater(old, new)
+    if chance > _CHANCE:
+        return (
+            Change.UNCLEAR,
+            f"the runs of one side differ as much from each other (p = {chance:.2g}): repeat them more often",
+        )
+    return Change.WORSE, f"p = {chance:.2g}"
+
+
+def p_greater(small: Sequence[float], large: Sequence[float]) -> float:
+    """The probability that chance alone ranks the values of `large` as high as they are (Mann and Whitney's U; equal
+    values get their mean rank)."""
+    every = sorted((*small, *large))
+    ranks = [(every.index(value) + len(every) - 1 - every[::-1].index(value)) / 2 for value in (*large, *small)]
+    seen, count = sum(ranks[: len(large)]), len(large)
+    if math.comb(len(every), count) <= _EXACT:
+        sums = [sum(some) for some in combinations(ranks, count)]
+        return sum(sum_ >= seen - 1e-9 for sum_ in sums) / len(sums)
+    mean = count * (len(every) - 1) / 2
+    spread = math.sqrt(count * len(small) * (len(every) + 1) / 12)
+    return 0.5 * math.erfc((seen - mean) / spread / math.sqrt(2))
+
+
+def _grown(old: Sequence[Kept], new: Sequence[Kept]) -> str:
+    """The part of the recovery that changed most, in words."""
+    parts = dict.fromkeys(part for run in old for recovery in run.result.recoveries for part in recovery.parts)
+    found: list[tuple[float, str]] = []
+    for part in parts.keys() - {"caught_up"}:
+        early, late = ([at for one in side if (at := one.part_s(part)) is not None] for side in (old, new))
+        if early and late:
+            found.append((median(late) - median(early), part))
+    if not found:
+        return ""
+    by, part = max(found, key=lambda one: abs(one[0]))
+    return f"{part.replace('_', ' ')} came {abs(by):.1f} s {'later' if by > 0 else 'earlier'}"
+
+
+def _middle(values: Sequence[float | None], unit: str) -> str:
+    known = [one for one in values if one is not None]
+    if not known:
+        return "never"
+    runs = f" ({len(known)} runs)" if len(values) > 1 else ""
+    return f"{median(known):.4g}{unit}{runs}" + (f", never in {values.count(None)}" if None in values else "")

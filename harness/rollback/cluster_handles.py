@@ -1,0 +1,283 @@
+"""The handles of what a run changes in a Kubernetes or a Slurm cluster: objects and work that it made, and the states
+of machines."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torchaos.harness.host.cluster_tools import Kubectl, about_node, ask
+from torchaos.harness.rollback.file_handles import Touches
+
+# The handles of what a run changes in a Kubernetes cluster: objects that it made, and machines of the cluster.
+
+LABEL = "torchaos.run"
+OVER = ("Succeeded", "Failed")  # phases of a pod
+_PODS = "pods"
+_LOOK_S = 0.5
+_LEFT = 4  # exit code of `torchaos node`: something is left
+_GRACE_S = 10  # seconds from SIGTERM to SIGKILL; the agents in the pods need less to undo everything
+_DELETE_S = 35.0  # seconds; the healer gives a handle 45 s
+
+
+@dataclass(frozen=True)
+class KubernetesObjects:
+    """All objects of these kinds (`job.batch`) that carry the label of this run, and its pods. Undo deletes them: first
+    the agents in the pods get SIGTERM, and undo everything there."""
+
+    kind: ClassVar[str] = "kubernetes_objects"
+    run_id: str
+    kinds: str  # with commas between them
+    context: str = ""
+    namespace: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.run_id or not re.fullmatch(r"[a-z][a-z0-9.-]*(,[a-z][a-z0-9.-]*)*", self.kinds):
+            raise ValueError("objects of Kubernetes can't be found without the id of their run, or by such kinds")
+
+    def touches(self) -> Touches:
+        return Touches(run_id=self.run_id)
+
+    def restore(self) -> None:
+        if self.restored():
+            return
+        self._kubectl.ask(
+            "delete", self._all, *self._ours, "--ignore-not-found", "--wait=false", f"--grace-period={_GRACE_S}"
+        )  # fmt: skip
+        self._await(self.restored)  # `kubectl delete --wait` does not wait if the user has no right to watch
+
+    def remove(self) -> None:
+        """Like `restore`, and waits until the names of the objects can be used again."""
+        self.restore()
+        self._await(self._gone)
+
+    def restored(self) -> bool:
+        """Whether nothing is left that runs. A deleted pod whose containers have ended is over: the cluster still
+        cleans up behind it."""
+        if self._gone():
+            return True
+        found = self._get("json")  # empty if the last object has just gone
+        return all(map(_has_ended, json.loads(found)["items"] if found.strip() else []))
+
+    def _gone(self) -> bool:
+        return not self._get("name").strip()
+
+    def _get(self, output: str) -> str:
+        return self._kubectl.ask("get", self._all, *self._ours, "--ignore-not-found", f"--output={output}")
+
+    def _await(self, over: Callable[[], bool]) -> None:
+        end = time.monotonic() + _DELETE_S
+        while not over():
+            if time.monotonic() > end:
+                raise TimeoutError(f"the cluster has not deleted everything after {_DELETE_S:g} s")
+            time.sleep(_LOOK_S)
+
+    @property
+    def _kubectl(self) -> Kubectl:
+        return Kubectl(self.context, self.namespace)
+
+    @property
+    def _all(self) -> str:
+        return ",".join(dict.fromkeys([*self.kinds.split(","), _PODS]))
+
+    @property
+    def _ours(self) -> tuple[str, ...]:
+        return (f"--selector={LABEL}={label_of(self.run_id)}",)
+
+
+@dataclass(frozen=True)
+class KubernetesAgent:
+    """The agent of a node, named `mark`, in a pod that torchaos did not make. Undo waits until the agent and its reaper
+    have ended, and undoes what they left. `uid`: of the pod; if there is another pod of that name, or none, nothing is
+    left."""
+
+    kind: ClassVar[str] = "kubernetes_agent"
+    mark: str
+    pod: str
+    uid: str
+    container: str
+    python: str
+    context: str = ""
+    namespace: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.mark and self.pod and self.uid):
+            raise ValueError("an agent in a pod can't be found without its name, its pod and the uid of the pod")
+
+    def touches(self) -> Touches:
+        return Touches(run_id=self.mark)
+
+    def restore(self) -> None:
+        if not self._is_gone() and self._in_pod("--recover"):
+            raise OSError(f"in pod {self.pod}, not everything could be undone")
+
+    def restored(self) -> bool:
+        return self._is_gone() or not self._in_pod("--left")
+
+    def _in_pod(self, option: str) -> int:
+        """The exit code of a command in the pod. Raises OSError if the pod does not answer."""
+        command = [self.python, "-m", "torchaos.harness", "node", option, self.mark]
+        argv = self._kubectl.argv("exec", self.pod, f"--container={self.container}", "--", *command)
+        code, said = self._kubectl.outcome(argv, _DELETE_S)
+        if code not in (0, _LEFT):
+            raise OSError(f"pod {self.pod}: {said[-300:]}")
+        return code
+
+    def _is_gone(self) -> bool:
+        """Whether the pod, or the container, is over: then nothing is left of what was in it."""
+        said = self._kubectl.ask("get", "pod", self.pod, "--ignore-not-found", "--output=json")
+        found = json.loads(said) if said.strip() else {}
+        return (
+            not found
+            or found["metadata"]["uid"] != self.uid
+            or "running" not in status_of(found, self.container).get("state", {})
+        )
+
+    @property
+    def _kubectl(self) -> Kubectl:
+        return Kubectl(self.context, self.namespace)
+
+
+@dataclass(frozen=True)
+class KubernetesNode:
+    """A machine of the cluster that a fault closed for new pods, with an annotation that names the run. Undo opens it
+    again, unless the annotation is another one by now."""
+
+    kind: ClassVar[str] = "kubernetes_node"
+    name: str
+    run_id: str
+    context: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.run_id or not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", self.name):
+            raise ValueError("a machine of Kubernetes can't be opened again without its name and the id of the run")
+
+    def touches(self) -> Touches:
+        return Touches(run_id=self.run_id)
+
+    def close(self) -> None:
+        """Closes the machine for new pods. Raises OSError if it is closed already, because then it is not ours to
+        open."""
+        if not self.is_open():
+            raise OSError(f"machine {self.name} takes no pods already")
+        self._patch(label_of(self.run_id), True)
+
+    def is_open(self) -> bool:
+        return not self._now().get("spec", {}).get("unschedulable", False)
+
+    def restore(self) -> None:
+        if not self.restored():
+            self._patch(None, None)
+
+    def restored(self) -> bool:
+        annotations: Mapping[str, str] = self._now()["metadata"].get("annotations") or {}
+        return annotations.get(LABEL) != label_of(self.run_id)
+
+    def _now(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = json.loads(Kubectl(self.context).ask("get", "node", self.name, "--output=json"))
+        return found
+
+    def _patch(self, annotation: str | None, closed: bool | None) -> None:
+        change = {"metadata": {"annotations": {LABEL: annotation}}, "spec": {"unschedulable": closed}}
+        Kubectl(self.context).ask("patch", "node", self.name, "--type=merge", f"--patch={json.dumps(change)}")
+
+
+def status_of(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
+    """The status of a container of a pod; empty before it has one."""
+    status = pod["status"]
+    found = [*(status.get("containerStatuses") or []), *(status.get("ephemeralContainerStatuses") or [])]
+    return next((one for one in found if one["name"] == container), {})
+
+
+def _has_ended(found: Mapping[str, Any]) -> bool:
+    """Whether an object is a deleted pod without a container that may still run. A kubelet that has removed a container
+    may say that it waits, as before its start; then the phase of the pod tells."""
+    status = found.get("status", {})
+    states = [container["state"] for container in status.get("containerStatuses") or []]
+    if "deletionTimestamp" not in found["metadata"] or any("running" in state for state in states):
+        return False
+    return status.get("phase") in OVER or (bool(states) and all("terminated" in state for state in states))
+
+
+def label_of(run_id: str) -> str:
+    """The value of the label of a run: at most 63 characters, which begin with a letter or digit. The last characters
+    of a run's id are random, so they tell runs apart."""
+    return re.sub(r"^[^A-Za-z0-9]+", "", run_id[-63:])
+
+
+# The handles of what is changed in a Slurm cluster: work that was given to it, and the states of nodes.
+
+_END_S, _KILL_S = 15.0, 25.0  # seconds for the end by SIGTERM, and then by SIGKILL; Slurm's KillWait is usually 30 s
+_SLURM_LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class SlurmWork:
+    """The jobs with this name or, if `job` is given, the steps with this name in that job. Undo cancels them, first by
+    SIGTERM, after which the agents of the nodes undo everything."""
+
+    kind: ClassVar[str] = "slurm_work"
+    name: str
+    job: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name or not (self.job.isdigit() or not self.job):
+            raise ValueError("work of Slurm can't be found without its name, or with such a job")
+
+    def touches(self) -> Touches:
+        return Touches(run_id=self.name)
+
+    def restore(self) -> None:
+        for signal, wait_s in ((["--signal=TERM"] if self.job else [], _END_S), ([], _KILL_S)):
+            end = time.monotonic() + wait_s
+            # A job that is completing may have been requeued, and would start again.
+            if ids := self._ids(completing=True):
+                ask(["scancel", "--quiet", *signal, *ids])
+            while self._ids() and time.monotonic() < end:
+                time.sleep(_SLURM_LOOK_S)
+        if left := self._ids():
+            raise TimeoutError(f"Slurm has not ended {', '.join(left)} yet")
+
+    def restored(self) -> bool:
+        return not self._ids()
+
+    def _ids(self, completing: bool = False) -> list[str]:
+        """The ids of the jobs or steps that are left. A job that is completing has ended: Slurm cleans up behind it,
+        and a site's Epilog may take minutes. Raises OSError if Slurm does not answer."""
+        which = ["--steps", "--jobs", self.job] if self.job else ["--me", "--name", self.name]
+        columns = "%i|%j" if self.job else "%i|%j|%T"
+        lines = ask(["squeue", "--noheader", f"--format={columns}", *which]).splitlines()
+        found = [(*line.strip().split("|"), "")[:3] for line in lines]
+        return [id_ for id_, name, state in found if name == self.name and (completing or state != "COMPLETING")]
+
+
+@dataclass(frozen=True)
+class SlurmNodeState:
+    """A node that a fault takes out of service, with a reason that names the run. Undo puts the node back, unless it
+    has another reason by now. Needs the right to administer the cluster."""
+
+    kind: ClassVar[str] = "slurm_node"
+    host: str
+    run_id: str
+
+    def __post_init__(self) -> None:
+        if not self.run_id or not self.host or self.host.startswith("-"):
+            raise ValueError("a node of Slurm can't be put back without its name and the id of the run")
+
+    @property
+    def reason(self) -> str:
+        return f"torchaos:{self.run_id}"
+
+    def touches(self) -> Touches:
+        return Touches(run_id=self.run_id)
+
+    def restore(self) -> None:
+        if not self.restored():
+            ask(["scontrol", "update", f"nodename={self.host}", "state=resume"])
+
+    def restored(self) -> bool:
+        return about_node(self.host)[1] != self.reason

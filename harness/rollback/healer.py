@@ -1,0 +1,183 @@
+"""The only code that undoes changes. The reaper runs it; if the reaper is dead, another process does."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping, TypeVar
+
+from torchaos.harness.rollback.handles import check_within, from_json
+from torchaos.harness.rollback.undo_log import State, UndoLog, UndoRecord
+
+if TYPE_CHECKING:
+    from torchaos.harness.interfaces import Handle
+
+BOUND_S = 45.0  # seconds for one restore, one check, or one line of the log; more than the limit of any handle
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Healed:
+    record: str
+    handle: Mapping[str, Any]  # the handle as JSON
+    verified: bool
+    reason: str = ""  # why the undo is not verified
+
+
+class Healer:
+    """Holds the records and heals them: the last guarded first. Each handle is restored, then verified.
+
+    Thread-safe. One record is healed at a time; guards and marks are accepted meanwhile. A restore that hangs is given
+    up after `BOUND_S` seconds. `log` None: heal without a log. `within`: the folders of the run, given if the records
+    come from a log. A handle that names an own file outside these folders is not restored."""
+
+    def __init__(
+        self, log: UndoLog | None, records: Iterable[UndoRecord] = (), within: Collection[Path] | None = None
+    ) -> None:  # fmt: skip
+        self._log, self._within = log, within
+        self._records = {record.id: record for record in records}
+        self._healing = threading.Lock()
+        self._state = threading.Lock()
+        self._taken_back: set[str] = set()
+        self._again: set[str] = set()  # records that were applied after they were healed
+        self._unreported: dict[str, list[Healed]] = {}
+
+    def guard(self, record: UndoRecord) -> None:
+        """Writes a record. It is on disk when this returns. Raises ValueError for a bad record, OSError if it can't be
+        written."""
+        if record.id in self._records and self._records[record.id].open:
+            raise ValueError(f"{record.id} is guarded already")
+        for handle in record.handles:
+            from_json(handle)
+        if self._log is not None:
+            self._log.append(record.to_line())
+        with self._state:
+            self._records.pop(record.id, None)
+            self._records[record.id] = record
+            self._taken_back.discard(record.id)
+
+    def mark(self, name: str, state: State) -> bool:
+        """Records that a fault is about to be applied, or was applied. Returns False if it was healed before; if it was
+        applied after that, the next heal restores it again. Raises ValueError for an unknown record, OSError as in
+        `guard`."""
+        if name not in self._records:
+            raise ValueError(f"{name} is not guarded")
+        if state not in (State.MAYBE_APPLIED, State.APPLIED):
+            raise ValueError(f"only the healer writes {state.value}")
+        with self._state:
+            late = name in self._taken_back
+            if late and state is State.APPLIED:
+                self._again.add(name)
+            if not (late and state is State.MAYBE_APPLIED):
+                self._append(self._records[name], state, "")
+        return not late
+
+    def heal(self, name: str | None, why: str) -> list[Healed]:
+        """Undoes the open changes of a record or an owner, or all (None). Returns the result of each handle that was
+        not reported before, so also those of heals at a time limit."""
+        self.carry_out(name, why)
+        ids = [record.id for record in self._chosen(name)]
+        return [healed for id_ in ids for healed in self._unreported.pop(id_, [])]
+
+    def carry_out(self, name: str | None, why: str) -> None:
+        """Heals like `heal`, but keeps the results for the next call of `heal`."""
+        with self._healing:
+            for record in self._with_later_faults(self._chosen(name)):
+                if record.open or record.id in self._again:
+                    self._unreported[record.id] = self._heal(record, why)
+
+    @property
+    def is_done(self) -> bool:
+        with self._state:
+            return not self._again and not any(record.open for record in self._records.values())
+
+    def _chosen(self, name: str | None) -> list[UndoRecord]:
+        with self._state:
+            return [record for record in reversed(self._records.values()) if name in (None, record.id, record.owner)]
+
+    def _with_later_faults(self, chosen: list[UndoRecord]) -> list[UndoRecord]:
+        """Adds the records of later faults on the same files, since these must be healed before the chosen records."""
+        ids = {record.id for record in chosen}
+        paths = {path for record in chosen for path in _paths(record)}
+        with self._state:
+            later = list(self._records.values())
+            if paths and chosen:
+                later = later[later.index(chosen[-1]) :]
+                ids |= {record.id for record in later if record.open and paths & _paths(record)}
+            return [record for record in reversed(self._records.values()) if record.id in ids]
+
+    def _heal(self, record: UndoRecord, why: str) -> list[Healed]:
+        with self._state:
+            self._taken_back.add(record.id)
+            self._again.discard(record.id)
+        handles = list(reversed(record.handles))
+        problems = [_problem(partial(_restore, raw, self._within)) for raw in handles]
+        if not any(problems):
+            self._note(record, State.ROLLED_BACK, why)
+        outcomes = zip(handles, problems, strict=True)
+        healed = [_verify(record.id, raw, problem, self._within) for raw, problem in outcomes]
+        reasons = "; ".join(each.reason for each in healed if not each.verified)
+        self._note(record, State.FAILED if reasons else State.VERIFIED, reasons or why)
+        return healed
+
+    def _note(self, record: UndoRecord, state: State, why: str) -> None:
+        """Writes a state to the log. If that fails, healing goes on. The next healer then repeats the work, which does
+        no harm."""
+        if problem := _problem(lambda: self._append(record, state, why)):
+            with suppress(OSError):  # stderr may be on the disk that is full
+                text = f"undo.jsonl: {record.id} {state.value} could not be written: {problem}"
+                print(text, file=sys.stderr, flush=True)
+            record.state = state
+
+    def _append(self, record: UndoRecord, state: State, why: str) -> None:
+        if self._log is not None:
+            self._log.append({"record": record.id, "state": state.value, "why": why})
+        record.state = state
+
+
+def _paths(record: UndoRecord) -> set[str]:
+    return {str(raw["path"]) for raw in record.handles if raw.get("kind") == "file" and "path" in raw}
+
+
+def _restore(raw: Mapping[str, Any], within: Collection[Path] | None) -> None:
+    _checked(raw, within).restore()
+
+
+def _checked(raw: Mapping[str, Any], within: Collection[Path] | None) -> Handle:
+    handle = from_json(raw)
+    if within is not None:
+        check_within(handle, within)
+    return handle
+
+
+def _verify(record: str, raw: Mapping[str, Any], problem: str, within: Collection[Path] | None) -> Healed:
+    answer: list[bool] = []
+    unseen = _problem(lambda: answer.append(_checked(raw, within).restored()))
+    if answer == [True]:
+        return Healed(record, raw, True)
+    return Healed(
+        record, raw, False, problem or unseen or "the state after the undo is not the state before the change"
+    )
+
+
+def _problem(work: Callable[[], object]) -> str:
+    """Do the work, for at most `BOUND_S` seconds. Returns what went wrong, or an empty text."""
+    problems: list[str] = []
+
+    def run() -> None:
+        try:
+            work()
+            problems.append("")
+        except Exception as error:  # whatever a handle raises, the next ones must be healed
+            problems.append(str(error) or type(error).__name__)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(BOUND_S)
+    return problems[0] if problems else f"it hung for {BOUND_S:.0f} s"

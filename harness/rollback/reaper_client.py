@@ -1,0 +1,269 @@
+"""The harness's connection to the reaper: `guard` before a fault is applied, `heal` afterwards.
+
+with Reaper.start(run_dir, run_id) as reaper:
+    reaper.guard("freeze-1", [Process.of(pid, "resume")], owner="freeze-1", limit_s=90.0)
+    ...
+    healed = reaper.heal("freeze-1")
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Sequence
+
+from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
+from torchaos.harness.host.disk import owner_only
+from torchaos.harness.interfaces import ChaosError, Handle, Irreversible, UsageError
+from torchaos.harness.rollback import open_runs, undo_log
+from torchaos.harness.rollback.handles import to_json
+from torchaos.harness.rollback.healer import BOUND_S, Healed, Healer
+
+ANSWER_S = 30.0  # seconds for an answer, with an fsync on a busy disk; later answers are not waited for
+
+
+class UndoError(ChaosError):
+    """A change is not guarded, so its fault must not be applied; or a guarded change can't be undone."""
+
+
+class Busy(UndoError):
+    """Another process is healing or guarding this run. It may be a reaper that is not visible from this container."""
+
+
+class _Lost(UndoError):
+    """The reaper is gone."""
+
+
+class Reaper:
+    """The harness's end of the connection to the reaper. Thread-safe: each fault uses it from its own thread.
+
+    If the reaper dies, `guard` and `mark` raise UndoError from then on, and this process heals from the log."""
+
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, run_dir: Path, run_id: str) -> None:
+        self._process, self._sock, self._run_dir, self._run_id = process, sock, run_dir, run_id
+        self._ids, self._lock = itertools.count(), threading.Lock()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._lost = ""  # why the reaper is lost; empty: it lives
+        self._closed = False
+        self._guarded: dict[str, undo_log.UndoRecord] = {}
+        self._armed: Future[Any] = Future()
+        threading.Thread(target=self._listen, name="reaper", daemon=True).start()
+
+    @classmethod
+    def start(cls, run_dir: Path, run_id: str) -> Reaper:
+        """Start the reaper. Returns when the undo log is open and the reaper listens. Raises UndoError otherwise."""
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(ANSWER_S), 0))
+        run_dir = run_dir.resolve()  # the reaper's working directory is /
+        env = {
+            name: value for name, value in os.environ.items() if name not in (ENV_PLAN, ENV_RUN_ID, ENV_ATTEMPT_BASE)
+        }
+        argv = [
+            sys.executable,
+            "-m",
+            f"{__package__}.reaper",
+            str(theirs.fileno()),
+            str(run_dir),
+            run_id,
+            str(os.getpid()),
+        ]
+        try:
+            with theirs:
+                undo_log.path_of(run_dir).parent.mkdir(mode=0o700, exist_ok=True)
+                with open(undo_log.path_of(run_dir).with_name("reaper.log"), "ab", opener=owner_only) as output:
+                    process = subprocess.Popen(
+                        argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env=env,
+                        pass_fds=[theirs.fileno()], start_new_session=True,
+                    )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            raise UndoError(
+                f"{run_dir}: the reaper can't be started: {error.strerror}; nothing will be injected"
+            ) from error
+        reaper = cls(process, ours, run_dir, run_id)
+        try:
+            reaper._armed.result(ANSWER_S)
+        except (UndoError, FutureTimeout) as error:
+            why = str(error) or f"it did not start within {ANSWER_S:.0f} s"
+            reaper._abandon(why)
+            open_runs.settle(run_id, run_dir)  # it may have died after it made its entry
+            raise UndoError(f"{run_dir}: the reaper is not armed: {why}; see undo/reaper.log there") from error
+        return reaper
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def guard(
+        self, record: str, handles: Sequence[Handle] | Irreversible, owner: str, limit_s: float | None = None
+    ) -> None:
+        """Returns when the handles are on disk. The reaper restores them `limit_s` seconds from now, if nobody does
+        before. Raises UndoError if they can't be guarded (then inject nothing), UsageError without handles."""
+        irreversible = handles.why if isinstance(handles, Irreversible) else None
+        if not (handles if irreversible is None else irreversible):
+            raise UsageError(f"{record}: it lists no changes, and gives no reason why they can't be undone")
+        try:
+            raw = [] if isinstance(handles, Irreversible) else [to_json(handle) for handle in handles]
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UsageError(f"{record}: changes() must return handles: {error}") from error
+        guarded = undo_log.UndoRecord(record, owner, raw, irreversible, limit_s)
+        self._ask(ANSWER_S, do="guard", record=guarded.to_line())
+        with self._lock:
+            self._guarded[record] = guarded
+
+    def mark(
+        self, record: str, state: Literal["maybe_applied", "applied"], limit_s: float | None = None
+    ) -> None:  # fmt: skip
+        """Records that a fault is about to be applied (`maybe_applied`) or was applied (`applied`). From then on it may
+        last at most `limit_s` seconds, and no longer than the limit of its guard. Raises UndoError if that can't be
+        written, or if the record was healed before. After an error of `maybe_applied`, don't apply the fault. After an
+        error of `applied`, the fault is being healed."""
+        self._ask(ANSWER_S, do="mark", record=record, state=state, limit_s=limit_s)
+
+    def check(self) -> None:
+        """Raises UndoError if the reaper is gone. Then no process would undo the guarded changes, although they are on
+        disk."""
+        if self._lost:
+            raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
+
+    def heal(self, name: str | None) -> list[Healed]:
+        """Restores all open handles of an owner or a record (None: all), the last guarded first. Returns the result of
+        each handle that was not reported before. Raises UndoError if nothing can be done at all."""
+        return self._heal(name, "heal")
+
+    def close(self) -> list[Healed]:
+        """Heals everything that is left, as `heal` does. The reaper has exited when this returns."""
+        if self._closed:
+            return []
+        self._closed = True
+        try:
+            return self._heal(None, "end")
+        finally:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(ANSWER_S)
+            self._abandon("it was closed")
+            open_runs.settle(self._run_id, self._run_dir)  # a reaper that died could not do so
+
+    def __enter__(self) -> Reaper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _heal(self, name: str | None, do: str) -> list[Healed]:
+        with self._lock:
+            mine = [record for record in self._guarded.values() if name in (None, record.id, record.owner)]
+            everything = sum(len(record.handles) + 1 for record in self._guarded.values())
+        try:
+            # The reaper has its own time limits, and an earlier heal may have to end first.
+            healed = [Healed(**raw) for raw in self._ask(ANSWER_S + 3 * BOUND_S * everything, do=do, name=name)]
+        except _Lost:
+            return self._heal_here(name)
+        with self._lock:
+            for record in mine:
+                if all(each.verified for each in healed if each.record == record.id):
+                    self._guarded.pop(record.id, None)
+        return healed
+
+    def _heal_here(self, name: str | None) -> list[Healed]:
+        if undo_log.path_of(self._run_dir).exists():
+            return heal_from_log(self._run_dir, name)
+        with self._lock:  # the run directory is gone, and the log with it
+            return Healer(None, self._guarded.values()).heal(name, "the reaper died")
+
+    def _ask(self, timeout_s: float, **request: Any) -> Any:
+        answer: Future[Any] = Future()
+        try:
+            with self._lock:
+                self.check()
+                id_ = next(self._ids)
+                self._waiting[id_] = answer
+                self._sock.sendall(json.dumps({"id": id_, **request}).encode() + b"\n")
+            return answer.result(timeout_s)
+        except FutureTimeout:  # before OSError: from Python 3.11 on it is a subclass
+            self._abandon(f"it did not answer for {timeout_s:.0f} s")
+        except OSError as error:
+            self._abandon(f"it takes no request: {error.strerror}")
+        raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
+
+    def _listen(self) -> None:
+        with suppress(OSError, ValueError), self._sock.makefile("rb") as lines:
+            for line in lines:
+                message = json.loads(line)
+                with self._lock:
+                    future = self._waiting.pop(message["id"], None) if "id" in message else self._armed
+                if future and "error" in message:
+                    future.set_exception(UndoError(message["error"]))
+                elif future:
+                    future.set_result(message.get("ok"))
+        self._give_up("it died")
+
+    def _give_up(self, why: str) -> None:
+        with self._lock:
+            self._lost = self._lost or why
+            waiting, self._waiting = [*self._waiting.values(), self._armed], {}
+        for future in waiting:
+            if not future.done():
+                future.set_exception(_Lost(f"the reaper is gone ({why})"))
+
+    def _abandon(self, why: str) -> None:
+        """Kills the reaper, so that two processes never heal at the same time. The reaper is a child of this process
+        that was not waited for yet, so its pid can't belong to another process."""
+        self._give_up(why)
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(ANSWER_S)
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
+    """Undoes the changes that a dead reaper did not undo, and returns a result for each. `name`: the name of an entry
+    of the undo log, or of the owner of entries; None: all. The list is empty if there is no log, because then nothing
+    was changed. Raises UndoError if the log can't be read or belongs to another user, Busy if another process undoes
+    the changes of this run."""
+    writer = None
+    try:
+        with suppress(FileNotFoundError):
+            writer = _writer(run_dir)
+            records, damaged = undo_log.read(run_dir)
+            within = {run_dir.resolve(), *undo_log.folder_of(run_dir)}
+            healed = Healer(writer, records, within).heal(name, "from the log")
+            return healed + [
+                Healed("?", {}, False, f"line {number} of {undo_log.path_of(run_dir)} can't be read")
+                for number in damaged
+            ]
+    except BlockingIOError as error:
+        raise Busy(f"{run_dir}: {error}") from error
+    except OSError as error:
+        raise UndoError(
+            f"{undo_log.path_of(run_dir)}: nothing can be healed from it: {error.strerror or error}"
+        ) from error
+    finally:
+        if writer:
+            writer.close()
+    return []
+
+
+def _writer(run_dir: Path) -> undo_log.UndoLog | None:
+    """The log, opened for writing. None if the disk can't be written to. Then the healing is not recorded, and the next
+    healer repeats it."""
+    try:
+        return undo_log.UndoLog(run_dir, wait_s=5.0, create=False)
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+            return None
+        raise

@@ -1,0 +1,168 @@
+"""Finds runs that ended without their undo, and heals them from their undo logs: on request, before each run, and after
+a reboot.
+
+A run whose harness or reaper is alive is skipped, because that process heals it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.rollback import open_runs, undo_log
+from torchaos.harness.rollback.handles import JobProcesses, to_json
+from torchaos.harness.rollback.healer import Healed, Healer
+from torchaos.harness.rollback.open_runs import OpenRun
+from torchaos.harness.rollback.reaper_client import Busy, UndoError, heal_from_log
+from torchaos.harness.rollback.undo_log import UndoRecord
+
+PROBES = ".probes"  # suffix of the run's id that marks commands run by stop conditions
+_LOOK_S = 0.05  # seconds
+_REAPERS_S = 60.0  # seconds for which a new run waits for the reapers of earlier runs
+
+
+class LeftBehind(ChaosError):
+    """Something of an earlier run could not be undone."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Recovered:
+    run_id: str
+    run_dir: str
+    healed: tuple[Healed, ...] = ()  # handles healed by this call
+    problem: str = ""  # why the run was not touched, or may not be clean
+    note: str = ""
+    spared: bool = False  # another process or another machine heals the run
+
+    @property
+    def clean(self) -> bool:
+        return not self.problem and all(each.verified for each in self.healed)
+
+
+def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
+    """Finds runs that may need healing, and problems with runs that can't be read. `folders`: run directories, or
+    folders that contain run directories; empty: all runs in the registry. Runs that are known to be clean are left
+    out."""
+    if not folders:
+        try:
+            runs, problems = open_runs.entries()
+        except OSError as error:
+            return [], [Recovered("?", "", problem=f"the registry of runs can't be read: {error}")]
+        return runs, [Recovered("?", "", problem=problem) for problem in problems]
+    runs, bad = [], []
+    for folder in folders:
+        inside = (
+            [folder] if undo_log.path_of(folder).exists() else sorted(p.parents[1] for p in folder.glob("*/undo/*l"))
+        )
+        if not inside:
+            bad.append(Recovered("?", str(folder), problem="there is no undo log in it, nor in the folders below"))
+        for run_dir in inside:
+            try:
+                run = open_runs.of_folder(run_dir)
+                records, damaged = undo_log.read(run_dir)
+                if damaged or any(record.open for record in records):
+                    runs.append(run)
+            except (OSError, ValueError) as error:
+                bad.append(Recovered("?", str(run_dir), problem=str(error)))
+    return runs, bad
+
+
+def recover(run: OpenRun, any_host: bool = False) -> Recovered:
+    """Heals a run, unless another process takes care of it. Its entry is removed if everything is verified. `any_host`:
+    also if the run was on another machine."""
+    if not run.here and not any_host:
+        return _spare(run, f"it ran on {run.host.partition('/')[0]}: recover it there")
+    if run.lives(run.harness):
+        return _spare(run, "it is still running; `torchaos halt` ends it")
+    if run.lives(run.reaper):
+        return _spare(run, f"its reaper, process {run.reaper[0]}, is healing it")
+    folder, note = run.folder, ""
+    try:
+        healed = heal_from_log(folder)
+        if not undo_log.path_of(folder).exists():
+            note = "its run directory and undo log are gone: torchaos could only look for its processes"
+        elif folder != Path(run.run_dir):
+            note = "its run directory is gone; it was healed from the copy of its undo log"
+        healed += _strays(run)
+    except Busy as error:
+        return _spare(run, str(error))
+    except UndoError as error:
+        return Recovered(run.run_id, run.run_dir, problem=str(error))
+    done = Recovered(run.run_id, run.run_dir, tuple(healed), note=note)
+    if done.clean:
+        with suppress(OSError):
+            open_runs.remove(run.run_id)
+    return done
+
+
+def _spare(run: OpenRun, problem: str) -> Recovered:
+    return Recovered(run.run_id, run.run_dir, problem=problem, spared=True)
+
+
+def left_over(runs: Iterable[OpenRun]) -> list[OpenRun]:
+    """The runs whose harness and reaper are both dead."""
+    return [run for run in runs if run.here and not run.lives(run.harness) and not run.lives(run.reaper)]
+
+
+def await_reapers(
+    runs: Callable[[], Iterable[OpenRun]], timeout_s: float, given_up: Callable[[], bool] = lambda: False
+) -> None:
+    """Waits at most `timeout_s` seconds while reapers heal runs whose harness is dead. Returns early if `given_up()` is
+    true."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end and not given_up():
+        if not any(run.here and run.lives(run.reaper) and not run.lives(run.harness) for run in runs()):
+            return
+        time.sleep(_LOOK_S)
+
+
+def await_ends(runs: Callable[[], Iterable[OpenRun]], timeout_s: float) -> None:
+    """Waits at most `timeout_s` seconds while the processes of these runs, which end by themselves, are alive."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if not any(run.here and (run.lives(run.harness) or run.lives(run.reaper)) for run in runs()):
+            return
+        time.sleep(_LOOK_S)
+
+
+def before_a_run(given_up: Callable[[], bool] = lambda: False) -> list[Recovered]:
+    """Heals everything that earlier runs left behind. Every run begins with this. Raises LeftBehind if something can't
+    be undone. Takes milliseconds if nothing is left."""
+    await_reapers(lambda: find(())[0], _REAPERS_S, given_up)
+    runs, bad = find(())
+    done = [*bad, *(recover(run) for run in left_over(runs))]
+    for result in done:
+        if not result.clean and not result.spared:
+            raise LeftBehind(
+                f"an earlier run left something that can't be undone, so nothing is run: "
+                f"{result.run_dir or result.run_id}: {why(result)}. Repair it, then `torchaos recover`; or "
+                f"`torchaos recover --forget`, if you know that nothing is left to undo"
+            )
+    return done
+
+
+def why(result: Recovered) -> str:
+    """Why the run is not clean, or an empty text."""
+    bad = [each for each in result.healed if not each.verified]
+    return result.problem or "; ".join(f"{in_words(each.handle)}: {each.reason}" for each in bad)
+
+
+def in_words(handle: Mapping[str, Any]) -> str:
+    """A handle in a few words: its kind, and the name or path in it."""
+    name = next((handle[key] for key in ("path", "target", "run_id", "pid", "name") if key in handle), "")
+    return f"{str(handle.get('kind', 'undo log')).replace('_', ' ')} {name}".strip()
+
+
+def _strays(run: OpenRun) -> list[Healed]:
+    """Heals processes that have the run's mark, whether or not the log names them. It finds them even if the run
+    directory is gone."""
+    marks = [JobProcesses(mark) for mark in sorted(processes.marks_of(run.run_id))]
+    raw = [to_json(mark) for mark in marks if not mark.restored()]
+    return Healer(None, [UndoRecord("strays", "job", raw)]).heal(None, "found by their mark") if raw else []

@@ -1,0 +1,366 @@
+"""The life of one fault: wait for the trigger, guard the undo on disk, arm, apply, wait for its duration, undo."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness import registry
+from torchaos.harness.agent.agent_plan import Moment, Order
+from torchaos.harness.agent.control_pages import ControlPage, State
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.fault_drivers.site import OutsideSite, Victim
+from torchaos.harness.interfaces import ChaosError, Handle, Hits, Irreversible, RankProcess
+from torchaos.harness.monitoring.probes.rank_probe import Sampling
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import After, PlannedFault
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.registry import phase_of
+from torchaos.harness.rollback.file_handles import File
+from torchaos.harness.rollback.handles import PageSlot
+from torchaos.harness.rollback.healer import Healed
+from torchaos.harness.rollback.reaper_client import Reaper, UndoError
+from torchaos.harness.running.conditions.due import after_is_due
+from torchaos.harness.running.engine.blast_radius import Permits
+from torchaos.harness.running.engine.watches import Throttle
+from torchaos.harness.running.launchers.job import JobView
+
+# The processes of a fault's target, at the time when the fault lands.
+
+
+def ranks_now(fault: PlannedFault, job: JobView) -> Sequence[int]:
+    """The ranks to hit. If the target is a node, the ranks that it has now. After a restart, or with a standby node,
+    they may differ from the plan. A fault in the rank always hits the planned ranks, in which it was armed."""
+    target = fault.target
+    if not target.nodes or fault.where == "rank":
+        return target.ranks
+    return sorted(rank for rank, process in job.ranks().items() if process.node in target.nodes)
+
+
+def victims_of(fault: PlannedFault, hits: Hits, job: JobView) -> list[Victim]:
+    """The processes to hit. Empty if the fault hits nodes, files or endpoints. Raises ChaosError if a target has no
+    process now."""
+    if hits in ("nodes", "files", "endpoints"):
+        return []
+    if hits == "agents" or (hits == "as_targeted" and fault.target.nodes):
+        return job.agents(fault.target.nodes)
+    ranks, wanted = job.ranks(), ranks_now(fault, job)
+    missing = [rank for rank in wanted if rank not in ranks]
+    if missing:
+        raise ChaosError(f"rank {missing[0]} has no process now")
+    found = [ranks[rank] for rank in wanted]
+    idle = set(fault.target.nodes) - {process.node for process in found}
+    if idle:
+        raise ChaosError(f"node {min(idle)} has no rank now")
+    return [Victim(process.pid, process.start_ticks, process.rank, process.attempt) for process in found]
+
+
+# Makes the control pages of a fault, and the orders that tell ranks which page to use. A control page is a
+# memory-mapped file through which the harness and a rank exchange numbers.
+
+LEASE_S = 3600.0  # seconds after which a fault in a rank ends even if no process is left to undo it
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The control pages of one fault, by rank. A fault in the rank has a page for each target; a fault from outside has
+    a page for its pacer, the rank that is held."""
+
+    fault: PlannedFault
+    pages: dict[int, ControlPage]
+    paths: dict[int, Path]
+
+    @classmethod
+    def make(cls, fault: PlannedFault, folder: RunDir) -> Slots:
+        if fault.where == "rank":
+            ranks: tuple[int, ...] = fault.target.ranks
+        else:
+            ranks = (fault.trigger.pacer,) if isinstance(fault.trigger, Moment) else ()
+        paths = {rank: folder.pages / f"{fault.id}-rank{rank}.page" for rank in ranks}
+        return cls(fault, {rank: ControlPage(path, create=True) for rank, path in paths.items()}, paths)
+
+    def orders(self) -> Iterator[Order]:
+        """The orders for the ranks. If a fault in the rank is triggered from outside, it fires when its rank next
+        enters the injector's usual phase, or any phase if the injector has none."""
+        fault = self.fault
+        when = fault.trigger if isinstance(fault.trigger, Moment) else Moment(0, None, phase_of(fault.inject))
+        lease_s = LEASE_S if fault.duration_s is None else fault.duration_s
+        for rank, path in self.paths.items():
+            if fault.where == "rank":
+                moment = replace(when, pacer=rank)
+                yield Order(fault.id, moment, str(path), fault.source, fault.injector, fault.params, lease_s)
+            else:
+                yield Order(fault.id, when, str(path))
+
+
+# The life of one fault: wait for the trigger, guard the undo on disk, arm, apply, wait for its duration, undo.
+#
+# A fault in a rank is armed ahead of time, and the agent fires it at its Moment; the harness is not in the hot path. A
+# fault from outside is applied while its pacer is held at the Moment, or when the events of the run trigger it.
+
+CHECK_S = 1.0  # seconds between checks that an armed fault is still within the limits
+SPARE_S = 30.0  # the reaper undoes a fault by itself if it lasts this much longer than planned
+NEAR_S, FAR_S = 0.0005, 0.02  # seconds between looks at a control page: close to the Moment, and before
+
+
+@dataclass(frozen=True)
+class Context:
+    journal: Journal
+    job: JobView
+    reaper: Reaper
+    limit_s: float  # the reaper undoes a fault by itself this long after it was guarded
+    undo_copies: Path = OutsideSite.undo_copies
+    checkpoints: Path | None = None
+    permits: Permits | None = None
+    steady: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    due: Callable[[After], bool] | None = None  # whether a trigger from outside is due; None: the journal shows it
+
+    def due_by_events(self, trigger: After) -> Callable[[], bool]:
+        """A function that returns whether the trigger is due. The longer the run, the more seldom it really checks."""
+        throttle = Throttle()
+
+        def due() -> bool:
+            if not throttle.due():
+                return False
+            with throttle:
+                return after_is_due(trigger, self.journal.snapshot(), time.monotonic())
+
+        return due
+
+    def wait_until(self, found: Callable[[], bool], every_s: float = FAR_S) -> bool:
+        """Waits until `found()` is true; False if the run ended first."""
+        while not found():
+            if self.ended.wait(every_s):
+                return False
+        return True
+
+
+class FaultLife:
+    """Carries one fault through its life, in a thread of its own. If the run ends before the trigger, nothing is
+    applied."""
+
+    def __init__(self, fault: PlannedFault, slots: Slots, on: Context) -> None:
+        self.fault, self._slots, self._on = fault, slots, on
+        self._injector = registry.injector_of(fault)
+        self._late = self._injector.late
+        self._guards, self._record = 0, ""
+        self._guarded_for: Sequence[Victim] = ()
+        self._begun = False  # it was applied, maybe in part
+        self._checked_s = 0.0  # when the limits were last checked, CLOCK_MONOTONIC
+        self._watching = Sampling((), on.journal.emit)
+        self._progress: dict[int, int] = {}
+        on.journal.listen(self._note_step)
+        self._thread = threading.Thread(target=self._run, name=f"fault {fault.id}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float, hurried: Callable[[], bool] = lambda: False) -> bool:
+        """Waits for the end of the fault's thread, at most `timeout_s` seconds and only until `hurried()` is true.
+        True if the thread is over or was never started."""
+        end = time.monotonic() + timeout_s
+        while self._thread.is_alive() and time.monotonic() < end and not hurried():
+            self._thread.join(FAR_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            if not self._on.wait_until(self._on.steady.is_set) or not self._await_outside_trigger():
+                return
+            if self.fault.where == "rank":
+                self._in_the_ranks()
+            elif isinstance(self.fault.trigger, Moment):
+                for _ in range(self.fault.times):
+                    self._at_the_moment(self.fault.trigger)
+            else:
+                self._guard_and_apply()
+        except Exception as error:  # an injector may raise anything; the run goes on, and the verdict reports it
+            known = isinstance(error, (ChaosError, OSError))
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            with suppress(ChaosError):  # the journal is closed: the run is over and recorded
+                if self._begun:  # nobody waits for the end of its time any more
+                    self.roll_back()
+                self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": reason})
+        finally:
+            self._call_off()
+
+    def _call_off(self) -> None:
+        """Makes sure that the fault is not applied any more: ranks no longer wait to be armed, and a held rank
+        continues."""
+        for page in self._slots.pages.values():
+            page.write(page.ARMED_PID, page.CALLED_OFF)
+            if self.fault.where == "node":
+                page.write(page.GO, PageSlot.GO_ON)
+
+    def _in_the_ranks(self) -> None:
+        self._check_limits()
+        self._guard(self._injector.changes(self._site_of(())))
+        pages = self._slots.pages.values()
+        for page in pages:
+            page.write(page.ALLOWED, self.fault.times)
+        self._armed(self.fault.target.ranks)
+        if self._on.wait_until(partial(self._all_fired, list(pages))):
+            self._begun = True
+            self._last()
+
+    def _all_fired(self, pages: Sequence[ControlPage]) -> bool:
+        if time.monotonic() - self._checked_s > CHECK_S:
+            self._check_limits()
+        return all(page.read(page.FIRED) >= self.fault.times for page in pages)
+
+    def _check_limits(self) -> None:
+        """Raises NotPermitted if the fault would exceed the limits, for example because the job came back with fewer
+        ranks. Raises UndoError if the reaper is gone."""
+        self._checked_s = time.monotonic()
+        self._on.reaper.check()
+        if self._on.permits:
+            self._on.permits.check(ranks_now(self.fault, self._on.job), self.fault.target.nodes)
+
+    def _at_the_moment(self, moment: Moment) -> None:
+        page = self._slots.pages[moment.pacer]
+        fired = page.read(page.FIRED)
+        armed, looked = None, 0.0
+        while page.read(page.FIRED) == fired and page.read(page.STATE) != State.HELD:
+            if time.monotonic() - looked >= FAR_S:  # the pacer's process rarely changes, and is costly to find
+                armed, looked = self._arm(moment, page, fired, armed), time.monotonic()
+            if self._on.ended.wait(NEAR_S if self._near(moment) else FAR_S):
+                return
+        if page.read(page.FIRED) == fired:  # the pacer is held, and did not go on by itself
+            release = partial(page.write, page.GO, fired + 1)
+            try:
+                if self._late:
+                    self._guard_for(self._site())
+                self._apply(release)
+            finally:
+                release()
+
+    def _arm(self, moment: Moment, page: ControlPage, fired: int, last_armed: RankProcess | None) -> RankProcess | None:
+        """Guards the undo and arms the pacer, if its process has changed since it was last armed. Returns the process
+        that is armed now."""
+        pacer = self._on.job.ranks().get(moment.pacer)
+        if pacer is None or pacer == last_armed or moment.attempt not in (None, pacer.attempt):
+            return last_armed
+        self._guard(()) if self._late else self._guard_for(self._site())
+        page.write(page.GO, fired)  # the undo of the last landing had released all future holds
+        page.write(page.ARMED_PID, pacer.own_pid)
+        page.write(page.ALLOWED, fired + 1)
+        self._armed([moment.pacer])
+        return pacer
+
+    def _guard_and_apply(self) -> None:
+        self._guard_for(self._site())
+        self._apply(lambda: None)
+
+    def _guard_for(self, site: OutsideSite) -> None:
+        self._guard(self._injector.changes(site))
+        self._guarded_for = site.victims
+
+    def _apply(self, release: Callable[[], None]) -> None:
+        self._check_limits()
+        site = self._site(release)
+        if self._changes and site.victims != self._guarded_for:  # the processes were replaced meanwhile
+            self._guard_for(site)
+        site = replace(site, guarded=self._changes)
+        about = {"fault": self.fault.id, "phase": site.phase and site.phase.value, "global_step": site.step}
+        for victim in site.victims:
+            data = {**about, "pid": victim.pid}
+            self._on.journal.emit(Kind.APPLYING, data, rank=victim.rank, attempt=victim.attempt)
+        hit: list[int | None] = [live.node.index for live in site.nodes]
+        for node in hit or [None]:
+            if not site.victims:  # the fault hits nodes, files or endpoints
+                self._emit(Kind.APPLYING, {**about, "pid": None, "node": node})
+        self._begun = True
+        self._injector.apply(site)
+        for change in self._changes:
+            if isinstance(change, File):
+                change.note()
+        self._watching = Sampling(self._injector.probes(site), self._on.journal.emit)
+        self._watching.start()  # before the rank goes on
+        release()
+        self._emit(Kind.APPLIED, {"fault": self.fault.id})
+        self._last()
+
+    def _last(self) -> None:
+        """Waits for the duration of a fault that was applied, if it has one, and undoes the fault."""
+        lasts_s = self.fault.duration_s
+        self._on.reaper.mark(self._record, "applied", None if lasts_s is None else lasts_s + SPARE_S)
+        if lasts_s is not None:
+            self._on.ended.wait(lasts_s)
+            self.roll_back()
+
+    def roll_back(self) -> None:
+        """Undoes the changes of this fault, and records whether the undo was verified. Harmless if there were no
+        changes."""
+        self._watching.stop()
+        try:
+            healed = self._on.reaper.heal(self.fault.id)
+        except UndoError as error:
+            healed = [Healed(self.fault.id, {}, False, str(error))]
+        if healed:
+            bad = [result.reason for result in healed if not result.verified]
+            self._emit(Kind.ROLLED_BACK, {"fault": self.fault.id, "verified": not bad, "reason": "; ".join(bad)})
+
+    def _guard(self, changes: Sequence[Handle] | Irreversible) -> None:
+        """Writes the undo of these changes to disk, before the fault can be applied. Raises UndoError if that fails,
+        and NotPermitted if a change touches anything that does not belong to the job."""
+        if self._on.permits and not isinstance(changes, Irreversible):
+            self._on.permits.check_changes(changes)
+        self._changes: Sequence[Handle] = () if isinstance(changes, Irreversible) else changes
+        self._guards += 1
+        slots = [PageSlot(str(path)) for path in self._slots.paths.values()]
+        self._record = f"{self.fault.id}#{self._guards}"
+        limit = self._on.limit_s
+        if slots:
+            self._on.reaper.guard(f"{self._record}.pages", slots, owner=self.fault.id, limit_s=limit)
+        if changes or not slots:  # a fault that is guarded at its Moment has no changes yet
+            self._on.reaper.guard(self._record, changes, owner=self.fault.id, limit_s=limit)
+            self._on.reaper.mark(self._record, "maybe_applied")  # now, so that no rank waits for the disk
+        else:
+            self._record = f"{self._record}.pages"
+        why = changes.why if isinstance(changes, Irreversible) else None
+        names = [handle.kind for handle in (*slots, *(() if isinstance(changes, Irreversible) else changes))]
+        self._emit(Kind.GUARDED, {"record": self.fault.id, "handles": names, "why": why})
+
+    def _site(self, release: Callable[[], None] = lambda: None) -> OutsideSite:
+        return self._site_of(victims_of(self.fault, self._injector.hits, self._on.job), release)
+
+    def _site_of(self, victims: Sequence[Victim], release: Callable[[], None] = lambda: None) -> OutsideSite:
+        when = self.fault.trigger if isinstance(self.fault.trigger, Moment) else None
+        step, phase = (when.step, when.phase) if when else (None, None)
+        on = self._on
+        cluster = on.job.nodes() if self._injector.hits == "nodes" else ()
+        nodes = [live for live in cluster if live.node.index in self.fault.target.nodes]
+        return OutsideSite(
+            self.fault.id, victims, self._emit, step, phase, release, on.ended, on.checkpoints, on.undo_copies,
+            nodes, cluster, on.job.endpoints() if self._injector.hits == "endpoints" else {},
+        )  # fmt: skip
+
+    def _near(self, moment: Moment) -> bool:
+        """Whether the Moment may come within the next two steps. Checking the page often all the time would slow the
+        job."""
+        return (
+            moment.step is None or moment.attempt is not None or self._progress.get(moment.pacer, 0) >= moment.step - 2
+        )
+
+    def _note_step(self, event: Event) -> None:
+        if event.kind is Kind.STEP and event.rank is not None and event.step is not None:
+            self._progress[event.rank] = max(event.step, self._progress.get(event.rank, 0))
+
+    def _await_outside_trigger(self) -> bool:
+        trigger = self.fault.trigger
+        if isinstance(trigger, Moment):
+            return True
+        return self._on.wait_until(partial(self._on.due, trigger) if self._on.due else self._on.due_by_events(trigger))
+
+    def _armed(self, targets: Sequence[int]) -> None:
+        self._emit(Kind.ARMED, {"fault": self.fault.id, "targets": list(targets)})
+
+    def _emit(self, kind: Kind, data: Mapping[str, Any]) -> Event:
+        return self._on.journal.emit(kind, data)

@@ -1,0 +1,360 @@
+"""Executes a plan as a list of stages. It knows no particular fault, assertion or platform.
+
+prepare -> launch -> watch -> collect -> heal -> stop job -> inventory -> release. Evidence is collected before
+clean-up. Clean-up always happens, even after an error. Judging comes later, and reads only the run directory."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from torchaos.harness import registry
+from torchaos.harness.agent.agent_plan import AgentPlan
+from torchaos.harness.agent.sample_budget import of_each
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.analysis.ending import has_aborted
+from torchaos.harness.fault_drivers.storage.disk_fill import OwnDisk
+from torchaos.harness.host.disk import write_atomically
+from torchaos.harness.interfaces import ChaosError, Handle, Need, Watched
+from torchaos.harness.monitoring.observers import at_end
+from torchaos.harness.monitoring.observers.at_end import Leftovers
+from torchaos.harness.monitoring.observers.hang_watch import hangs_of
+from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
+from torchaos.harness.record.environment import describe, installed, job_python
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.events.merged import beside_steps
+from torchaos.harness.record.history.saves_and_loads import handled_paths
+from torchaos.harness.record.plan import ENDED_BEFORE, Plan, PlannedFault
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.rollback.handles import JobProcesses
+from torchaos.harness.rollback.healer import Healed
+from torchaos.harness.rollback.reaper_client import Reaper, UndoError
+from torchaos.harness.rollback.recovery import PROBES
+from torchaos.harness.running.engine.blast_radius import Permits
+from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots
+from torchaos.harness.running.engine.remote_fault_life import FarLife, far_slots
+from torchaos.harness.running.engine.resume_steps import BaseWriter
+from torchaos.harness.running.engine.watches import Guards, Watches
+from torchaos.harness.running.launchers.factory import job_for
+from torchaos.harness.running.launchers.remote_job import FarJob
+
+WATCH_S = 0.1
+STOP_GRACE_S = 5.0
+LATE_S = 30.0  # seconds to wait at the end for a fault that is still being applied
+SPARE_S = 60.0  # the reaper ends the job by itself if it lives this much longer than its time-out
+QUEUE_S = 24 * 3600.0  # the time that a job may wait for machines of a cluster
+
+Watcher = Callable[[Journal, Plan], AbstractContextManager[object]]
+
+
+class Run:
+    """A run of a plan in a run directory. `stop` may be called from a signal handler or another thread."""
+
+    def __init__(
+        self, plan: Plan, folder: RunDir, reproduce: Sequence[str] = (), watcher: Watcher | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`reproduce`: the command line that repeats the run; `watcher`: sees the journal while it is written;
+        `notes`: texts that are recorded first."""
+        self.plan, self.folder = plan, folder
+        # All processes with this id are ended with the run, so no other run may ever have the same id.
+        self.run_id = f"{folder.root.name}-{secrets.token_hex(4)}"
+        self._reproduce, self._watcher, self._notes = list(reproduce), watcher, notes
+        self._stopped: dict[str, object] | None = None
+        self._hurried = False
+        self.grace_s = STOP_GRACE_S  # seconds for the job to end when it is asked to; 0: it is killed at once
+        self._lives: list[FaultLife | FarLife] = []
+        self._disk: OwnDisk | None = None  # the disk of the checkpoints, once it is mounted
+        self._unverified: dict[str, str] = {}  # why an undo is not verified, by owner; a later success removes it
+
+    def stop(self, reason: str, interrupted: bool = True, enough: bool = False) -> None:
+        """Ends the run early. Evidence is still collected, and everything is undone and stopped. `interrupted`:
+        somebody outside ended it, so unfinished work is no evidence about the job. `enough`: the scenario ended it on
+        purpose, by `until`."""
+        if self._stopped is None:
+            self._stopped = {"reason": reason, "interrupted": interrupted, "enough": enough}
+
+    def hurry(self) -> None:
+        """From now on, waits for nothing and reads no more evidence. All faults are rolled back all the same."""
+        self._hurried = True
+
+    @property
+    def left(self) -> list[str]:
+        """After the run: a sentence for each change that could not be undone."""
+        return [f"{who} could not be undone: {why}" for who, why in self._unverified.items()]
+
+    def __call__(self) -> None:
+        """Carries out the run. Raises ChaosError if the job can't be started, an undo can't be guarded, or the journal
+        can't be written. The machine is cleaned up before that."""
+        with ExitStack() as stack:
+            self._prepare(stack)
+            # All of these stages run, in reverse order, even if an earlier stage raised an error.
+            for stage in (self._give_disk_back, self._take_inventory, self._stop_job, self._heal, self._collect):
+                stack.callback(stage)
+            self._launch()
+            self._watch()
+        if self.journal.failed:
+            raise ChaosError(f"{self.folder.root}: {self.journal.failed}; nothing is judged")
+
+    def _prepare(self, stack: ExitStack) -> None:
+        far = self.plan.job.attach_pid is None and registry.find("launchers", self.plan.launcher).on_nodes
+        # The agents of other machines send their events: files on a shared disk may show them late.
+        self.journal = Journal(self.folder.events, follow="harness*.jsonl" if far else "*.jsonl")
+        stack.callback(self.journal.close)
+        if self._watcher:
+            stack.enter_context(self._watcher(self.journal, self.plan))
+        for text in self._notes:
+            self.journal.emit(Kind.NOTE, {"text": text})
+        self._stage("prepare")
+        plan = self.plan
+        slots = [] if far else [Slots.make(fault, self.folder) for fault in plan.faults]
+        orders = tuple(order for slot in slots for order in slot.orders())
+        root = self._checkpoints()
+        AgentPlan(
+            self.run_id, str(self.folder.events), plan.hooks, orders, str(root) if root else None,
+            of_each(plan.job.world_size),
+        ).write(self.folder.agent_plan)  # fmt: skip
+        self._reaper = Reaper.start(self.folder.root, self.run_id)
+        stack.callback(self._release)
+        self._limit_s = plan.job.timeout_s + SPARE_S + (QUEUE_S if far else 0.0)
+        self._reaper.guard("probes", [JobProcesses(self.run_id + PROBES)], owner="probes")
+        self._job = job_for(plan, self.folder, self.run_id, self.journal, self._guard_resources)
+        self._leftovers = Leftovers(plan, self._job.members)
+        self._guards = Guards(self.folder.root)
+        self._watches = Watches(plan, Watched(self.folder.root, root, self.run_id + PROBES), self.journal.emit)
+        stack.callback(self._watches.stop)
+        self._gpus = GpuWatch(dict if far else self._job.ranks, self.journal.emit)
+        stack.callback(self._gpus.stop)
+        self._hangs = hangs_of(plan, self.folder, self._job.ranks, self.journal.emit, self._gpus.seen)
+        stack.callback(self._hangs.stop)
+        permits = Permits(
+            plan, self.run_id, [self.folder.root, *([root] if root else [])], self._job.members, self._world_size
+        )
+        self._context = Context(self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits)
+        if isinstance(self._job, FarJob):
+            slots = [far_slots(fault, self._job) for fault in plan.faults]
+        self._lives = [self._life(fault, slot) for fault, slot in zip(plan.faults, slots, strict=True)]
+        self._bases = BaseWriter(slots)
+        self.journal.listen(self._bases.note)
+
+    def _life(self, fault: PlannedFault, slot: Slots) -> FaultLife | FarLife:
+        if isinstance(self._job, FarJob) and not self._job.applies(fault):
+            return FarLife(fault, self._job, self._context)
+        return FaultLife(fault, slot, self._context)
+
+    def _launch(self) -> None:
+        self._stage("launch")
+        if self._stopped:  # before the job was started
+            return
+        if self.plan.job.attach_pid is None:
+            processes = JobProcesses(self.run_id)
+            self._reaper.guard("job", [processes], owner="job", limit_s=self._limit_s)
+        self._make_disk()
+        self._job.start()
+        python = job_python(self.plan.job.command)  # its packages are listed while the job starts
+        threading.Thread(target=installed, args=[python], name="packages", daemon=True).start()
+        self._leftovers.start()
+        self._watches.start()
+        self._gpus.start()
+        self._hangs.start()
+        for life in self._lives:
+            life.start()
+
+    def _make_disk(self) -> None:
+        root, size = self._checkpoints(), self.plan.job.checkpoints_size
+        if root and size:
+            disk = OwnDisk.of(root, size, self.run_id)
+            self._reaper.guard("checkpoints", [disk.way_back], owner="checkpoints", limit_s=self._limit_s)
+            disk.mount()
+            self._disk = disk
+
+    def _watch(self) -> None:
+        self._stage("run")
+        end = time.monotonic() + self.plan.job.timeout_s
+        while not self._job.done and self._stopped is None:
+            self._job.wait(WATCH_S)
+            now, events = time.monotonic(), self.journal.snapshot()
+            if not self._context.steady.is_set() and self._watches.steady(events, now):
+                self._context.steady.set()
+            broken = self._watches.broken(events, now)
+            if trouble := self.journal.failed or self._guards.trouble() or self._job.trouble:
+                self.stop(trouble)
+            elif broken:
+                self.stop(broken[0], interrupted=not broken[1])
+            elif enough := self._watches.enough(events, now):
+                self.stop(enough, interrupted=False, enough=True)
+            elif now > end:
+                self.stop(f"the job took longer than its time-out of {self.plan.job.timeout_s:g} s", interrupted=False)
+            self._bases.update(events)
+        if self._stopped:
+            self.journal.emit(Kind.STOPPED, self._stopped)
+
+    def _look_at_ranks(self) -> None:
+        """Records what the ranks do if the job has to be ended. A job on other machines has no ranks here."""
+        stopped = self._stopped
+        if stopped is None or stopped["interrupted"] or stopped["enough"] or self._job.done or self._hurried:
+            return
+        if not (ranks := self._job.ranks()) and isinstance(self._job, FarJob):
+            return
+        agents = None if self.plan.job.attached else self.folder.agent_plan.parent
+        try:
+            self.journal.emit(Kind.HANG_AT_END, at_end.look(ranks, agents))
+        except (OSError, ValueError, KeyError) as error:  # a process or file has just disappeared
+            text = f"what the ranks did at the end could not be read: {type(error).__name__}: {error}"
+            self.journal.emit(Kind.NOTE, {"text": text})
+
+    def _collect(self) -> None:
+        self._stage("collect")
+        self._look_at_ranks()
+        if (left := self._leftovers.take(self._job.done and self._stopped is None, self._is_hurried)) is not None:
+            self._save("leftovers", left)
+        self._context.ended.set()
+        self._watches.stop()
+        self._hangs.stop()
+        self._gpus.stop()
+        stuck = [life.fault.id for life in self._lives if not life.join(10.0, self._is_hurried)]
+        for name in stuck:
+            self.journal.emit(Kind.NOTE, {"text": f"fault {name} has not ended; it is rolled back now"})
+        reported = {
+            event.data["fault"]
+            for event in beside_steps(self.journal.snapshot())
+            if event.kind in (Kind.APPLYING, Kind.MISSED)
+        }
+        for fault in self.plan.faults:
+            if fault.id not in reported:
+                self.journal.emit(Kind.MISSED, {"fault": fault.id, "reason": ENDED_BEFORE, "ended_before": True})
+        if (from_job := at_end.of_run(self.plan, self.folder)) is not None:
+            self._save("report", from_job)
+        self._save("environment", {**describe(self.plan), "reproduce": self._reproduce})
+
+    def _heal(self) -> None:
+        self._stage("heal")
+        for life in reversed(self._lives):
+            life.roll_back()
+        rolled_back = (e.data for e in beside_steps(self.journal.snapshot()) if e.kind is Kind.ROLLED_BACK)
+        bad = [data for data in rolled_back if not data["verified"]]
+        self._unverified |= {rolled["fault"]: rolled["reason"] for rolled in bad}
+
+    def _stop_job(self) -> None:
+        self._stage("stop job")
+        self._job.stop(self.grace_s, self._is_hurried)
+        for owner in ("job", "launcher"):
+            self._take_back(owner, partial(self._reaper.heal, owner))
+
+    def _take_inventory(self) -> None:
+        root = self._checkpoints()
+        wanted = Need.INVENTORY in self.plan.collect or has_aborted(beside_steps(self.journal.snapshot()))
+        if root and wanted and not self._hurried:
+            from torchaos.harness.checkpoints import inventory  # the start of a job does not wait for it
+
+            self._stage("inventory")
+            seen = handled_paths(beside_steps(self.journal.snapshot()))
+            found = inventory.take(root, self.folder.root, given_up=self._is_hurried, seen=seen)
+            # The path of the run's own folder is replaced by {run}, so that paths in checkpoints are the same in each
+            # run.
+            named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.folder.job), "{run}")
+            self._save("inventory", {**found, "checkpoints": json.loads(named)})
+        self._stage("end")
+
+    def _give_disk_back(self) -> None:
+        """Unmounts the run's own disk, if there is one. This comes after the inventory, because the files are lost with
+        the disk."""
+        if self._disk is None:
+            return
+        unmount = partial(self._take_back, "checkpoints", partial(self._reaper.heal, "checkpoints"))
+        if lost := self._disk.give_back(unmount, keep=not self._hurried):
+            self.journal.emit(Kind.NOTE, {"text": lost})
+
+    def _release(self) -> None:
+        """The last stage: undoes everything that is still guarded, and ends the reaper. It first waits for faults that
+        are still being applied, because nothing could undo them after the reaper's end."""
+        if self._lives:
+            self._context.ended.set()
+        late = [life.fault.id for life in self._lives if not life.join(LATE_S)]
+        self._take_back("all", self._reaper.close)
+        for name in late:
+            self._tell([Healed(name, {}, False, "it was still being applied when the run was over")])
+
+    def _take_back(self, owner: str, heal: Callable[[], Sequence[Healed]]) -> None:
+        try:
+            self._tell(heal())
+        except UndoError as error:  # recorded like a failed undo, so that the exit code is 4 and the next stages run
+            self._tell([Healed(owner, {}, False, str(error))])
+
+    def _tell(self, healed: Sequence[Healed]) -> None:
+        for result in healed:
+            self.journal.emit(Kind.HEALED, asdict(result))
+        bad = {_owner(result): result.reason for result in healed if not result.verified}
+        good = {_owner(result) for result in healed} - bad.keys()
+        self._unverified = {who: why for who, why in (self._unverified | bad).items() if who not in good}
+
+    def _guard_resources(self, resources: Sequence[Handle], submission: int) -> None:
+        """Guards the things that a launcher is about to create. Raises UndoError; then nothing may be created."""
+        self._reaper.guard(f"launcher#{submission}", resources, owner="launcher", limit_s=self._limit_s)
+
+    def _world_size(self) -> int | None:
+        return next((rank.world_size for rank in self._job.ranks().values()), None)
+
+    def _is_hurried(self) -> bool:
+        return self._hurried
+
+    def _checkpoints(self) -> Path | None:
+        job = self.plan.job
+        parts = (part.replace("{run}", str(self.folder.job)) for part in (job.cwd, job.checkpoints or ""))
+        return Path(*parts) if job.checkpoints else None
+
+    def _stage(self, name: str) -> None:
+        self.journal.emit(Kind.STAGE, {"stage": name})
+
+    def _save(self, name: str, data: object) -> None:
+        write_atomically(self.folder.artifacts / f"{name}.json", json.dumps(data, indent=1), private=True)
+
+
+def _owner(healed: Healed) -> str:
+    """The owner of an undo record, from the record's name: "freeze" for "freeze#1.pages"."""
+    return healed.record.partition("#")[0]
+
+
+# Carries out runs one after the other, and can be stopped at any time, also between two runs.
+
+
+class Stoppable:
+    """Carries out one run after the other. `stop` and `hurry` may be called from a signal handler."""
+
+    def __init__(self) -> None:
+        self._current: Run | None = None
+        self._stopped = ""  # the reason
+        self._hurried = False
+        self.left: list[str] = []  # changes that could not be undone, one sentence each
+
+    def stop(self, reason: str) -> None:
+        """Ends the current run normally, and starts no other."""
+        self._stopped = reason
+        if self._current:
+            self._current.stop(reason)
+
+    def hurry(self, reason: str) -> None:
+        """Ends the current run like `stop`, but skips everything slow except the rollback."""
+        self._hurried = True
+        self.stop(reason)
+        if self._current:
+            self._current.hurry()
+
+    def _carry_out(self, run: Run) -> None:
+        self._current = run
+        if self._stopped:  # just before there was a run to stop
+            run.stop(self._stopped)
+        if self._hurried:
+            run.hurry()
+        try:
+            run()
+        finally:
+            self.left += run.left
+            self._current = None

@@ -1,0 +1,107 @@
+"""Makes the job from a plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from torchaos.harness import registry
+from torchaos.harness.host.native_libraries import nccl_net_environment, nvtx_environment
+from torchaos.harness.interfaces import FarLauncher, Handle, JobSpec, Launcher
+from torchaos.harness.monitoring.probes.job_log import JobLog
+from torchaos.harness.monitoring.probes.log_adapters import LIGHTNING, adapter_for
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.launchers.attach import Attached
+from torchaos.harness.running.launchers.command import job_env
+from torchaos.harness.running.launchers.job import RunningJob
+from torchaos.harness.running.launchers.local_job import Fronted, Job
+from torchaos.harness.running.launchers.remote_job import FarJob
+
+
+def job_for(
+    plan: Plan, folder: RunDir, run_id: str, journal: Journal,
+    guard: Callable[[Sequence[Handle], int], None] | None = None,
+) -> RunningJob:  # fmt: skip
+    """The job of the plan; it is not started yet. Raises UsageError if the log's format or the launcher is unknown, or
+    if there is no torchrun to attach to."""
+    job, adapter = plan.job, adapter_for(plan.job.log)
+    watchdogs = [assertion.params["pattern"] for assertion in plan.asserts if assertion.params.get("pattern")]
+    if job.attach_pid is not None:
+        return Attached(
+            job.attach_pid, journal, log=_log_file(job, folder), log_adapter=adapter, watchdogs=watchdogs,
+            metrics=_metrics(job, folder),
+        )  # fmt: skip
+
+    launcher: Launcher = registry.find("launchers", plan.launcher)()
+    if job.endpoints:
+        proxied = {
+            fault.params["endpoint"] for fault in plan.faults
+            if registry.find("injectors", fault.inject).hits == "endpoints"
+        }  # fmt: skip
+        launcher = Fronted(launcher, job.endpoints, proxied, folder.root / "proxy")
+
+    spec_for = partial(_spec, plan, folder, run_id)
+    if launcher.on_nodes:
+        return FarJob(
+            spec_for, cast(FarLauncher, launcher), journal, folder.root, faults=plan.faults,
+            resubmit_times=job.resubmit_times, resubmit_delay_s=job.resubmit_delay_s, guard=guard,
+            log_of=partial(JobLog, journal, adapter, watchdogs) if job.attached else None,
+        )  # fmt: skip
+
+    return Job(
+        spec_for, launcher, journal, resubmit_times=job.resubmit_times,
+        resubmit_delay_s=job.resubmit_delay_s, log_adapter=adapter, watchdogs=watchdogs, metrics=_metrics(job, folder),
+        guard=guard,
+    )  # fmt: skip
+
+
+def check_cluster(plan: Plan, folder: RunDir) -> None:
+    """Asks whether the cluster can run the job, and the user has the rights that its faults need, before anything is
+    made. `folder` has the plan. Raises UsageError if not, and ChaosError if the cluster does not answer."""
+    launcher = registry.find("launchers", plan.launcher)
+    if launcher.on_nodes and plan.job.attach_pid is None:
+        launcher().resources(_spec(plan, folder, folder.root.name, 0))
+
+
+def _spec(plan: Plan, folder: RunDir, run_id: str, submission: int) -> JobSpec:
+    job = plan.job
+    argv = tuple(_filled(part, folder) for part in job.command)
+    extra = {name: _filled(value, folder) for name, value in job.env.items()}
+    if "nvtx" in plan.needs:
+        extra |= nvtx_environment(folder.pages.parent / "nvtx")
+    if "nccl_net" in plan.needs:
+        extra |= nccl_net_environment(folder.pages.parent / "nccl_net")
+    env, own_env = (
+        job_env(base, run_id=run_id, agent_plan=folder.agent_plan, extra=extra)
+        for base in (os.environ, dict[str, str]())
+    )
+    checkpoints = Path(_filled(job.cwd, folder)) / _filled(job.checkpoints, folder) if job.checkpoints else None
+    return JobSpec(
+        argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission, job.nodes,
+        own_env, checkpoints, job.container, job.replicas, job.world_size // job.replicas,
+        job.busy_nodes, job.hosts, job.timeout_s, job.pods, job.slurm,
+    )  # fmt: skip
+
+
+def _filled(text: str, folder: RunDir) -> str:
+    return text.replace("{run}", str(folder.job))
+
+
+def _log_file(job: PlannedJob, folder: RunDir) -> Path | None:
+    """The file with the output of a job that torchaos is attached to. None for Lightning, where the path in the
+    scenario is that of metrics.csv."""
+    log = job.log or {}
+    return Path(_filled(str(log["path"]), folder)) if log.get("path") and log.get("format") != LIGHTNING else None
+
+
+def _metrics(job: PlannedJob, folder: RunDir) -> Path | None:
+    """The path of Lightning's metrics.csv, which may not exist yet: the given path, or the working directory."""
+    log = job.log or {}
+    if log.get("format") != LIGHTNING:
+        return None
+    return Path(_filled(job.cwd, folder)) / _filled(str(log.get("path") or "lightning_logs"), folder)

@@ -1,0 +1,286 @@
+"""The life of a job on this machine over its submissions: output, ranks, exit, new submissions, and end; with proxies
+in front of its endpoints if the plan needs them."""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.proxy import Endpoint, mark_of_server, start_toxiproxy
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, Node
+from torchaos.harness.monitoring.probes.job_log import JobLog, MetricsFile
+from torchaos.harness.monitoring.probes.log_adapters import Adapter
+from torchaos.harness.monitoring.probes.rank_probe import Sampling
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.events.merged import beside_steps
+from torchaos.harness.rollback.handles import JobProcesses
+from torchaos.harness.running.launchers.command import LiveNode, NodeRun, start
+from torchaos.harness.running.launchers.job import SubmittedJob
+from torchaos.harness.scenario.values import ENDPOINT
+
+# Wraps a launcher, and puts proxies in front of the job's endpoints.
+
+RENDEZVOUS = "rendezvous"
+_RENDEZVOUS_ENV = "PET_RDZV_ENDPOINT"
+
+
+@dataclass(frozen=True)
+class FrontedNode:
+    """A node that replaces `{endpoint.NAME}` in the command and the environment by the address that the job must
+    use."""
+
+    inner: Node
+    env: Mapping[str, str]
+    addresses: Mapping[str, str]  # by name
+
+    @property
+    def index(self) -> int:
+        return self.inner.index
+
+    @property
+    def link(self) -> Link | None:
+        return self.inner.link
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        return self.inner.argv([filled(word, self.addresses) for word in command])
+
+    def host_pid(self, pid: int) -> int | None:
+        return self.inner.host_pid(pid)
+
+
+class Fronted(Launcher):
+    """A launcher with proxies. `upstreams`: the job's endpoints by name. `proxied`: the endpoints that get a proxy
+    because a fault hits them. The job uses the others directly."""
+
+    name: ClassVar[str]  # empty, because no scenario names it
+
+    def __init__(self, inner: Launcher, upstreams: Mapping[str, str], proxied: set[str], folder: Path) -> None:
+        self._inner, self._upstreams, self._folder = inner, upstreams, folder
+        self._proxied = {name: upstreams[name] for name in sorted(proxied)}
+        self.endpoints: dict[str, Endpoint] = {}
+
+    def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        servers = [JobProcesses(mark_of_server(spec.env[ENV_RUN_ID]))] if self._proxied else []
+        return [*self._inner.resources(spec), *servers]
+
+    def create(self, spec: JobSpec) -> Sequence[Node]:
+        """Creates the nodes, and starts one server for all submissions. Raises ChaosError."""
+        nodes = self._inner.create(spec)
+        lives = self.endpoints and all(endpoint.api.alive() for endpoint in self.endpoints.values())
+        if self._proxied and not lives:
+            self.endpoints = start_toxiproxy(self._proxied, spec.env[ENV_RUN_ID], self._folder, nodes[0].link)
+        return [self._fronted(node, spec) for node in nodes]
+
+    def _fronted(self, node: Node, spec: JobSpec) -> FrontedNode:
+        addresses = {**self._upstreams, **{name: endpoint.listen for name, endpoint in self.endpoints.items()}}
+        if node.index == 0 and RENDEZVOUS in addresses:  # the first node serves the rendezvous itself
+            addresses[RENDEZVOUS] = self._upstreams[RENDEZVOUS]
+        env = {**{name: value for name, value in spec.env.items() if ENDPOINT in value}, **node.env}
+        if RENDEZVOUS in addresses and env.get(_RENDEZVOUS_ENV) == self._upstreams[RENDEZVOUS]:
+            env[_RENDEZVOUS_ENV] = addresses[RENDEZVOUS]
+        return FrontedNode(node, {name: filled(value, addresses) for name, value in env.items()}, addresses)
+
+
+def filled(text: str, addresses: Mapping[str, str]) -> str:
+    for name, address in addresses.items():
+        text = text.replace(f"{{{ENDPOINT}{name}}}", address)
+    return text
+
+
+# The life of a job on this machine over its submissions: output, ranks, exit, new submissions, and end.
+
+_DRAIN_S = 1.0  # the last lines of the output come after the exit
+_LOOK_S = 0.05  # seconds between checks whether a node's command was started again
+
+
+class Job(SubmittedJob):
+    """A job whose processes are on this machine. The methods may be called from any thread."""
+
+    def __init__(
+        self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
+        resubmit_times: int = 0, resubmit_delay_s: float = 0.0, log_adapter: Adapter | None = None,
+        watchdogs: Sequence[str] = (), metrics: Path | None = None,
+        guard: Callable[[Sequence[Handle], int], None] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            spec_for, launcher, journal, resubmit_times=resubmit_times, resubmit_delay_s=resubmit_delay_s, guard=guard
+        )  # fmt: skip
+        self._new_log = partial(JobLog, journal, log_adapter, watchdogs)
+        self._logs: dict[int, JobLog] = {0: self._new_log()}  # by node
+        self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._logs[0].emit)
+        self._runs: dict[int, NodeRun] = {}  # the nodes of this submission that were started, by index
+        self._exited_s = 0.0  # when the last command ended, CLOCK_MONOTONIC
+        journal.listen(self._note_attempt)
+
+    def start(self) -> None:
+        self._watch.start()
+        try:
+            super().start()
+        except ChaosError:
+            self._watch.stop()
+            raise
+        self._sampling.start()
+
+    def nodes(self) -> list[LiveNode]:
+        with self._lock:
+            nodes = list(self._nodes)
+        return [LiveNode(node, self._run_id, self.members, self._start_again, self._keep_place) for node in nodes]
+
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        return self._launcher.endpoints if isinstance(self._launcher, Fronted) else {}
+
+    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
+        with self._lock:
+            self._ending.set()
+        started = self._thread.ident is not None
+        if started and not self._done.is_set() and grace_s > 0:
+            self._ask_to_end()
+            end_s = time.monotonic() + grace_s
+            while time.monotonic() < end_s and not hurried() and not self._done.wait(_LOOK_S):
+                pass
+        left = processes.end(self.members)
+        if left:
+            text = f"processes of the job could not be ended: {', '.join(map(str, left))}"
+            self._journal.emit(Kind.NOTE, {"text": text})
+        if started and not left:
+            self._thread.join()
+            self._drain()
+        self._sampling.stop()
+        self._watch.stop()
+        self._done.set()
+        return left
+
+    def _ask_to_end(self) -> None:
+        """Sends SIGTERM to the commands that were started, which pass it on. Sends SIGCONT to all processes, because a
+        stopped process can't act on SIGTERM."""
+        members, heads = self.members(), {run.command.pid for run in list(self._runs.values())}
+        for pid, ticks in members.items():
+            for number in (signal.SIGTERM, signal.SIGCONT) if pid in heads else (signal.SIGCONT,):
+                with suppress(OSError):
+                    processes.send({pid: ticks}, number)
+
+    def _start_nodes(self, spec: JobSpec) -> None:
+        self._runs = {}
+        for node in self._nodes[: spec.busy_nodes or None]:
+            self._start(node, spec, self._base)
+        first = next(iter(self._runs.values()))
+        data = {"submission": self._submission, "pid": first.command.pid, "node": first.node.index}
+        self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
+
+    def _start_spares(self) -> None:
+        """Starts the standby nodes when all ranks are up, or when a node has ended before that. A standby node that
+        starts earlier could take the place of another node."""
+        spares = [node for node in self._nodes if node.index not in self._runs]
+        if not spares or not (self._all_up() or any(run.code is not None for run in self._runs.values())):
+            return
+        with self._lock:
+            if not self._ending.is_set() and not all(run.over for run in self._runs.values()):
+                for node in spares:
+                    self._start(node, self._spec_for(self._submission), self._base)
+
+    def _all_up(self) -> bool:
+        ranks = self._watch.ranks()
+        return any(len(ranks) >= rank.world_size and rank.attempt >= self._base for rank in ranks.values())
+
+    def _start(self, node: Node, spec: JobSpec, base: int) -> None:
+        several = len(self._nodes) > 1
+        log = self._logs.setdefault(node.index, self._new_log())
+        log.by_round, log.host_pid = several and spec.replicas == 1, node.host_pid
+        if spec.replicas > 1:
+            log.replica, log.first_rank = node.index, node.index * spec.replica_ranks
+        run = start(node, spec, base, log)
+        self._runs[node.index] = run
+        self._watch.add_root(run.command.pid)
+        if several:
+            data = {"submission": self._submission, "node": node.index, "pid": run.command.pid}
+            self._journal.emit(Kind.NODE_STARTED, data, attempt=base)
+
+    def _start_again(self, index: int) -> int:
+        if index not in self._runs:
+            raise ChaosError(f"node {index} can't be started again: it is spare, and was not started yet")
+        run, end_s = self._runs[index], time.monotonic() + _DRAIN_S
+        pid = run.command.pid
+        while run.code is None and not processes.is_alive(pid, processes.ticks_of(pid)) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)  # the command has just ended, and its exit was not noted yet
+        with self._lock:
+            run = self._runs[index]
+            run.expected = False
+            if self._ending.is_set() or self._done.is_set() or run.code is None:
+                raise ChaosError(f"node {index} can't be started again: the job is over, or the node is still there")
+            # A node that keeps the rendezvous begins a new rendezvous. Any other node joins the present one.
+            base = self._next_attempt() if index == 0 else self._base
+            self._start(run.node, self._spec_for(self._submission), base)
+            return self._runs[index].command.pid
+
+    def _keep_place(self, index: int) -> None:
+        if index in self._runs:
+            self._runs[index].expected = True
+
+    def _await_exit(self) -> int:
+        """Waits for the end of the submission, and returns its exit code. With several nodes: the first exit code that
+        is not 0, among the nodes that were in the job to the end. A node that left while the other nodes continued does
+        not count. With replicas, each replica counts."""
+        while not all(run.over for run in list(self._runs.values())):
+            if self._ending.is_set():
+                for run in self._runs.values():
+                    run.expected = False
+            self._take_exits([run for run in list(self._runs.values()) if run.code is None])
+            self._start_spares()
+        last = self._nodes_of_last_attempt() if self._spec_for(self._submission).replicas == 1 else set()
+        codes = [run.code or 0 for index, run in self._runs.items() if not last or index in last]
+        code = next((code for code in codes if code != 0), 0)
+        pid = next(iter(self._runs.values())).command.pid
+        data = {"submission": self._submission, "pid": pid, "exit_code": code}
+        self._journal.emit(Kind.JOB_EXITED, data, mono_s=self._exited_s)
+        return code
+
+    def _take_exits(self, running: Sequence[NodeRun]) -> None:
+        poll = select.poll()
+        by_pidfd = {run.command.pidfd: run for run in running}
+        for pidfd in by_pidfd:
+            poll.register(pidfd, select.POLLIN)
+        for pidfd, _events in poll.poll(None if running and len(self._nodes) == 1 else _LOOK_S * 1000):
+            self._exited_s, run = time.monotonic(), by_pidfd[pidfd]
+            run.code = run.command.wait()
+            if len(self._nodes) > 1:
+                data = {"submission": self._submission, "node": run.node.index, "pid": run.command.pid}
+                self._journal.emit(Kind.NODE_EXITED, {**data, "exit_code": run.code}, mono_s=self._exited_s)
+
+    def _nodes_of_last_attempt(self) -> set[int]:
+        ups = [event for event in beside_steps(self._journal.snapshot()) if event.kind is Kind.RANK_UP]
+        last = max((event.attempt or 0 for event in ups), default=0)
+        return {event.data["node"] for event in ups if event.attempt == last and last >= self._base}
+
+    def _note_attempt(self, event: Event) -> None:
+        if event.kind is Kind.ELASTIC_RENDEZVOUS and "round" in event.data and event.data["node"] in self._logs:
+            self._logs[event.data["node"]].in_round(event.data["round"])
+        if event.kind is Kind.TORCHRUN and event.attempt is not None:
+            self._logs[0].begin_again(event.attempt)
+
+    def _drain(self) -> None:
+        for run in list(self._runs.values()):
+            run.command.drain(_DRAIN_S)
+
+    def _put_away(self, again: bool) -> None:
+        """Before another submission: ends the processes that are left, as a scheduler does. Reads the last output."""
+        leftover = self.members() if again else {}
+        if leftover:
+            text = f"{len(leftover)} processes outlived submission {self._submission}; they were ended before the next"
+            self._journal.emit(Kind.NOTE, {"text": text})
+            processes.end(self.members)
+        self._drain()
+
+    def members(self) -> dict[int, int]:
+        """Every living process of the job: start times (clock ticks since boot) by pid."""
+        living = {pid: ticks for pid, ticks in self._watch.members().items() if processes.is_alive(pid, ticks)}
+        return {**living, **processes.family(self._run_id)}

@@ -1,0 +1,290 @@
+"""A job whose nodes are other machines. The agents of the nodes observe its processes and apply its faults. This
+process follows the commands that started the job, and collects the agents' events."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Mapping, NoReturn
+
+from torchaos.harness import registry
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.host import disk, processes
+from torchaos.harness.interfaces import ChaosError, FarLauncher, Handle, JobSpec, Node, RankProcess
+from torchaos.harness.monitoring.probes.job_log import JobLog
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.events.merged import beside_steps
+from torchaos.harness.record.events.node_clocks import NodePid
+from torchaos.harness.record.plan import PlannedFault
+from torchaos.harness.running.launchers.command import Command, LiveNode
+from torchaos.harness.running.launchers.compatibility import is_controllers
+from torchaos.harness.running.launchers.job import SubmittedJob
+from torchaos.harness.running.launchers.node_channel import Handler, Line, mark_of
+from torchaos.harness.running.launchers.node_run_dir import base_file
+from torchaos.harness.running.launchers.remote_faults import FarFaults
+
+TORCHAOS = (sys.executable, "-m", "torchaos.harness")
+_BYE_S = 20.0  # seconds to wait for the last messages of an agent that does not answer
+_RECOVER_S = 60.0
+_GONE_S = 2.0  # seconds between looks whether a node is gone
+_LOOK_S = 0.05
+
+
+class FarJob(SubmittedJob):
+    """A job whose nodes are other machines. `faults`: those of the plan. `log_of`: given if torchaos attaches to a job
+    that runs already; it makes the reader of a node's output. The methods may be called from any thread."""
+
+    _launcher: FarLauncher
+
+    def __init__(
+        self, spec_for: Callable[[int], JobSpec], launcher: FarLauncher, journal: Journal, run_dir: Path, *,
+        faults: Sequence[PlannedFault] = (), resubmit_times: int = 0, resubmit_delay_s: float = 0.0,
+        guard: Callable[[Sequence[Handle], int], None] | None = None, log_of: Callable[[], JobLog] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            spec_for, launcher, journal, resubmit_times=resubmit_times, resubmit_delay_s=resubmit_delay_s, guard=guard
+        )  # fmt: skip
+        self._run_dir = run_dir
+        self._log_of = log_of
+        self._logs: list[JobLog] = []  # of the nodes, if torchaos attached
+        self.faults = FarFaults({fault.id: fault for fault in faults}, lambda: self._lines, self.ranks)
+        self._ranks: dict[int, RankProcess] = {}
+        self._lines: list[Line] = []
+        self._commands: list[Command] = []
+        self._trouble = ""
+        self._taken: set[int] = set()  # nodes of this submission that a fault of this process ends
+        self._ranks_lock = threading.Lock()
+        journal.listen(self._note)
+
+    @property
+    def trouble(self) -> str:
+        return self._trouble
+
+    def ranks(self) -> dict[int, RankProcess]:
+        with self._ranks_lock:
+            return dict(self._ranks)
+
+    def applies(self, fault: PlannedFault) -> bool:
+        """Whether this process applies the fault, and not the agent of a node."""
+        return is_controllers(registry.find("injectors", fault.inject), self._launcher.name)
+
+    def _is_ours(self, fault: str) -> bool:
+        return fault in self.faults.planned and self.applies(self.faults.planned[fault])
+
+    def nodes(self) -> list[LiveNode]:
+        """The nodes. Their processes are known to their agents alone."""
+        return [LiveNode(node, self._run_id, dict, self._no_return, self._no_return) for node in self._nodes]
+
+    def _no_return(self, index: int) -> NoReturn:
+        raise ChaosError(f"node {index} is another machine, and its command can't be started again from here")
+
+    def agents(self, nodes: Sequence[int] = ()) -> list[Any]:
+        raise ChaosError("the processes of other machines are known to their agents alone")
+
+    def members(self) -> dict[int, int]:
+        """The processes on this machine: the commands that started the job, and what they started."""
+        return processes.family(self._run_id)
+
+    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
+        self._launcher.give_up()
+        with self._lock:
+            self._ending.set()
+        started = self._thread.ident is not None
+        if started and not self._done.is_set() and not self._attached:
+            for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, grace_s)):
+                for line in self._lines:
+                    line.tell("signal", number=int(number))
+                end_s = time.monotonic() + wait_s
+                while time.monotonic() < end_s and not hurried() and not self._done.wait(_LOOK_S):
+                    pass
+        for line in self._lines:
+            line.close()
+        with self.faults.mending:
+            left = processes.end(self.members)
+        if started and not left:
+            self._thread.join()
+        self._done.set()
+        return left
+
+    @property
+    def _attached(self) -> bool:
+        return self._log_of is not None
+
+    def _line(self, node: int) -> Line:
+        return next(line for line in self._lines if line.node == node)
+
+    def _start_nodes(self, spec: JobSpec) -> None:
+        # Without this file, the nodes would take the number of the attempt from the events that they see.
+        disk.write_atomically(base_file(self._run_dir, self._submission), str(self._base))
+        wrapper = [*TORCHAOS, "exec", "--run", str(self._run_dir), "--served", str(self._submission)]
+        commands = self._launcher.commands(spec, self._nodes, wrapper)
+        self._logs = [self._log_for(node) for node in self._nodes] if self._attached else []
+        readers = [log.line for log in self._logs] or [_ignore] * len(commands)
+        cwd = spec.cwd if spec.cwd.is_dir() else self._run_dir  # that of pods may not be here
+        self._commands = [
+            Command(argv, cwd, spec.env, spec.log.with_name(f"launch-{self._submission}.{number}.log"), reader)
+            for number, (argv, reader) in enumerate(zip(commands, readers, strict=True))
+        ]
+        on = Handler(self._up, self._journal.take, self._lost, self._lapsed)
+        keep = None if self._launcher.shares_folder else self._run_dir
+        self._taken.clear()
+        self.faults.submitted_again()
+        self._lines = [
+            Line(node.index, node.argv([*TORCHAOS, "node", "--join", self._mark(node.index)]), on, keep)
+            for node in self._nodes
+        ]
+        data = {"submission": self._submission, "pid": self._commands[0].pid, "node": 0}
+        attached = {"attached": True} if self._attached else {}
+        self._journal.emit(Kind.JOB_STARTED, {**data, **attached}, attempt=self._base)
+        for line in self._lines:
+            line.start()
+
+    def _log_for(self, node: Node) -> JobLog:
+        assert self._log_of is not None
+        log = self._log_of()
+        log.host_pid = partial(NodePid.of, node.index)
+        return log
+
+    def _mark(self, node: int) -> str:
+        return mark_of(self._run_id, node, self._submission)
+
+    def _await_exit(self) -> int | None:
+        codes = self._codes_of_attached() if self._attached else [command.wait() for command in self._commands]
+        at_s = time.monotonic()
+        self._await_last_words()
+        code = self._code(codes)
+        data = {"submission": self._submission, "pid": self._commands[0].pid, "exit_code": code}
+        self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
+        return code
+
+    def _codes_of_attached(self) -> list[int | None]:
+        """Waits until each node's agent has said its last words, or its container is over. The exit code is not known
+        from here, because a container may go on after the job."""
+        pairs = list(zip(self._lines, self._commands, strict=True))
+        while not all(line.left.is_set() or command.over for line, command in pairs):
+            time.sleep(_LOOK_S)
+        return [None]
+
+    def _await_last_words(self) -> None:
+        """Waits for the last messages of the agents. An agent that answers goes on with its part of the job, although
+        the command that started it is dead. The loss of an agent is dealt with before another submission has agents on
+        the same nodes."""
+        end = time.monotonic() + _BYE_S
+        for line in self._lines:
+            look_s = time.monotonic() + _GONE_S
+            while not line.left.wait(_LOOK_S) and time.monotonic() < end:
+                if line.alive:
+                    end = time.monotonic() + _BYE_S
+                if time.monotonic() > look_s and not line.connected:
+                    if self._launcher.gone(self._reach(line.node)):
+                        break  # so nobody can say more
+                    look_s = time.monotonic() + _GONE_S
+        for line in [line for line in self._lines if not line.left.is_set()]:
+            line.left.set()
+            self._lost(line.node, "its agent ended without a word")
+        for line in self._lines:
+            line.close()
+            line.await_end(_RECOVER_S)
+
+    def _reach(self, node: int) -> Node:
+        return next(each for each in self._nodes if each.index == node)
+
+    def _code(self, codes: Sequence[int | None]) -> int | None:
+        """The exit code of the submission: the first that is not 0, among the nodes that were in the job to the end. A
+        node that left while the other nodes continued does not count. `codes`: those of the launcher's commands, which
+        decide if the agents reported no exit codes."""
+        events = beside_steps(self._journal.snapshot())
+        ups = [event for event in events if event.kind is Kind.RANK_UP]
+        last = max((event.attempt or 0 for event in ups), default=0)
+        nodes = {event.data["node"] for event in ups if event.attempt == last}
+        if self._attached:  # attempts are counted on each node, and a rank may have ended before it was seen
+            nodes = {node.index for node in self._nodes}
+        exits = {
+            event.data["node"]: event.data["exit_code"] for event in events
+            if event.kind is Kind.NODE_EXITED and event.data["submission"] == self._submission
+        }  # fmt: skip
+        if not nodes or nodes - exits.keys():
+            return next((code for code in codes if code != 0), 0)
+        return next((exits[node] for node in sorted(nodes) if exits[node] != 0), 0)
+
+    def _up(self, node: int, hello: Mapping[str, Any]) -> None:
+        """Handles an agent that has connected, for the first time or again: checks its node, and sends it the state of
+        all faults."""
+        if hello["lapsed"]:
+            self._lapsed(node, str(hello["lapsed"]))
+        if hello["trouble"] and self.faults.planned:
+            self._give_up(f"on node {node} nothing can be injected: {hello['trouble']}")
+        if hello["missing"] and self.faults.planned:
+            self._give_up(f"node {node} lacks {', '.join(hello['missing'])}; see torchaos doctor there")
+        self.faults.tell_all(self._line(node))
+
+    def _lapsed(self, node: int, why: str) -> None:
+        if node not in self._taken:
+            self._give_up(f"the agent of node {node} undid everything by itself: {why}")
+
+    def _lost(self, node: int, why: str) -> None:
+        """Handles the loss of a node's agent. Its reaper undoes its changes; if the reaper is dead too, another process
+        on the node does."""
+        if self._ending.is_set():
+            return
+        ended = self._launcher.exit_code(self._reach(node)) if self._attached else None
+        if ended is not None:  # the agent ended with the container of the job
+            data = {"submission": self._submission, "node": node, "pid": 0, "exit_code": ended}
+            self._journal.emit(Kind.NODE_EXITED, data)
+        with self.faults.mending:
+            if node not in self._taken and ended is None:
+                self._give_up(f"node {node} was lost: {why}")
+            self._mend(node)
+
+    def _mend(self, node: int) -> None:
+        reach = self._reach(node)
+        argv = reach.argv([*TORCHAOS, "node", "--recover", self._mark(node)])
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RECOVER_S, check=False
+            )  # fmt: skip
+            fine = done.returncode == 0 or self._launcher.gone(reach)
+            wrong = "" if fine else (done.stdout + done.stderr).strip()[-300:] or "nobody can say"
+        except (OSError, subprocess.TimeoutExpired) as error:
+            wrong = str(error)
+        said = f"node {node} after the loss of its agent: {wrong or 'what it held is undone'}"
+        with suppress(ChaosError):
+            self._journal.emit(Kind.NOTE, {"text": said})
+            for fault in self.faults.begun_on(node):
+                data = {"fault": fault, "verified": not wrong, "reason": wrong and said}
+                self._journal.emit(Kind.ROLLED_BACK, data)
+
+    def _give_up(self, why: str) -> None:
+        self._trouble = self._trouble or why
+
+    def _note(self, event: Event) -> None:
+        """Keeps `ranks` up to date. The journal calls it for each event of all nodes."""
+        if event.kind is Kind.RANK_UP and event.rank is not None:
+            data, attempt = event.data, event.attempt or 0
+            rank = RankProcess(
+                event.rank, data["local_rank"] or 0, data["node"] or 0, data["pid"], data["start_ticks"] or 0, attempt,
+                data["world_size"] or 0, data.get("gpu"),
+            )  # fmt: skip
+            with self._ranks_lock:
+                self._ranks[event.rank] = rank
+            for log in self._logs:  # torchrun reports a restart only at log level INFO, which may be off
+                log.in_round(attempt)
+        elif event.kind is Kind.RANK_EXITED and event.rank is not None:
+            with self._ranks_lock:
+                if (known := self._ranks.get(event.rank)) and known.pid == event.data["pid"]:
+                    del self._ranks[event.rank]
+        elif event.kind is Kind.APPLYING and self._is_ours(event.data["fault"]):
+            self._taken.add(event.data["node"])
+        else:
+            self.faults.note(event)
+
+
+def _ignore(text: str, mono_s: float) -> None:
+    """Drops the output of the launcher's commands: the agents read the output of their nodes."""

@@ -1,0 +1,107 @@
+"""The life of a node's agent, from its folder on the node to the removal of that folder, and the signals that it passes
+on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.rollback.reaper_client import UndoError
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.launchers.compatibility import needs_of_controller
+from torchaos.harness.running.nodes import node_folder
+from torchaos.harness.running.nodes.node_agent import Agent
+from torchaos.harness.running.nodes.node_faults import NodeFaults, NodePart
+from torchaos.harness.running.nodes.node_folder import make_place, remove_place, socket_of
+
+# Passes signals from a scheduler on to a command, from before its start until after its end.
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Relay:
+    """A context manager for the main thread. A signal that comes before the command exists is passed on later. A signal
+    after the command's end reaches no process, because it is sent through a pidfd and not to a pid."""
+
+    def __init__(self) -> None:
+        self.on_signal: Callable[[], None] = lambda: None  # called before a signal is passed on; must be quick
+        self._pidfd: int | None = None
+        self._waiting: list[int] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Relay:
+        for number in _PASSED_ON:
+            self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+
+    def to(self, pidfd: int) -> None:
+        """Sends signals to this process from now on. The caller closes its own descriptor."""
+        self._pidfd = os.dup(pidfd)
+        for number in self._waiting:
+            self.send(number)
+
+    def send(self, number: int) -> None:
+        if self._pidfd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self.on_signal()
+        if self._pidfd is None:
+            self._waiting.append(number)
+        else:
+            self.send(number)
+
+
+# The life of a node's agent: from its folder on the node to the removal of that folder.
+
+# What a capability is in a pod, which makes no namespaces: its own network may be changed.
+_IN_A_POD = {"links": "own_network", "shaper": "tc"}
+_MEET_S = 60.0  # seconds to wait for the controller; without it, an early fault would come too late
+
+
+@contextmanager
+def serving(
+    folder: RunDir, mark: str, node: int, part: NodePart, journal: Journal, relay: Relay
+) -> Iterator[tuple[Agent, NodeFaults | None]]:
+    """A context manager in which this process is the agent of its node. It begins when a controller has connected. The
+    faults are None if nothing can be injected here. At the end everything is undone, and the node's folder is removed
+    if that is verified."""
+    place = make_place(mark)
+    plan, faults, trouble = Plan.read(folder.plan), None, node_folder.undo_for_the_dead(journal)
+    try:
+        faults = NodeFaults(plan, folder, place, mark, node, part, journal)
+    except UndoError as error:  # the job runs, and the controller ends the run
+        trouble = str(error)
+    needs = set(plan.needs) - needs_of_controller(plan.launcher, (fault.inject for fault in plan.faults))
+    if part.links:
+        needs = {_IN_A_POD.get(name, name) for name in needs}
+    findings = [capabilities.check(name) for name in sorted(needs)]
+    missing = [f"{found.name} ({found.remedy})" for found in findings if not found.present]
+    agent = Agent(
+        socket_of(mark), node, journal, faults, relay.send, folder=folder.root, missing=missing, trouble=trouble
+    )  # fmt: skip
+    relay.on_signal = agent.take_back
+    agent.await_controller(_MEET_S)
+    try:
+        yield agent, faults
+    finally:
+        clean = agent.settle()
+        part.stop()
+        agent.close()
+        if clean:
+            remove_place(mark)

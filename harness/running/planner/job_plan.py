@@ -1,0 +1,328 @@
+"""Plans the job of a scenario: its command line, its numbers of ranks and nodes, and the folder of its checkpoints.
+Refuses command lines that were copied from a script, and features that are not available on other machines."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from torchaos.harness import registry
+from torchaos.harness.agent.agent_plan import Moment
+from torchaos.harness.fault_drivers.storage.disk_fill import memory_left
+from torchaos.harness.host.native_libraries import NVML
+from torchaos.harness.interfaces import Need, UsageError
+from torchaos.harness.record.environment import job_python, ranks_per_node, resolve_program
+from torchaos.harness.record.plan import PlannedFault, PlannedJob
+from torchaos.harness.running.launchers.compatibility import is_controllers
+from torchaos.harness.running.launchers.pod_manifest import Manifest
+from torchaos.harness.running.launchers.torchrun_line import (
+    container_in,
+    most_nodes,
+    options_of,
+    ranks_in_words,
+    script_of,
+    world_of,
+)
+from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.job_grammar import Job
+from torchaos.harness.scenario.job_override import COMMAND_LINE
+from torchaos.harness.scenario.values import fill, size_in_words
+from torchaos.harness.scenario.yaml_source import read
+
+# Refuses scenarios that use features which are not available on other machines.
+
+_NOT_SEEN = {
+    Need.HANGS: "an assertion asks for the culprits of a hang, which are looked for on one machine only",
+    Need.LEFTOVERS: "an assertion asks for what the job left behind, which is looked for on one machine only",
+}
+
+
+def check_far(
+    launcher: str, job: PlannedJob, faults: Sequence[PlannedFault], collect: Collection[Need], file: Path
+) -> None:  # fmt: skip
+    """Raises UsageError if the scenario uses a feature that works only on the machine of `torchaos run`. The
+    capabilities that faults need are checked on each node itself."""
+    wrong = next((why for need, why in _NOT_SEEN.items() if need in collect), None)
+    if job.checkpoints_size:
+        wrong = "job.checkpoints.size makes a disk on this machine"
+    for fault in faults:
+        found = registry.find("injectors", fault.inject)
+        if is_controllers(found, launcher) and isinstance(fault.trigger, Moment):
+            why = "the cluster does it, and no rank waits for that; write time or after, and no step"
+            raise UsageError(f"{file}: fault {fault.id}: {why}")
+        nodes = fault.target.nodes or {rank // job.per_node for rank in fault.target.ranks}
+        if getattr(found, "whole_job", False) and len(fault.target.nodes) < job.nodes:
+            every = ", ".join(map(str, range(job.nodes)))
+            raise UsageError(f"{file}: fault {fault.id}: it hits the whole job; write target: {{nodes: [{every}]}}")
+        if getattr(found, "batch", False) and job.slurm.get("submit") != "batch":
+            raise UsageError(f"{file}: fault {fault.id}: only a batch job has it; write job.slurm: {{submit: batch}}")
+        outside = fault.where == "node" and found.hits != "files"
+        if outside and isinstance(fault.trigger, Moment) and len(nodes) > 1:
+            wrong = f"fault {fault.id} hits several nodes at the moment of one rank; write a fault for each node"
+    if wrong:
+        raise UsageError(f"{file}: launcher: {launcher}: {wrong}; leave it out, or write launcher: local or netns")
+
+
+# Finds in a command line what was copied from a script: variables that no shell fills in here, programs that start the
+# ranks on other machines, and torchrun's options that differ from node to node.
+#
+# Output: problems as clauses, each with what to do. A job with an error can't start; a job with a warning may not be
+# the one that is meant.
+
+_VARIABLE = re.compile(r"\$(\w+|\{\w+[^}]*\}|\(.*)|`.*")
+_STARTS = ("srun", "mpirun", "mpiexec", "prun", "ibrun", "jsrun")  # start ranks where torchaos does not see them
+_SUBMITS = ("sbatch", "bsub", "qsub")  # come back before the job begins
+_OF_A_NODE = ("node-rank", "master-addr", "master-port", "rdzv-endpoint")
+
+
+def errors_in(command: Sequence[str], env: Mapping[str, str], launcher: str, nodes: int) -> Iterator[str]:
+    """Why the job can't start. `nodes`: how many the launcher makes. `env`: the complete environment."""
+    program = command[0].rpartition("/")[2]
+    sets = registry.find("launchers", launcher).sets_rendezvous
+    if program in _SUBMITS:
+        yield f"{program} only submits the job; `torchaos init -- {program} SCRIPT` reads the script"
+    if program in _STARTS and sets:
+        yield f"launcher: {launcher} itself starts the command on each node; leave {program} and its options out"
+    for option, value in options_of(command):
+        if found := _VARIABLE.search(value):
+            remedy = "leave it out, the launcher sets it" if sets and _is_given(option) else "write the value"
+            yield f"no shell reads the command, so --{option} is the text {found[0]}; {remedy}"
+    if not sets:
+        return
+    asked = world_of(command, env)[1] if "nnodes" in dict(options_of(command)) else None
+    if asked and asked > nodes:
+        instead = f"write --nnodes {nodes}, or job.nodes: {asked}"
+        yield f"torchrun waits for {asked} nodes (--nnodes), and the job has {nodes}; {instead}"
+    if nodes > 1 and "standalone" in dict(options_of(command)):
+        yield "with --standalone, the torchrun of each node runs a job of its own; leave it out"
+
+
+def warnings_in(command: Sequence[str], launcher: str) -> Iterator[str]:
+    """What the job probably does not do as it is meant."""
+    program = command[0].rpartition("/")[2]
+    sets, options = registry.find("launchers", launcher).sets_rendezvous, dict(options_of(command))
+    if program in _STARTS and not sets:
+        why = "are no children of torchaos, which can't watch them"
+        yield f"the ranks that {program} starts {why}; begin the command with torchrun"
+    if head := container_in(command):
+        yield (
+            f"the ranks run in a container of {head}, which has its own files; start torchaos inside of it, with "
+            "torchaos in the image"
+        )
+    for word in command[1:]:
+        if not any(word in (value, f"--{option}={value}") for option, value in options.items()) and (
+            found := re.fullmatch(r"(?:--?[\w-]+=)?(\$\w+|\$\{\w+\})(?:/.*)?", word)
+        ):
+            instead = "write the value, or [bash, -c, '...']"
+            yield f"no shell reads the command, so the job gets the text {found[1]}; {instead}"
+    if not sets or options.get("rdzv-backend", "c10d") not in ("c10d", "static"):
+        return
+    given = [f"--{name}" for name in _OF_A_NODE if name in options and "{" not in options[name]]
+    given += ["--rdzv-backend static"] if options.get("rdzv-backend") == "static" else []
+    if given:
+        yield (
+            f"every node gets the same {', '.join(given)}, and launcher: {launcher} sets them for each node; leave "
+            f"{'them' if len(given) > 1 else 'it'} out"
+        )
+
+
+def _is_given(option: str) -> bool:
+    return option in (*_OF_A_NODE, "nnodes") or option.startswith("rdzv-")
+
+
+# Plans the job of a scenario: its command line, its numbers of ranks and nodes, and the folder of its checkpoints.
+
+_COUNTED = ("gpu", "cpu", "auto")
+_MOST = 1_000_000  # ranks, or nodes
+
+
+def placeholders(here: Path) -> dict[str, str]:
+    """The values of the placeholders. `here`: the folder of the scenario file."""
+    return {"jobs": str(files("torchaos.scenarios") / "jobs"), "here": str(here), "python": sys.executable}
+
+
+def planned_job(job: Job, file: Path, attach: int | None, launcher: str = "local") -> PlannedJob:
+    """The planned job. `file`: the file with the job. `attach`: pid of a running torchrun. Raises UsageError if the job
+    can't be started here, or if its number of ranks can't be read from the command."""
+    here = file.parent.absolute()
+    values = placeholders(here)
+    if any("{nvml}" in value for value in job.env.values()):  # only if needed: the library may have to be compiled
+        values["nvml"] = str(NVML.path().parent)
+    command, cwd = _line(job, here, values)
+    if not command:
+        raise UsageError("job.command is empty; write the torchrun command line")
+    if attach is None:
+        if job.pods is None and not cwd.is_dir():
+            raise UsageError(f"job.cwd: {cwd} is no folder")
+        if _is_of_this_machine(job):
+            command[0] = resolve_program(command[0], cwd)
+    env = {**os.environ, **job.env}
+    runs_already = attach is not None or bool(job.pods and job.pods.attach)
+    per_node, count = _ranks(job, command, env)
+    if not runs_already and (wrong := next(errors_in(command, env, launcher, count), None)):
+        raise UsageError(f"{_at_the_command(file)}: {wrong}")
+    if job.world_size is None and _is_of_this_machine(job):
+        per_node = per_node or _counted(command, env)
+    nodes, world = count, _world(job, per_node, count)
+    if world is None:
+        problem = "how many ranks the job has can't be read from job.command"
+        raise UsageError(f"{_at_the_command(file)}: {problem}; write job.world_size")
+    if max(world, nodes) > _MOST:
+        raise UsageError(
+            f"{_at_the_command(file)}: a job of {world} ranks on {nodes} nodes can't be planned; the most is {_MOST}"
+        )
+    if runs_already and job.resubmit:
+        raise UsageError("job.resubmit: torchaos does not start a job that runs already; leave resubmit out")
+    if job.replicas > 1:
+        nodes = _replicas(job, nodes, world, runs_already)
+    return PlannedJob(
+        command=tuple(command),
+        cwd=str(cwd),
+        env={name: fill(value, values) for name, value in job.env.items()},
+        world_size=world,
+        nodes=nodes,
+        timeout_s=job.timeout,
+        checkpoints=fill(job.checkpoints.path, values) if job.checkpoints else None,
+        checkpoints_size=_size(job, runs_already),
+        endpoints=dict(job.endpoints),
+        log=job.log.model_dump(exclude_none=True) if job.log else None,
+        resubmit_times=job.resubmit.times if job.resubmit else 0,
+        resubmit_delay_s=job.resubmit.delay if job.resubmit else 0.0,
+        attach_pid=attach,
+        replicas=job.replicas,
+        container=_container(job, here, values),
+        busy_nodes=_busy_nodes(most_nodes(command, env), nodes, world, per_node),
+        hosts=tuple(job.hosts),
+        pods=_pods(job, here, cwd, nodes),
+        slurm=job.slurm.model_dump() if job.slurm else {},
+    )
+
+
+def written_size(job: Job, file: Path) -> tuple[int, int] | None:
+    """The numbers of ranks and nodes, as far as the file says them: without a look at the machine."""
+    here = file.parent.absolute()
+    command, _ = _line(job, here, placeholders(here))
+    per_node, nodes = _ranks(job, command, {**os.environ, **job.env})
+    world = _world(job, per_node, nodes)
+    return (world, nodes * job.replicas) if world else None
+
+
+def missing_script(job: Job, file: Path) -> str:
+    """What is wrong if the script in the command does not exist. Empty if it does, or if this is not known."""
+    here = file.parent.absolute()
+    command, cwd = _line(job, here, placeholders(here))
+    script = script_of(command) if _is_of_this_machine(job) else None
+    is_missing = script and "{" not in script and not (cwd / script).is_file()
+    return f"{cwd / str(script)}: there is no such file; correct job.command or job.cwd" if is_missing else ""
+
+
+def check_script(job: Job, file: Path) -> None:
+    """Raises UsageError if the script in the command does not exist. The text has the place of the command in the
+    file."""
+    if missing := missing_script(job, file):
+        raise UsageError(f"{_at_the_command(file)}: {missing}")
+
+
+def _ranks(job: Job, command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, int]:
+    """The ranks per node, None if the command does not give their number, and the number of nodes."""
+    per_node, nodes = world_of(command, env)
+    return per_node, job.nodes or len(job.hosts) or nodes or 1
+
+
+def _world(job: Job, per_node: int | None, nodes: int) -> int | None:
+    return job.world_size or (per_node * nodes * job.replicas if per_node else None)
+
+
+def _is_of_this_machine(job: Job) -> bool:
+    """Whether the job uses this machine's own programs, not those of an image of containers or pods."""
+    return job.pods is None and (job.container is None or job.container.image == "host")
+
+
+def _counted(command: Sequence[str], env: Mapping[str, str]) -> int | None:
+    """The ranks per node for `--nproc-per-node gpu`, `cpu` or `auto`, as torchrun counts them on this machine. None for
+    other commands."""
+    word = ranks_in_words(command, env)
+    return ranks_per_node(job_python(command), word, frozenset(env.items())) if word in _COUNTED else None
+
+
+def _line(job: Job, here: Path, values: Mapping[str, str]) -> tuple[list[str], Path]:
+    """The words of the command with the placeholders filled in, and the working directory."""
+    words = shlex.split(job.command) if isinstance(job.command, str) else job.command
+    return [fill(word, values) for word in words], (here / fill(job.cwd, values)).absolute()
+
+
+def _at_the_command(file: Path) -> str:
+    return str(file) if file == COMMAND_LINE else read(file).place(("job", "command")).within(file)
+
+
+def _replicas(job: Job, nodes: int, world: int, runs_already: bool) -> int:
+    """The number of nodes of a job with replicas. Each replica has its own torchrun and counts as a node. Raises
+    UsageError if the job can't have replicas."""
+    if nodes > 1 or runs_already:
+        job_kind = "a job that runs already" if runs_already else f"replicas of {nodes} nodes each"
+        raise UsageError(f"job.replicas: {job_kind} can't be started side by side here; leave replicas out")
+    if world % job.replicas:
+        raise UsageError(f"job.world_size: {world} ranks can't be shared out evenly among {job.replicas} replicas")
+    return job.replicas
+
+
+def check_replicas(scenario: Scenario, file: Path) -> None:
+    """Raises UsageError if a scenario with replicas uses a feature that counts the attempts of a single torchrun.
+    Replicas restart independently of each other, so such a count has no meaning."""
+    wrong = {
+        f"launcher: {scenario.launcher}": not registry.find("launchers", scenario.launcher).replicas,
+        "steady_state": any(item.name in ("ranks_up", "steps") for item in scenario.steady_state),
+        "until": bool(scenario.until),
+        "state: recovered": any(fault.when.state == "recovered" for fault in scenario.faults),
+    }
+    for feature in (name for name, given in wrong.items() if given):
+        several = "job.replicas starts several; leave it out"
+        raise UsageError(f"{file}: {feature} knows the ranks of one torchrun, and {several}")
+
+
+def _busy_nodes(most: int | None, nodes: int, world: int, per_node: int | None) -> int:
+    """The number of nodes that train at the same time, if the job has standby nodes. Otherwise 0. `most`: the largest
+    number of nodes that the command allows."""
+    return most if most and per_node and most < nodes and world <= most * per_node else 0
+
+
+def _size(job: Job, runs_already: bool) -> int | None:
+    """The size in bytes of a disk of its own for the checkpoints. None if the scenario has no such disk. Raises
+    UsageError if it can't be made."""
+    size = job.checkpoints and job.checkpoints.size
+    if size and runs_already:
+        raise UsageError("job.checkpoints.size: a job that runs already has its files open; leave size out")
+    if size and size > (left := memory_left()):
+        raise UsageError(
+            f"job.checkpoints.size: {size_in_words(size)} would be in memory, of which {size_in_words(left)} are free"
+        )
+    return size or None
+
+
+def _pods(job: Job, here: Path, cwd: Path, nodes: int) -> dict[str, Any]:
+    """The settings, the digest of the manifest (a twin is of the same manifest), and the directory in the pods, if the
+    scenario names one. Raises UsageError if the manifest can't run the job on this number of nodes."""
+    if job.pods is None:
+        return {}
+    if job.pods.attach:
+        return job.pods.model_dump()
+    file = (here / job.pods.manifest).absolute()
+    Manifest.read(file, job.pods.objects).check(nodes, job.pods.container)
+    digest = xxhash.xxh3_128_hexdigest(file.read_bytes())
+    directory = {"cwd": str(cwd)} if "cwd" in job.model_fields_set else {}
+    return {**job.pods.model_dump(), "manifest": str(file), "digest": digest, **directory}
+
+
+def _container(job: Job, here: Path, values: Mapping[str, str]) -> dict[str, Any]:
+    if job.container is None:
+        return {}
+    mounts = [fill(mount, values) for mount in job.container.mounts]
+    return {"image": job.container.image, "mounts": [str(here / mount) for mount in mounts]}

@@ -1,0 +1,282 @@
+"""Reads a batch script without running it: its #SBATCH lines, its variables, and the line that starts the job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchaos.harness.running.scaffold.command_heads import is_start, slurm_options
+
+_SET = re.compile(r"(?:(export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=(.*)", re.S)
+_NAME = re.compile(r"\$(?:(\w+|@|\*)|\{(\w+|@|\*)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})|\$\(\(([^()]*)\)\)")
+_BLOCKS = {"if": 1, "for": 1, "while": 1, "until": 1, "case": 1, "fi": -1, "done": -1, "esac": -1}
+_KEYWORDS = ("then", "else", "do", "time", "exec", "eval", "command")
+_PREPARES = ("module", "source", ".", "conda", "micromamba", "ml", "spack")
+_LATER = re.compile(
+    r"(MASTER|WORLD_SIZE|(LOCAL_|NODE_)?RANK$|SLURM_|PATH$|LD_)"
+)  # set by launchers, or of this machine
+_ENDS = re.compile(r"\d?>.*|<.*|\|\|?|&&?|;|\d?>&\d")
+
+
+@dataclass
+class Batch:
+    """The facts of a script. `options`: of its #SBATCH lines, by their long names. `commands`: the lines that start
+    programs which may be the job, with the number of each line. `exported`: variables with known values."""
+
+    options: dict[str, str] = field(default_factory=dict)
+    commands: list[tuple[int, list[str]]] = field(default_factory=list)
+    exported: dict[str, str] = field(default_factory=dict)
+    prepares: list[str] = field(default_factory=list)  # such as `module load cuda`
+    folder: str = ""  # of the last `cd` before the job
+
+    @property
+    def job(self) -> tuple[int, list[str]] | None:
+        """The line that starts the job: the first one with a launcher of ranks, or else the first one."""
+        return max(self.commands, key=lambda one: is_start(one[1]), default=None)
+
+
+def read_batch(path: Path, args: Sequence[str], env: Mapping[str, str], given: Mapping[str, str]) -> Batch:
+    """The facts of the file. `args`: of the script. `given`: options of sbatch on the command line. Raises OSError."""
+    return parse_batch(path.read_text(errors="replace"), args, {**env, "0": str(path)}, given)
+
+
+def parse_batch(text: str, args: Sequence[str], env: Mapping[str, str], given: Mapping[str, str]) -> Batch:
+    found = Batch()
+    for line in text.splitlines():
+        if line.startswith("#SBATCH"):
+            with_comment = shlex.split(line[7:], comments=True)
+            found.options |= slurm_options(with_comment)[0]
+    found.options |= given
+    positional = {str(number): word for number, word in enumerate(args, 1)}
+    known: dict[str, str | list[str]] = {
+        **{name: value for name, value in env.items() if not name.startswith("SLURM_")}, **_of_slurm(found.options),
+        **positional, "@": list(args), "*": list(args),
+    }  # fmt: skip
+    depth = 0
+    for number, line in _lines(text):
+        for part in _parts(line):
+            word = part.split(None, 1)[0] if part.split() else ""
+            depth += _BLOCKS.get(word, 0)
+            if (set_ := _SET.fullmatch(part)) and not (set_[1] is None and _has_command(set_[4])):
+                _assign(set_, known, found, depth)
+                continue
+            words = _words(part, known)
+            _note(number, words, found, known)
+    return found
+
+
+def _note(number: int, words: list[str], found: Batch, known: dict[str, str | list[str]]) -> None:
+    while words and (words[0] in _KEYWORDS or words[0] in _BLOCKS):
+        words = words[1:]
+    if not words:
+        return
+    if words[0] in _PREPARES:
+        found.prepares.append(" ".join(words))
+    elif words[0] in ("cd", "pushd") and len(words) > 1:
+        found.folder = words[1]
+    elif words[0] == "export":
+        for name in words[1:]:
+            value = known.get(name)
+            if isinstance(value, str) and not _LATER.match(name) and "$" not in value:
+                found.exported[name] = value
+    elif is_start(words):
+        found.commands.append((number, words))
+
+
+def _assign(set_: re.Match[str], known: dict[str, str | list[str]], found: Batch, depth: int) -> None:
+    how, name, more, text = set_.groups()
+    if depth and name in known and not more:
+        return  # in a branch that may not be taken
+    value: str | list[str]
+    if text.startswith("("):
+        value = _words(text[1:].rstrip().removesuffix(")"), known)
+        before = known.get(name)
+        known[name] = [*before, *value] if more and isinstance(before, list) else value
+        return
+    words = _words(text, known, split=False)
+    value = words[0] if words else ""
+    known[name] = f"{known.get(name, '')}{value}" if more else value
+    if how == "export" and not _LATER.match(name) and not re.search(r"[$`]", value):
+        found.exported[name] = value
+
+
+def _has_command(value: str) -> bool:
+    """Whether a command follows the value of a variable, as in `A=1 torchrun train.py`."""
+    try:
+        return not value.startswith("(") and len(shlex.split(_hidden(value))) > 1
+    except ValueError:
+        return False
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """The logical lines with their numbers: continued lines, open quotes and open brackets are joined. Comments and
+    here-documents are left out."""
+    whole, first, ends = "", 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if ends:
+            ends = "" if line.strip() == ends else ends
+            continue
+        first = first if whole else number
+        whole += line.strip() if not whole else line
+        if not whole or (whole.startswith("#") and whole == line.strip()):
+            whole = ""
+            continue
+        if whole.endswith("\\"):
+            whole = whole[:-1] + " "
+            continue
+        if _is_open(whole):
+            whole += "\n"
+            continue
+        if here := re.search(r"<<-?\s*['\"]?(\w+)['\"]?", whole):
+            ends = here[1]
+        yield first, _without_comment(whole)
+        whole = ""
+
+
+def _is_open(text: str) -> bool:
+    """Whether a quote, or the list of an array, goes on in the next line."""
+    quote = ""
+    for before, char in zip(" " + text, text, strict=False):
+        if quote:
+            quote = "" if char == quote and before != "\\" else quote
+        elif char in "'\"" and before != "\\":
+            quote = char
+        elif char == "#" and before.isspace():
+            break
+    array = re.match(r"(?:\w+\s+(?:-\w+\s+)*)?\w+\+?=\(", text)
+    return bool(quote) or bool(array and not re.search(r"\)\s*(#.*)?$", text))
+
+
+def _without_comment(text: str) -> str:
+    quote = ""
+    for place, (before, char) in enumerate(zip(" " + text, text, strict=False)):
+        if quote:
+            quote = "" if char == quote and before != "\\" else quote
+        elif char in "'\"":
+            quote = char
+        elif char == "#" and before.isspace():
+            return text[:place]
+    return text
+
+
+def _parts(line: str) -> Iterator[str]:
+    """The commands of a line, which `;`, `&&` and `||` part."""
+    begin, quote, nested = 0, "", 0
+    for place, char in enumerate(line):
+        if quote:
+            quote = "" if char == quote and line[place - 1] != "\\" else quote
+        elif char in "'\"`":
+            quote = char
+        elif char in "()":
+            nested += 1 if char == "(" else -1
+        elif not nested and (char == ";" or line[place : place + 2] in ("&&", "||")):
+            yield line[begin:place].strip()
+            begin = place + (1 if char == ";" else 2)
+    yield line[begin:].strip()
+
+
+def _words(text: str, known: Mapping[str, str | list[str]], split: bool = True) -> list[str]:
+    """The words of a command, with the variables whose values are known. Values of variables without quotes are split
+    into words, as a shell does. What is only known when the script runs stays as it is."""
+
+    def value_of(found: re.Match[str]) -> str:
+        name, braced, other, sum_ = found.groups()
+        if sum_ is not None:
+            return _sum(sum_, known) or found[0]
+        value = known.get(name or braced)
+        if value is None:
+            return found[0] if other is None else other.strip("'\"")
+        return " ".join(map(shlex.quote, value)) if isinstance(value, list) else value
+
+    def list_of(found: re.Match[str]) -> str:
+        value = known.get(found[1] or "@")
+        return " ".join(map(shlex.quote, value)) if isinstance(value, list) else found[0]
+
+    text = re.sub(r'"\$(?:@|\{(\w+)\[@\]\})"', list_of, text)
+    single = re.split(r"('[^']*')", text)  # no variable is filled in between single quotes
+    filled = "".join(part if n % 2 else _NAME.sub(value_of, _hidden(part)) for n, part in enumerate(single))
+    if not split:
+        try:
+            return ["".join(shlex.split(filled))] if filled[:1] in "'\"" else [filled.strip()]
+        except ValueError:
+            return [filled]
+    try:
+        words = shlex.split(filled, comments=False)
+    except ValueError:
+        words = filled.split()
+    words = [word.replace("\0", " ") for word in words]
+    end = next((n for n, word in enumerate(words) if _ENDS.fullmatch(word)), len(words))
+    return words[:end]
+
+
+def _hidden(text: str) -> str:
+    """The text in which `$(command of words)` is one word."""
+    return re.sub(r"\$\((?!\()[^()]*(\([^()]*\))?[^()]*\)|`[^`]*`", lambda one: one[0].replace(" ", "\0"), text)
+
+
+def _sum(text: str, known: Mapping[str, str | list[str]]) -> str:
+    """The value of an arithmetic expression of integers. Empty if it is not known."""
+    filled = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda one: str(known.get(one[1], "?")), text)
+    total, sign = 0, 1
+    for term in re.split(r"([-+])", filled.replace(" ", "")):
+        if term in ("+", "-"):
+            sign = 1 if term == "+" else -1
+            continue
+        product = 1
+        for factor in term.split("*"):
+            if not factor.isdecimal():
+                return ""
+            product *= int(factor)
+        total += sign * product
+    return str(total)
+
+
+def _of_slurm(options: Mapping[str, str]) -> dict[str, str]:
+    """The variables that Slurm will set, as far as the options say."""
+    nodes, tasks = nodes_of(options), tasks_of(options)
+    gpus = gpus_of(options)
+    return {
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(nodes)),
+        "SLURM_NTASKS_PER_NODE": str(tasks), "SLURM_NTASKS": str(tasks * nodes), "SLURM_NPROCS": str(tasks * nodes),
+        **(dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), str(gpus)) if gpus else {}),
+        **({"SLURM_CPUS_PER_TASK": options["cpus-per-task"]} if "cpus-per-task" in options else {}),
+    }  # fmt: skip
+
+
+def nodes_of(options: Mapping[str, str]) -> int:
+    word = options.get("nodes", "1").partition("-")[0]
+    return int(word) if word.isdecimal() else 1
+
+
+def tasks_of(options: Mapping[str, str]) -> int:
+    """The tasks on each node."""
+    nodes = nodes_of(options)
+    for name, divide in (("ntasks-per-node", 1), ("ntasks", nodes)):
+        if options.get(name, "").isdecimal():
+            return max(1, int(options[name]) // divide)
+    return 1
+
+
+def gpus_of(options: Mapping[str, str]) -> int | None:
+    """The GPUs of each node. None if the options do not say."""
+    for name, times, divide in (
+        ("gpus-per-node", 1, 1), ("gpus-per-task", tasks_of(options), 1), ("gres", 1, 1),
+        ("gpus", 1, nodes_of(options)),
+    ):  # fmt: skip
+        value = options.get(name, "")
+        count = re.search(r"(?:^|:)(\d+)(?:\(.*)?$", value)
+        if count and (name != "gres" or value.startswith("gpu")):
+            return int(count[1]) * times // divide
+    return None
+
+
+def allocation_of(options: Mapping[str, str]) -> list[str]:
+    """The options as variables of salloc, such as SALLOC_PARTITION=gpu."""
+    wanted: Iterable[str] = ("partition", "account", "qos", "constraint", "gres", "gpus-per-node", "reservation")
+    found = [
+        f"SALLOC_{name.upper().replace('-', '_')}={shlex.quote(options[name])}" for name in wanted if name in options
+    ]
+    return [*found, *(["SALLOC_EXCLUSIVE=1"] if "exclusive" in options else [])]

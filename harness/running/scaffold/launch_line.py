@@ -1,0 +1,331 @@
+"""Makes a launch line, as a user types it, into torchrun's line for one node: what stands before torchrun is taken off,
+other launchers give way to it, and what torchaos sets itself is left out. What can't be kept is said."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.running.launchers.torchrun_line import container_in, own_part, world_of
+from torchaos.harness.running.scaffold.batch_script import (
+    allocation_of,
+    gpus_of,
+    nodes_of,
+    parse_batch,
+    read_batch,
+    tasks_of,
+)
+from torchaos.harness.running.scaffold.command_heads import (
+    first_program,
+    is_python,
+    options_before_script,
+    slurm_options,
+    with_option,
+    without_options,
+)
+
+_OF_NODES = {  # torchrun's options that torchaos sets, and whether each has a value
+    **dict.fromkeys(
+        ("node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "master-addr", "master-port",
+         "local-addr"), True,
+    ), "standalone": False,
+}  # fmt: skip
+_ACCELERATE_SWITCHES = (
+    "multi_gpu", "cpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "no_python", "quiet",
+    "q", "debug", "tpu", "use_xpu", "dynamo_use_dynamic", "dynamo_use_fullgraph", "same_network", "enable_cpu_affinity",
+)  # fmt: skip
+_ACCELERATE_ENV = {
+    "mixed_precision": "ACCELERATE_MIXED_PRECISION", "gpu_ids": "CUDA_VISIBLE_DEVICES",
+    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "num_cpu_threads_per_process": "OMP_NUM_THREADS",
+}  # fmt: skip
+_ACCELERATE_OWN = (  # what torchrun's line needs no more
+    *_ACCELERATE_ENV, "num_processes", "num_machines", "multi_gpu", "machine_rank", "main_process_ip", "quiet", "q",
+    "main_process_port", "rdzv_backend", "rdzv_conf", "config_file", "max_restarts", "same_network", "module", "cpu",
+    "compute_environment", "distributed_type", "main_training_function", "use_cpu", "downcast_bf16", "debug",
+    "deepspeed_multinode_launcher", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "enable_cpu_affinity",
+)  # fmt: skip
+_DEEPSPEED_SWITCHES = ("no_python", "no_local_rank", "force_multi", "bind_cores_to_rank", "elastic_training")
+_IN_A_CONTAINER = "start torchaos inside of the container, with torchaos in its image"
+
+
+@dataclass
+class Launch:
+    """A launch line on its way to torchrun. `nodes`: 0 if the line does not say. `per_node`: ranks on each node, if
+    another launcher than torchrun says it."""
+
+    words: list[str]
+    cwd: Path
+    env: Mapping[str, str]  # of the user
+    launcher: str = "local"
+    nodes: int = 0
+    per_node: int | None = None
+    tasks: int = 1  # of srun on each node
+    folder: str = ""  # in which the command runs, if a script changes it
+    adds: dict[str, str] = field(default_factory=dict)  # to the environment of the job
+    allocation: list[str] = field(default_factory=list)  # variables of salloc
+    assumed: list[str] = field(default_factory=list)
+    to_check: list[str] = field(default_factory=list)
+
+
+def launch_of(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Launch:
+    """The launch line, made into torchrun's. Raises UsageError if the line can't be understood, or starts the ranks
+    where torchaos can't be."""
+    launch = Launch(list(command), cwd, env)
+    while handler := _handler(launch.words):
+        before = list(launch.words)
+        handler(launch)
+        if not launch.words:
+            raise UsageError(f"{shlex.join(before)}: it starts no program; write the command line of the job")
+        if launch.words == before:
+            break
+    if head := container_in(launch.words):
+        raise UsageError(f"{head}: the ranks would be in a container without torchaos; {_IN_A_CONTAINER}")
+    _torchrun(launch)
+    if launch.launcher == "slurm" and own_part(launch.words) is None:
+        raise UsageError(
+            f"{shlex.join(launch.words)}: it shows no torchrun, which torchaos starts on each node; give init the line "
+            "with torchrun, and write launcher: slurm and job.nodes"
+        )
+    if launch.words != list(command):
+        became = shlex.join(launch.words)
+        launch.assumed.insert(0, f"torchrun starts the ranks: {shlex.join(command)} became {became}")
+    return launch
+
+
+def _handler(words: Sequence[str]) -> Callable[[Launch], None] | None:
+    program = first_program(words)
+    if "=" in words[0] and re.match(r"[A-Za-z_]\w*=", words[0]):
+        return _variables
+    if program == "accelerate" or (is_python(words[0]) and words[1:3] == ["-m", "accelerate.commands.launch"]):
+        return _accelerate
+    if is_python(words[0]):
+        return _python
+    return _HEADS.get(program)
+
+
+def _variables(launch: Launch) -> None:
+    """`A=1 B=2 torchrun ...`, or the same after `env`."""
+    if first_program(launch.words) == "env":
+        launch.words.pop(0)
+    while launch.words and re.match(r"[A-Za-z_]\w*=", launch.words[0]):
+        name, _, value = launch.words.pop(0).partition("=")
+        launch.adds[name] = value
+
+
+def _sbatch(launch: Launch) -> None:
+    given, rest = slurm_options(launch.words[1:])
+    launch.launcher = "slurm"
+    if "wrap" in given:
+        batch, name = parse_batch(given["wrap"], (), launch.env, given), "--wrap"
+    elif not rest:
+        raise UsageError("sbatch: it names no script; write sbatch SCRIPT")
+    else:
+        name, path = rest[0], launch.cwd / rest[0]
+        try:
+            batch = read_batch(path, rest[1:], launch.env, given)
+        except OSError as error:
+            raise UsageError(f"{path}: it can't be read: {error.strerror}; correct the command") from error
+    for option, why in (
+        ("container-image", f"the job's container has no torchaos; {_IN_A_CONTAINER}"),
+        ("array", "each task of a job array is a job of its own; leave --array out"),
+    ):
+        if option in batch.options:
+            raise UsageError(f"{name}: --{option}={batch.options[option]}: {why}")
+    if batch.job is None:
+        raise UsageError(f"{name}: no line of it starts torchrun, srun or a script of Python; give that line to init")
+    number, words = batch.job
+    launch.nodes, launch.tasks = nodes_of(batch.options), tasks_of(batch.options)
+    launch.per_node = gpus_of(batch.options)
+    launch.words, launch.allocation = words, allocation_of(batch.options)
+    launch.adds |= batch.exported
+    launch.folder = batch.folder if "$" not in batch.folder else ""
+    launch.assumed.append(f"{name} starts the job in line {number}, on {_counted(launch.nodes, 'node')}")
+    if len(batch.commands) > 1:
+        others = ", ".join(str(line) for line, _ in batch.commands if line != number)
+        launch.to_check.append(f"{name} also starts programs in line {others}, which are left out")
+    if batch.prepares:
+        launch.to_check.append(f"before you start torchaos, do as {name} does: {'; '.join(batch.prepares[:4])}")
+
+
+def _srun(launch: Launch) -> None:
+    options, launch.words = slurm_options(launch.words[1:])
+    if image := options.get("container-image") or options.get("container-name"):
+        raise UsageError(f"srun --container-image={image}: the container has no torchaos; {_IN_A_CONTAINER}")
+    launch.launcher = "slurm"
+    inner = {"nodes": str(launch.nodes or 1), **options}
+    nodes = options.get("nodes", "").partition("-")[0]
+    launch.nodes = int(nodes) if nodes.isdecimal() else launch.nodes or _tasks_alone(options)
+    if "ntasks-per-node" in options or "ntasks" in options:
+        launch.tasks = tasks_of({**inner, "nodes": str(launch.nodes)})
+    launch.per_node = gpus_of(inner) or launch.per_node
+    launch.allocation = launch.allocation or allocation_of(options)
+
+
+def _tasks_alone(options: Mapping[str, str]) -> int:
+    """The nodes of `srun --ntasks=4 torchrun`, which has a torchrun on each."""
+    count = options.get("ntasks", "1")
+    return int(count) if count.isdecimal() else 1
+
+
+def _shell(launch: Launch) -> None:
+    """`bash -c TEXT`, and scripts of a shell within a step of Slurm."""
+    words = launch.words[1:]
+    first = next((n for n, word in enumerate(words) if not word.startswith("-")), len(words))
+    rest = words[first:]
+    if any("c" in word for word in words[:first] if not word.startswith("--")) and rest:
+        batch = parse_batch(rest[0], rest[2:], launch.env, _as_options(launch))
+    elif rest and launch.launcher == "slurm":
+        _script(launch, rest)
+        return
+    else:
+        return
+    if batch.job is not None:
+        launch.words = batch.job[1]
+        launch.adds |= batch.exported
+        launch.folder = batch.folder or launch.folder
+
+
+def _script(launch: Launch, words: Sequence[str]) -> None:
+    try:
+        batch = read_batch(launch.cwd / words[0], words[1:], launch.env, _as_options(launch))
+    except OSError as error:
+        raise UsageError(f"{words[0]}: it can't be read: {error.strerror}; correct the command") from error
+    if batch.job is None:
+        raise UsageError(f"{words[0]}: no line of it starts torchrun or a script of Python; give that line to init")
+    launch.words = batch.job[1]
+    launch.adds |= batch.exported
+    launch.assumed.append(f"{words[0]} starts the job in line {batch.job[0]}")
+
+
+def _as_options(launch: Launch) -> dict[str, str]:
+    gpus = {"gpus-per-node": str(launch.per_node)} if launch.per_node else {}
+    return {"nodes": str(launch.nodes or 1), "ntasks-per-node": str(launch.tasks), **gpus}
+
+
+def _accelerate(launch: Launch) -> None:
+    begin = 2 if first_program(launch.words) == "accelerate" else 3
+    if first_program(launch.words) == "accelerate" and launch.words[1:2] != ["launch"]:
+        raise UsageError(f"{shlex.join(launch.words)}: it starts no job; write accelerate launch")
+    options, rest = options_before_script(launch.words[begin:], _ACCELERATE_SWITCHES)
+    given = {**_settings(launch, options.get("config_file")), **options}
+    nodes = _number(given.get("num_machines")) or 1
+    total = _number(given.get("num_processes"))
+    launch.nodes = launch.nodes or (nodes if nodes > 1 else 0)
+    launch.per_node = max(1, total // nodes) if total else launch.per_node
+    for option, variable in _ACCELERATE_ENV.items():
+        if given.get(option, "all") not in ("all", "no", ""):
+            launch.adds[variable] = given[option]
+    if "cpu" in options or given.get("use_cpu", "").lower() == "true":
+        launch.adds["ACCELERATE_USE_CPU"] = "true"
+    left = [name for name in given if name not in _ACCELERATE_OWN and given[name] not in ("no", "false", "False")]
+    left += [name for name in ("distributed_type",) if given.get(name) in ("FSDP", "DEEPSPEED", "MEGATRON_LM")]
+    if left:
+        launch.to_check.append(
+            f"accelerate's {', '.join(sorted(left))} is not in torchrun's line; the script must set it itself, or a "
+            "variable in job.env"
+        )
+    own = ["--max-restarts", given["max_restarts"]] if _number(given.get("max_restarts")) is not None else []
+    launch.words = ["torchrun", *own, *(["-m"] if "module" in options else []), *rest]
+
+
+def _settings(launch: Launch, file: str | None) -> dict[str, str]:
+    """The settings in accelerate's configuration file."""
+    if not file:
+        return {}
+    try:
+        found = yaml.safe_load((launch.cwd / file).read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        launch.to_check.append(f"{file} could not be read, so the settings of accelerate in it are left out")
+        return {}
+    settings = found if isinstance(found, dict) else {}
+    return {str(name): str(value) for name, value in settings.items() if value not in (None, {}, False)}
+
+
+def _deepspeed(launch: Launch) -> None:
+    options, rest = options_before_script(launch.words[1:], _DEEPSPEED_SWITCHES)
+    where = options.get("include") or options.get("i") or ""
+    chosen = where.rpartition(":")[2] if ":" in where else ""
+    if chosen:
+        launch.adds["CUDA_VISIBLE_DEVICES"] = chosen
+    launch.per_node = _number(options.get("num_gpus")) or (len(chosen.split(",")) if chosen else launch.per_node)
+    launch.nodes = launch.nodes or _number(options.get("num_nodes")) or 0
+    if "hostfile" in options or "H" in options:
+        launch.to_check.append(
+            "deepspeed's hostfile is left out; for several machines write launcher: ssh and job.hosts"
+        )
+    if "no_local_rank" not in options:
+        launch.to_check.append("deepspeed gives the script --local_rank, and torchrun only the variable LOCAL_RANK")
+    launch.words = ["torchrun", *(["-m"] if "module" in options else []), *rest]
+
+
+def _mpirun(launch: Launch) -> None:
+    at = next((n for n, word in enumerate(launch.words) if is_python(word) or word.endswith(".py")), None)
+    if at is None:
+        raise UsageError(f"{launch.words[0]}: it starts no script of Python; write the command line with torchrun")
+    count = re.search(r"(?<!\S)-{1,2}(?:np|n|c)[ =](\d+)", shlex.join(launch.words[:at]))
+    launch.per_node = int(count[1]) if count else launch.per_node
+    launch.to_check.append(
+        f"{launch.words[0]} sets other variables than torchrun; the script must read RANK and WORLD_SIZE"
+    )
+    launch.words = launch.words[at:]
+
+
+def _python(launch: Launch) -> None:
+    """A script of Python without a launcher: torchrun takes its place, unless Python runs torchrun."""
+    rest = launch.words[1:]
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+        rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]
+    if rest[:1] == ["-m"] and rest[1:2] and rest[1].startswith("torch.distributed."):
+        return
+    if rest[:1] == ["-m"] or (rest and rest[0].endswith(".py")):
+        launch.words = ["torchrun", *rest]
+        launch.per_node = launch.per_node if launch.per_node or launch.tasks == 1 else launch.tasks
+        launch.per_node = launch.per_node or 2
+
+
+def _torchrun(launch: Launch) -> None:
+    """Sets the ranks of each node, and leaves out what differs from node to node."""
+    part = own_part(launch.words)
+    if part is None:
+        return
+    begin, end = part
+    per_node, asked = world_of(launch.words, launch.env)
+    said = any(re.match(r"--nproc[-_]per[-_]node", word) for word in launch.words[begin:end])
+    if launch.per_node and (not said or any("$" in word for word in launch.words[begin:end] if said and not per_node)):
+        launch.words = with_option(launch.words, begin, end, "nproc-per-node", str(launch.per_node))
+        begin, end = own_part(launch.words) or part
+    launch.nodes = launch.nodes or asked or 0
+    several = launch.launcher == "slurm" or launch.nodes > 1
+    if not several:
+        return
+    names = {**_OF_NODES, "nnodes": True}
+    launch.words, dropped = without_options(launch.words, begin, end, names)
+    if launch.launcher == "local":
+        launch.to_check.append(
+            f"the line is that of one of {launch.nodes} nodes, and the draft is for one machine; for more, write "
+            "launcher: ssh and job.hosts, or launcher: slurm"
+        )
+        launch.nodes = 0
+    elif dropped:
+        launch.assumed.append(f"torchaos sets these for each node: {', '.join(dropped)}")
+
+
+def _number(word: str | None) -> int | None:
+    return int(word) if word and word.isdecimal() else None
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+_HEADS: dict[str, Callable[[Launch], None]] = {
+    "sbatch": _sbatch, "srun": _srun, "env": _variables, "deepspeed": _deepspeed,
+    **dict.fromkeys(("bash", "sh"), _shell), **dict.fromkeys(("mpirun", "mpiexec", "prun"), _mpirun),
+}  # fmt: skip

@@ -1,0 +1,283 @@
+"""Makes twins, the fault-free runs that a run with faults is judged against, and keeps them in a cache.
+
+A twin is an ordinary run of the same plan, but without faults. Its key in the cache is a digest of everything that
+could change it and is known before the run (twin_key.py). It is used only while its input files are unchanged
+(twin_key.py). The cache keeps the data for a verdict, but not the checkpoints.
+
+All twins of a key belong to one generation, which twin 0 begins. When twin 0 becomes stale, all are removed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from torchaos.harness.agent.agent_plan import Moment
+from torchaos.harness.analysis.ending import died_by_itself
+from torchaos.harness.host.disk import write_atomically
+from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.record import Record, records_of
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.rollback.reaper_client import UndoError, heal_from_log
+from torchaos.harness.running.twin_runs.twin_key import Inputs, difference, key_in, key_of, parts_of, sources_changed
+
+MOST_TWINS, MOST_BYTES = 200, 10 << 30  # limits of the cache
+_TRIES = 4
+_LOOK_S = 0.2  # seconds between looks whether another run has finished the twin
+_KEPT = ("plan.json", "events", "artifacts", "logs")
+_MADE = "made.json"  # when the twin was made, and the files that its job read
+_PARTS = "parts.json"  # beside the twins of a key: what the key is of
+
+
+class Twins:
+    """The twins of one plan, from the cache or newly run. `execute`: the function that runs a plan in a run
+    directory."""
+
+    def __init__(
+        self, plan: Plan, execute: Callable[[Plan, RunDir], None], cache: Path | None = None,
+        given_up: Callable[[], bool] = lambda: False, tell: Callable[[str], None] = lambda text: None,
+    ) -> None:  # fmt: skip
+        """`given_up`: whether the user ended the run; it is called while another run makes the twin. `tell`: receives
+        the reason when cached twins are made again."""
+        self._plan = fault_free(plan)
+        self._execute, self._given_up, self._tell = execute, given_up, tell
+        self._cache = cache or user_cache_path("torchaos")
+        self._first: Inputs | None = None  # inputs of twin 0 of the generation in use
+        self.died = ""  # a clause about the twin's job, if it died by itself
+        self.failed: Record | None = None  # the twin's record, if its job failed or was ended early
+        self.refused = ""  # why no further twin of this generation is available
+
+    @cached_property
+    def _home(self) -> Path:
+        return self._cache / "twins" / key_in(self._parts)
+
+    @cached_property
+    def _parts(self) -> dict[str, Any]:
+        return parts_of(self._plan)
+
+    def give(self, number: int, to: RunDir) -> bool:
+        """Copies the record of the twin `number` (from 0) into the run directory `to`. A twin that is not cached is run
+        first. False if the twin's job failed or was ended early. Also False if the cached twins have become stale or
+        were replaced since twin 0 was copied; then `refused` says why. Raises ChaosError if the cache can't be
+        written."""
+        try:
+            with self._locked() as mine:
+                kept = self._home / str(number)
+                if not mine or not self._is_current(number):
+                    return False
+                if not kept.is_dir() and number == 0 and (why := self._why_another()):
+                    self._tell(f"the twin is made again: {why}")
+                if not (kept.is_dir() or self._make(number, kept)):
+                    return False
+                self._first = self._first if number else made_of(kept)
+                os.utime(self._home)  # marks it as just used: the least recently used twins are removed first
+                shutil.copytree(kept, to.twins / str(number), copy_function=_link_or_copy)
+        except OSError as error:
+            raise ChaosError(
+                f"{self._home}: the twin can't be kept: {error}; write twin: none to go without"
+            ) from error
+        return True
+
+    def has(self, number: int) -> bool:
+        return (self._home / str(number)).is_dir()
+
+    def renew(self, why: str) -> bool:
+        """Removes the present generation of twins, unless another run has done so already. `why`: the reason, for the
+        note to the user. False if the user stopped waiting for another run."""
+        with self._locked() as mine:
+            if mine and made_of(self._home / "0") == self._first:
+                self._forget(why)
+            return mine
+
+    def _is_current(self, number: int) -> bool:
+        """Whether the twin may be used. If twin 0 is wanted, a stale generation is removed. For later twins, `refused`
+        has the reason."""
+        first = made_of(self._home / "0")
+        why = first.changed() if first else "the files that its job read are not known" if self.has(0) else ""
+        if number == 0:
+            if why:
+                self._forget(why)
+            return True
+        self.refused = why or ("" if first == self._first else "twin 0 was made again meanwhile, for another run")
+        return not self.refused
+
+    def _why_another(self) -> str:
+        """What has changed since the newest twins of this job were made, if they have another key. Empty if there are
+        none, or the reason is not known."""
+        homes = (home for home in self._home.parent.iterdir() if home != self._home and (home / "0").is_dir())
+        for home in sorted(homes, key=lambda home: home.stat().st_mtime, reverse=True):
+            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                if why := difference(self._parts, json.loads((home / _PARTS).read_text())):
+                    return why
+        return ""
+
+    def _forget(self, why: str) -> None:
+        self._tell(f"the twin is made again: {why}")
+        for kept in self._home.glob("[0-9]*"):
+            shutil.rmtree(kept)
+
+    def _make(self, number: int, kept: Path) -> bool:
+        """Runs a twin and puts it into the cache. False if its job failed or was stopped.
+
+        A healthy job may abort at interpreter exit, and torchrun then restarts it (analysis/ending/__init__.py). Such a
+        run is no twin, and another run is tried. A failed twin is kept as `failed`, so that its log can be read."""
+        self._clear()
+        for _ in range(_TRIES):
+            folder = RunDir(self._home / f"run-{number}-{os.getpid()}")
+            folder.create()
+            began_s = time.time()
+            self._execute(self._plan, folder)
+            record = Record.load(folder)
+            if finished_well(record):
+                break
+            shutil.rmtree(self._home / "failed", ignore_errors=True)
+            folder.root.rename(self._home / "failed")
+            if record.exit_code != 0 or record.stopped:
+                self.failed, died = record, died_by_itself(record)
+                self.died = f"{died}; its files are in {self._home / 'failed'}" if died else ""
+                return False
+        else:
+            return False
+        partial = self._home / f".{number}-{os.getpid()}"
+        partial.mkdir(mode=0o700)
+        for name in _KEPT:
+            (folder.root / name).rename(partial / name)
+        (partial / _MADE).write_text(Inputs.of(folder, began_s).to_json())
+        write_atomically(self._home / _PARTS, json.dumps(self._parts), private=True)
+        partial.rename(kept)
+        shutil.rmtree(folder.root)
+        forget_old(self._home)
+        return True
+
+    def _clear(self) -> None:
+        """Removes files that killed harnesses left here while they made a twin. This process holds the lock, so none of
+        them is alive, even if a name contains this process's pid: in each container, pids are counted from 1."""
+        for left in (*self._home.glob("run-*"), *self._home.glob(".[0-9]*-*")):
+            with suppress(UndoError):  # its reaper is still healing it
+                if all(result.verified for result in heal_from_log(left)):
+                    shutil.rmtree(left, ignore_errors=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Holds the lock of this key. If two runs want the same twin at the same time, the second waits, and then finds
+        it in the cache. Yields False if the user gave up waiting."""
+        self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(self._home / "lock", "w") as lock:
+            while not (mine := _lock(lock.fileno())) and not self._given_up():
+                time.sleep(_LOOK_S)
+            yield mine
+
+
+def forget_old(newest: Path) -> None:
+    """Keeps the cache that contains `newest` within its limits: removes the least recently used twins, except those
+    that a run has locked."""
+    homes = sorted((path for path in newest.parent.iterdir() if path != newest), key=lambda path: path.stat().st_mtime)
+    sizes = {path: _size(path) for path in (*homes, newest)}
+    for home in homes:
+        if len(sizes) <= MOST_TWINS and sum(sizes.values()) <= MOST_BYTES:
+            return
+        with suppress(OSError), open(home / "lock", "w") as lock:
+            if _lock(lock.fileno()):
+                shutil.rmtree(home, ignore_errors=True)
+                del sizes[home]
+
+
+def _size(folder: Path) -> int:
+    found = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            found += path.lstat().st_blocks * 512
+    return found
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def fault_free(plan: Plan) -> Plan:
+    """The plan of the twin: without faults, conditions and assertions. Its agents also record what the job reads."""
+    hooks = tuple(sorted({*plan.hooks, "reads"}))
+    return replace(plan, faults=(), stop=(), steady_state=(), asserts=(), twin={}, hooks=hooks)
+
+
+def last_step_of(plan: Plan, cache: Path | None = None) -> int | None:
+    """The last global step of the job, from its twin in the cache, or from one that was made for other assertions. None
+    if there is no usable twin."""
+    twins = (cache or user_cache_path("torchaos")) / "twins"
+    exact = twins / key_of(fault_free(plan)) / "0"
+    kept = exact if exact.is_dir() else next((one for one in twins.glob("*/0") if _is_of(plan, one)), exact)
+    made = made_of(kept)
+    try:
+        return None if made is None or made.changed() else last_step_in(Record.load(RunDir(kept)))
+    except (ChaosError, OSError, ValueError):  # the twin is being removed or is damaged: the run makes another
+        return None
+
+
+def _is_of(plan: Plan, twin: Path) -> bool:
+    """Whether a twin is of the plan's job, started in the same way."""
+    try:
+        theirs = json.loads((twin / "plan.json").read_text())
+    except (OSError, ValueError):
+        return False
+    mine = json.loads(plan.to_json())
+    same = all(
+        mine["job"][name] == theirs["job"].get(name) for name in ("command", "cwd", "env", "world_size", "nodes")
+    )
+    made = made_of(twin)
+    same = same and mine["launcher"] == theirs["launcher"]
+    return same and made is not None and not sources_changed(plan, made.made_s)
+
+
+def last_step_in(twin: Record) -> int | None:
+    """The last global step of a twin. None if none of its steps was seen."""
+    steps = [replica.history.last_step for replica in records_of(twin)]
+    return max((step for step in steps if step is not None), default=None)
+
+
+def too_late(plan: Plan, last: int, why: str = "as its twin did") -> dict[int, str]:
+    """The faults whose steps the job does not reach, by their index in the plan, each with a clause that says so. A
+    fault in the step after the last step is not too late, because it comes at the end of the job, for example in its
+    last save. `why`: how the last step is known."""
+    steps = {n: fault.trigger.step for n, fault in enumerate(plan.faults) if isinstance(fault.trigger, Moment)}
+    end = f"and the job ends at step {last}, {why}"
+    return {
+        number: f"{plan.faults[number].id} comes in step {step}, {end}; write an earlier step"
+        for number, step in steps.items()
+        if step is not None and step > last + 1
+    }
+
+
+def made_of(twin: Path) -> Inputs | None:
+    """When a twin was made, and the files that its job read. None if this was not recorded, or is damaged."""
+    try:
+        return Inputs.from_json((twin / _MADE).read_text())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def finished_well(twin: Record) -> bool:
+    """Whether the twin's job succeeded in its first attempt. A job that was ended early does not count, because it may
+    save and end with exit code 0."""
+    return twin.exit_code == 0 and len(twin.history.attempts) == 1 and not twin.stopped
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

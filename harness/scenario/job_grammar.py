@@ -1,0 +1,147 @@
+"""The keys of a scenario's job, with their types."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from torchaos.harness.agent.rank_faults import Seconds
+from torchaos.harness.scenario.values import NAME, Bytes, Count, Strict
+
+
+class Checkpoints(Strict):
+    """The job's checkpoints, which torchaos reads, judges and damages."""
+
+    path: Annotated[str, Field(min_length=1, description="The folder below which the job keeps its checkpoints.")]
+    size: Annotated[
+        Bytes | None,
+        Field(
+            ge=1,
+            description="Mounts a file system in memory, of this size, as the folder; the folder must be below {run}.",
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _inside_the_run(self) -> Checkpoints:
+        parts = self.path.rstrip("/").split("/")
+        if self.size is not None and (parts[0] != "{run}" or len(parts) < 2 or {"", ".", ".."} & set(parts)):
+            raise ValueError(
+                f"torchaos mounts nothing outside the run's own folder; write path: {{run}}/..., not {self.path}"
+            )
+        return self
+
+
+class Resubmit(Strict):
+    """Starts the command again after a failure, as a scheduler does with torchrun."""
+
+    times: Annotated[Count, Field(description="How often the command is started again when it exits with an error.")]
+    delay: Annotated[Seconds, Field(description="The time between the exit and the next start.")] = 0.0
+
+
+class Log(Strict):
+    """How steps and losses are read from the job's output. It is needed if the agent can't see the steps."""
+
+    format: Annotated[str | None, Field(description="A known format, such as torchtitan, megatron or hf.")] = None
+    regex: Annotated[
+        str | None, Field(description="Your own regular expression, with the named groups step, loss and lr.")
+    ] = None
+    path: Annotated[str | None, Field(description="The log file, if the job does not print to its output.")] = None
+
+
+class Container(Strict):
+    """The containers of the launcher docker: each node is a container."""
+
+    image: Annotated[
+        str, Field(description="An image that the engine has; host: this machine's own programs and Python, read-only.")
+    ] = "host"
+    mounts: Annotated[
+        list[Annotated[str, Field(pattern=r"^[^:]+:/[^:]*(:ro)?$")]],
+        Field(description="Folders of this machine, SOURCE:TARGET or SOURCE:TARGET:ro. The run's own folder, the "
+              "working directory and the checkpoints are always mounted."),
+    ] = Field(default_factory=list)  # fmt: skip
+
+
+class Pods(Strict):
+    """The pods of the launcher kubernetes: each node is a pod."""
+
+    manifest: Annotated[
+        str, Field(description="A file with the objects to make, relative to this file. In their pods, job.command "
+                   "takes the place of the container's command.")
+    ] = ""  # fmt: skip
+    objects: Annotated[
+        list[Annotated[str, Field(pattern=r"^[A-Za-z]+/.+$")]],
+        Field(description="The objects of the manifest whose pods are the nodes, as KIND/NAME, such as Job/llm; needed "
+              "only if it has several kinds with pods."),
+    ] = Field(default_factory=list)  # fmt: skip
+    attach: Annotated[
+        str, Field(description="Instead of a manifest: the label of pods that run the job already, such as app=llm. "
+                   "job.command is not started.")
+    ] = ""  # fmt: skip
+    container: Annotated[
+        str, Field(description="The container that runs the job; by default the first of each pod.")
+    ] = ""  # fmt: skip
+    python: Annotated[str, Field(description="The Python in that container that has torchaos.")] = "python3"
+    context: Annotated[str, Field(description="The context of kubectl; by default the current one.")] = ""
+    namespace: Annotated[str, Field(description="The namespace; by default the one of the context.")] = ""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Pods:
+        if bool(self.manifest) == bool(self.attach):
+            raise ValueError("write manifest, for pods that torchaos makes, or attach, for pods that run already")
+        return self
+
+
+class SlurmJob(Strict):
+    """How the launcher slurm starts the job."""
+
+    submit: Annotated[
+        Literal["steps", "batch"],
+        Field(description="steps: a step of an allocation. batch: a batch job, which Slurm can start again."),
+    ] = "steps"
+
+
+def _address(text: str) -> str:
+    if not re.fullmatch(r"[^\s:/]+:\d{1,5}", text):
+        raise ValueError(f"{text!r} is not an address; write host:port, such as 127.0.0.1:9000")
+    return text
+
+
+class Job(Strict):
+    """The training run under test."""
+
+    command: Annotated[
+        str | list[str],
+        Field(description="The torchrun command line, as you would type it. {run}: the run's own folder; {jobs}: the "
+              "jobs that come with torchaos; {here}: the folder of this file; {python}: torchaos's own Python."),
+    ]  # fmt: skip
+    cwd: Annotated[str, Field(description="The working directory, relative to this file.")] = "."
+    env: Annotated[
+        dict[str, str], Field(description="Variables to add to the environment; values are text, as they are written.")
+    ] = Field(default_factory=dict)
+    checkpoints: Annotated[Checkpoints | None, Field(description="Where the checkpoints are.")] = None
+    endpoints: Annotated[
+        dict[Annotated[str, Field(pattern=NAME)], Annotated[str, AfterValidator(_address)]],
+        Field(description="Addresses that the job uses: host:port by name. {endpoint.NAME} in command and env becomes "
+              "the address, or the address of a proxy if a fault hits the endpoint. rendezvous: where the nodes meet."),
+    ] = Field(default_factory=dict)  # fmt: skip
+    timeout: Annotated[Seconds, Field(description="The run is ended after this time.")] = 600.0
+    world_size: Annotated[Count | None, Field(description="The number of ranks, if the command does not show it.")] = (
+        None
+    )
+    nodes: Annotated[Count | None, Field(description="The number of nodes, if the command does not show it.")] = None
+    hosts: Annotated[
+        list[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$")]],
+        Field(description="For launcher: ssh: the names of the machines, by which all of them reach the first."),
+    ] = Field(default_factory=list)  # fmt: skip
+    replicas: Annotated[
+        Count, Field(description="How many times the command is started side by side, as for torchft's replica groups.")
+    ] = 1
+    container: Annotated[Container | None, Field(description="For launcher: docker.")] = None
+    pods: Annotated[Pods | None, Field(description="For launcher: kubernetes.")] = None
+    slurm: Annotated[SlurmJob | None, Field(description="For launcher: slurm.")] = None
+    log: Annotated[Log | None, Field(description="How to read steps and losses from the job's log.")] = None
+    resubmit: Annotated[
+        Resubmit | None, Field(description="Start the command again when it fails; without it, it is started once.")
+    ] = None

@@ -100,7 +100,9 @@ def record(tree: Path, out: Path) -> None:
         subprocess.run([sys.executable, "-c", CHILD], input="\n".join(asked), text=True, env=env, cwd=home, check=True)
         for file in out.iterdir():
             text = file.read_text(errors="replace").replace(str(tree), "TREE").replace(str(home), "HOME")
-            file.write_text(re.sub(r"HOME/links/torchaos", "TREE", re.sub(r"\b[0-9a-f]{40}(-dirty)?\b", "COMMIT", text)))
+            file.write_text(
+                re.sub(r"HOME/links/torchaos", "TREE", re.sub(r"\b[0-9a-f]{40}(-dirty)?\b", "COMMIT", text))
+            )
         for run in (home / "judge").iterdir():
             if (run / "result.json").is_file():
                 shutil.copy(run / "result.json", out / f"result-{run.name}.json")

@@ -64,8 +64,7 @@ class StateRestored(Assertion):
         odd = next((one for one in found if one.generators), None)
         if odd is None:
             return well
-        but = said("but rng", attempt=odd.attempt.number, found=in_words(odd.generators, odd.attempt.world_size))
-        return replace(well, reason=f"{well.reason}; {but}", cause="but not the RNG states")
+        return replace(well, reason=f"{well.reason}; {odd.generators}", cause="but the RNG state differs")
 
     judge_replicas = each
 

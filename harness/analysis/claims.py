@@ -59,9 +59,15 @@ CLAIMS: Mapping[str, Claim] = {
     "frozen": Claim("frozen parameters were not restored: {found}", "the frozen parameters by name (state.begun)"),
     "buffers": Claim("buffers of the model were not restored: {found}", "the buffers by name (state.begun)"),
     "rng": Claim(
-        "the RNG state was not restored, and the model draws from it: {found}",
-        "the generators' states on that rank (state.begun), and that the forward changes them",
+        "the RNG state was not restored{draws}: {found}",
+        "the generators' states on that rank (state.begun): those of a fresh start, or of another rank",
     ),
+    "rng other": Claim(
+        "the RNG state differs{draws}: {who} began step {step} with another state of the RNG {names} than {before} "
+        "(not restored, restored from another moment, or drawn from since)",
+        "the generators' states on these ranks (state.begun)",
+    ),
+    "draws": Claim(", and the model draws from it", "that the forward changes the generators (state.begun)"),
     "trained": Claim(
         "other parameters are trained than before: {found}",
         "the parameters that get gradients and belong to an optimizer (state.begun), in both",
@@ -137,10 +143,6 @@ CLAIMS: Mapping[str, Claim] = {
         "the {state} with which attempt {attempt} began are not those that attempt {saver} had after step {step}: "
         "{found}, over {over}",
         "the state before and after the resume, by name or as check sums of all ranks",
-    ),
-    "but rng": Claim(
-        "the RNG states of attempt {attempt} are not as before, and the model draws from them: {found}",
-        "the generators' states before and after the resume (state.begun), and that the forward changes them",
     ),
     "restored": Claim(
         "{found} are bit for bit as before",

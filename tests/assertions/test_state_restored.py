@@ -273,17 +273,59 @@ def test_an_rng_that_was_lost_is_told_beside_what_was_restored(trainer: Any) -> 
 
     run, twin = _named(trainer, other).record(), _named(trainer).record()
     found = StateRestored().judge(run, ())
-    assert "the RNG states of attempt 1 are not as before, and the model draws from them: the states" in found.reason
+    assert "the RNG state differs, and the model draws from it: attempt 1 began step 11 with another" in found.reason
     plan = replace(run.plan, asserts=(Named("state_restored", {}), Named("loss_continuity", {})))
     result = verdict_of(replace(run, plan=plan), [twin], "/run")
-    assert any(line.startswith("What held: state restored (but not the RNG states)") for line in _why(result))
+    assert any(line.startswith("What held: state restored (but the RNG state differs)") for line in _why(result))
 
     class Idle(_named(trainer).__class__):  # type: ignore[misc]
         def _state(self, step: int, rank: int = 0) -> dict[str, Any]:
-            return {**super()._state(step, rank), "drawn": [], "rng": {"torch": "5" * 16 if step < 10 else "6" * 16}}
+            return {**super()._state(step, rank), "drawn": []}
 
-    job = Idle(kills=((13, 1),), state_seen=True, noise=True, global_batch=True)
+        def emit(self, kind: Kind, data: Any, *who: Any, **when: Any) -> None:
+            if kind is Kind.BEGUN and who[1]:
+                other(data, who[0])
+            super().emit(kind, data, *who, **when)
+
+    job = Idle(kills=((23, 1),), state_seen=True, noise=True, global_batch=True)
     assert "RNG" not in StateRestored().judge(job.record(), ()).reason
+
+
+@pytest.mark.parametrize(
+    ("ranks", "savers", "words"),
+    [
+        (
+            (0,),
+            1,
+            "the model draws from it: attempt 1 began step 11 with another state of the RNG torch than attempt 0 (",
+        ),
+        (
+            (0, 1),
+            2,
+            "the model draws from it: attempt 1 began step 11 with another state of the RNG torch than attempt 0 (",
+        ),
+        (
+            (1,),
+            2,
+            "the model draws from it: rank 1 of attempt 1 began step 11 with another state of the RNG torch than",
+        ),
+    ],
+    ids=["one rank was seen", "all ranks", "one of two ranks"],
+)
+def test_another_rng_state_is_told_as_it_was_seen(
+    trainer: Any, ranks: tuple[int, ...], savers: int, words: str
+) -> None:
+    """Whether it was restored is not known: a state of another moment was restored, or something drew from it since. A
+    rank is named only if another rank has the same state as before."""
+
+    def other(begun: Any, rank: int) -> None:
+        if rank in ranks:
+            begun["rng"].update(torch="7" * 16)
+
+    reason = StateRestored().judge(_named(trainer, other, savers=savers).record(), ()).reason
+    assert words in reason
+    assert "(not restored, restored from another moment, or drawn from since)" in reason
+    assert "others" not in reason
 
 
 @pytest.mark.parametrize("rank", [0, 1, None])

@@ -36,7 +36,7 @@ class Carried:
     buffers: bool | None = None
     others: tuple[Other, ...] = ()  # what is not as it was, by name
     after: Mapping[str, int] = field(default_factory=dict)  # the step that what is lost is of, by name
-    generators: tuple[Other, ...] = ()  # that the forward draws from and that are not as they were
+    generators: str = ""  # what was seen of those that the forward draws from and that are not as they were
 
     @property
     def step(self) -> int:
@@ -127,7 +127,7 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
         lost = [name for name, equal in (("parameters", parameters), ("moments", moments)) if equal is False]
         of = {name: _step_with(history, attempt, _by_rank(first, _RESTORED[name]), name) for name in lost}
         instead = {name: step for name, step in of.items() if step is not None}
-        rngs = tuple(begun.lost_generators)
+        rngs = begun.generators_in_words(begun.lost_generators, attempt.world_size)
         yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, instead, rngs)
 
 

@@ -66,7 +66,8 @@ def in_words(others: Sequence[Other], world: int) -> str:
 def _clause(others: Sequence[Other], world: int) -> str:
     """Of others that differ in the name alone, or that all hold values of another name."""
     first, more = others[0], len({other.of for other in others}) - 1
-    where = "" if len(first.ranks) == world else f" on rank {', '.join(map(str, first.ranks))}"
+    unseen = first.quantity == RNG and not first.equal  # then nothing is said of the other ranks
+    where = "" if unseen or len(first.ranks) == world else f" on rank {', '.join(map(str, first.ranks))}"
     likewise, apart = (f" and {more} more" if more else ""), ""
     if more and _EXCHANGED in first.holds:
         likewise, apart = "", f", and {more} more {_EXCHANGED} others"
@@ -92,6 +93,10 @@ class Begun:
     parameters: frozenset[str] = frozenset()  # names of those that torch optimizers train
     unsaved: frozenset[str] = frozenset()  # buffers that are in no state_dict
     drawn: frozenset[str] | None = None  # generators that the forward drew from; None: not seen
+    changing: frozenset[str] | None = None  # generators whose state changed each time that it was recorded
+    attempt: int = 0  # that began
+    base: int = 0  # the global step after which it began
+    compared_with: str = ""  # whose generators it is compared with
 
     def equal(self, quantity: str) -> bool | None:
         """None: not seen, or there is nothing of it."""
@@ -105,7 +110,30 @@ class Begun:
     @property
     def lost_generators(self) -> list[Other]:
         """The generators that the forward draws from and that are not as they were."""
-        return [other for other in self.of(RNG) if other.name in (self.drawn or ())]
+        of = self.changing if self.drawn is None else self.drawn
+        return [other for other in self.of(RNG) if other.name in (of or ())]
+
+    @property
+    def changed_generators(self) -> list[Other]:
+        """The generators that are not as they were, and that other code than the forward draws from: the loop, such as
+        the noise of a diffusion model, or a loader."""
+        return [other for other in self.of(RNG) if self.drawn is not None and other.name in (self.changing or ())]
+
+    def generators_in_words(self, others: Sequence[Other], world: int) -> str:
+        """What was seen of these generators, in clauses."""
+        draws = said("draws") if self.drawn else ""
+        known = [other for other in others if other.holds != said("others")]
+        clauses = [said("rng", draws=draws, found=in_words(known, world))] if known else []
+        groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        for other in others:
+            if other not in known:
+                partly = other.equal or any(one.name == other.name for one in known)
+                groups[other.ranks if partly else ()].append(other.name)
+        for ranks, names in groups.items():
+            who = f"rank {', '.join(map(str, ranks))} of attempt {self.attempt}" if ranks else f"attempt {self.attempt}"
+            of = {"names": " and ".join(names), "before": self.compared_with}
+            clauses.append(said("rng other", draws=draws, who=who, step=self.base + 1, **of))
+        return "; ".join(clauses)
 
 
 class Recorded:
@@ -160,14 +188,16 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     CLOCK_MONOTONIC; the run's own state after that step was recorded before."""
     own = Recorded(run)
     mine = {r: state for r, state in own.begun(base, attempt=attempt).items() if state.event.mono_s >= since_s}
-    found = Begun()
+    found = Begun(attempt=attempt, base=base)
     if not mine:
         return found
     first = next(iter(mine.values()))
     found.parameters = frozenset(name for state in mine.values() for name in state.sums.get("parameters", ()))
-    found.unsaved, found.drawn = first.unsaved, _drawn(mine) or own.always_drawn
+    found.unsaved, found.drawn, found.changing = first.unsaved, _drawn(mine), own.always_drawn
     went_on, saved = own.begun(base, before_s=since_s), own.saved(base, since_s)
     twins = Recorded(twin).begun(base) if twin is not None else {}
+    earlier = {state.event.attempt for state in went_on.values()}
+    found.compared_with = f"attempt {max(one or 0 for one in earlier)}" if earlier else "the twin"
     alike = _alike(own.fresh)
     for quantity in (*OF_MODEL, MOMENTS, INPUTS, RNG):
         sources = [went_on, saved, twins] if quantity in ("frozen", MOMENTS) else [went_on, twins]
@@ -217,7 +247,7 @@ def _compare_unsaved_generators(found: Begun, mine: Of, fresh: Of, due: Of) -> N
     for rank, state in mine.items():
         if rank in found.seen[RNG] or rank not in fresh:
             continue
-        for name in found.drawn or ():
+        for name in (found.changing if found.drawn is None else found.drawn) or ():
             of_others = {of.rng.get(name) for r, of in due.items() if r in fresh and fresh[r].rng != fresh[rank].rng}
             if state.rng.get(name) in {fresh[rank].rng.get(name), *of_others} - {None}:
                 found.others.append(Other(RNG, name, (rank,), ""))

@@ -153,7 +153,10 @@ class _Resumed:
         counter = _counter(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
         update = [self._trained(), *self._moments(), counter, self._schedule()]
         proved = [_Fact("", self._first.step, clause) for clause in exact if clause]
-        return [fact for fact in (*proved, data, *state, *update) if fact]
+        found = [fact for fact in (*proved, data, *state, *update) if fact]
+        if all(fact.quantity in _UPDATE for fact in found) and (others := self._begun.changed_generators):
+            found.insert(0, self._generators(others))  # the loop may draw from them; nothing else explains it
+        return found
 
     def _state(self) -> Iterator[_Fact]:
         begun = self._begun
@@ -163,9 +166,14 @@ class _Resumed:
                 "parameters", "weights", weights, "" if weights else _lost(self._base, self._weights or {})
             )
         frozen = [other for other in begun.of("frozen") if not other.trained]
-        for claim, others in (("frozen", frozen), ("buffers", begun.of("buffers")), ("rng", begun.lost_generators)):
+        for claim, others in (("frozen", frozen), ("buffers", begun.of("buffers"))):
             if others:
                 yield self._told(claim, claim, others)
+        if begun.lost_generators:
+            yield self._generators(begun.lost_generators)
+
+    def _generators(self, others: Sequence[Other]) -> _Fact:
+        return _Fact(RNG, self._base + 1, self._begun.generators_in_words(others, len(self._ranks)))
 
     def _told(self, quantity: str, claim: str, others: Sequence[Other], else_: str = "") -> _Fact:
         return _Fact(quantity, self._base + 1, said(claim, found=in_words(others, len(self._ranks)) or else_))

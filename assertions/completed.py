@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness.analysis.comparison.agreement import history_of
+from torchaos.harness.analysis.comparison.skipped_iterations import other_skips
 from torchaos.harness.analysis.ending import (
     TeardownAbort,
     aborts_at_exit,
@@ -23,6 +24,7 @@ from torchaos.plugin import (
     Harm,
     History,
     Need,
+    Outcome,
     Record,
     What,
     each,
@@ -49,6 +51,9 @@ class Completed(Assertion):
         aborts = teardown_aborts(run, due)
         ended = _ending(run, history, due, aborts) or _unseen(run, twins, due)
         finding = ended or _steps(run, history, due, aborts) or _well(history, due, aborts)
+        if twins and not ended and finding.outcome is Outcome.FAILED:
+            skips = other_skips(history.by_step(), twins[0].history.by_step())
+            finding = replace(finding, reason=f"{finding.reason}: {skips}") if skips else finding
         first = First(What.ENDING, history.last_step or 0)
         measured = {"exit_code": run.exit_code, "last_step": history.last_step, "teardown_aborts": len(aborts)}
         return replace(

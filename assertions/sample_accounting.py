@@ -179,7 +179,7 @@ def _against(
     left_out = f"; rank {spared} has no samples and no loss, in the run or in the twin, and was left out"
     exactly = "given to the job as in the twin" if made else "consumed exactly as in the twin"
     return unseen or passed(
-        f"all {total} samples of {len(ours)} steps were {exactly}: none skipped, none repeated"
+        f"all {total} samples of {len(ours)} steps were {exactly}: none of them skipped or repeated"
         f"{f'; but {made}' if made else ''}"
         f"{left_out if stages else ''}"
         f"{f'. {ONE_SUM.capitalize()}; these sums are equal' if by_sum else ''}",

@@ -46,7 +46,11 @@ class StateHook:
             self._handled, self._agent.tally.now.before = handled, self._shown()
         with torch.no_grad():
             if grads:  # now, because the step may never end
-                norm = self._agent.tally.now.norm = float(torch.linalg.vector_norm(_norms(torch, grads)))
+                norm = float(torch.linalg.vector_norm(_norms(torch, grads)))
+                if not math.isfinite(norm) and all(grad.device.type != "mps" for grad in grads):
+                    # The squares of finite gradients may overflow in float32.
+                    norm = float(torch.linalg.vector_norm(_norms(torch, grads, torch.float64)))
+                self._agent.tally.now.norm = norm
                 self._report_spike(norm)
 
     def _report_spike(self, norm: float) -> None:
@@ -82,12 +86,12 @@ class StateHook:
         return [math.hypot(*norms), *(math.fsum(_signed(sums, number)) for number in range(1, SUMS + 1))]
 
 
-def _norms(torch: Any, tensors: Sequence[Any]) -> Any:
-    """The norm of each tensor, in float32. In float64 if some tensor has that type, because torch refuses to narrow
-    it."""
+def _norms(torch: Any, tensors: Sequence[Any], dtype: Any = None) -> Any:
+    """The norm of each tensor, in `dtype` (None: float32). In float64 if some tensor has that type, because torch
+    refuses to narrow it."""
     plain = [tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach() for tensor in tensors]
     real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in plain]
-    wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in real) else torch.float32
+    wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in real) else dtype or torch.float32
     return stacked(torch, [torch.linalg.vector_norm(tensor, dtype=wide) for tensor in real])
 
 

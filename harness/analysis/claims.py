@@ -27,6 +27,11 @@ CLAIMS: Mapping[str, Claim] = {
         "was written in the middle of an accumulation, without its gradients",
         "the losses of each backward of the step",
     ),
+    "skips": Claim(
+        "other iterations were skipped (made no optimizer step) than in the twin: in step {step} the LR schedule's "
+        "counter went on by {ours:g}, and by {theirs:g} in the twin",
+        "the counters of the scheduler and of the optimizer, and the samples, of this step and the one before",
+    ),
     "torn": Claim(
         "{name} is of step {step}, and the job went on from there, but the weights that it began with are those after "
         "step {weights}{late}",

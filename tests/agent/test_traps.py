@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from typing import Any, Callable
@@ -420,6 +421,24 @@ for _ in range(2):
     step = ran.steps[-1]
     assert step["parameters"], ran.output
     assert step["norm"] == pytest.approx((3 * 1 + 2 * 1 + 2 * 2**2) ** 0.5)
+
+
+def test_a_norm_that_overflows_in_float32(rank: Any) -> None:
+    """Finite gradients have a finite norm, also under a large loss scale. A gradient that is infinite has none."""
+    ran = rank.run(
+        """
+import torch
+weights = torch.nn.Parameter(torch.ones(4))
+opt = torch.optim.SGD([weights], lr=0.1)
+for scale in (1e30, float("inf")):
+    (weights.sum() * scale).backward()
+    opt.step()
+    opt.zero_grad()
+""",
+        hooks=("steps", "state"),
+    )
+    assert not ran.failures, ran.failures
+    assert [step["norm"] for step in ran.steps] == [pytest.approx(2e30), math.inf]
 
 
 def test_what_a_load_in_mid_attempt_put_back(rank: Any) -> None:

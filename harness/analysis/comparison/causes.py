@@ -28,6 +28,7 @@ from torchaos.harness.analysis.checkpointing.torn import torn
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
 from torchaos.harness.analysis.comparison.sample_counts import renumbered
+from torchaos.harness.analysis.comparison.skipped_iterations import other_skips
 from torchaos.harness.analysis.tolerance import ROUNDING, Steps, relative
 from torchaos.harness.record.history import Execution, History, Segment, StepTable
 from torchaos.harness.record.record import Record
@@ -145,6 +146,8 @@ class _Resumed:
         """What differs, in the order of the data flow."""
         ours, theirs, since = self._ours, self._theirs, self._since
         exact = [_accumulation(self._base, ours, theirs, self._first), _loss_scale(ours, theirs, self._first)]
+        if skips := other_skips(ours, theirs):
+            return [_Fact("", self._first.step, skips)]  # the samples and the schedule follow from it
         data, state = _data(since, ours, theirs), list(self._state())
         if data and data.step > self._base + 1 and any(fact.quantity not in (RNG, *_UPDATE) for fact in state):
             data = None  # it came later than what differed from the start, and may follow from it

@@ -21,6 +21,7 @@ from torchaos.harness.analysis.comparison.sample_counts import (
     steps_like,
     total_of,
 )
+from torchaos.harness.analysis.comparison.skipped_iterations import other_skips
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING, Steps, may_be_rounding, rounded_from, rounds_on
 from torchaos.harness.interfaces import Finding, First, What, failed
 from torchaos.harness.record.history import Execution, History, StepTable
@@ -141,6 +142,9 @@ def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> 
         return failed(
             f"step {step} was done after the twin's last step ({max(theirs)}), with samples of its own", **measured
         )
+    if skips := other_skips(ours, theirs):
+        told = f"the samples of step {step} are not those of the twin, as those of later steps: {skips}."
+        return failed(told, First(What.SAMPLES, step), **measured)
     told = f"{story(history, ours, theirs, step, read, skipped)} {_sum(skipped, repeated)}"
     return failed(told, First(What.SAMPLES, step), **measured)
 

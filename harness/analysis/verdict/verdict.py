@@ -239,15 +239,17 @@ def _environment(run: Record) -> Mapping[str, Any]:
 
 
 def _jumps(run: Record) -> list[str]:
-    """A note about the first gradient whose norm is far from those before it, with the number of further ones."""
+    """A note about the first gradient whose norm is not finite, or far from those before it, with the number of further
+    ones."""
     jumps = [event for event in run.of_kind(Kind.NOTE) if "norm" in event.data]
     if not jumps:
         return []
     first, more = jumps[0], len(jumps) - 1
     done = run.history.steps_done(first.rank, first.attempt, first.mono_s)
     step = f"in step {done + 1}" if done is not None else f"in attempt {first.attempt or 0}"
-    again = f", and {more} more like it came later" if more else ""
-    return [f"{first.data['text']} {step} on rank {first.rank or 0}, far from the steps before{again}"]
+    far = ", far from the steps before" if math.isfinite(first.data["norm"]) else ""
+    again = f", and {more} more such {'note' if more == 1 else 'notes'} came later" if more else ""
+    return [f"{first.data['text']} {step} on rank {first.rank or 0}{far}{again}"]
 
 
 def _notes(run: Record) -> list[str]:

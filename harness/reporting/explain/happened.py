@@ -69,12 +69,18 @@ def _folded(moments: Sequence[Moment]) -> list[Moment]:
 def _events(run: Record) -> Iterator[Moment]:
     narrator = Narrator(run.plan)
     for_good = {event.data["record"] for event in run.of_kind(Kind.GUARDED) if event.data.get("why")}
+    # One line for all gradients with an odd norm: there may be one for each backward.
+    norms = [event for event in run.of_kind(Kind.NOTE) if "norm" in event.data]
     for event in run.beside_steps:
+        if event.kind is Kind.NOTE and "norm" in event.data and event is not norms[0]:
+            continue
         if event.kind is Kind.HANG_OPINION and event.data["opinion"] not in ("learning", "active"):
             yield Moment(event.mono_s, on_one_line(_opinion(event)))
         line = None if event.kind in _ELSEWHERE or _is_empty(event, for_good) else narrator.tell(event)
         if line:
-            yield Moment(event.mono_s, line.text)
+            last_s = norms[-1].mono_s - run.events[0].mono_s if len(norms) > 1 and event is norms[0] else None
+            more = "" if last_s is None else f"; {len(norms) - 1} more such notes, the last at {last_s:.2f}"
+            yield Moment(event.mono_s, line.text + more)
 
 
 def _opinion(event: Event) -> str:

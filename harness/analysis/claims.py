@@ -199,6 +199,11 @@ CLAIMS: Mapping[str, Claim] = {
         "them, such as augmentation, was not restored.",
         "the indices and the digests of the samples of the step, in both",
     ),
+    "rest": Claim(
+        "step {step} consumed the last {ours:g} of its {theirs:g} samples in {other}, as if the checkpoint was written "
+        "in the middle of an accumulation, without its gradients.",
+        _SAMPLES,
+    ),
     "data rewound": Claim("the data was rewound", _SAMPLES),
     "data anew": Claim("the data starts over", _SAMPLES),
     "sampler anew": Claim(

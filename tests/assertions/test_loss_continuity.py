@@ -10,6 +10,7 @@ import pytest
 
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.lr_continuity import LrContinuity
+from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.comparison.agreement import agree, wants_more
@@ -322,6 +323,30 @@ def test_a_cut_accumulation_is_told(trainer: Any) -> None:
     others = twice(others, lambda e: (e.attempt, e.step) == (1, 1))
     reason = LossContinuity().judge(others, [twin]).reason  # the tail of an epoch that had been done, say
     assert ("accumulation" in reason, "given other samples in step 16" in reason) == (False, True), reason
+
+
+def test_the_samples_of_a_cut_accumulation_follow_from_it(trainer: Any) -> None:
+    """The step after the resume has only the last half of its losses and samples: no data order is blamed."""
+
+    def edited(run: Any, cut: bool) -> Any:
+        def of(data: Any, half: bool) -> Any:
+            own = {name: data[name][len(data[name]) // 2 :] for name in ("samples", "indices")} if half else {}
+            return {**data, **own, "losses": data["losses"] * (1 if half else 2)}
+
+        events = tuple(
+            replace(e, data=of(e.data, cut and (e.attempt, e.step) == (1, 1))) if e.kind is Kind.STEP else e
+            for e in run.events
+        )
+        return replace(run, events=events)
+
+    run = _scale_loss(edited(trainer(kills=KILL).record(), True), lambda e: e.attempt == 1 and e.step > 1, 1.01)
+    twin = edited(trainer().record(), False)
+    reason = LossContinuity().judge(run, [twin]).reason
+    assert "the first step had 1 backwards and 2 in the twin" in reason
+    assert "data order" not in reason
+    reason = SampleAccounting().judge(run, [twin]).reason
+    assert "step 16 consumed the last 4 of its 8 samples in the twin, as if the checkpoint was written in" in reason
+    assert reason.endswith("No step has the other 4.")
 
 
 def test_what_was_put_back_is_not_blamed(trainer: Any) -> None:

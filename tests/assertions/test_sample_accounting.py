@@ -115,13 +115,16 @@ def test_a_sampler_that_restarted_is_named(trainer: Any) -> None:
 
 
 def test_samples_that_were_skipped_are_named(trainer: Any) -> None:
-    """A loader that had run ahead of training: the samples in between are gone."""
+    """A loader that had run ahead of training: the samples in between are gone. The last steps consume samples that
+    the twin does not reach, none of them twice."""
     finding = SampleAccounting().judge(_shift(trainer(kills=KILL).record(), 16), [trainer().record()])
     assert finding.outcome is Outcome.FAILED
     assert (
         "samples 120-135 were skipped after the resume from step 15: step 16 consumed the samples of step 18"
         in finding.reason
     )
+    assert finding.reason.endswith("In all, 16 samples were skipped, and 16 consumed that the twin never consumed.")
+    assert finding.measured["repeated"] == 0
 
 
 def test_data_that_was_rewound_or_drawn_anew_is_told_apart(trainer: Any) -> None:

@@ -27,7 +27,7 @@ from torchaos.harness.analysis.checkpointing.restored_state import (
 from torchaos.harness.analysis.checkpointing.torn import torn
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
-from torchaos.harness.analysis.comparison.sample_counts import renumbered
+from torchaos.harness.analysis.comparison.sample_counts import ends_of, renumbered
 from torchaos.harness.analysis.comparison.skipped_iterations import other_skips
 from torchaos.harness.analysis.tolerance import ROUNDING, Steps, relative
 from torchaos.harness.record.history import Execution, History, Segment, StepTable
@@ -155,6 +155,8 @@ class _Resumed:
             state = [*self._inputs(), *state] if not any(fact.quantity == "parameters" for fact in state) else state
         counter = _counter(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
         update = [self._trained(), *self._moments(), counter, self._schedule()]
+        if exact[0] and data and data.step == self._first.step:
+            data = None  # the samples of the rest of the step
         proved = [_Fact("", self._first.step, clause) for clause in exact if clause]
         found = [fact for fact in (*proved, data, *state, *update) if fact]
         if all(fact.quantity in _UPDATE for fact in found) and (others := self._begun.changed_generators):
@@ -284,15 +286,9 @@ def _accumulation(base: int, ours: Steps, theirs: Steps, first: Difference) -> s
     if first.what != "number of losses" or first.step != base + 1 or (first.ours or 0) >= (first.theirs or 0):
         return None
     mine, twins = ours[first.step], theirs[first.step]
-    if not all(_is_end_of(mine[rank].samples, twins[rank].samples) for rank in mine.keys() & twins.keys()):
+    if not ends_of(mine, twins):
         return None
     return said("accumulation", ours=first.ours, theirs=first.theirs)
-
-
-def _is_end_of(part: Sequence[str | None], whole: Sequence[str | None]) -> bool:
-    """Whether a step did only the rest of another step, as far as its samples were seen."""
-    pairs = zip(reversed(part), reversed(whole), strict=False)
-    return len(part) <= len(whole) and all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 def _loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:

@@ -102,6 +102,16 @@ def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> 
     return counts_of(mine, _indices) == counts_of(others, _indices)
 
 
+def ends_of(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
+    """Whether a step did only the rest of another step on each rank, as far as its samples were seen."""
+    for rank in mine.keys() & others.keys():
+        part, whole = mine[rank].samples, others[rank].samples
+        pairs = zip(reversed(part), reversed(whole), strict=False)
+        if len(part) > len(whole) or not all(None in pair or pair[0] == pair[1] for pair in pairs):
+            return False
+    return True
+
+
 def any_summed(*steps: Mapping[int, Execution]) -> bool:
     """Whether only the sum of the samples is known on some rank."""
     return any(execution.sums is not None for by_rank in steps for execution in by_rank.values())

@@ -16,6 +16,7 @@ from torchaos.harness.analysis.comparison.sample_counts import (
     counts_of,
     different,
     digests_of,
+    ends_of,
     named,
     reader,
     steps_like,
@@ -133,6 +134,9 @@ def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> 
     other = different(ours, theirs)
     mine, twins = (total_of((steps[at] for at in other if at in steps), read) for steps in (ours, theirs))
     skipped, repeated = twins - mine, mine - twins
+    known = total_of(theirs.values(), read)
+    new = Samples({sample: 1 for sample in repeated if not known[sample]})  # the twin did not reach them
+    repeated -= new
     measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
     if step not in ours:
         gone = named(counts_of(theirs[step], read))
@@ -145,7 +149,10 @@ def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> 
     if skips := other_skips(ours, theirs):
         told = f"the samples of step {step} are not those of the twin, as those of later steps: {skips}."
         return failed(told, First(What.SAMPLES, step), **measured)
-    told = f"{story(history, ours, theirs, step, read, skipped)} {_sum(skipped, repeated)}"
+    total = _sum(skipped, repeated, new)
+    if _is_rest(ours, theirs, step) and skipped == counts_of(theirs[step], read) - counts_of(ours[step], read):
+        total = f"No step has the other {skipped.total()}."
+    told = f"{story(history, ours, theirs, step, read, skipped)} {total}"
     return failed(told, First(What.SAMPLES, step), **measured)
 
 
@@ -184,6 +191,8 @@ def story(
     base = attempt.base if attempt and attempt.number else None
     resumed = f"after the resume from step {base}" if base is not None else "without any restart before it"
     mixed = torn(history, attempt.segments[0]) if attempt and attempt.segments else ""
+    if base is not None and step == base + 1 and _is_rest(ours, theirs, step):
+        return said("rest", step=step, ours=got.total(), theirs=due.total(), other=other)
     if got.total() != due.total():
         return (
             f"step {step} consumed {got.total()} samples and {due.total()} in {other}, on {len(ours[step])} and "
@@ -204,6 +213,13 @@ def story(
         drawn = all(isinstance(one, int) for one in got)
         why = said("sampler anew" if drawn else "data anew")
     return f"{named(got)} were consumed twice, in steps {usual} and {step}, {resumed}: {why}."
+
+
+def _is_rest(ours: Steps, theirs: Steps, step: int) -> bool:
+    """Whether the step did only the rest of a step of the other side."""
+    mine, twins = ours[step], theirs[step]
+    many = [sum(sums_of(execution).in_samples for execution in side.values()) for side in (mine, twins)]
+    return mine.keys() == twins.keys() and 0 < many[0] < many[1] and ends_of(mine, twins)
 
 
 def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resumed: str) -> str:
@@ -229,11 +245,13 @@ def _nearest(step: int, others: Collection[int]) -> int | None:
     return min(others, key=lambda at: (abs(at - step), at), default=None)
 
 
-def _sum(skipped: Samples, repeated: Samples) -> str:
-    if not skipped and not repeated:
+def _sum(skipped: Samples, repeated: Samples, new: Samples) -> str:
+    """`new`: samples that the twin never consumed."""
+    if not skipped and not repeated and not new:
         return "In the end each sample was consumed as often as in the twin."
+    beyond = f", and {new.total()} consumed that the twin never consumed" if new else ""
     if not skipped:
-        return f"In all, none was skipped and {counted(repeated.total(), 'sample', 'was/were')} consumed too often."
-    return (
-        f"In all, {counted(skipped.total(), 'sample', 'was/were')} skipped and {repeated.total()} consumed too often."
-    )
+        many = f"{counted(repeated.total(), 'sample', 'was/were')} consumed too often"
+        return f"In all, none was skipped{f' and {many}' if repeated or not new else ''}{beyond}."
+    again = f" and {repeated.total()} consumed too often" if repeated or not new else ""
+    return f"In all, {counted(skipped.total(), 'sample', 'was/were')} skipped{again}{beyond}."

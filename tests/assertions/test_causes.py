@@ -62,6 +62,23 @@ def test_each_part_of_the_state_is_a_cause(trainer: Any, edit: dict[str, Any], w
     assert words in finding.reason
 
 
+@pytest.mark.parametrize(("edit", "told"), [({}, True), ({"buffers": {"mean": OTHER}}, False)], ids=["alone", "beside"])
+def test_a_generator_that_the_forward_does_not_draw_from(trainer: Any, edit: dict[str, Any], told: bool) -> None:
+    """The loop may draw from it, such as the noise of a diffusion model. It is named if nothing else differs, but not
+    as one that the model draws from."""
+    there = {"buffers": {"mean": SUM}, "drawn": []}
+    run, twin = (
+        _edited(record, Kind.BEGUN, lambda event: {**there, **(edit if event.attempt and not event.step else {})})
+        for record in (
+            trainer(kills=KILL, broken=frozenset({"rng"}), named=True).record(),
+            trainer(named=True).record(),
+        )
+    )
+    reason = LossContinuity().judge(run, [twin]).reason
+    assert ("the RNG state was not restored: the states" in reason) is told, reason
+    assert "the model draws" not in reason
+
+
 def test_a_learning_rate_is_told_with_the_story_of_the_schedule(trainer: Any) -> None:
     """Its own counter was not seen."""
 

@@ -63,13 +63,6 @@ def test_a_schedule_is_a_cause_of_its_own(trainer: Any) -> None:
     assert [case.follows for case in result.cases] == [None, None, None]
 
 
-def test_a_loss_that_mentions_the_rate_follows_from_it() -> None:
-    """The rate comes before the loss, wherever the two assertions are in the scenario."""
-    said = ("loss_continuity", What.RATE, 16), ("lr_continuity", What.RATE, 16)
-    wanted = {"loss_continuity": "lr_continuity", "lr_continuity": None}
-    assert links(*said) == links(*reversed(said)) == wanted
-
-
 def test_a_chain_has_one_root() -> None:
     """Samples, loss, parameters, checkpoint: all follow from the samples, and so says each."""
     assert links(

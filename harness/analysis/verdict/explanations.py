@@ -180,11 +180,9 @@ def _root(place: int, cases: Sequence[Case], firsts: Sequence[First | None], fal
     own = firsts[place]
     if own is None:
         return None
-    # If the rate itself is wrong first, that is the finding of lr_continuity, which other assertions only mention.
-    order = [at - len(cases) * (case.name == "lr_continuity") for at, case in enumerate(cases)]
     if fallen and own.what in (What.ENDING, What.ABSENT):
         return fallen
-    causes = [at for at, other in enumerate(firsts) if other and _comes_of((own, order[place]), (other, order[at]))]
+    causes = [at for at, other in enumerate(firsts) if other and _comes_of((own, place), (other, at))]
     if not causes:
         return None
     earliest = min(causes, key=lambda at: (firsts[at] or own).step)

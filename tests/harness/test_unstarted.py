@@ -96,6 +96,20 @@ def test_a_job_that_dies_later_by_itself_shows_its_own_error(trainer: Any) -> No
         assert "process group" not in text
 
 
+def test_the_rank_that_failed_first_is_named(trainer: Any) -> None:
+    """If the launcher ended the other ranks, their exit codes are its own doing."""
+    run = failing(trainer(steps=6).record(), 500)
+    pids = {rank: process.pid for rank, process in run.history.attempts[0].ranks.items()}
+    end = next(event for event in run.events if event.kind is Kind.JOB_EXITED)
+    events = [event for event in run.events if event.kind is not Kind.RANK_EXITED]
+    for rank, code in ((0, -15), (1, -11)):
+        data = {"pid": pids[rank], "start_ticks": None, "exit_code": code}
+        at_s = end.mono_s - 0.1 + rank / 100
+        events.append(replace(end, kind=Kind.RANK_EXITED, rank=rank, attempt=0, mono_s=at_s, data=data))
+    run = replace(run, events=tuple(sorted(events, key=lambda event: event.mono_s)))
+    assert "before any fault (rank 1 failed first: exit code -11)" in verdict_of(run, (), "/run").reason
+
+
 def test_ranks_that_die_of_the_same_error_show_it_once(trainer: Any) -> None:
     """Torch writes the rank before each line of a traceback."""
     lines = [f"[rank{rank}]: {line}" for rank in (0, 1) for line in OWN.splitlines()[1:5]]

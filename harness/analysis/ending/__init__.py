@@ -197,13 +197,16 @@ def died_by_itself(run: Record) -> str:
     a fault was applied before."""
     if run.stopped or run.exit_code in (0, None) or any(run.of_kind(Kind.APPLYING, Kind.APPLIED)):
         return ""
-    codes = [code for attempt in run.history.attempts for code in attempt.exit_codes.values() if code]
+    codes = {code for attempt in run.history.attempts for code in attempt.exit_codes.values() if code}
+    first, own = failed_rank(run), codes - _ASKED
+    code = f"exit code {first.exit_code if first else min(own, default=run.exit_code)}"
+    code = f"rank {first.rank} failed first: {code}" if first and len(codes) > 1 else code
     ends = last_words_in_words([*map(_short, _first_error(run.log_end))])
     steps = run.history.executions
     when = (
         f"by itself after step {run.history.last_step}, before any fault" if steps else "before its first step was seen"
     )
-    return f"the job died {when} (exit code {codes[0] if codes else run.exit_code}){ends}"
+    return f"the job died {when} ({code}){ends}"
 
 
 def last_error(run: Record) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
-from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, root_of
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, is_below, root_of
 from torchaos.harness.analysis.checkpointing.resume_points import points_of
-from torchaos.harness.analysis.checkpointing.resumed_from import Apart, Resume, apart, name_of, resumes
+from torchaos.harness.analysis.checkpointing.resumed_from import Apart, Resume, SavedCheckpoint, apart, name_of, resumes
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.ending import not_restarted, unloaded
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.analysis.replica_verdict import why_no_steps
 from torchaos.harness.record.history import Save, saved_as
+from torchaos.harness.record.history.saves_and_loads import checkpoint_of, final_path, number_in_name
 from torchaos.harness.record.history.step_evidence import in_words
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import records_of
@@ -78,10 +81,13 @@ class NoLostWork(Assertion):
                     f"{name_of(resume.best.path)} was saved, so it may hold the state of an earlier step than "
                     f"{resume.best.step}"
                 )
+            needless = f"{counted(resume.best.step - base, 'step', 'was/were')} lost needlessly"
+            its = f"the checkpoint of step {resume.best.step} ({name_of(resume.best.path)})"
             return failed(
-                f"attempt {attempt.number} {begun}, although the checkpoint of step {resume.best.step} "
-                f"({name_of(resume.best.path)}) was already complete: "
-                f"{counted(resume.best.step - base, 'step', 'was/were')} lost needlessly. {_cause(run, resume, base)}",
+                f"attempt {attempt.number} {begun}: {its} had been complete, but {gone}: {needless}."
+                if (gone := _gone(run, resume, resume.best))
+                else f"attempt {attempt.number} {begun}, although {its} was already complete: {needless}. "
+                + _cause(run, resume, resume.best, base),
                 base=base, newest=resume.best.step, needless=resume.best.step - base,
             )  # fmt: skip
         if other := apart(attempt):
@@ -98,6 +104,19 @@ class NoLostWork(Assertion):
                 f"attempt {attempt.number} {begun}, and not from the newer checkpoint of step {resume.newer.step} "
                 f"({name_of(resume.newer.path)}), which may have been incomplete: {state}, and nothing shows whether "
                 "the job had finished that save"
+            )
+        seen = max((one for one in (resume.best, resume.newer) if one), key=lambda one: one.step, default=None)
+        if base == resume.reached and not attempt.conflicts and (resume.best is None or resume.best.step < base):
+            return passed(
+                f"attempt {attempt.number} went on from step {base}, the highest step that had been done: no step was "
+                "done again",
+                base=base,
+            )  # fmt: skip
+        if seen and seen.step < base and attempt.loaded is None:
+            return inconclusive(
+                f"attempt {attempt.number} {begun}, from a source that was not seen. The newest checkpoint that was "
+                f"seen is of step {seen.step} ({name_of(seen.path)}): whether one of a later step than {base} was "
+                "there is not known"
             )
         if resume.best is None and base == 0 and _all_were_seen(run):
             return passed(
@@ -195,7 +214,34 @@ def _not_resumed(run: Record) -> Finding:
     return passed(f"no step had been done when attempt {first} began, so none was lost", resumes=0, base=base)
 
 
-def _cause(run: Record, resume: Resume, base: int) -> str:
+def _gone(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
+    """A clause that says how the job itself made an end of a complete checkpoint before the first step of the attempt:
+    it removed it, or wrote over it. Empty if that was not seen."""
+    number, by_s = resume.attempt.number, _first_s(run, resume) or inf
+    removed: dict[str, Event] = {}
+    for event in run.of_kind(Kind.REMOVED):
+        if best.whole_s < event.mono_s < by_s:
+            path = posixpath.normpath(str(event.data["path"]))
+            removed |= dict.fromkeys((one for one in best.paths if is_below(one, path)), event)
+    whole = removed.keys() == best.paths
+    if removed and (whole or len({checkpoint_of(one) for one in best.paths}) == 1):
+        what = "it" if whole else " and ".join(sorted(map(posixpath.basename, removed)))
+        if any(event.attempt == number for event in removed.values()) and not resume.attempt.after:
+            return f"attempt {number} itself removed {what} before its first step"
+        return f"the job removed {what}" + ("" if resume.newer else " before a newer one was complete")
+    looked = next(
+        (one for one in run.history.loads if one.missing and one.path in best.paths and one.attempt == number), None
+    )
+    if looked:
+        return f"rank {looked.rank} of attempt {number} looked for it, and it did not exist"
+    if any(number_in_name(one) is not None or final_path(one) != one for one in best.paths):
+        return ""
+    again = (one for one in run.history.saves if one.path in best.paths and best.whole_s < one.begun_s < by_s)
+    over = next((one for one in again if one.global_step not in (None, best.step)), None)
+    return f"the save of step {over.global_step} began to write over it" if over else ""
+
+
+def _cause(run: Record, resume: Resume, best: SavedCheckpoint, base: int) -> str:
     loaded, tried = (
         resume.attempt.loaded,
         unloaded.failed_loads(run, resume.attempt.number) if not resume.attempt.after else [],
@@ -204,10 +250,16 @@ def _cause(run: Record, resume: Resume, base: int) -> str:
     if tried:
         then = f", and then it loaded {name_of(loaded)}" if loaded else ""
         return f"It tried to load {unloaded.in_words(tried)}, and that failed{then}.{other}"
+    if absent := [one.path for one in run.history.loads if one.missing and one.attempt == resume.attempt.number]:
+        then = f", and then loaded {name_of(loaded)}" if loaded else ""
+        return f"It looked for {unloaded.in_words(absent)}, which did not exist{then}.{other}"
     if loaded is not None:
         return said("wrong checkpoint", name=name_of(loaded), other=other)
     if base == 0:
-        return said("no load")
+        if any(one.saved_s is not None and one.attempt == best.attempt and one.step == best.step and one.good
+               for one in checkpoints_of(run) or []):  # fmt: skip
+            return said("no load")
+        return "No load of a checkpoint was seen, and whether this one was still there is not known."
     return f"Which checkpoint was loaded was not seen.{other}"
 
 

@@ -54,37 +54,53 @@ class Children:
         self._agent.emit(Kind.WRITER_ENDED, {"child": child})
 
 
-# Reports renames of saved checkpoints. Many jobs write `ckpt-4.tmp` and rename the file when it is complete.
+# Reports renames and removals of saved checkpoints. Many jobs write `ckpt-4.tmp` and rename the file when it is
+# complete; many keep only the newest, and remove the others.
 #
 # Wraps os.rename and os.replace, which Path.rename and Path.replace also use, and shutil.move, which copies the file to
-# another file system. A rename is reported after it has succeeded.
+# another file system; os.remove, os.unlink and shutil.rmtree. Each is reported after it has succeeded.
 
 _MOST = 256  # saves that are remembered
 
 
 class Renames:
     def __init__(self, agent: Agent) -> None:
-        self._agent, self._saved = agent, dict[str, None]()
-        self._note = agent.careful("checkpoints")(self._renamed)
+        self._agent, self._saved, self._loaded = agent, dict[str, None](), dict[str, None]()
+        self._thread = threading.local()
+        careful = agent.careful("checkpoints")
+        self._note, self._found, self._gone = careful(self._renamed), careful(self._goes), careful(self._removed)
 
     def install(self) -> None:
         os.rename, os.replace = self._reporting(os.rename), self._reporting(os.replace)
         shutil.move = self._reporting(shutil.move)
+        os.remove, os.unlink = self._removing(os.remove), self._removing(os.unlink)
+        shutil.rmtree = self._removing(shutil.rmtree)  # type: ignore[assignment]
         if accessor := getattr(pathlib, "_NormalAccessor", None):  # Python 3.10 keeps references to both in it
             accessor.rename, accessor.replace = staticmethod(os.rename), staticmethod(os.replace)
+            accessor.unlink = staticmethod(os.unlink)
 
     def saved(self, path: str) -> None:
-        self._saved.pop(path, None)
-        self._saved[path] = None
-        if len(self._saved) > _MOST:
-            del self._saved[next(iter(self._saved))]
+        self._remember(self._saved, path)
+
+    def loaded(self, path: str) -> None:
+        self._remember(self._loaded, path)
+
+    def _remember(self, paths: dict[str, None], path: str) -> None:
+        paths.pop(path, None)
+        paths[path] = None
+        if len(paths) > _MOST:
+            del paths[next(iter(paths))]
 
     def _reporting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def rename(*args: Any, **kwargs: Any) -> Any:
             if self._agent.look_for_saves is not None:
                 self._agent.look_for_saves()
-            result = original(*args, **kwargs)
+            outer, self._thread.moves = getattr(self._thread, "moves", False), True  # a move may copy and remove
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._thread.moves = outer
             if self._saved and self._agent.sees_saves:
                 self._note(result, *args, **kwargs)
             return result
@@ -92,6 +108,41 @@ class Renames:
         if original in os.supports_dir_fd:
             os.supports_dir_fd.add(rename)
         return rename
+
+    def _removing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def remove(*args: Any, **kwargs: Any) -> Any:
+            known = (self._saved or self._loaded) and self._agent.sees_saves
+            path = self._found(*args, **kwargs) if known and not getattr(self._thread, "moves", False) else None
+            result = original(*args, **kwargs)
+            if path is not None:
+                self._gone(path)
+            return result
+
+        if original in os.supports_dir_fd:
+            os.supports_dir_fd.add(remove)
+        return remove
+
+    def _goes(self, path: Any, *_: Any, dir_fd: int | None = None, **_options: Any) -> str | None:
+        """The path that is removed, if it has a file that was saved or loaded. None if the file stays under another
+        name: a link goes, or one of several names of the file."""
+        if dir_fd is not None:
+            return None
+        try:
+            old = os.path.abspath(os.fsdecode(path))
+            mine = [one for one in (*self._saved, *self._loaded) if one == old or one.startswith(old + os.sep)]
+            stays = os.path.islink(old) or any(os.path.isfile(one) and os.stat(one).st_nlink > 1 for one in mine)
+        except (OSError, TypeError, ValueError):  # no path, or another rank removed it just now
+            return None
+        return old if mine and not stays else None
+
+    def _removed(self, path: str) -> None:
+        if os.path.lexists(path):  # rmtree may ignore errors
+            return
+        self._agent.emit(Kind.REMOVED, {"path": path})
+        for paths in (self._saved, self._loaded):
+            for one in [one for one in list(paths) if one == path or one.startswith(path + os.sep)]:
+                del paths[one]
 
     def _renamed(self, moved_to: Any, src: Any, dst: Any, *_: Any, **folders: Any) -> None:
         if any(isinstance(fd, int) for fd in folders.values()):  # relative to an open folder
@@ -272,15 +323,19 @@ class Transfers:
             self._kept.save_begins()
             self.children.saves()
 
-    def _end(self, path: str, format: str, saves: bool, ok: bool, blocked_s: float, contents: Any, step: int) -> None:
+    def _end(
+        self, path: str, format: str, saves: bool, ok: bool, blocked_s: float, contents: Any, step: int, missing: bool
+    ) -> None:
         self.open.remove(path)
         fields = {"path": path, "format": format, "ok": ok, **self.children.fields}
         if saves:
             self.renames.saved(path)
             self._agent.emit(Kind.SAVE_END, {**fields, "blocked_s": round(blocked_s, 6)}, step)
         else:
-            self._agent.emit(Kind.LOAD_END, {**fields, "numbers": (self._numbers(contents) or {}) if ok else {}}, step)
+            fields["numbers"] = (self._numbers(contents) or {}) if ok else {}
+            self._agent.emit(Kind.LOAD_END, {**fields, "missing": True} if missing else fields, step)
             if ok:
+                self.renames.loaded(path)
                 self._agent.loads += 1
                 self._kept.handled()
                 self._agent.orders.loaded()
@@ -318,9 +373,9 @@ class Transfer:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._transfers.count(-1)
-        self._leave(error is None)
+        self._leave(error is None, isinstance(error, FileNotFoundError) and not os.path.lexists(self._path))
 
-    def _leave(self, ok: bool) -> None:
+    def _leave(self, ok: bool, missing: bool = False) -> None:
         blocked = 0.0
         if self._in_training:
             self._agent.phases.leave(self._phase)
@@ -331,7 +386,7 @@ class Transfer:
         def end(ok: bool) -> None:
             if self._agent.on or self._agent.child is not None:
                 contents, self.contents = self.contents, None if self._saves else self.contents
-                self._transfers.end(self._path, self._format, self._saves, ok, blocked, contents, self._step)
+                self._transfers.end(self._path, self._format, self._saves, ok, blocked, contents, self._step, missing)
 
         if ok and self._later is not None:
             self._later(end)

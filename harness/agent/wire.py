@@ -83,6 +83,7 @@ class Kind(str, Enum):
     KEPT = "checkpoint.parameters"
     BEGUN = "state.begun"
     RENAMED = "checkpoint.renamed"
+    REMOVED = "checkpoint.removed"
     WRITER_ENDED = "checkpoint.writer_ended"
     LOAD_BEGIN = "checkpoint.load_begin"
     LOAD_END = "checkpoint.load_end"
@@ -185,9 +186,12 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.BEGUN: {"parameters?": "dict[str, KindAndSum]", **_STATE, "at": "str",
                  "inputs?": "dict[str, KindAndSum]", "drawn?": "list[str]"},
     Kind.RENAMED: {"path": "str", "to": "str"},  # a path that this rank saved, or a folder above it, is renamed
+    Kind.REMOVED: {"path": "str"},  # a path that this rank saved or loaded, or a folder above it, was removed
     Kind.LOAD_BEGIN: {"path": "str", "format": "str"},  # format: as in a save
     # numbers: step counts found in the contents
-    Kind.LOAD_END: {"path": "str", "format": "str", "ok": "bool", "numbers": "dict", "blocked_s?": "float"},
+    # missing: the job looked for a file that does not exist
+    Kind.LOAD_END: {"path": "str", "format": "str", "ok": "bool", "numbers": "dict", "blocked_s?": "float",
+                    "missing?": "bool"},
     Kind.ARMED: {"fault": "str", "targets": "list[Whole]"},  # the agents have the order; targets: ranks
     Kind.HELD: {**_HIT, "pid?": "Whole | None"},  # the pacer waits at the Moment
     Kind.APPLYING: {**_HIT, "pid": "Whole | None"},  # this process is about to apply the fault

@@ -264,9 +264,9 @@ CLAIMS: Mapping[str, Claim] = {
         "It loaded {name}: most likely it chose the wrong checkpoint as the newest.{other}", "the load, and the saves"
     ),
     "no load": Claim(
-        "No load of a checkpoint was seen: most likely the job did not find the newest checkpoint, or could not load "
-        "it.",
-        "that the attempt began from the start, and that loads can be seen",
+        "It is there at the end, and no load of a checkpoint was seen: most likely the job did not find it, or could "
+        "not load it.",
+        "that the attempt began from the start, that loads can be seen, and the inventory of the checkpoints",
     ),
     "waits for ever": Claim(
         "Most likely a thread that is no daemon, or a child process, waits for ever.",

@@ -122,7 +122,7 @@ def without_steps(run: Record) -> Record:
     came from one torchrun."""
     of_steps = {
         Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.BEGUN, Kind.RENAMED,
-        Kind.LOAD_BEGIN, Kind.LOAD_END,
+        Kind.REMOVED, Kind.LOAD_BEGIN, Kind.LOAD_END,
     }  # fmt: skip
     return replace(run, events=tuple(event for event in run.beside_steps if event.kind not in of_steps))
 

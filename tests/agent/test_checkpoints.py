@@ -371,6 +371,54 @@ shutil.move(folder + "/b.tmp", folder + "/elsewhere/b.pt")
     assert names == [("a.tmp", "a.pt"), ("b.tmp", "b.pt")]
 
 
+def test_a_load_of_a_file_that_does_not_exist(rank: Any) -> None:
+    """A job may look for its checkpoint by a load: that the file does not exist is told apart from one that can't be
+    read."""
+    ran = rank.run(
+        PREPARE
+        + """
+from pathlib import Path
+Path(folder + "/torn.pt").write_bytes(b"no checkpoint")
+for name in ("none.pt", "torn.pt"):
+    try: torch.load(folder + "/" + name)
+    except Exception: pass
+"""
+    )
+    assert ran.code == 0, ran.output
+    loads = [(event.data["ok"], event.data.get("missing")) for event in ran.of("checkpoint.load_end")]
+    assert loads == [(False, True), (False, None)]
+
+
+def test_removals_of_saved_files(rank: Any) -> None:
+    """A file that was saved or loaded, or a folder with one, is told when it is gone: not before, not a file that stays
+    under another name, and not one that was moved away. Other files are not told."""
+    ran = rank.run(
+        PREPARE
+        + """
+import shutil
+from pathlib import Path
+for n in "abcde": torch.save({}, f"{folder}/{n}.pt")
+for n in ("one", "two"): os.mkdir(f"{folder}/{n}"); torch.save({}, f"{folder}/{n}/x.pt")
+shutil.copy(folder + "/a.pt", folder + "/old.pt"); torch.load(folder + "/old.pt")
+for call in (os.remove, shutil.rmtree):
+    for path in (folder + "/missing", None, []):
+        try: call(path)
+        except (FileNotFoundError, TypeError): pass
+os.remove(folder + "/a.pt"); os.unlink(folder + "/old.pt"); Path(folder + "/b.pt").unlink()
+os.link(folder + "/c.pt", folder + "/kept.pt"); os.remove(folder + "/c.pt")
+os.symlink(folder + "/two", folder + "/latest"); os.remove(folder + "/latest")
+os.rename(folder + "/d.pt", folder + "/f.pt"); os.remove(folder + "/f.pt")
+shutil.rmtree(folder + "/one"); shutil.rmtree(Path(folder + "/two"), ignore_errors=True)
+Path("other").write_text(""); os.remove("other"); os.mkdir("empty"); shutil.rmtree("empty")
+os.chdir(folder); os.remove("e.pt")
+"""
+    )
+    assert ran.code == 0, ran.output
+    assert not ran.failures
+    names = [event.data["path"].rpartition("/")[2] for event in ran.of("checkpoint.removed")]
+    assert names == ["a.pt", "old.pt", "b.pt", "f.pt", "one", "two", "e.pt"]
+
+
 def test_a_forked_child_tells_what_it_saves(rank: Any) -> None:
     """It reports its saves, their renames and its end, but no load; a child that saves nothing reports nothing."""
     ran = rank.run(

@@ -29,7 +29,8 @@ def _from(run: Any, base: int) -> Any:
                 path = f"/job/checkpoints/step-{base}"
                 events.append(replace(event, data={**event.data, "path": path, "numbers": {"step": base}}))
         elif event.kind is Kind.STEP and event.attempt == 1:
-            events.append(replace(event, data=made[base + (event.step or 0), event.rank]))
+            if (base + (event.step or 0), event.rank) in made:
+                events.append(replace(event, data=made[base + (event.step or 0), event.rank]))
         else:
             events.append(event)
     return replace(run, events=tuple(events))
@@ -393,6 +394,96 @@ def test_a_save_that_was_not_seen_is_told(trainer: Any) -> None:
     assert newer.outcome is Outcome.INCONCLUSIVE
     assert "step-15 (step 15) is there at the end, and its save was not seen" in newer.reason
     assert judged(10, {15}, 20).outcome is Outcome.PASSED, "it is of a step that was done only after the resume"
+
+
+def _without_loads(run: Any) -> Any:
+    return replace(run, events=tuple(event for event in run.events if event.kind is not Kind.LOAD_END))
+
+
+def _until_killed(run: Any, *kinds: Kind) -> Event:
+    """The last event of these kinds of rank 0 in the first attempt."""
+    return [event for event in run.events if event.kind in kinds and (event.attempt, event.rank) == (0, 0)][-1]
+
+
+def _and(run: Any, *more: Event) -> Any:
+    return replace(run, events=tuple(sorted((*run.events, *more), key=lambda event: event.mono_s)))
+
+
+def test_a_checkpoint_that_the_job_removed_is_not_said_to_be_there(trainer: Any) -> None:
+    """The job removed it before the next one was complete: the work is lost, and the reason says by what, whether the
+    attempt began from the start or from an older checkpoint, and whether a folder went, or a file of it."""
+    run = trainer(kills=[(18, 1)]).record()
+    last = _until_killed(run, Kind.STEP)
+    for base, path, attempt, says in (
+        (0, "/job/checkpoints/step-15", 0, "the job removed it before a newer one was complete"),
+        (0, "/job/checkpoints", 0, "the job removed it before a newer one was complete"),
+        (10, "/job/checkpoints/step-15", 0, "the job removed it before a newer one was complete"),
+        (0, "/job/checkpoints/step-15", 1, "attempt 1 itself removed it before its first step"),
+    ):
+        at_s = last.mono_s + 1e-6 if attempt == 0 else _first_step(run).mono_s - 1e-6
+        gone = replace(last, kind=Kind.REMOVED, attempt=attempt, mono_s=at_s, seq=9_999, data={"path": path})
+        finding = NoLostWork().judge(_from(_and(run, gone), base), [])
+        assert finding.outcome is Outcome.FAILED, finding.reason
+        assert "the checkpoint of step 15 (step-15) had been complete, but " + says in finding.reason
+        assert f"{15 - base} steps were lost needlessly" in finding.reason
+        assert "most likely" not in finding.reason
+    other = replace(gone, data={"path": "/job/checkpoints/step-5"})
+    assert "was already complete" in NoLostWork().judge(_from(_and(run, other), 10), []).reason
+
+
+def _first_step(run: Any) -> Event:
+    return next(event for event in run.events if event.kind is Kind.STEP and event.attempt == 1)
+
+
+def test_a_checkpoint_that_was_overwritten_is_not_said_to_be_there(trainer: Any) -> None:
+    """Each save writes last.pt anew. The job died while it wrote the file again: the complete one was gone by then."""
+    run = trainer(kills=[(18, 1)]).record()
+    last, begun = _until_killed(run, Kind.STEP), _until_killed(run, Kind.SAVE_BEGIN)
+    run = _and(_from(run, 0), replace(begun, step=last.step, mono_s=last.mono_s + 1e-6, seq=9_999))
+    named = (
+        replace(e, data={**e.data, "path": "/job/checkpoints/last.pt"}) if "path" in e.data else e for e in run.events
+    )
+    finding = NoLostWork().judge(replace(run, events=tuple(named)), [])
+    assert finding.outcome is Outcome.FAILED, finding.reason
+    assert "(last.pt) had been complete, but the save of step 17 began to write over it" in finding.reason
+
+
+def test_a_checkpoint_without_a_load_may_be_gone(trainer: Any) -> None:
+    """Without a load, that the job did not find the checkpoint is said only if it is there at the end."""
+    entry = {
+        "path": "step-15", "format": "dir", "step": 15, "complete": True, "loadable": True,
+        "problem": None, "tensors": {}, "values": {},
+    }  # fmt: skip
+    for there, says in (([entry], "It is there at the end"), ([], "whether this one was still there is not known")):
+        run = trainer(kills=[(18, 1)]).record(inventory={"root": "/job/checkpoints", "checkpoints": there})
+        again = (Kind.SAVE_BEGIN, Kind.SAVE_END)
+        run = _from(run, 0)
+        kept = tuple(event for event in run.events if event.attempt == 0 or event.kind not in again)
+        finding = NoLostWork().judge(replace(run, events=kept), [])
+        assert (finding.outcome, says in finding.reason) == (Outcome.FAILED, True), finding.reason
+        assert ("most likely" in finding.reason) is bool(there)
+
+
+def test_no_step_again_is_no_work_lost(trainer: Any) -> None:
+    """The job went on from the highest step that was done, from a source that was not seen, such as memory: nothing can
+    have been lost, whether an older checkpoint was seen or none."""
+    run = trainer(kills=[(18, 1)]).record()
+    saves = (Kind.SAVE_BEGIN, Kind.SAVE_END)
+    for seen in (True, False):
+        kept = tuple(event for event in run.events if seen or event.kind not in saves)
+        finding = NoLostWork().judge(_without_loads(_from(replace(run, events=kept), 17)), [])
+        assert finding.outcome is Outcome.PASSED, finding.reason
+        assert "went on from step 17, the highest step that had been done: no step was done again" in finding.reason
+
+
+def test_a_source_that_was_not_seen_is_said(trainer: Any) -> None:
+    """Some steps were done again, and the job went on from a later step than that of the newest checkpoint that was
+    seen: nothing shows which others were there."""
+    finding = NoLostWork().judge(_without_loads(_from(trainer(kills=[(19, 1)]).record(), 17)), [])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+    assert "went on from step 17, from a source that was not seen" in finding.reason
+    assert "The newest checkpoint that was seen is of step 15 (step-15)" in finding.reason
+    assert "whether one of a later step than 17 was there is not known" in finding.reason
 
 
 def test_a_rename_is_of_the_file_that_is_there(trainer: Any) -> None:

@@ -69,6 +69,40 @@ def test_a_load_that_failed_is_not_called_unseen(trainer: Any) -> None:
     assert "could not load step-15" in line
 
 
+def test_a_file_that_was_looked_for_and_does_not_exist(trainer: Any) -> None:
+    """All ranks looked for it before the first step: the story says so once, and does not call it a load that failed,
+    nor does no_lost_work."""
+    run = trainer(kills=[(18, 1)], loads_seen=True).record()
+    data = {"path": "/job/A", "format": "torch", "ok": False, "numbers": {}, "missing": True}
+    for attempt in (0, 1):
+        first = [one for one in run.events if one.kind is Kind.STEP and (one.attempt, one.step) == (attempt, 1)]
+        begun_s = min(step.mono_s for step in first) - 0.001
+        looked = (replace(one, kind=Kind.LOAD_END, step=0, mono_s=begun_s, seq=9_000, data=data) for one in first)
+        run = replace(run, events=tuple(sorted((*run.events, *looked), key=lambda event: event.mono_s)))
+    story = [moment.text for moment in happened(run)]
+    assert [line for line in story if line.endswith("looked for A, which does not exist")] == [
+        "attempt 0: looked for A, which does not exist", "attempt 1: looked for A, which does not exist"
+    ]  # fmt: skip
+    assert not any("could not load" in line for line in story), story
+    assert "attempt 0 begins with step 1" in story
+
+
+def test_a_checkpoint_that_did_not_exist_was_not_passed_over(trainer: Any) -> None:
+    """The second attempt looked for a file that did not exist, and began anew: the reason says so."""
+    run = _from_scratch(trainer(kills=[(18, 1)], loads_seen=True).record())
+    for path, says in (
+        ("/job/checkpoints/step-15", "had been complete, but rank 0 of attempt 1 looked for it, and it did not exist"),
+        ("/job/checkpoints/last.pt", "It looked for last.pt, which did not exist."),
+    ):
+        events = (
+            replace(event, data={**event.data, "path": path, "missing": True})
+            if event.kind is Kind.LOAD_END and event.attempt == 1 else event
+            for event in run.events
+        )  # fmt: skip
+        finding = NoLostWork().judge(replace(run, events=tuple(events)), [])
+        assert (finding.outcome, says in finding.reason) == (Outcome.FAILED, True), finding.reason
+
+
 def _from_scratch(run: Record) -> Record:
     """The second attempt can't load its checkpoint, and makes the first steps again."""
     made = {

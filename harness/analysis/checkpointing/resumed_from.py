@@ -7,7 +7,7 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import is_below, root_of
@@ -43,6 +43,7 @@ class SavedCheckpoint:
     lacks: tuple[str, ...] = ()  # files that most other checkpoints have
     went_on: bool = True  # the ranks that saved it trained on, or saved again
     late: bool = False  # training went on during the save: it may hold the state of an earlier step
+    paths: frozenset[str] = frozenset()  # its files
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ def resumes(run: Record) -> list[Resume]:
         own_s, earlier = history.of_segment(*this).first_s(), history.before_segment(*this)
         if own_s is None or not len(earlier) or part.in_memory or _is_warm_up(history, part):
             continue
+        if (after_warm_up := _in_step(history, part)) is not None:
+            part = after_warm_up
         loads = [load.mono_s for load in history.loads if load.attempt == part.number and load.mono_s <= own_s]
         by_s = part.started_s if part.after else min(loads, default=part.started_s)
         # If the attempt loads a checkpoint between two steps, checkpoints that it saved after the fault may contain the
@@ -96,11 +99,33 @@ def _is_warm_up(history: History, part: Segment) -> bool:
     by the state of a step to which they did not get."""
     steps = history.of_segment(part.number, part.after)
     last_s, done = steps.last_s(), int(steps.global_step.max(initial=0))
+    if part.base == 0 and not part.after and _ended_in_warm_up(history, part.number):
+        return True
     later = [other for other in history.segments if other.number == part.number and other.after > part.after]
     loads = [load for load in history.loads if load.attempt == part.number and load.mono_s > (last_s or 0.0)]
     saves = [saved_as(load.path, history.saves, part.started_s) for load in loads if load.ok]
     to = later[0].base if later else max((save.global_step or 0 for save in saves if save), default=0)
     return part.base == 0 and (to or 0) >= done
+
+
+def _ended_in_warm_up(history: History, attempt: int) -> bool:
+    """Whether the attempt loaded nothing before its last step, and made no more steps than another attempt made before
+    its first load: it died before the load that was to come, or before a step that shows it."""
+    done, first = int(history.executions.of_attempt(attempt).local_step.max(initial=0)), dict[int, int]()
+    for load in history.loads:
+        first[load.attempt] = min(load.local_step, first.get(load.attempt, load.local_step))
+    return first.pop(attempt, done) >= done and done <= max(first.values(), default=0)
+
+
+def _in_step(history: History, part: Segment) -> Segment | None:
+    """The part as one that resumed after its warm-up, if it began from scratch, and then loaded the checkpoint of just
+    the step to which its count had got: the numbers of its steps do not show that load."""
+    for load in history.loads:
+        if part.base == 0 and load.ok and load.attempt == part.number and load.local_step > part.after:
+            save = saved_as(load.path, history.saves, part.started_s)
+            if save and save.global_step == load.local_step:
+                return replace(part, base=save.global_step, loaded=load.path)
+    return None
 
 
 def resumed_in_words(history: History, step: Execution) -> str:
@@ -198,7 +223,8 @@ def _one(
     done = all(save.ok for save in group) and (begun_s > whole_s or left or (not in_thread and went_on))
     path = first.path if len(group) == 1 else posixpath.dirname(first.path)
     late = any(save.in_thread for save in group)
-    return SavedCheckpoint(step, path, first.attempt, whole_s, done and not lacks, tuple(lacks), done, late)
+    paths = frozenset(save.path for save in group)
+    return SavedCheckpoint(step, path, first.attempt, whole_s, done and not lacks, tuple(lacks), done, late, paths)
 
 
 def _hit(damaged: Iterable[Damage], checkpoint: SavedCheckpoint, by_s: float) -> bool:

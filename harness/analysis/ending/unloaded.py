@@ -13,10 +13,12 @@ from torchaos.harness.record.record import Record
 
 
 def failed_loads(run: Record, attempt: int) -> list[str]:
-    """The checkpoints that an attempt tried to load before its first step, and could not load in the end: their paths,
-    in order."""
+    """The checkpoints that an attempt tried to load before its first step, and could not load in the end, although they
+    exist: their paths, in order."""
     loads = _before_steps(run, attempt)
-    return list(dict.fromkeys(checkpoint_of(load.path) for load in loads if is_failed(load, loads)))
+    return list(
+        dict.fromkeys(checkpoint_of(load.path) for load in loads if is_failed(load, loads) and not load.missing)
+    )
 
 
 def in_words(paths: Sequence[str]) -> str:

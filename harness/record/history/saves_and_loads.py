@@ -58,6 +58,7 @@ class Load:
     ok: bool
     numbers: Mapping[str, float] = field(default_factory=dict)  # step-like entries of the contents
     local_step: int = 0  # steps completed in that attempt when the load began
+    missing: bool = False  # there was no such file
 
 
 def read_saves(events: Iterable[Event], steps: Executions) -> list[Save]:
@@ -146,7 +147,7 @@ def read_loads(events: Iterable[Event]) -> list[Load]:
     return [
         Load(
             posixpath.normpath(str(event.data["path"])), event.attempt or 0, event.rank or 0, event.mono_s,
-            bool(event.data.get("ok")), _numbers(event.data), event.step or 0,
+            bool(event.data.get("ok")), _numbers(event.data), event.step or 0, bool(event.data.get("missing")),
         )
         for event in events
         if event.kind is Kind.LOAD_END

@@ -98,6 +98,7 @@ _QUIET: Mapping[Kind, Callable[[Event], str]] = {
     Kind.RENAMED: lambda e: (
         f"{_who(e)} renames {posixpath.basename(e.data['path'])} to {posixpath.basename(e.data['to'])}"
     ),
+    Kind.REMOVED: lambda e: f"{_who(e)} removes {posixpath.basename(e.data['path'])}",
     Kind.HANG_OPINION: lambda e: f"the observer {e.data['observer']}: {e.data['opinion']}; {e.data['detail']}",
     Kind.WRITER_ENDED: lambda e: f"{_who(e)}: the process that saved has ended (pid {e.data['child']})",
 }

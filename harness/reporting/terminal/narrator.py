@@ -112,6 +112,9 @@ class Narrator:
         return None if event.data["ok"] else Line(f"rank {event.rank} could not save {_name(event)}", "yellow")
 
     def _loaded(self, event: Event) -> Line | None:
+        if event.data.get("missing"):
+            line = Line(f"attempt {event.attempt or 0}: looked for {_name(event)}, which does not exist")
+            return self._once(("missing", event.attempt, _name(event)), line)
         if not event.data["ok"]:
             return Line(f"rank {event.rank} could not load {_name(event)}", "yellow")
         return self._once(("load", event.attempt), Line(f"attempt {event.attempt or 0}: loaded {_name(event)}"))

@@ -22,6 +22,8 @@ from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import records_of
 from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, each, failed, inconclusive, passed
 
+_NOT_KNOWN = "No load of a checkpoint was seen, and whether this one was still there is not known."
+
 
 @dataclass(frozen=True)
 class NoLostWork(Assertion):
@@ -83,11 +85,12 @@ class NoLostWork(Assertion):
                 )
             needless = f"{counted(resume.best.step - base, 'step', 'was/were')} lost needlessly"
             its = f"the checkpoint of step {resume.best.step} ({name_of(resume.best.path)})"
+            cause = _cause(run, resume, resume.best, base)
+            was = "had been" if cause == _NOT_KNOWN else "was already"
             return failed(
                 f"attempt {attempt.number} {begun}: {its} had been complete, but {gone}: {needless}."
                 if (gone := _gone(run, resume, resume.best))
-                else f"attempt {attempt.number} {begun}, although {its} was already complete: {needless}. "
-                + _cause(run, resume, resume.best, base),
+                else f"attempt {attempt.number} {begun}, although {its} {was} complete: {needless}. {cause}",
                 base=base, newest=resume.best.step, needless=resume.best.step - base,
             )  # fmt: skip
         if other := apart(attempt):
@@ -259,7 +262,7 @@ def _cause(run: Record, resume: Resume, best: SavedCheckpoint, base: int) -> str
         if any(one.saved_s is not None and one.attempt == best.attempt and one.step == best.step and one.good
                for one in checkpoints_of(run) or []):  # fmt: skip
             return said("no load")
-        return "No load of a checkpoint was seen, and whether this one was still there is not known."
+        return _NOT_KNOWN
     return f"Which checkpoint was loaded was not seen.{other}"
 
 

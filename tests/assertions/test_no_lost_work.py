@@ -12,6 +12,7 @@ from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.interfaces import Assertion, Outcome
 from torchaos.harness.record.history import Execution, Executions, History
+from torchaos.harness.record.record import Record
 
 
 def _from(run: Any, base: int) -> Any:
@@ -400,7 +401,7 @@ def _without_loads(run: Any) -> Any:
     return replace(run, events=tuple(event for event in run.events if event.kind is not Kind.LOAD_END))
 
 
-def _until_killed(run: Any, *kinds: Kind) -> Event:
+def _until_killed(run: Record, *kinds: Kind) -> Event:
     """The last event of these kinds of rank 0 in the first attempt."""
     return [event for event in run.events if event.kind in kinds and (event.attempt, event.rank) == (0, 0)][-1]
 
@@ -431,7 +432,7 @@ def test_a_checkpoint_that_the_job_removed_is_not_said_to_be_there(trainer: Any)
     assert "was already complete" in NoLostWork().judge(_from(_and(run, other), 10), []).reason
 
 
-def _first_step(run: Any) -> Event:
+def _first_step(run: Record) -> Event:
     return next(event for event in run.events if event.kind is Kind.STEP and event.attempt == 1)
 
 

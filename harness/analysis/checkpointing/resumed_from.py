@@ -13,7 +13,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import is_below, root_of
 from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, damages
 from torchaos.harness.analysis.checkpointing.resume_points import Points, points_of
-from torchaos.harness.record.history import Execution, History, Save, Segment, saved_as
+from torchaos.harness.record.history import Execution, History, Load, Save, Segment, saved_as
 from torchaos.harness.record.history.saves_and_loads import checkpoint_of
 from torchaos.harness.record.history.step_evidence import OPTIMIZER, RECORD, Witness
 from torchaos.harness.record.record import Record
@@ -112,9 +112,15 @@ def _ended_in_warm_up(history: History, attempt: int) -> bool:
     """Whether the attempt loaded nothing before its last step, and made no more steps than another attempt made before
     its first load: it died before the load that was to come, or before a step that shows it."""
     done, first = int(history.executions.of_attempt(attempt).local_step.max(initial=0)), dict[int, int]()
-    for load in history.loads:
+    for load in _of_training(history):
         first[load.attempt] = min(load.local_step, first.get(load.attempt, load.local_step))
     return first.pop(attempt, done) >= done and done <= max(first.values(), default=0)
+
+
+def _of_training(history: History) -> list[Load]:
+    """The loads of ranks that make steps."""
+    ranks = set(history.executions.rank.tolist())
+    return [load for load in history.loads if load.rank in ranks]
 
 
 def _in_step(history: History, part: Segment) -> Segment | None:

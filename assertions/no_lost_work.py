@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, is_below, root_of
 from torchaos.harness.analysis.checkpointing.resume_points import points_of
 from torchaos.harness.analysis.checkpointing.resumed_from import Apart, Resume, SavedCheckpoint, apart, name_of, resumes
@@ -20,7 +19,20 @@ from torchaos.harness.record.history.saves_and_loads import checkpoint_of, final
 from torchaos.harness.record.history.step_evidence import in_words
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import records_of
-from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, each, failed, inconclusive, passed
+from torchaos.plugin import (
+    Assertion,
+    Event,
+    Finding,
+    Harm,
+    Kind,
+    Need,
+    Outcome,
+    Record,
+    each,
+    failed,
+    inconclusive,
+    passed,
+)
 
 _NOT_KNOWN = "No load of a checkpoint was seen, and whether this one was still there is not known."
 

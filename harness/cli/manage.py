@@ -21,7 +21,7 @@ from torchaos.harness.rollback.recovery import Recovered, await_reapers, find, i
 from torchaos.harness.running import housekeeping
 from torchaos.harness.running.housekeeping import RunView, overview
 from torchaos.harness.running.housekeeping import halt as halt_runs
-from torchaos.harness.running.nodes import node_folder
+from torchaos.harness.running.nodes import node_leftovers
 from torchaos.harness.scenario.values import parse_size, size_in_words
 
 _REAPERS_S = 120.0
@@ -157,7 +157,7 @@ def tell(done: Iterable[Recovered]) -> None:
 
 
 def _of_job(job: str) -> ExitCode:
-    wrong = {folder: node_folder.recover(folder) for folder in node_folder.of_job(job)}
+    wrong = {folder: node_leftovers.recover(folder) for folder in node_leftovers.of_job(job)}
     for folder, why in wrong.items():
         click.echo(f"{folder}: {why or 'undone'}")
     return ExitCode.ROLLBACK if any(wrong.values()) else ExitCode.PASSED

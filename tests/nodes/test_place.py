@@ -23,7 +23,7 @@ from torchaos.harness.rollback import open_runs, recovery
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.reaper_client import Reaper, UndoError
 from torchaos.harness.running.launchers.node_run_dir import await_place, packed, receive
-from torchaos.harness.running.nodes import node_folder
+from torchaos.harness.running.nodes import node_leftovers
 from torchaos.harness.running.nodes.node_faults import NodeFaults
 from torchaos.harness.running.nodes.node_folder import address_of, make_place, place_of
 
@@ -71,8 +71,8 @@ def test_the_next_agent_undoes_what_the_dead_left(tmp_path: Path, monkeypatch: p
         living = Reaper.start(make_place("run-2.node0").root, "run-2.node0")
         living.guard("job", [JobProcesses("run-2.node0")], owner="job")
         journal = Journal(tmp_path, "node0")
-        assert node_folder.undo_for_the_dead(journal) == ""
-        assert node_folder.undo_for_the_dead(journal) == ""
+        assert node_leftovers.undo_for_the_dead(journal) == ""
+        assert node_leftovers.undo_for_the_dead(journal) == ""
         assert stray.wait(timeout=60) in (-signal.SIGTERM, -signal.SIGKILL)
     notes = [event.data["text"] for event in journal.snapshot() if event.kind is Kind.NOTE]
     assert notes == ["what run-1.node0 left on this node is undone"]
@@ -90,7 +90,7 @@ def test_those_that_died_with_nothing_to_undo(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv(name, str(tmp_path))
     assert subprocess.run([sys.executable, "-c", _DIES], check=False).returncode == -signal.SIGKILL
     assert len(open_runs.entries()[0]) == 1
-    assert node_folder.recover(place_of("run-1.node0").root) == ""
+    assert node_leftovers.recover(place_of("run-1.node0").root) == ""
     assert open_runs.entries() == ([], [])
     assert not place_of("run-1.node0").root.exists()
 

@@ -16,7 +16,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.reaper_client import UndoError
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.compatibility import needs_of_controller
-from torchaos.harness.running.nodes import node_folder
+from torchaos.harness.running.nodes import node_leftovers
 from torchaos.harness.running.nodes.node_agent import Agent
 from torchaos.harness.running.nodes.node_faults import NodeFaults, NodePart
 from torchaos.harness.running.nodes.node_folder import make_place, remove_place, socket_of
@@ -82,7 +82,7 @@ def serving(
     faults are None if nothing can be injected here. At the end everything is undone, and the node's folder is removed
     if that is verified."""
     place = make_place(mark)
-    plan, faults, trouble = Plan.read(folder.plan), None, node_folder.undo_for_the_dead(journal)
+    plan, faults, trouble = Plan.read(folder.plan), None, node_leftovers.undo_for_the_dead(journal)
     try:
         faults = NodeFaults(plan, folder, place, mark, node, part, journal)
     except UndoError as error:  # the job runs, and the controller ends the run

@@ -28,7 +28,7 @@ from torchaos.harness.rollback.healer import Healed
 from torchaos.harness.rollback.reaper_client import Reaper, UndoError
 from torchaos.harness.running.conditions.due import after_is_due
 from torchaos.harness.running.engine.blast_radius import Permits
-from torchaos.harness.running.engine.watches import Throttle
+from torchaos.harness.running.engine.throttle import Throttle
 from torchaos.harness.running.launchers.job import JobView
 
 # The processes of a fault's target, at the time when the fault lands.

@@ -16,30 +16,8 @@ from torchaos.harness.agent.wire import Event
 from torchaos.harness.interfaces import Condition, Emit, Probe, UsageError, Watched
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.running.conditions.observed import last_reason
+from torchaos.harness.running.engine.throttle import Throttle
 from torchaos.harness.scenario.values import size_in_words
-
-# Limits how often a costly check is made, so that it takes at most 1/SHARE of a processor. CPU time is measured, not
-# time on the clock, so a busy machine does not make the check rarer.
-
-SHARE = 10
-
-
-class Throttle:
-    """Decides when the check is due again. Use: `if throttle.due():`, then `with throttle:` around the costly code,
-    whose CPU time is measured."""
-
-    def __init__(self) -> None:
-        self._spent_s = self._next_s = 0.0
-
-    def due(self) -> bool:
-        return time.monotonic() >= self._next_s
-
-    def __enter__(self) -> None:
-        self._spent_s = time.thread_time()
-
-    def __exit__(self, *_: object) -> None:
-        self._next_s = time.monotonic() + SHARE * (time.thread_time() - self._spent_s)
-
 
 # Watches the harness itself during a run: free space on the disk, its own memory, and its run directory.
 

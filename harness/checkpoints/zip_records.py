@@ -19,7 +19,7 @@ from .layout import Checksum, Extent, torn
 try:
     from isal.isal_zlib import crc32 as crc32  # nine times as fast as zlib's
 except ImportError:
-    pass
+    from zlib import crc32 as crc32
 
 
 _POLYNOMIAL, _ORDER = 0xEDB88320, 0xFFFFFFFF

@@ -239,7 +239,7 @@ def test_attach_leaves_the_job_alive(torchaos: RunScenario, reference: dict[str,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        wait_until(lambda: list((tmp_path / "job").rglob("step-10")))
+        wait_until(lambda: list((tmp_path / "job").rglob("step-10")), timeout_s=300.0)
         scenario = {
             "scenario": "freeze-attached",
             "job": {"command": command, "timeout": "8s"},

@@ -53,8 +53,8 @@ def mark_of_server(run_id: str) -> str:
 
 
 def start_toxiproxy(upstreams: Mapping[str, str], run_id: str, folder: Path, link: Link | None) -> dict[str, Endpoint]:
-    """Starts the server in the network of a node or, if `link` is None, on this machine's loopback. Raises
-    ChaosError."""
+    """Starts the server in the network of a node or, if `link` is None, on this machine's loopback. Raises ChaosError
+    if it does not answer; its process has then ended."""
     folder.mkdir(parents=True, exist_ok=True)
     host = link.address if link else "127.0.0.1"
     port, *ports = _ports(1 + len(upstreams)) if link is None else range(18474, 18475 + len(upstreams))
@@ -71,7 +71,12 @@ def start_toxiproxy(upstreams: Mapping[str, str], run_id: str, folder: Path, lin
             stderr=output,
         )  # fmt: skip
     api = Api(process.pid, processes.ticks_of(process.pid), port)
-    _await(api, process, set(upstreams), link, log)
+    try:
+        _await(api, process, set(upstreams), link, log)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
     return {name: Endpoint(name, upstreams[name], listens[name], api) for name in upstreams}
 
 

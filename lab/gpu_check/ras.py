@@ -50,7 +50,7 @@ def state(before: list[nccl_ras.Communicator]) -> tuple[str, list[nccl_ras.Commu
         return "it knows no communicator", found
     if world.missing:
         return "; ".join(f"rank {place}: {why}" for place, why in sorted(world.missing.items())), found
-    if not before or nccl_ras._grew(before, found):
+    if not before or nccl_ras.grew(before, found):
         return RUNNING, found
     behind = world.behind()
     return "; ".join(f"rank {place}: {why}" for place, why in sorted(behind.items())) or "the counts stand still", found

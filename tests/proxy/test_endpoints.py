@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,9 +12,10 @@ import pytest
 import yaml
 
 from torchaos.harness.agent.wire import start_ticks
+from torchaos.harness.fault_drivers import proxy
 from torchaos.harness.fault_drivers.proxy import Endpoint
 from torchaos.harness.host.toxiproxy import Api
-from torchaos.harness.interfaces import JobSpec, Launcher, UsageError
+from torchaos.harness.interfaces import ChaosError, JobSpec, Launcher, UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.local import LocalNode
@@ -117,3 +119,29 @@ def test_no_file_of_the_users_is_taken_for_a_module(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match=f"the Toxiproxy server \\(pid {os.getpid()}\\)"):
         Api(os.getpid(), ticks, 1).ask()  # nobody listens at that port
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_server_that_never_answers_does_not_outlive_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says so, and the process that was started has ended."""
+    program, started = tmp_path / proxy.PROGRAM, list[subprocess.Popen[bytes]]()
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(proxy, "START_S", 0.2)
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    with pytest.raises(ChaosError, match="could not be put in front"):
+        proxy.start_toxiproxy({"store": "127.0.0.1:9"}, "never", tmp_path / "proxy", None)
+    server = next(one for one in started if str(one.args[0]).endswith(proxy.PROGRAM))  # type: ignore[index]
+    try:
+        assert server.returncode is not None
+    finally:
+        server.kill()
+        server.wait()

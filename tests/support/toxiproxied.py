@@ -39,5 +39,7 @@ def on_a_proxy(folder: Path) -> Iterator[tuple[Handle, Callable[[], object]]]:
     api = start_toxiproxy({"store": "127.0.0.1:9"}, run, folder / "proxy", None)["store"].api
     toxic = {"type": "latency", "name": f"{mark}_upstream", "stream": "upstream", "attributes": {"latency": 5}}
     handle = Toxic(api.pid, api.start_ticks, api.port, "store", mark)
-    yield handle, lambda: api.ask(proxy="store", add=[toxic])
-    JobProcesses(mark_of_server(run)).restore()
+    try:
+        yield handle, lambda: api.ask(proxy="store", add=[toxic])
+    finally:
+        JobProcesses(mark_of_server(run)).restore()

@@ -90,7 +90,7 @@ def _communicator(raw: Mapping[str, Any]) -> Communicator:
 def _why(status: Mapping[str, bool]) -> str:
     if status.get("considered_dead"):
         return "NCCL's RAS takes it for dead"
-    return "NCCL's RAS gets no answer of it" if status.get("unresponsive") else "it is not in the communicator"
+    return "NCCL's RAS gets no answer from it" if status.get("unresponsive") else "it is not in the communicator"
 
 
 @dataclass
@@ -119,7 +119,7 @@ class NcclRas:
             return Opinion(self.name, 0.0, 0.0, armed=False, blind=self.problem)
         if not self.found:
             return None
-        if not {rank.own_pid for rank in ranks} & {pid for one in self.found for pid in one.pids.values()}:
+        if not self._own(ranks):
             return Opinion(self.name, 0.0, 0.0, armed=False, blind="NCCL's RAS answers for another job")
         still_s = self.answered_s - self.since_s
         quiet_s = still_s + _UNTIL_SUSPECTED_S if still_s > 0 else 0.0
@@ -128,16 +128,23 @@ class NcclRas:
         return Opinion(self.name, quiet_s, 0.0, armed=True, detail=detail, ranks=tuple(sorted(told)))
 
     def words(self, ranks: Sequence[RankProcess]) -> dict[int, str]:
-        """What the last answer says of single ranks: that they are not reached, or have launched fewer collectives."""
+        """What the last answer says of single ranks of this job: that they are not reached, or have launched fewer
+        collectives. The latter is said only if the counts stood still: they differ all the time while a job trains."""
         numbers = {rank.own_pid: rank.rank for rank in ranks}
         world = max((rank.world_size for rank in ranks), default=0)
+        still = self.answered_s > self.since_s
         told: dict[int, str] = {}
-        for one in self.found:
-            for place, words in {**one.behind(), **one.missing}.items():
+        for one in self._own(ranks):
+            for place, words in {**(one.behind() if still else {}), **one.missing}.items():
                 number = place if one.size == world else numbers.get(one.pids.get(place, 0))
                 if number is not None:
                     told.setdefault(number, words)
         return told
+
+    def _own(self, ranks: Sequence[RankProcess]) -> list[Communicator]:
+        """The communicators with a rank of this job: the service that answers may be that of another job."""
+        pids = {rank.own_pid for rank in ranks}
+        return [one for one in self.found if pids & set(one.pids.values())]
 
     def _ask(self, address: str) -> None:
         try:
@@ -148,12 +155,12 @@ class NcclRas:
             self.problem = f"NCCL's RAS at {address}: {error}"
             return
         now_s = time.monotonic()
-        if not self.since_s or _grew(self.found, found):
+        if not self.since_s or grew(self.found, found):
             self.since_s = now_s
         self.found, self.answered_s, self.problem = found, now_s, ""
 
 
-def _grew(before: Sequence[Communicator], after: Sequence[Communicator]) -> bool:
+def grew(before: Sequence[Communicator], after: Sequence[Communicator]) -> bool:
     """Whether a rank has launched a collective between two answers. A rank that no longer answers has not."""
     counts = [{(one.pids[rank], rank, one.size): made for rank, made in one.launched.items()} for one in before]
     return any(

@@ -19,12 +19,13 @@ class _Copy:
 
         self._host = torch.empty((), dtype=scalar.dtype, pin_memory=True)
         self._host.copy_(scalar, non_blocking=True)
-        self._event = gpus.Event()
+        self._gpus, self._event = gpus, gpus.Event()
         # The copy runs on a stream of the scalar's own GPU, which need not be the current one.
         self._event.record(gpus.current_stream(scalar.device))
 
     def ready(self) -> bool:
-        return bool(self._event.query())
+        """Whether the copy is there. Not known while a graph is being captured: a query would break the capture."""
+        return not is_capturing(self._gpus) and bool(self._event.query())
 
     def value(self) -> float:
         return float(self._host)
@@ -93,5 +94,12 @@ def _gpus_of(scalar: Any) -> Any:
     found = getattr(import_module("torch"), scalar.device.type, None)
     if not hasattr(found, "Event") or not hasattr(found, "current_stream"):
         return None
-    capturing = getattr(found, "is_current_stream_capturing", None)
-    return None if capturing is not None and capturing() else found
+    return None if is_capturing(found) else found
+
+
+def is_capturing(gpus: Any) -> bool:
+    """Whether a CUDA graph, or its like, is being captured on the current stream. To read a value or to query an event
+    then breaks the capture, and with it the job. `gpus`: torch's module for the kind of device."""
+    capturing = getattr(gpus, "is_current_stream_capturing", None)
+    started = getattr(gpus, "is_initialized", None)
+    return capturing is not None and (started is None or started()) and bool(capturing())

@@ -19,6 +19,7 @@ from typing import Any
 
 from .agent import Agent
 from .check_sums import plain_of_each
+from .loss import is_capturing
 from .training_state import Named, Names, kind_of, tensors_in, trained_by
 from .wire import Kind, Phase
 
@@ -87,11 +88,8 @@ class StateSums:
     def _step_begins(self, phase: Phase, inputs: Any = ()) -> None:
         """Must be called when a forward of a wrapped model begins, with its inputs, and before a backward or an
         optimizer's step."""
-        cuda = self._torch.cuda
-        if threading.get_ident() != self._agent.thread or (
-            cuda.is_initialized() and cuda.is_current_stream_capturing()
-        ):
-            return  # to read a value would break the capture of a CUDA graph
+        if threading.get_ident() != self._agent.thread or is_capturing(self._torch.cuda):
+            return
         if phase is Phase.FORWARD:
             self._has_forward = True
             if not self._begun:

@@ -13,6 +13,7 @@ from typing import Any
 
 from .agent import Agent
 from .check_sums import SHARD, check_sum, is_whole, local, stacked
+from .loss import is_capturing
 from .tally import Shown
 from .wire import Kind
 
@@ -40,6 +41,8 @@ class StateHook:
 
     def _note_norm(self) -> None:
         torch = self._torch
+        if is_capturing(torch.cuda):
+            return
         grads = [local(each.grad) for each in trained_by(self._agent) if each.grad is not None]
         handled = (self._agent.loads, self._agent.saves, self._agent.put_back)
         if self._handled != handled:
@@ -69,7 +72,7 @@ class StateHook:
     def _shown(self) -> Shown | None:
         torch, optimizers = self._torch, self._agent.optimizers
         trained = trained_by(self._agent)
-        if not trained:
+        if not trained or is_capturing(torch.cuda):
             return None
         moment_sum = check_sum(torch, list(moments(optimizers)))
         if is_whole(moment_sum) and any(map(is_shared_out, optimizers)):

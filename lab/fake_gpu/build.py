@@ -4,7 +4,7 @@ FakeGPU (github.com/FanBB2333/FakeGPU) simulates the CUDA driver and runtime, cu
 nothing. So compute.cpp lets the CPU run each operator, and shim.c adapts what CUDA 13 changed. Collectives are
 FakeGPU's: they return only when all ranks have joined them.
 
-Usage: python lab/fake_gpu/build.py FAKEGPU_SOURCES FOLDER, and then:
+Usage: python lab/fake_gpu/build.py FAKEGPU_SOURCES FOLDER [TORCH_VERSION], and then:
 
     . FOLDER/env; FOLDER/coordinator &      # one coordinator for all jobs
     lab/gpu-check --slow 3
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TORCH, RUNTIME = "torch==2.13.0", "nvidia-cuda-runtime==13.0.*"
+TORCH, RUNTIME = "2.13.0", "nvidia-cuda-runtime==13.0.*"
 TARGETS = {  # of FakeGPU's build: the names under which torch loads the library
     "fake_gpu": ("libnvidia-ml.so.1", "libnvidia-ml.so.1"), "fake_cuda": ("libcuda.so.1", "libcuda.so.1"),
     "fake_cudart": ("libcudart.so.12", "libcudart.so.13"), "fake_nccl": ("libnccl.so.2", "libnccl.so.2"),
@@ -73,10 +73,10 @@ def libraries(sources: Path, folder: Path) -> list[Path]:
     return [folder / "lib" / name for name in ("libshim.so", *(name for _made, name in TARGETS.values()))]
 
 
-def torch(folder: Path) -> None:
-    run("pip", "install", "-q", "--no-deps", "--target", folder / "site", TORCH)
+def torch(folder: Path, version: str) -> None:
+    run("pip", "install", "-q", "--no-deps", "--target", folder / "site", f"torch=={version}")
     own = folder / "site" / "torch"
-    run(sys.executable, HERE.parent / "cuda_stubs.py", own / "lib")
+    run(sys.executable, HERE.parents[1] / "ci" / "cuda_stubs.py", own / "lib")
     made, include = folder / "lib" / "compute.so", own / "include"
     include_all = ["-I", include, "-I", include / "torch" / "csrc" / "api" / "include"]
     linked = ["-o", made, f"-L{own / 'lib'}", "-ltorch_cpu", "-lc10"]
@@ -85,10 +85,10 @@ def torch(folder: Path) -> None:
         file.write(LOAD.format(path=str(made)))
 
 
-def main(sources: Path, folder: Path) -> int:
+def main(sources: Path, folder: Path, version: str = TORCH) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     preloaded = libraries(sources, folder)
-    torch(folder)
+    torch(folder, version)
     (folder / "cluster.yaml").write_text(CLUSTER)
     socket, program = folder / "coordinator.sock", folder / "build" / "fakegpu-coordinator"
     serve = f"rm -f {socket}; {program} --transport unix --address {socket}; sleep 1"
@@ -109,4 +109,4 @@ def main(sources: Path, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()))
+    sys.exit(main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), *sys.argv[3:]))

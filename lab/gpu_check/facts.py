@@ -1,4 +1,5 @@
-"""Prints what this machine is, a fact a line: for the head of the table."""
+"""Prints what this machine is, a fact a line: for the head of the table. The last line is JSON: `env`, by which the
+rows need not ask torch again, and `versions` for the records, null without a GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import platform
 import subprocess
 import time
 from pathlib import Path
+
+from row import loaded
 
 try:
     import torch
@@ -21,22 +24,30 @@ def main() -> None:
     print(f"Python {platform.python_version()}, {os.cpu_count()} processors, Linux {platform.release()}")
     if os.environ["GPU_CHECK_CPU"] == "1":
         print("A REHEARSAL on the CPU, with gloo: no row says anything about a GPU")
+    gpus = 0
     if torch is None:
         print("torch is missing")
-        return
-    print(f"torch {torch.__version__}, built for CUDA {torch.version.cuda}")
-    if not torch.cuda.is_available():
+    else:
+        print(f"torch {torch.__version__}, built for CUDA {torch.version.cuda}")
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not gpus:
         print("no GPU")
+        print(json.dumps({"env": {"GPU_CHECK_GPUS": "0"} if torch else {}, "versions": None}))
         return
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    names = [torch.cuda.get_device_name(index) for index in range(gpus)]
     print(f"{len(names)} GPU: {', '.join(names)}")
-    print(f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} ({loaded('libnccl')}), driver {driver()}")
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    print(f"NCCL {nccl} ({loaded('libnccl') or 'its file is not known'}), driver {driver()}")
     print(f"noise floor: {noise()}")
     versions = {
-        "card": names[0], "driver": driver(), "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "card": names[0], "driver": driver(), "nccl": nccl,
         "torch": torch.__version__, "date": datetime.date.today().isoformat(), "commit": commit(),
     }  # fmt: skip
-    print(json.dumps(versions))  # for the records
+    env = {
+        "GPU_CHECK_GPUS": str(gpus), "GPU_CHECK_NCCL": loaded("libnccl"),
+        "GPU_CHECK_ONES": str(torch.ones(4, device="cuda").tolist()),
+    }  # fmt: skip
+    print(json.dumps({"env": env, "versions": versions}))
 
 
 def commit() -> str:
@@ -45,12 +56,6 @@ def commit() -> str:
     ask = ["git", "-C", str(here), "-c", f"safe.directory={here.parents[1]}", "rev-parse", "--short", "HEAD"]
     done = subprocess.run(ask, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
-
-
-def loaded(name: str) -> str:
-    """The file of a library, as this process has loaded it."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return next((line.split()[-1] for line in lines if name in line), "not loaded")
 
 
 def noise() -> str:

@@ -1,21 +1,24 @@
 """NCCL's own health service (RAS) beside a rank that is stopped, goes on, and is killed: what it says, and after how
-many seconds. Two ranks reduce all the time. Passes if RAS names the stopped rank, and the sums are right after it."""
+many seconds. Two ranks reduce all the time. Passes if RAS names the stopped rank, and the sums are right after it. Its
+own words are in ras.txt."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
+import psutil
 from row import KEEP, SLOW, backend, need_gpu, need_two_ranks_with_nccl, not_possible, share_a_gpu
 
 from torchaos.harness.monitoring.observers import nccl_ras
 
-HIT, WAIT_S = 1, 15 * SLOW
+WAIT_S = 15 * SLOW
 RUNNING = "the counts grow and no rank is missing"
 
 
@@ -70,6 +73,29 @@ def follow(until: Callable[[str], bool]) -> list[str]:
     return told
 
 
+def raw(when: str) -> None:
+    """Adds RAS's own words to ras.txt, as far as they came in 5 s."""
+    host, _, port = nccl_ras.ADDRESS.rpartition(":")
+    for request in ("VERBOSE STATUS", "SET FORMAT json\nVERBOSE STATUS"):
+        parts = []
+        try:
+            with socket.create_connection((host, int(port)), timeout=5) as server:
+                server.sendall(f"CLIENT PROTOCOL 2\nTIMEOUT 2\n{request}\n".encode())
+                while part := server.recv(65536):
+                    parts.append(part)
+        except OSError as error:
+            parts.append(f"no more: {error}".encode())
+        with open(KEEP / "ras.txt", "ab") as file:
+            file.write(b"".join([f"--- {when}: {request}\n".encode(), *parts, b"\n"]))
+
+
+def not_the_server(pids: dict[int, int]) -> int:
+    """A rank that is not the process which answers for RAS: a machine has only one, and it must not be stopped."""
+    port = int(nccl_ras.ADDRESS.rpartition(":")[2])
+    servers = {one.pid for one in psutil.net_connections("tcp") if one.status == "LISTEN" and one.laddr.port == port}
+    return max(rank for rank, pid in pids.items() if pid not in servers)
+
+
 def main() -> int:
     need_gpu()
     need_two_ranks_with_nccl()
@@ -98,21 +124,23 @@ def _with(job: subprocess.Popen[bytes], log: Callable[[], str]) -> int:
     well = follow(lambda text: text == RUNNING)
     if "refused" in " ".join(well) or "2.28.7" in " ".join(well):
         not_possible(f"NCCL's RAS gives no JSON here: {well[-1]}")
-    os.kill(pids[HIT], signal.SIGSTOP)
-    stopped = follow(lambda text: f"rank {HIT}: NCCL's RAS" in text)
-    os.kill(pids[HIT], signal.SIGCONT)
+    raw("running")
+    hit = not_the_server(pids)
+    os.kill(pids[hit], signal.SIGSTOP)
+    stopped = follow(lambda text: f"rank {hit}: NCCL's RAS" in text)
+    raw(f"rank {hit} is stopped")
+    os.kill(pids[hit], signal.SIGCONT)
     again = follow(lambda text: text == RUNNING)
     rights = log().count("RIGHT")
     time.sleep(2.0)
     went_on = log().count("RIGHT") > rights
-    os.kill(pids[HIT], signal.SIGKILL)
+    os.kill(pids[hit], signal.SIGKILL)
     killed = follow(lambda text: text != RUNNING)
     for name, lines in (("running", well), ("stopped", stopped), ("goes on", again), ("killed", killed)):
         print(name, *lines, sep="\n  ")
-    named = f"rank {HIT}: NCCL's RAS" in stopped[-1]
-    print(
-        f"stopped: {stopped[-1]}; goes on: {again[-1]}, sums {'right' if went_on else 'not seen'}; killed: {killed[-1]}"
-    )
+    named = f"rank {hit}: NCCL's RAS" in stopped[-1]
+    sums = "right" if went_on else "not seen"
+    print(f"rank {hit} stopped: {stopped[-1]}; goes on: {again[-1]}, sums {sums}; killed: {killed[-1]}")
     return int(not (named and went_on))
 
 

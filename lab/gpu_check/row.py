@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,21 +19,30 @@ def not_possible(why: str) -> NoReturn:
     sys.exit(NOT_POSSIBLE)
 
 
-def need_gpu() -> None:
+def gpus() -> int:
+    """How many GPUs torch sees. facts.py has found it out, as torch takes seconds to import."""
+    if known := os.environ.get("GPU_CHECK_GPUS"):
+        return int(known)
     try:
         import torch
     except ImportError:
         not_possible("torch is missing")
-    if not torch.cuda.is_available():
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def need_gpu() -> None:
+    if not gpus():
         not_possible("there is no GPU")
 
 
 def need_kernels() -> None:
     """For a row whose numbers matter: a simulated GPU may take all kernels and run none."""
-    import torch
+    found = os.environ.get("GPU_CHECK_ONES")
+    if found is None:
+        import torch
 
-    found = torch.ones(4, device="cuda").tolist()
-    if found != [1.0] * 4:
+        found = str(torch.ones(4, device="cuda").tolist())
+    if found != str([1.0] * 4):
         not_possible(f"this GPU does not compute: torch.ones(4, device='cuda') is {found}")
 
 
@@ -44,12 +54,20 @@ def need_two_ranks_with_nccl() -> None:
 def need_nccl_to_read(variable: str) -> None:
     """For a row that needs a library which NCCL loads, named by an environment variable. An NCCL that reads the
     variable contains its name; a simulated one may not."""
-    import torch
+    path = os.environ.get("GPU_CHECK_NCCL")
+    if path is None:
+        import torch
 
-    assert torch.cuda.is_available()
-    for path in {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libnccl" in line}:
-        if variable.encode() not in Path(path).read_bytes():
-            not_possible(f"this NCCL does not read {variable}: {path}")
+        assert torch.cuda.is_available()
+        path = loaded("libnccl")
+    if path and variable.encode() not in Path(path).read_bytes():
+        not_possible(f"this NCCL does not read {variable}: {path}")
+
+
+def loaded(name: str) -> str:
+    """The file of a library, as this process has loaded it. Empty if it has not."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return next((line.split()[-1] for line in lines if name in line), "")
 
 
 def torchrun(ranks: int, *words: str, env: dict[str, str], limit_s: float) -> subprocess.CompletedProcess[str]:
@@ -65,6 +83,13 @@ def torchrun(ranks: int, *words: str, env: dict[str, str], limit_s: float) -> su
         print(*job.communicate(), sep="\n")
         raise
     return subprocess.CompletedProcess(command, job.returncode, said, complained)
+
+
+def why(done: subprocess.CompletedProcess[str]) -> str:
+    """The first exception in what a program said, or else its last line."""
+    found = re.search(r"^(?:\[rank\d+\]: *)?([\w.]*Error\b.*)", f"{done.stdout}\n{done.stderr}", re.MULTILINE)
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return (found[1] if found else last)[:300]
 
 
 def overlaid(control: Path) -> dict[str, str]:

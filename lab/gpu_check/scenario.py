@@ -1,5 +1,5 @@
-"""Runs a ready scenario with job.py in place of gpt_ddp.py, and says what the verdict was. It passes if the scenario
-does.
+"""Runs a scenario, a ready one or one of this folder, with job.py in place of gpt_ddp.py, and says what the verdict
+was. It passes if the scenario does.
 
     scenario.py NAME [KEY=VALUE ...]
 """
@@ -20,6 +20,7 @@ from row import (
     NOT_POSSIBLE,
     backend,
     driver_library,
+    gpus,
     need_gpu,
     need_kernels,
     need_nccl_to_read,
@@ -27,49 +28,62 @@ from row import (
 )
 
 JOB = Path(__file__).with_name("job.py")
+# Each scenario that is compared with its twin has these, too. So all need the same of the twin, and it is made once.
+SHARED = ("checkpoint_integrity", "loss_continuity", "parameter_digest", "sample_accounting")
 
 
-def run(name: str, *overrides: str, file: Path | None = None) -> dict[str, Any]:
-    """The result, as in result.json. The run directory stays in the folder `runs`. `file`: a scenario that is not among
-    the ready ones."""
-    source = file or _ready(name)
+def run(name: str, *overrides: str) -> dict[str, Any]:
+    """The result, as in result.json. The run directory stays in the folder `runs`."""
+    source = found(name)
     report = KEEP / "scenario.json"
     report.unlink(missing_ok=True)
     words = [sys.executable, "-m", "torchaos.harness", "run", str(source), "--out", str(KEEP / "runs")]
-    given = [with_our_job(source), *overrides]
+    given = [with_our_job(source), *for_one_twin(source), *overrides]
     env = {**os.environ, "GPU_CHECK_BACKEND": backend()}
     subprocess.run(
         [*words, "--json", str(report), *(word for one in given for word in ("--set", one))], env=env, check=False
     )
     if not report.exists():
         return {"verdict": "error", "reason": "torchaos wrote no result", "recoveries": []}
-    found: dict[str, Any] = json.loads(report.read_text())["results"][0]
-    return found
+    result: dict[str, Any] = json.loads(report.read_text())["results"][0]
+    return result
 
 
-def _ready(name: str) -> Path:
-    return Path(str(files("torchaos.scenarios") / f"{name}.yaml"))
+def found(name: str) -> Path:
+    """The file of a scenario."""
+    return Path(str(files("torchaos.scenarios") / f"{name}.yaml")) if "/" in name else JOB.with_name(f"{name}.yaml")
+
+
+def for_one_twin(source: Path) -> list[str]:
+    """The values of --set by which scenarios have one twin."""
+    scenario = yaml.safe_load(source.read_text())
+    names = [one if isinstance(one, str) else next(iter(one)) for one in scenario["assert"]]
+    if "loss_continuity" not in names:
+        return []
+    asked = [*scenario["assert"], *(name for name in SHARED if name not in names)]
+    return [f"job.cwd={json.dumps(str(KEEP.absolute()))}", f"assert={json.dumps(asked)}"]
 
 
 def with_our_job(source: Path) -> str:
-    """The value of --set that puts job.py in the place of gpt_ddp.py."""
+    """The value of --set that puts job.py in the place of gpt_ddp.py, with enough restarts for all scenarios."""
     command = yaml.safe_load(source.read_text())["job"]["command"].replace("{jobs}/gpt_ddp.py", str(JOB))
+    command = command.replace("--max-restarts 3", "--max-restarts 4")
     return f"job.command={json.dumps(command)}"  # quoted: {python} at its beginning would be a mapping
 
 
 def main(name: str, overrides: list[str]) -> int:
+    if name == "gpu/xid-79":  # it has a job of its own, and so would have a twin of its own
+        overrides = ["twin=none", *overrides]
     if os.environ.get("GPU_CHECK_CPU") != "1":
         need_gpu()
         need_kernels()
-        import torch
-
         if name == "gpu/xid-79":
             overrides = [*(f"job.env.{key}={json.dumps(path)}" for key, path in driver_library().items()), *overrides]
-            if torch.cuda.device_count() < 3:  # without a spare GPU, torchrun restarts the ranks when the GPU is well
-                command = with_our_job(_ready(name)).replace("--max-restarts 0", "--max-restarts 3")
+            if gpus() < 3:  # without a spare GPU, torchrun restarts the ranks when the GPU is well
+                command = with_our_job(found(name)).replace("--max-restarts 0", "--max-restarts 3")
                 well = ["faults.0.for=4s", "assert.0.health_reaction.excluded=false", command]
                 overrides = [*well, *overrides]
-            if torch.cuda.device_count() == 1:  # rank 1 has no GPU of its own
+            if gpus() == 1:  # rank 1 has no GPU of its own
                 overrides = ["faults.0.target.rank=0", "job.env.CUDA_VISIBLE_DEVICES='0'", *overrides]
     if "nccl" in name:
         need_two_ranks_with_nccl()

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from row import need_gpu, need_kernels
 from scenario import run
-
-FILE = Path(__file__).with_suffix(".yaml")
 
 
 def figures(result: dict[str, Any]) -> str:
@@ -23,10 +20,14 @@ def main() -> int:
     if os.environ.get("GPU_CHECK_CPU") != "1":
         need_gpu()
         need_kernels()
-    exact = run("twin-noise", file=FILE)
-    noisy = run("twin-noise", "job.env.GPU_CHECK_NOISE='1'", file=FILE)
-    print(f"deterministic: {figures(exact)}; not deterministic: {figures(noisy)}")
-    return int(exact["verdict"] != "passed" or noisy["verdict"] in ("failed", "error"))
+    exact = run("twin_noise")
+    told, right = [f"deterministic: {figures(exact)}"], exact["verdict"] == "passed"
+    if os.environ.get("GPU_CHECK_CPU") != "1":  # whose algorithms are deterministic in any case
+        noisy = run("twin_noise", "job.env.GPU_CHECK_NOISE='1'")
+        told.append(f"not deterministic: {figures(noisy)}")
+        right &= noisy["verdict"] not in ("failed", "error")
+    print("; ".join(told))
+    return int(not right)
 
 
 if __name__ == "__main__":

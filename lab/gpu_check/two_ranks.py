@@ -10,9 +10,10 @@ import subprocess
 import sys
 from datetime import timedelta
 
-from row import KEEP, SLOW, need_gpu, share_a_gpu, torchrun
+from row import KEEP, SLOW, gpus, need_gpu, share_a_gpu, torchrun
 
-LIMIT_S = 25 * SLOW
+LIMIT_S = 20 * SLOW
+REFUSED = r"Duplicate GPU detected.*|Multiple Ranks are using the same GPU.*"  # until NCCL 2.29, and later
 
 
 def rank(way: str) -> None:
@@ -41,23 +42,22 @@ def attempt(way: str) -> tuple[bool, str]:
     print(f"--- {way}", done.stdout, done.stderr, sep="\n")
     if done.returncode == 0 and done.stdout.count("SUM IS RIGHT") == 2:
         return True, ", ".join(sorted(set(re.findall(r" via (\S+)", done.stdout + done.stderr))))
-    said = re.findall(r"Duplicate GPU detected.*|ncclInvalidUsage.*|Error: .*", done.stdout + done.stderr)
+    both = done.stdout + done.stderr
+    said = re.findall(REFUSED, both) or re.findall(r"ncclInvalidUsage.*|Error: .*", both)
     return False, said[0][:160] if said else f"exit code {done.returncode}"
 
 
 def main() -> int:
     need_gpu()
-    import torch
-
     told = []
     for way in ("nccl", "nccl-hostid", "nccl-multirank", "gloo"):
-        if way in ("nccl-hostid", "nccl-multirank") and torch.cuda.device_count() > 1:
+        if way in ("nccl-hostid", "nccl-multirank") and gpus() > 1:
             continue
         works, words = attempt(way)
         if works:
             (KEEP / "backend").write_text(way)
             over = f", over {words}" if words else ""
-            print("; ".join([*told, f"{way}: two ranks reduce on {min(2, torch.cuda.device_count())} GPU{over}"]))
+            print("; ".join([*told, f"{way}: two ranks reduce on {min(2, gpus())} GPU{over}"]))
             return 0
         told.append(f"{way}: {words}")
     print("; ".join(told))

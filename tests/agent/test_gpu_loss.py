@@ -140,3 +140,25 @@ def test_a_device_without_streams_has_no_loss(losses: Any) -> None:
     losses.backward(Scalar(2.5, gpu=0, device="unheard_of"))
     segment = losses.agent.tally.now
     assert (segment.losses, segment.pending) == ([None, None], [])
+
+
+def test_while_a_cuda_graph_is_captured_no_event_is_queried(losses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss of a step before the capture may still be on its way. To query its event would break the capture, and with
+    it the job; the loss is reported by a backward after it."""
+    losses.backward(Scalar(2.5, gpu=0))
+    segment = losses.agent.tally.now
+    losses.step_over(1, segment)
+    Gpu.work(0)
+    losses.agent.tally.seal()
+
+    def refuse(event: Event) -> bool:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    with monkeypatch.context() as capture:
+        capture.setattr(TORCH.cuda, "is_current_stream_capturing", lambda: True)
+        capture.setattr(Event, "query", refuse)
+        losses.backward(Scalar(1.0, gpu=0))
+        assert not losses.arrived(segment)
+    assert losses.emitted == []
+    losses.backward(Scalar(1.5, gpu=0))
+    assert losses.emitted == [(1, [2.5])]

@@ -441,6 +441,34 @@ for scale in (1e30, float("inf")):
     assert [step["norm"] for step in ran.steps] == [pytest.approx(2e30), math.inf]
 
 
+def test_a_step_that_a_cuda_graph_captures_is_not_read(rank: Any) -> None:
+    """To read a value on the host breaks the capture, and with it the job. The step has no norm and no parameters; the
+    steps around it have."""
+    ran = rank.run(
+        """
+import torch
+weights = torch.nn.Parameter(torch.ones(4))
+opt = torch.optim.SGD([weights], lr=0.1)
+plain, capturing = torch.Tensor.tolist, False
+def read(tensor, *given):
+    if capturing:
+        raise RuntimeError("operation not permitted when stream is capturing")
+    return plain(tensor, *given)
+torch.Tensor.tolist = read
+torch.Tensor.__float__ = lambda tensor: float(read(tensor))
+torch.cuda.is_initialized = lambda: True
+torch.cuda.is_current_stream_capturing = lambda: capturing
+for capturing in (False, True, False):
+    weights.sum().backward()
+    opt.step()
+    opt.zero_grad()
+""",
+        hooks=("steps", "state"),
+    )
+    assert not ran.failures, ran.failures
+    assert [(step["norm"], "parameters" in step) for step in ran.steps] == [(2.0, True), (None, False), (2.0, True)]
+
+
 def test_what_a_load_in_mid_attempt_put_back(rank: Any) -> None:
     """The first step of a process, and the first after a save or a load, say what the parameters and moments were
     before it: a trainer may warm up before it loads, and what a load put back is compared with what the job went on

@@ -57,7 +57,8 @@ class HealthReaction(Assertion):
         return replace(self._judge(run, hit, took, gpus), measured=took, bound=bounds)
 
     def _judge(self, run: Record, hit: Landing, took: dict[str, float | None], gpus: frozenset[Gpu]) -> Finding:
-        if took["noticed"] is None:
+        # A rank that left shows that somebody noticed, for example a program that reads the kernel's log.
+        if took["noticed"] is None and (self.noticed is not None or took["drained"] is None):
             return inconclusive(
                 "nobody asked about that GPU after the fault, so it is not known whether anybody would react"
             )

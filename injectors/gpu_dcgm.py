@@ -4,10 +4,11 @@ while."""
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from torchaos.harness.fault_drivers.gpu.gpu_fault import first_effect
-from torchaos.plugin import ChaosError, Evidence, Fault, Irreversible, Kind, NodeSite, Record
+from torchaos.plugin import ChaosError, Emit, Evidence, Fault, Irreversible, Kind, NodeSite, Probe, Record
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,45 @@ class DcgmInject(Fault):
         return Irreversible("DCGM replaces the value with the next one that it samples")
 
     def apply(self, site: NodeSite) -> None:
-        gpu, field = str(self.gpu), str(self.field)
-        done = _dcgmi("test", "--inject", "--gpuid", gpu, "-f", field, "-v", str(self.value))
+        done = _dcgmi("test", "--inject", "--gpuid", str(self.gpu), "-f", str(self.field), "-v", str(self.value))
         if done.returncode:
             raise ChaosError(f"dcgmi test --inject: {(done.stderr or done.stdout).strip()[:500]}")
-        seen = _dcgmi("test", "--introspect", "--gpuid", gpu, "-f", field).stdout
-        if str(self.value) in seen.split():
-            site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"DCGM shows {self.value} in field {field}"})
+
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
+        return [Shown(site.fault, self.field, self.value, self.gpu, shown(self.field, self.gpu) == self.value)]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
+        """Evidence that DCGM shows the value to its clients, and did not show it before."""
         return first_effect(record, fault, "DCGM shows")
+
+
+@dataclass
+class Shown:
+    """A probe that watches the field as DCGM's clients do, and reports that it has got the value. Reports nothing if it
+    had the value from the start."""
+
+    fault: str
+    number: int
+    value: int
+    gpu: int
+    told: bool
+    period_s: float = field(default=1.0)
+
+    def sample(self, emit: Emit) -> None:
+        if not self.told and shown(self.number, self.gpu) == self.value:
+            self.told = True
+            effect = f"DCGM shows {self.value} in field {self.number} of GPU {self.gpu}"
+            emit(Kind.EFFECT, {"fault": self.fault, "effect": effect})
+
+
+def shown(number: int, gpu: int) -> float | None:
+    """What `dcgmi dmon` shows in a field of the GPU, in a row such as `GPU 0  79`. None if it shows no number."""
+    rows = _dcgmi("dmon", "-e", str(number), "-i", str(gpu), "-c", "1").stdout.splitlines()
+    found = next((words[2] for words in map(str.split, rows) if words[:2] == ["GPU", str(gpu)] and words[2:]), "")
+    try:
+        return float(found)
+    except ValueError:
+        return None
 
 
 def _dcgmi(*words: str) -> subprocess.CompletedProcess[str]:

@@ -7,16 +7,21 @@ A job that gets the message in time loses no step: it saves, and ends with an er
 with a spare GPU of this node in the place of each sick one. Without a spare GPU, or if CUDA_VISIBLE_DEVICES does not
 name the GPUs by number, that is left to the scheduler. (If torchrun restarted the ranks itself, they would be on the
 sick GPU again.) The message is SIGTERM to the ranks, as on a spot machine. Needs nvidia-ml-py. Copy it. To run it as a
-service of the node, change only how it finds the ranks."""
+service of the node, change only how it finds the ranks.
+
+It asks NVML. With --kernel-log before the command, it also reads the kernel's log, where an Xid stands even if nobody
+waited for the event. With --dcgm, it also asks the node's DCGM, by dcgmi."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +32,14 @@ RECOVERY_ACTION = 230  # field: none, reset, reboot, ...
 EVERY_S = 1.0
 SLOWDOWNS = 0x20 | 0x40 | 0x80  # slowed by the driver for heat, by the GPU for heat, by the power supply
 MANY_CORRECTED = 10_000
+LOGGED = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)\): (\d+)")  # of the driver
+DCGM_XID = "230"  # field: the last Xid
 
 
 def main(command: list[str]) -> int:
+    more: list[str] = []
+    while command[0].startswith("--"):
+        more.append(command.pop(0))
     beside = Path(sys.executable).with_name(command[0])  # torchrun, where this environment is not on the PATH
     program = command[0] if shutil.which(command[0]) or not beside.exists() else str(beside)
     # torchaos's overlay must reach only the processes that watch, never the ranks: NCCL reads its topology from NVML.
@@ -37,7 +47,7 @@ def main(command: list[str]) -> int:
     paths = ":".join(path for path in (overlay, others) if path)
     env = {**os.environ, **({"LD_LIBRARY_PATH": paths} if paths else {})}
     listen, tell = os.pipe()
-    arguments = ["--watch", str(os.getpid()), str(tell)]
+    arguments = ["--watch", str(os.getpid()), str(tell), *more]
     watcher = subprocess.Popen([sys.executable, __file__, *arguments], env=env, pass_fds=[tell])
     os.close(tell)
     os.set_blocking(listen, False)
@@ -87,14 +97,19 @@ def without_sick(gpus: str, told: str) -> str:
     return ",".join(spare.pop() if gpu in sick else gpu for gpu in used)
 
 
-def watch(job: int, tell: int) -> None:
+def watch(job: int, tell: int, *more: str) -> None:
     """Watch until this process is killed. Sends the ranks of a GPU one message each time that the GPU turns bad. `job`:
-    the process below which the ranks are. `tell`: the file descriptor for without_sick()."""
+    the process below which the ranks are. `tell`: the file descriptor for without_sick(). `more`: --kernel-log, --dcgm.
+    Raises OSError if the kernel's log can't be read."""
     import pynvml as nvml
 
     nvml.nvmlInit()
     count, bad = nvml.nvmlDeviceGetCount(), set[int]()
     uuids = [nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(gpu)) for gpu in range(count)]
+    places = [_place(nvml.nvmlDeviceGetPciInfo(nvml.nvmlDeviceGetHandleByIndex(gpu)).busId) for gpu in range(count)]
+    log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK) if "--kernel-log" in more else None
+    if log is not None:
+        os.lseek(log, 0, os.SEEK_END)
     events = nvml.nvmlEventSetCreate()
     for gpu in range(count):
         nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(gpu), nvml.nvmlEventTypeXidCriticalError, events)
@@ -115,6 +130,10 @@ def watch(job: int, tell: int) -> None:
         if reasons or time.monotonic() - looked > EVERY_S / 2:
             looked = time.monotonic()
             states = {gpu: _problem(nvml, gpu) for gpu in range(count)}
+            states |= _seen_by_dcgm() if "--dcgm" in more else {}
+            for place, number in _logged(log) if log is not None else ():
+                if number in FATAL_XIDS and place in places:
+                    reasons[places.index(place)] = f"the kernel's log shows Xid {number}"
             reasons = {**{gpu: why for gpu, why in states.items() if why}, **reasons}
             for gpu in range(count):
                 if (notes := _notes(nvml, gpu)) != noted.get(gpu, []):
@@ -137,6 +156,36 @@ def _index(nvml: Any, event: Any, count: int) -> list[int]:
         return [int(nvml.nvmlDeviceGetIndex(event.device))]
     except nvml.NVMLError:
         return [gpu for gpu in range(count) if _problem(nvml, gpu)] or list(range(count))
+
+
+def _place(bus: str | bytes) -> tuple[int, ...]:
+    """Domain, bus and device of a PCI address."""
+    text = bus.decode() if isinstance(bus, bytes) else bus
+    return tuple(int(part, 16) for part in text.partition(".")[0].split(":"))
+
+
+def _logged(log: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yields the PCI address and the number of each Xid that the kernel has logged since the last call."""
+    while True:
+        try:
+            record = os.read(log, 1 << 14)
+        except BrokenPipeError:  # the kernel has overwritten this record
+            continue
+        except BlockingIOError:
+            return
+        if found := LOGGED.search(record.decode(errors="replace")):
+            yield tuple(int(part, 16) for part in found.groups()[:3]), int(found[4])
+
+
+def _seen_by_dcgm() -> dict[int, str | None]:
+    """The GPUs for which the node's DCGM shows a fatal Xid. A row of `dcgmi dmon` is `GPU 0  79`."""
+    rows = subprocess.run(["dcgmi", "dmon", "-e", DCGM_XID, "-c", "1"], capture_output=True, text=True, check=False)
+    found = (line.split() for line in rows.stdout.splitlines())
+    return {
+        int(words[1]): f"DCGM shows Xid {words[2]}"
+        for words in found
+        if words[:1] == ["GPU"] and len(words) == 3 and words[2].isdigit() and int(words[2]) in FATAL_XIDS
+    }
 
 
 def _problem(nvml: Any, gpu: int) -> str | None:
@@ -205,7 +254,7 @@ def _environ(pid: int) -> dict[str, str]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--watch"]:
-        watch(int(sys.argv[2]), int(sys.argv[3]))
+        watch(int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
     elif sys.argv[1:]:
         sys.exit(main(sys.argv[1:]))
     else:

@@ -63,6 +63,10 @@ def test_a_part_that_never_came_fails_and_a_fault_that_nobody_read_is_inconclusi
     assert unsaved.outcome is Outcome.FAILED, unsaved.reason
     deaf = HealthReaction(noticed=1.0).judge(sick(trainer, noticed=False), [])
     assert deaf.outcome is Outcome.INCONCLUSIVE
+    nobody = HealthReaction(drained=60.0).judge(sick(trainer, noticed=False, leaves=False), [])
+    assert nobody.outcome is Outcome.INCONCLUSIVE
+    in_the_log = HealthReaction(drained=60.0).judge(sick(trainer, noticed=False), [])
+    assert in_the_log.outcome is Outcome.PASSED, "a rank that left was told by somebody, such as a reader of the log"
     assert HealthReaction().judge(trainer(kills=[(18, 1)]).record(), []).outcome is Outcome.INCONCLUSIVE
 
 

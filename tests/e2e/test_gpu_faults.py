@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import dcgmi_stand_in
 import pytest
+import yaml
 from chaos import REPOSITORY, RunScenario, left_over
 from needs import need
 
@@ -27,14 +30,21 @@ pytestmark = pytest.mark.job
         for path in SCENARIOS
     ],
 )
-def test_the_reference_job_survives_it(torchaos: RunScenario, path: Path) -> None:
+def test_the_reference_job_survives_it(
+    torchaos: RunScenario, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The fault lands as planned, somebody other than its target shows it, and the healthy job loses nothing by it."""
     if path.stem == "oom-killer" and not capabilities.check("root").present:
         pytest.skip("needs root, to make a memory cgroup")
     if path.stem not in RANKS_OWN and path.parent.name == "gpu":
         pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed, by which the health agent watches")
         need("nvml_overlay")
-    run = torchaos(path)
+    if path.stem == "kernel-log":
+        need("root")
+    if path.stem == "dcgm-xid" and not shutil.which("dcgmi"):
+        dcgmi_stand_in.put_on_path(tmp_path, monkeypatch)
+    consents = yaml.safe_load(path.read_text()).get("consent", ())
+    run = torchaos(path, *(word for consent in consents for word in ("--consent", consent)))
     assert run.exit_code == 0, run
     assert all(fault["evidence"] for fault in run.result["faults"]), run
     assert run.result["attempts"] == (1 if path.stem in STAYS else 2), run

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dcgmi_stand_in
 import pytest
 
 from torchaos.harness.agent.wire import Kind
@@ -310,23 +311,33 @@ def test_the_kernels_log_needs_consent_twice(tmp_path: Path, monkeypatch: pytest
             make_plan(load(path), path, seed=0, consent=given)
 
 
-def test_dcgm_is_asked_to_inject_and_then_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands that dcgmi's manual names; without the value in what it shows afterwards there is no proof."""
+def test_dcgm_is_asked_to_inject_and_felt_when_it_shows_the_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands that dcgmi's manual names. That dcgmi took the value proves nothing, nor does a value that was shown
+    before the fault."""
     from torchaos.injectors.gpu_dcgm import DcgmInject
 
-    program = tmp_path / "dcgmi"
-    program.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncase "$2" in --introspect) echo "field 230 $SHOWS";; esac\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    dcgmi_stand_in.put_on_path(tmp_path, monkeypatch)
     told: list[Any] = []
-    where = SimpleNamespace(fault="d", pids=[], emit=lambda kind, data: told.append(data["effect"]))
-    for shows, effects in (("0", []), ("79", ["DCGM shows 79 in field 230"])):
-        monkeypatch.setenv("SHOWS", shows)
-        DcgmInject(field=230, value=79).apply(where)
-        assert told == effects
-    assert (tmp_path / "asked").read_text().splitlines()[0] == "test --inject --gpuid 0 -f 230 -v 79"
+    where: Any = SimpleNamespace(fault="d", pids=[])
+    fault = DcgmInject(field=230, value=79, gpu=1)
+
+    def emit(kind: Kind, data: Any, **_more: Any) -> Any:
+        told.append((kind, data["effect"]))
+
+    (probe,) = fault.probes(where)
+    probe.sample(emit)
+    assert told == []
+    fault.apply(where)
+    for _ in range(2):
+        probe.sample(emit)
+    assert told == [(Kind.EFFECT, "DCGM shows 79 in field 230 of GPU 1")]
+    (late,) = fault.probes(where)
+    late.sample(emit)
+    assert len(told) == 1
+    with pytest.raises(ChaosError, match="dcgmi test --inject: no such GPU"):
+        DcgmInject(field=230, value=79, gpu=9).apply(where)
 
 
 def test_a_command_is_run_with_the_overlay(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Iterator
 
+import dcgmi_stand_in
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
@@ -134,3 +136,71 @@ def test_incomplete_checkpoint(what: str, fault_tolerance: Any, alone: None, tmp
         (tmp_path / f"step-{left + 1}" / what).unlink()
         assert checkpoints.restore({"part": Part(0)}) == left
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1.damaged", "step-2.damaged"]
+
+
+def test_balance_gives_a_slow_rank_less(fault_tolerance: Any, alone: None) -> None:
+    """A rank that needs four times as long gets fewer samples until both need equally long, and as many as before when
+    it is as fast as the other again. Nothing changes for a rank that is slow once, or only a little."""
+    balance = fault_tolerance.Balance([24, 24])
+    slow = (1.0, 4.0)
+
+    def steps(number: int, each: tuple[float, float]) -> list[int]:
+        shares: list[int] = balance.shares
+        for _ in range(number):  # the time of a step: a quarter of that of 24 samples, and the samples
+            shares = balance.after([factor * (6 + share) for factor, share in zip(each, shares, strict=True)])
+            assert sum(shares) == 48
+        return shares
+
+    assert steps(20, (1.0, 1.4)) == [24, 24]
+    assert steps(1, slow) == steps(10, (1.0, 1.0)) == [24, 24]
+    more, less = steps(20, slow)
+    assert less < 12 < 36 < more
+    assert 1 / 2 < 4 * (6 + less) / (6 + more) < 2
+    again = steps(20, (1.0, 1.0))
+    assert min(again) > 16
+
+
+def test_patiently_tries_again_and_says_why(
+    fault_tolerance: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What fails twice is done a third time; what fails for longer than the patience fails with its own error."""
+    monkeypatch.setattr(fault_tolerance.time, "sleep", lambda _s: None)
+    tries: list[int] = []
+
+    def third_time() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise OSError("the store is away")
+
+    fault_tolerance.patiently(third_time, 60.0)
+    assert len(tries) == 3
+    assert capsys.readouterr().out.count("the store is away") == 2
+    tries.clear()
+    with pytest.raises(OSError, match="the store is away"):
+        fault_tolerance.patiently(third_time, -1.0)
+    assert len(tries) == 1
+
+
+def test_the_health_agent_reads_xids_in_the_kernels_log(jobs: None) -> None:
+    """By the driver's own form of the line: the PCI address of the GPU, and the number. /dev/kmsg gives one record for
+    each read, as a socket gives a datagram."""
+    agent = importlib.import_module("health_agent")
+    log, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    log.setblocking(False)
+    with log, kernel:
+        assert list(agent._logged(log.fileno())) == []
+        for text in ("NVRM: Xid (PCI:0000:3B:00): 79, GPU has fallen off the bus.", "NVRM: GPU 0000:3b:00.0: RmInit"):
+            kernel.send(f"2,41,212393,-;{text}\n".encode())
+        assert list(agent._logged(log.fileno())) == [((0, 0x3B, 0), 79)]
+        assert list(agent._logged(log.fileno())) == []
+    assert agent._place("00000000:3B:00.0") == (0, 0x3B, 0)
+
+
+def test_the_health_agent_asks_dcgm(jobs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU for which DCGM shows a fatal Xid is sick; another Xid, or no value, is nothing."""
+    agent = importlib.import_module("health_agent")
+    dcgmi_stand_in.put_on_path(tmp_path, monkeypatch)
+    assert agent._seen_by_dcgm() == {}
+    for gpu, number in ((0, 79), (1, 13)):
+        subprocess.run(["dcgmi", "test", "--inject", "--gpuid", str(gpu), "-f", "230", "-v", str(number)], check=True)
+    assert agent._seen_by_dcgm() == {0: "DCGM shows Xid 79"}

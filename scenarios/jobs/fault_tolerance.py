@@ -3,6 +3,8 @@
 - `Checkpoints`: sharded, written in the background, renamed when they are complete, verified before they are loaded.
 - `ModelState`, `OptimizerState`, `Rng`: state that is restored exactly, also on another number of ranks.
 - `Preemption`: the notice that a spot machine will be taken away soon. `Guard`: finds numbers that can't be right.
+- `Balance`: gives a rank that is slow less work.
+- `patiently`: tries again what may fail for a while.
 - `replicas_agree`: whether all ranks have the same weights. `watch`: ends a process that hangs.
 
 A job restarts by being started again: `torchrun --max-restarts`, or a scheduler's requeue. With gloo, set
@@ -19,10 +21,12 @@ import random
 import re
 import shutil
 import signal
+import statistics
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -225,6 +229,47 @@ class Guard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.mean = state["mean"]
+
+
+class Balance:
+    """How many samples of a global batch each rank gets. They change if in each of STEPS steps a rank needed FACTOR
+    times as long as the fastest one; each rank then gets samples in proportion to its speed. Nothing changes while all
+    are equally fast, so that a run can be repeated."""
+
+    FACTOR, STEPS = 1.5, 3
+
+    def __init__(self, shares: list[int]) -> None:
+        self.shares = shares
+        self.times: list[list[float]] = []  # of the last steps, in seconds, by rank
+
+    def after(self, times: list[float]) -> list[int]:
+        """The shares for the next step. `times`: how long each rank took for the last one, without the time for which
+        it waited for others. The same on all ranks."""
+        self.times = [*self.times, times][-self.STEPS :]
+        ranks = range(len(times))
+        slow = any(all(one[rank] > self.FACTOR * min(one) for one in self.times) for rank in ranks)
+        if slow and len(self.times) == self.STEPS:
+            means = [statistics.mean(one[rank] for one in self.times) for rank in ranks]
+            self.times.clear()
+            speeds = [self.shares[rank] / means[rank] for rank in ranks]
+            batch = sum(self.shares)
+            self.shares = [max(1, int(batch * speed / sum(speeds))) for speed in speeds]
+            self.shares[speeds.index(max(speeds))] += batch - sum(self.shares)
+            log(f"steps took {', '.join(f'{one:.3f}' for one in means)} s; samples for each rank: {self.shares}")
+        return self.shares
+
+
+def patiently(action: Callable[[], None], patience_s: float) -> None:
+    """Do something, and if it fails do it again, for `patience_s` seconds. Raises the OSError of the last try."""
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            return action()
+        except OSError as error:
+            if time.monotonic() > end:
+                raise
+            print(f"trying again: {error}", flush=True)
+            time.sleep(1.0)
 
 
 def replicas_agree(model: nn.Module, group: dist.ProcessGroup) -> bool:

@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import sysconfig
+import time
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -20,7 +21,18 @@ from typing import Any, Callable, Iterator
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from fault_tolerance import Checkpoints, Guard, ModelState, OptimizerState, Preemption, Rng, log, replicas_agree, watch
+from fault_tolerance import (
+    Balance,
+    Checkpoints,
+    Guard,
+    ModelState,
+    OptimizerState,
+    Preemption,
+    Rng,
+    log,
+    replicas_agree,
+    watch,
+)
 from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
@@ -88,10 +100,11 @@ class Text(Dataset[Tensor]):
 class GlobalBatches(Sampler[list[int]]):
     """This rank's part of each global batch. The order of all samples depends only on the seed and the epoch, so that
     another number of ranks continues with the same global batches. `position` counts the batches that were trained on;
-    the iterator may have read more."""
+    the iterator may have read more. `shares`: how many samples each rank gets; they may change between two batches."""
 
     def __init__(self, samples: int, batch_size: int, seed: int) -> None:
         self.samples, self.batch_size, self.seed, self.position = samples, batch_size, seed, 0
+        self.shares = [batch_size // dist.get_world_size()] * dist.get_world_size()
 
     def __iter__(self) -> Iterator[list[int]]:
         per_epoch = self.samples // self.batch_size
@@ -99,7 +112,8 @@ class GlobalBatches(Sampler[list[int]]):
             epoch, batch = divmod(position, per_epoch)
             order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(self.seed + epoch))
             whole = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            yield whole[dist.get_rank() :: dist.get_world_size()].tolist()
+            begin, own = sum(self.shares[: dist.get_rank()]), self.shares[dist.get_rank()]
+            yield whole[begin : begin + own].tolist()
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position}
@@ -116,6 +130,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--keep", type=int, default=3, help="how many checkpoints to keep (default 3)")
     parser.add_argument("--batch-size", type=int, default=24, help="of all ranks together (default 24)")
     parser.add_argument("--samples", type=int, default=0, help="of an epoch (default: all of the text, about 16,000)")
+    parser.add_argument("--balance", action="store_true", help="give a rank that is slow fewer samples (on CPUs)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--step-timeout", type=float, default=60.0, metavar="SECONDS")
     return parser.parse_args()
@@ -154,6 +169,8 @@ class Run:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: rate(step, args.steps))
         self.guard, text = Guard(), Text(args.samples)
         self.sampler = GlobalBatches(len(text), args.batch_size, args.seed)
+        self.balance = Balance(self.sampler.shares) if args.balance else None
+        self.alone_since = time.monotonic()  # since when this rank has waited for no other
         # A generator for the loader alone: otherwise its start takes a number from the stream that dropout draws from.
         self.loader = DataLoader(text, batch_sampler=self.sampler, generator=torch.Generator())
         self.parts: dict[str, Stateful] = {
@@ -168,14 +185,18 @@ class Run:
     def step(self, text: Tensor, preempted: bool) -> tuple[float, bool]:
         """Do one step. Returns the mean loss over all ranks, and whether any rank is preempted. Raises RuntimeError at
         a suspect step."""
-        loss = self.model(text)
-        loss.backward()
+        loss, world = self.model(text), dist.get_world_size()
+        alone_s = time.monotonic() - self.alone_since
+        weight = len(text) * world / self.sampler.batch_size  # 1, if all ranks have equally many samples
+        loss.backward(torch.full_like(loss, weight))
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         suspect = self.guard.suspects(loss.item(), norm.item())
         # If one rank knows of a problem, all ranks must know it before the weights change, and all must act alike.
-        news = torch.tensor([preempted, suspect, loss.item()], dtype=torch.float64)
+        times = [alone_s if rank == dist.get_rank() else 0.0 for rank in range(world)]
+        news = torch.tensor([preempted, suspect, weight * loss.item(), *times], dtype=torch.float64)
         dist.all_reduce(news)
+        self.alone_since = time.monotonic()
         if news[1]:
             raise RuntimeError(
                 f"loss {loss.item()} or gradient norm {norm.item()} can't be right, here or on another rank"
@@ -184,7 +205,9 @@ class Run:
         self.optimizer.zero_grad()
         self.schedule.step()
         self.sampler.position += 1
-        return news[2].item() / dist.get_world_size(), bool(news[0])
+        if self.balance:
+            self.sampler.shares = self.balance.after(news[3:].tolist())
+        return news[2].item() / world, bool(news[0])
 
 
 def train(parallel: Parallel, store: type[Checkpoints] = Checkpoints) -> None:

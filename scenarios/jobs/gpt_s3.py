@@ -1,5 +1,6 @@
 """The GPT of gpt_ddp.py with its checkpoints in an object store, see object_store.py. A checkpoint is made in
---checkpoint-dir, and copied from there. If the store does not answer, a checkpoint is lost, but training continues.
+--checkpoint-dir, and copied from there. If the store does not answer for PATIENCE_S, a checkpoint is lost, but training
+continues.
 After a restart the checkpoint comes from the store, not from the disk, because the machine may be another one."""
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import gpt
-from fault_tolerance import Checkpoints
+from fault_tolerance import Checkpoints, patiently
 from gpt_ddp import replicate
 
 COPIER = Path(__file__).with_name("object_store.py")
+PATIENCE_S = 40.0  # less than the timeout of a step, for the other ranks wait meanwhile
 
 
 class ObjectStore(Checkpoints):
@@ -22,13 +24,16 @@ class ObjectStore(Checkpoints):
         super()._finish(writing, partial, step)
         whole = partial.with_suffix("")
         if whole.exists():  # on rank 0
-            copy("put", whole)
+            patiently(lambda: copy("put", whole), PATIENCE_S)
             print(f"{whole.name} is in the store", flush=True)
 
     def _newest(self) -> dict[str, Any] | None:
-        for folder in self._complete():
-            shutil.rmtree(folder)
-        copy("newest", self.folder)
+        def fetch() -> None:
+            for folder in self._complete():
+                shutil.rmtree(folder)
+            copy("newest", self.folder)
+
+        patiently(fetch, PATIENCE_S)
         return super()._newest()
 
 

@@ -5,7 +5,8 @@
 
 Each result is a line in DIR/results.jsonl. A run with the right result is not repeated: an interrupted call can be
 continued. Exit code 1 if a scenario did not pass as it is, or was not failed by the assertion that the table names.
---write fills the marks `teeth` (lab/results/teeth.md) and `teeth-summary` (docs/measured/right-verdicts.md).
+--write fills the marks `teeth` (lab/results/teeth.md) and `teeth-summary` (docs/measured/right-verdicts.md). What was
+not run again keeps its row of the first page.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def main() -> int:
     done = [bite for bite in read(results) if bite.scenario in names]
     print(summary(done))
     if options.write:
+        again = {(bite.scenario, bite.tooth) for bite in done}
+        done += [bite for bite in on_page(options.write[0]) if (bite.scenario, bite.tooth) not in again]
         marks.write(options.write, {"teeth": table(done), "teeth-summary": summary(done)})
     return 1 if any(not bite.right and bite.verdict != "refused" for bite in done) else 0
 
@@ -83,6 +86,24 @@ def read(path: Path) -> list[Bite]:
     return list(found.values())
 
 
+def on_page(page: Path) -> list[Bite]:
+    """The results in the table of a page, as far as they are about scenarios and teeth of today."""
+    teeth_of_today, found, name = teeth.table(), list[Bite](), ""
+    for line in page.read_text().partition("|---|")[2].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if not line.startswith("|") or len(cells) != 5:
+            continue
+        first, as_it_is, label, verdict, by = cells
+        name = first.strip("`") or name
+        own = teeth_of_today.get(name, [])
+        if as_it_is and own:
+            found.append(Bite(name, "", "", as_it_is, ""))
+        for tooth in own:
+            if tooth.name == label and verdict:
+                found.append(Bite(name, label, tooth.fails, verdict, "", dict.fromkeys(by.split(", "), "failed")))
+    return found
+
+
 def summary(done: Sequence[Bite]) -> str:
     lines = []
     for words, group in (
@@ -92,18 +113,28 @@ def summary(done: Sequence[Bite]) -> str:
         ran = [bite for bite in group if bite.verdict != "refused"]
         right = sum(bite.right for bite in ran)
         lines.append(f"{words}: {right} of {len(ran)} right; {len(group) - len(ran)} can't be run on this machine")
+    table = teeth.table()
+    own = {(name, tooth.name) for name, several in table.items() for tooth in several if tooth.of_its_own_fault}
+    bites = {bite.scenario for bite in done if bite.right and (bite.scenario, bite.tooth) in own}
+    passed = {bite.scenario for bite in done if bite.right and not bite.tooth}
+    lines.append(
+        f"failed for the fault of the scenario, neither replaced nor made stronger: {len(bites)} of {len(table)}"
+    )
+    lines.append(f"of these, passed as they are: {len(bites & passed)}")
     return "\n".join(lines)
 
 
 def table(done: Sequence[Bite]) -> str:
+    """A row for each tooth. A tooth that was not run, or not since it was changed, has no verdict."""
     lines = ["| scenario | as it is | what it must fail | verdict | by |", "|---|---|---|---|---|"]
-    for name in sorted({bite.scenario for bite in done}):
-        own = [bite for bite in done if bite.scenario == name]
-        plain = next((bite.verdict for bite in own if not bite.tooth), "")
-        for place, bite in enumerate([bite for bite in own if bite.tooth] or [Bite(name, "", "", "", "")]):
+    results = {(bite.scenario, bite.tooth): bite for bite in done}
+    for name, own in sorted(teeth.table().items()):
+        nothing = Bite(name, "", "", "", "")
+        for place, tooth in enumerate(own):
+            bite = results.get((name, tooth.name), nothing)
             by = ", ".join(case for case, verdict in bite.cases.items() if verdict == "failed")
-            first = (f"`{name}`", plain) if not place else ("", "")
-            lines.append(f"| {' | '.join((*first, bite.tooth, bite.verdict, by))} |")
+            first = (f"`{name}`", results.get((name, ""), nothing).verdict) if not place else ("", "")
+            lines.append(f"| {' | '.join((*first, tooth.name, bite.verdict, by))} |")
     return "\n".join([*summary(done).splitlines(), "", *lines])
 
 

@@ -23,9 +23,14 @@ ENGINES = sorted(f"container/{path.stem}" for path in (SCENARIOS / "container").
 
 
 @pytest.mark.job
-@pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [*ELSEWHERE, *ENGINES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name != "container/pause"))  # the family's in each test run
+        for name in [*ELSEWHERE, *ENGINES]
+    ],
+)
 def test_a_scenario_passes_on_containers(
     name: str, torchaos: RunScenario, docker_engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

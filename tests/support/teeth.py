@@ -39,6 +39,11 @@ class Tooth:
         changes = [f"{key}={_as_json(value)}" for key, value in self.set.items() if key != "job.world_size"]
         return " ".join([self.defect, *changes]).strip()
 
+    @property
+    def of_its_own_fault(self) -> bool:
+        """Whether the scenario's fault is as it is, and not another or a stronger one."""
+        return not any(key.startswith("faults") for key in self.set)
+
 
 def _as_json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

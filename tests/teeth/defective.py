@@ -3,9 +3,11 @@
 Each defect is a function; its docstring says what is wrong. A ready scenario that such a job passes proves nothing.
 """
 
+import itertools
 import json
 import os
 import runpy
+import socket
 import statistics
 import sys
 import time
@@ -206,6 +208,46 @@ def dies_of_a_failed_save():
     fault_tolerance.Checkpoints.save = first_wait
 
 
+def asks_the_store_once():
+    """Ends the training when its first try to copy a checkpoint to the store fails."""
+    import fault_tolerance
+
+    fault_tolerance.patiently = lambda action, patience_s: action()
+    dies_of_a_failed_save()
+
+
+def reads_the_first_piece():
+    """Asks the store after each step whether it is there, and takes the first piece of its answer for all of it."""
+
+    def read(store):
+        head, _, body = store.recv(1 << 16).partition(b"\r\n\r\n")
+        if f"Content-Length: {len(body)}\r\n".encode() not in head:
+            raise RuntimeError(f"the store has sent nonsense: {head!r}")
+
+    _after_each_step(lambda took: _ask_the_store(read))
+
+
+def reads_until_the_end():
+    """Asks the store after each step whether it is there, reads until the store closes the connection, and ends itself
+    when that is late."""
+
+    def read(store):
+        begun = time.monotonic()
+        while store.recv(1 << 16):
+            pass
+        if (waited := time.monotonic() - begun) > 2 * LATE_S:
+            raise RuntimeError(f"the store did not end its answer for {waited:.2f} s")
+
+    _after_each_step(lambda took: _ask_the_store(read))
+
+
+def _ask_the_store(read):
+    host, _, port = os.environ["AWS_ENDPOINT_URL"].rpartition("/")[2].partition(":")
+    with socket.create_connection((host, int(port)), 10) as store:
+        store.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        read(store)
+
+
 def waits_for_each_save():
     """Trains no further until a checkpoint is written."""
     import fault_tolerance
@@ -248,6 +290,26 @@ def watches_nothing():
 
 def gives_up_when_it_is_late():
     """Ends itself when a step takes half a second more than steps usually do."""
+
+    def late(took):
+        if len(took) > 5 and took[-1] > statistics.median(took) + LATE_S:
+            raise RuntimeError(f"a step took {took[-1]:.2f} s: something must be wrong with this machine")
+
+    _after_each_step(late)
+
+
+def gives_up_when_it_is_slow():
+    """Ends itself when four steps in a row take half as long again as steps usually do."""
+
+    def slow(took):
+        if len(took) > 8 and min(took[-4:]) > 1.5 * statistics.median(took[:-4]):
+            raise RuntimeError(f"steps take {min(took[-4:]):.2f} s: something must be wrong with this machine")
+
+    _after_each_step(slow)
+
+
+def _after_each_step(act):
+    """Calls `act` after each step, with the seconds that each step has taken so far."""
     import gpt
 
     step, took = gpt.Run.step, []
@@ -256,11 +318,69 @@ def gives_up_when_it_is_late():
         begun = time.monotonic()
         result = step(self, text, preempted)
         took.append(time.monotonic() - begun)
-        if len(took) > 5 and took[-1] > statistics.median(took) + LATE_S:
-            raise RuntimeError(f"a step took {took[-1]:.2f} s: something must be wrong with this machine")
+        act(took)
         return result
 
     gpt.Run.step = timed
+
+
+def balances_nothing():
+    """Gives each rank the same number of samples, however slow it is."""
+    import fault_tolerance
+
+    fault_tolerance.Balance.after = lambda self, times: self.shares
+
+
+def reports_to_the_rendezvous_store():
+    """Reports each step to the rendezvous store before the next, and ends itself when that makes a step late."""
+    import gpt
+
+    stores = []
+
+    def report(took):
+        if not stores:
+            stores.append(gpt.dist.TCPStore(os.environ["MASTER_ADDR"], 29400, is_master=False))
+        begun = time.monotonic()
+        stores[0].add(f"steps of rank {gpt.dist.get_rank()}", 1)
+        if (waited := time.monotonic() - begun) > LATE_S:
+            raise RuntimeError(f"the rendezvous store did not answer for {waited:.2f} s")
+
+    _after_each_step(report)
+
+
+def trusts_datagrams():
+    """The two ranks tell each other which samples come next, each by a datagram without a checksum. Each rank takes
+    the next datagram that comes for its next sample."""
+    import gpt
+
+    def iterates(self):
+        per_epoch, told, peer = self.samples // self.batch_size, self.position, _peer(gpt.dist)
+        for position in itertools.count(self.position):
+            while told < position + 4:  # a few batches ahead
+                epoch, batch = divmod(told, per_epoch)
+                order = gpt.torch.randperm(self.samples, generator=gpt.torch.Generator().manual_seed(self.seed + epoch))
+                whole = order[batch * self.batch_size : (batch + 1) * self.batch_size].tolist()
+                for sample in whole[1 - gpt.dist.get_rank() :: 2]:
+                    peer.send(sample.to_bytes(64, "big"))
+                told += 1
+            yield [int.from_bytes(peer.recv(64), "big") % self.samples for _ in range(self.batch_size // 2)]
+
+    gpt.GlobalBatches.__iter__ = iterates
+
+
+def _peer(dist):
+    """A UDP socket that is connected to the other rank's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+        address = probe.getsockname()[0]
+    own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    own.setsockopt(socket.SOL_SOCKET, 11, 1)  # SO_NO_CHECK of asm-generic/socket.h
+    own.bind((address, 0))
+    own.settimeout(10)
+    both = [None, None]
+    dist.all_gather_object(both, own.getsockname())
+    own.connect(both[1 - dist.get_rank()])
+    return own
 
 
 def skips_a_late_batch():
@@ -302,20 +422,6 @@ def compares_no_replicas():
 
     gpt.replicas_agree = lambda model, group: True
     believes_every_number()
-
-
-def ends_half_way():
-    """Trains half of its steps."""
-    import gpt
-
-    options = gpt.options
-
-    def fewer():
-        args = options()
-        args.steps //= 2
-        return args
-
-    gpt.options = fewer
 
 
 def hears_nothing():
@@ -382,7 +488,7 @@ def watch(defect):
     health_agent.__file__ = __file__
     os.environ["DEFECT"] = defect
     if sys.argv[1] == "--watch":
-        health_agent.watch(int(sys.argv[2]), int(sys.argv[3]))
+        health_agent.watch(int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
     else:
         sys.exit(health_agent.main(sys.argv[1:]))
 

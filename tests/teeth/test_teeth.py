@@ -34,6 +34,13 @@ def test_each_ready_scenario_has_something_that_it_must_fail() -> None:
             assert tooth.fails in _asserted(name), (name, tooth.fails)
 
 
+def test_each_ready_scenario_fails_for_its_own_fault() -> None:
+    """A job that another or a stronger fault ends says nothing about this one. NCCL's cards are slow from the start, so
+    that no job can notice that they became slow."""
+    changed = {name for name, own in TABLE.items() if not any(tooth.of_its_own_fault for tooth in own)}
+    assert changed == {"collective/nccl-nics"}
+
+
 def test_each_defect_says_what_is_wrong_and_is_used() -> None:
     """A defect without a scenario that must find it shows nothing."""
     used = {tooth.defect for own in TABLE.values() for tooth in own}

@@ -6,7 +6,10 @@ deterministic."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import time
 from datetime import timedelta
 from importlib.resources import files
 
@@ -21,6 +24,22 @@ from row import share_a_gpu
 on_cpu = gpt.start
 
 
+def end_soon_after_sigterm() -> None:
+    """gpt.py remembers SIGTERM until its step is over. While it waits in a call of CUDA or NCCL, Python runs no
+    handler, and torchrun would wait for 30 s. So a thread ends the rank after eight."""
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told)  # written by the interpreter's own handler in C, at once
+
+    def wait() -> None:
+        while os.read(heard, 1)[0] != signal.SIGTERM:
+            pass
+        time.sleep(8)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def start(timeout: timedelta) -> torch.device:
     if not torch.cuda.is_available():
         return on_cpu(timeout)
@@ -30,6 +49,7 @@ def start(timeout: timedelta) -> torch.device:
     share_a_gpu(backend)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(os.environ.get("GPU_CHECK_NOISE") != "1")
+    end_soon_after_sigterm()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     dist.init_process_group(f"cpu:gloo,cuda:{backend.partition('-')[0]}", timeout=timeout)

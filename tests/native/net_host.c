@@ -1,6 +1,7 @@
 /* Plays NCCL for one rank, with host memory: it drives a network plug-in as NCCL's proxy thread does.
  *
- * Usage: net_host LIBRARY VERSION CHANNELS, with RANK (0 or 1) in the environment. Commands come by lines on stdin:
+ * Usage: net_host LIBRARY VERSIONS CHANNELS, with RANK (0 or 1) in the environment. VERSIONS, such as 11,10,9: the
+ * interfaces to ask for; the first that the library has is used. Commands come by lines on stdin:
  *   listen                            -> handles HEX...
  *   connect HEX...                    -> connected | failed CODE
  *   exchange SEED COUNT DEPTH SIZE... -> channel N ok BYTES | channel N wrong MESSAGE AT BYTES | channel N error CODE,
@@ -52,12 +53,16 @@ static void check(int code, const char *what) {
     }
 }
 
-static void start(const char *library) {
+static void start(const char *library, char *versions) {
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-    char symbol[64];
+    char symbol[64], *rest = NULL;
 
-    snprintf(symbol, sizeof symbol, "ncclNetPlugin_v%d", version);
-    plugin = handle == NULL ? NULL : dlsym(handle, symbol);
+    for (char *one = strtok_r(versions, ",", &rest); handle != NULL && plugin == NULL && one != NULL;
+         one = strtok_r(NULL, ",", &rest)) {
+        version = atoi(one);
+        snprintf(symbol, sizeof symbol, "ncclNetPlugin_v%d", version);
+        plugin = dlsym(handle, symbol);
+    }
     if (plugin == NULL) {
         fprintf(stderr, "%s\n", dlerror());
         exit(1);
@@ -315,10 +320,9 @@ int main(int argc, char **argv) {
 
     if (argc != 4 || getenv("RANK") == NULL)
         return 2;
-    version = atoi(argv[2]);
     channels = atoi(argv[3]);
     rank = atoi(getenv("RANK"));
-    start(argv[1]);
+    start(argv[1], argv[2]);
     while (fgets(line, sizeof line, stdin) != NULL) {
         char *words, *command = strtok_r(line, " \n", &words);
         if (strcmp(command, "listen") == 0)

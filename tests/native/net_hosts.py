@@ -40,10 +40,10 @@ class Fault:
 
 
 class Host:
-    """One process: `rank` 0 or 1, with the plug-in's interface `version`."""
+    """One process: `rank` 0 or 1, with the plug-in's interface `version`; of several, "12,11", the first it has."""
 
     def __init__(
-        self, program: Path, library: Path, folder: Path, *, rank: int, version: int, channels: int,
+        self, program: Path, library: Path, folder: Path, *, rank: int, version: int | str, channels: int,
         env: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self._folder, self._rest, self._orders = folder, b"", 0
@@ -109,7 +109,9 @@ class Host:
 class Pair:
     """Rank 0 and rank 1."""
 
-    def __init__(self, program: Path, library: Path, folder: Path, version: int = 11, channels: int = 3, **env: str):
+    def __init__(
+        self, program: Path, library: Path, folder: Path, version: int | str = 11, channels: int = 3, **env: str
+    ):
         make: Any = {"version": version, "channels": channels, "env": env}
         self.hosts = [Host(program, library, folder, rank=rank, **make) for rank in (0, 1)]
 

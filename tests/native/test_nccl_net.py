@@ -30,6 +30,8 @@ from torchaos.harness.host.native_libraries import NCCL_NET, compiler
 from .net_hosts import Fault, Host, Pair
 
 VERSIONS = (8, 9, 10, 11)
+# The versions for which NCCL asks, in this order: src/plugin/net.cc. It takes the first that is there.
+ASKED = {"2.28": "11,10,9,8,7,6", "2.30": "12,11,10,9,8,7,6"}
 MB = 1 << 20
 REMOTE_ERROR, SYSTEM_ERROR = 6, 2
 MakePair = Callable[..., Pair]
@@ -57,7 +59,7 @@ def pair(program: Path, library: Path, tmp_path: Path) -> Iterator[MakePair]:
     """Makes two hosts; ends them after the test."""
     made: list[Pair] = []
 
-    def make(version: int = 11, channels: int = 3, **env: str) -> Pair:
+    def make(version: int | str = 11, channels: int = 3, **env: str) -> Pair:
         made.append(Pair(program, library, tmp_path, version, channels, **env))
         return made[-1]
 
@@ -84,6 +86,30 @@ def test_data_arrive_whole_and_in_order(pair: MakePair, version: int) -> None:
         assert (host.page.read(VERSION), host.page.read(CONNECTIONS)) == (version, 6)
         assert host.page.read(SENT) == host.page.read(RECEIVED) == 3 * 141
         assert host.ask("close") == "closed"
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_each_nccl_finds_the_newest_interface(pair: MakePair, asked: str) -> None:
+    """Also one that asks for a newer interface first, and falls back. Faults work over the one that it finds."""
+    two = pair(asked)
+    two.connect()
+    fault = two.hosts[0].order(NetOrder(NetKind.DELAY, a=1_000_000, way="out"))
+    two.exchange([1000], count=4)
+    assert two.results() == [ok([1000], 4)] * 2
+    assert [host.page.read(VERSION) for host in two.hosts] == [11, 11]
+    assert fault.hits == 3 * 4
+    assert [host.ask("close") for host in two.hosts] == ["closed"] * 2
+
+
+@pytest.mark.parametrize("versions", [f"{last}" for last in VERSIONS] + ["7,6"])
+def test_an_nccl_that_asks_for_no_interface_of_ours_gets_none(pair: MakePair, versions: str) -> None:
+    """Every version on its own is there; those before NCCL 2.20 are not, and NCCL then uses its own transport."""
+    host = pair(versions).hosts[0]
+    if versions == "7,6":
+        with pytest.raises(EOFError):
+            host.hear()
+    else:
+        assert host.ask("nics").startswith("nics lo=")
 
 
 def test_large_transfers(pair: MakePair) -> None:

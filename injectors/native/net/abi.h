@@ -1,4 +1,5 @@
-/* NCCL's interface to network plug-ins, versions 8 to 11, as NCCL 2.24 to 2.30 load it.
+/* NCCL's interface to network plug-ins, versions 8 to 11, as NCCL 2.24 and later load it. From 2.30 on, NCCL asks for
+ * version 12 first, and then for 11.
  *
  * The order and the types of all members are those of the headers that NVIDIA publishes for authors of plug-ins:
  * github.com/NVIDIA/nccl, plugins/net/example/nccl (ext-net/example/nccl before 2.29), net_v8.h to net_v11.h. The

@@ -3,7 +3,7 @@
  * NCCL keeps its own transports to itself, so this one brings a plain one over TCP (wire.c), and the orders stand
  * between the two (orders.c). NCCL's proxy thread calls all this, and must never be held: what is to be slow or stuck
  * says "not done yet". Only host memory is offered, so NCCL copies through the host. One table for each version of
- * the interface (abi.h) that NCCL 2.24 to 2.30 ask for.
+ * the interface (abi.h) that NCCL 2.24 and later ask for.
  */
 #include "net.h"
 #include <stdarg.h>

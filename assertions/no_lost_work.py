@@ -102,7 +102,8 @@ class NoLostWork(Assertion):
             return failed(
                 f"attempt {attempt.number} {begun}: {its} had been complete, but {gone}: {needless}."
                 if (gone := _gone(run, resume, resume.best))
-                else f"attempt {attempt.number} {begun}, although {its} {was} complete: {needless}. {cause}",
+                else f"attempt {attempt.number} {begun}, although {its} {was} complete: {needless}. {cause}"
+                f"{_then_destroyed(run, resume, resume.best)}",
                 base=base, newest=resume.best.step, needless=resume.best.step - base,
             )  # fmt: skip
         if other := apart(attempt):
@@ -233,11 +234,7 @@ def _gone(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
     """A clause that says how the job itself made an end of a complete checkpoint before the first step of the attempt:
     it removed it, or wrote over it. Empty if that was not seen."""
     number, by_s = resume.attempt.number, _first_s(run, resume) or inf
-    removed: dict[str, Event] = {}
-    for event in run.of_kind(Kind.REMOVED):
-        if best.whole_s < event.mono_s < by_s:
-            path = posixpath.normpath(str(event.data["path"]))
-            removed |= dict.fromkeys((one for one in best.paths if is_below(one, path)), event)
+    removed = _removed(run, best, best.whole_s, by_s)
     whole = removed.keys() == best.paths
     if removed and (whole or len({checkpoint_of(one) for one in best.paths}) == 1):
         what = "it" if whole else " and ".join(sorted(map(posixpath.basename, removed)))
@@ -249,11 +246,41 @@ def _gone(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
     )
     if looked:
         return f"rank {looked.rank} of attempt {number} looked for it, and it did not exist"
-    if any(number_in_name(one) is not None or final_path(one) != one for one in best.paths):
+    if any(number_in_name(one) is not None for one in best.paths):
         return ""
-    again = (one for one in run.history.saves if one.path in best.paths and best.whole_s < one.begun_s < by_s)
-    over = next((one for one in again if one.global_step not in (None, best.step)), None)
+    over = _written_over(run, best, best.whole_s, by_s)
     return f"the save of step {over.global_step} began to write over it" if over else ""
+
+
+def _then_destroyed(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
+    """A sentence about a checkpoint that the attempt passed by, and removed or wrote over before it had got so far
+    again. Empty if that was not seen."""
+    made = run.history.executions
+    here = made.mono_s[(made.attempt == resume.attempt.number) & (made.global_step >= best.step)]
+    span = best.whole_s, float(here.min()) if here.size else inf
+    if any(event.attempt == resume.attempt.number for event in _removed(run, best, *span).values()):
+        return f" The attempt then removed {name_of(best.path)}."
+    if over := _written_over(run, best, *span):
+        return f" The save of step {over.global_step} then wrote over {name_of(best.path)}."
+    return ""
+
+
+def _removed(run: Record, best: SavedCheckpoint, after_s: float, before_s: float) -> dict[str, Event]:
+    """The files of the checkpoint that the job removed between two times, each with the event of its removal."""
+    removed: dict[str, Event] = {}
+    for event in run.of_kind(Kind.REMOVED):
+        if after_s < event.mono_s < before_s:
+            path = posixpath.normpath(str(event.data["path"]))
+            removed |= dict.fromkeys((one for one in best.paths if is_below(one, path)), event)
+    return removed
+
+
+def _written_over(run: Record, best: SavedCheckpoint, after_s: float, before_s: float) -> Save | None:
+    """The first save of another step that began between two times and wrote to a file of the checkpoint."""
+    if any(final_path(one) != one for one in best.paths):
+        return None
+    again = (one for one in run.history.saves if one.path in best.paths and after_s < one.begun_s < before_s)
+    return next((one for one in again if one.global_step not in (None, best.step)), None)
 
 
 def _cause(run: Record, resume: Resume, best: SavedCheckpoint, base: int) -> str:

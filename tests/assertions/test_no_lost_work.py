@@ -508,3 +508,23 @@ def test_a_rename_is_of_the_file_that_is_there(trainer: Any) -> None:
     run = replace(run, events=tuple(sorted(events, key=lambda event: event.mono_s)))
     found = NoLostWork().judge(run, [])
     assert (found.outcome, found.measured.get("newest")) == (Outcome.PASSED, 5), found.reason
+
+
+def test_a_checkpoint_that_a_start_from_scratch_destroys_is_told(trainer: Any) -> None:
+    """The attempt passed the newest checkpoint by, and then removed it or wrote over it. A removal after it had got as
+    far again is rotation, and is not told."""
+    run = _from(trainer(kills=[(8, 1)]).record(), 0)
+    steps = [event for event in run.events if event.kind is Kind.STEP and (event.attempt, event.rank) == (1, 0)]
+    for after, told in ((steps[2], True), (steps[6], False)):
+        gone = replace(
+            after, kind=Kind.REMOVED, mono_s=after.mono_s + 1e-6, seq=9_999, data={"path": "/job/checkpoints/step-5"}
+        )
+        finding = NoLostWork().judge(_and(run, gone), [])
+        assert "5 steps were lost needlessly" in finding.reason
+        assert ("The attempt then removed step-5." in finding.reason) == told, finding.reason
+    run = _from(trainer(kills=[(18, 1)]).record(), 0)
+    named = (
+        replace(e, data={**e.data, "path": "/job/checkpoints/last.pt"}) if "path" in e.data else e for e in run.events
+    )
+    finding = NoLostWork().judge(replace(run, events=tuple(named)), [])
+    assert "The save of step 5 then wrote over last.pt." in finding.reason, finding.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 from torchaos.harness.analysis.recovery.node_return import BACK
 from torchaos.harness.fault_drivers.network.node_processes import ended, kill
@@ -12,9 +13,11 @@ from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
 
 @dataclass(frozen=True)
 class Reboot(NodeDeath):
-    """Kills the node like node.kill. After `away` seconds the job's command is started again there."""
+    """Kills the node like node.kill. After `away` seconds the job's command is started again there. The node's own disk
+    (job.checkpoints.local) is `kept`, or `lost` like its memory: another machine took its place."""
 
     away: Seconds = 5.0
+    disk: Literal["kept", "lost"] = "kept"
 
     name = "node.reboot"
     irreversible = "the contents of its memory are lost; the node itself comes back"
@@ -24,6 +27,9 @@ class Reboot(NodeDeath):
             live.keep_place()
         try:
             kill(site)
+            if self.disk == "lost":
+                for live in site.nodes:
+                    live.lose_disk()
             site.release()
             time.sleep(self.away)
         finally:

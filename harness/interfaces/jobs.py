@@ -38,6 +38,7 @@ class JobSpec:
     timeout_s: float = 0.0  # the job is ended after this time
     pods: Mapping[str, Any] = field(default_factory=dict)  # if nodes are pods: their settings, see the grammar
     slurm: Mapping[str, Any] = field(default_factory=dict)  # for launcher: slurm: settings, see the grammar
+    local: Path | None = None  # the folder of which each node has its own
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,9 @@ class LiveNode(Protocol):
         """Starts the job's command on this node once more, and returns its pid. Raises ChaosError if the job is over,
         or the command still runs."""
 
+    def lose_disk(self) -> None:
+        """Empties the folder that this node has of its own, if it has one (job.checkpoints.local)."""
+
     def keep_place(self) -> None:
         """Announces that the node will come back. Until then the job counts as running, even if all other nodes end."""
 
@@ -114,6 +118,7 @@ class Launcher(Protocol):
     cannot: ClassVar[
         Mapping[str, str]
     ] = {}  # faults that it can't apply, by injector or kind of target: what to write instead
+    local_disks: ClassVar[bool] = False  # each of its nodes can have a folder of its own
     replicas: ClassVar[bool] = False  # it can start the replicas of job.replicas, each with its own torchrun
     sets_rendezvous: ClassVar[bool] = False  # the environment of its nodes has the rendezvous address for torchrun
     on_nodes: ClassVar[bool] = False  # its nodes are other machines, see `FarLauncher`

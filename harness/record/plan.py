@@ -62,6 +62,7 @@ class PlannedJob:
     timeout_s: float
     checkpoints: str | None = None
     checkpoints_size: int | None = None  # bytes of a file system that is made at that path
+    checkpoints_local: str | None = None  # the folder below that path of which each node has its own
     endpoints: Mapping[str, str] = field(default_factory=dict)  # host:port by name
     log: Mapping[str, Any] | None = None
     resubmit_times: int = 0

@@ -22,6 +22,23 @@ class Checkpoints(Strict):
             description="Mounts a file system in memory, of this size, as the folder; the folder must be below {run}.",
         ),
     ] = None
+    local: Annotated[
+        str | None,
+        Field(
+            description="A folder below path of which each node has its own, in memory: the node's local disk. What is "
+            "in it is gone with the node. For launcher: netns.",
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _below_the_path(self) -> Checkpoints:
+        if self.local is not None and (
+            not self.local.startswith(f"{self.path.rstrip('/')}/")
+            or not self.local.startswith("{run}/")
+            or {".", ".."} & set(self.local.split("/"))
+        ):
+            raise ValueError(f"local: each node has a folder of its own below path; write {self.path}/local")
+        return self
 
     @model_validator(mode="after")
     def _inside_the_run(self) -> Checkpoints:

@@ -17,7 +17,8 @@ from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.running.launchers.netns import keepers, make_links
+from torchaos.harness.running.launchers.command import LiveNode
+from torchaos.harness.running.launchers.netns import NetnsNode, keepers, make_links
 from torchaos.harness.running.launchers.torchrun_line import elastic_env
 
 
@@ -39,6 +40,27 @@ def test_nodes_hear_each_other_and_nobody_else(links: list[Link], wire: Any) -> 
     assert [number for number, _ in wire.send(20)] == list(range(20))
     devices = links[0].space.run(["ip", "-br", "link"]).split("\n")
     assert sorted(line.split()[0].partition("@")[0] for line in devices if line) == ["eth0", "lo"]
+
+
+def test_each_node_has_a_local_disk_of_its_own(folder: Path, fresh_run: str) -> None:
+    """A file that a node writes to its local disk is on no other node and not on this machine, and stays until the
+    node loses its disk; the rest of the file system is common to all."""
+    local, shared = folder / "local", folder / "shared"
+    made = make_links(folder, 2, fresh_run, local)
+    nodes = [NetnsNode(index, link, folder, {}) for index, link in enumerate(made)]
+
+    def on(node: NetnsNode, *words: str) -> str:
+        return subprocess.check_output(node.argv(words), text=True)
+
+    for path in (local / "shard", shared):
+        on(nodes[0], "touch", str(path))
+    assert on(nodes[0], "ls", str(local)) == "shard\n"
+    assert on(nodes[1], "ls", str(local)) == ""
+    assert on(nodes[1], "ls", str(shared)) == f"{shared}\n"
+    assert list(local.iterdir()) == []
+    LiveNode(nodes[0], fresh_run, dict, lambda _node: 0, lambda _node: None, local).lose_disk()
+    assert on(nodes[0], "ls", str(local)) == ""
+    JobProcesses(keepers(fresh_run)).restore()
 
 
 def test_nothing_is_made_in_the_hosts_own_namespaces(folder: Path, fresh_run: str) -> None:
@@ -119,7 +141,8 @@ def test_what_can_not_be_made_is_said(
 _NOBODY = """
 import os, subprocess, sys, tempfile
 from pathlib import Path
-from torchaos.harness.running.launchers.netns import keepers, make_links
+from torchaos.harness.running.launchers.command import LiveNode
+from torchaos.harness.running.launchers.netns import NetnsNode, keepers, make_links
 from torchaos.harness.fault_drivers.network.drop_rules import Cut
 from torchaos.harness.rollback.handles import JobProcesses
 import json, random, socket  # from here on our own Python can't be read

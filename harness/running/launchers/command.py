@@ -170,6 +170,7 @@ class LiveNode:
     members: Callable[[], Mapping[int, int]]
     again: Callable[[int], int]
     expect: Callable[[int], None]
+    local: Path | None = None  # the folder that the node has of its own
 
     def processes(self) -> dict[int, int]:
         here = _place(self.node.env)
@@ -177,6 +178,10 @@ class LiveNode:
 
     def start_again(self) -> int:
         return self.again(self.node.index)
+
+    def lose_disk(self) -> None:
+        if self.local is not None:
+            subprocess.run(self.node.argv(["find", str(self.local), "-mindepth", "1", "-delete"]), check=True)
 
     def keep_place(self) -> None:
         self.expect(self.node.index)

@@ -85,6 +85,7 @@ def _spec(plan: Plan, folder: RunDir, run_id: str, submission: int) -> JobSpec:
         argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission, job.nodes,
         own_env, checkpoints, job.container, job.replicas, job.world_size // job.replicas,
         job.busy_nodes, job.hosts, job.timeout_s, job.pods, job.slurm,
+        Path(_filled(job.checkpoints_local, folder)) if job.checkpoints_local else None,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Makes the namespaces of a run and keeps them: python holder.py FOLDER NODES own-user|same-user. It starts one process
-for each node and one for the switch between them, each in its own network, mount and UTS namespace. A namespace lives
-as long as a process is in it. So nothing has to be undone after these processes have ended, and nothing is changed in
-the host's namespaces. The first line of output is {"switch": pid, "nodes": [pid, ...]} or {"error": text}. It is run by
+"""Makes the namespaces of a run and keeps them: python holder.py FOLDER NODES own-user|same-user [LOCAL]. It starts one
+process for each node and one for the switch between them, each in its own network, mount and UTS namespace. A namespace
+lives as long as a process is in it. So nothing has to be undone after these processes have ended, and nothing is changed
+in the host's namespaces. LOCAL is a folder of which each node has its own, in memory. The first line of output is {"switch": pid, "nodes": [pid, ...]} or {"error": text}. It is run by
 its path, with the standard library alone, so that it starts at once."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NoReturn
 SUBNET = "10.77.0"
 DEVICE = "eth0"
 _NEWNS, _NEWUTS, _NEWUSER, _NEWNET = 0x20000, 0x4000000, 0x10000000, 0x40000000  # linux/sched.h
-_BIND, _REC, _SLAVE = 0x1000, 0x4000, 0x80000  # linux/mount.h
+_NOSUID, _NODEV, _BIND, _REC, _SLAVE = 0x2, 0x4, 0x1000, 0x4000, 0x80000  # linux/mount.h
 _PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,13 +43,13 @@ def hosts(nodes: int) -> str:
     return "127.0.0.1 localhost\n" + "".join(f"{address(node)} {name(node)}\n" for node in range(nodes))
 
 
-def main(folder: Path, nodes: int, own_user: bool) -> None:
+def main(folder: Path, nodes: int, own_user: bool, local: str = "") -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
         if own_user:
             _become_root()
-        pids = [_keep(lambda node=node: _node_files(folder / name(node), node, nodes)) for node in range(nodes)]
+        pids = [_keep(lambda node=node: _node_files(folder / name(node), node, nodes, local)) for node in range(nodes)]
         wiring = ["link add switch type bridge stp_state 0 forward_delay 0", "link set switch addrgenmode none up"]
         for node, pid in enumerate(pids):
             wiring += [
@@ -101,10 +101,13 @@ def _live_in_own(furnish: object, writer: int) -> NoReturn:
         signal.pause()
 
 
-def _node_files(folder: Path, node: int, nodes: int) -> None:
+def _node_files(folder: Path, node: int, nodes: int, local: str) -> None:
     """Gives the node its own files with names of hosts. Otherwise torch's store would ask name servers that don't
-    exist, and die while it waits."""
+    exist, and die while it waits. And its own folder `local`, if there is to be one."""
     folder.mkdir(parents=True, exist_ok=True)
+    if local:
+        os.makedirs(local, exist_ok=True)
+        _check(_libc.mount(b"local", local.encode(), b"tmpfs", _NOSUID | _NODEV, b"mode=0700"), f"mounting {local}")
     switch = Path("/etc/nsswitch.conf").read_text() if os.path.exists("/etc/nsswitch.conf") else "hosts: files\n"
     texts = {
         "hosts": hosts(nodes),
@@ -142,4 +145,4 @@ def _check(result: int, action: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "own-user")
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "own-user", *sys.argv[4:])

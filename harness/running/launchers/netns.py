@@ -44,6 +44,7 @@ class Netns(Launcher):
     name: ClassVar[str] = "netns"
     needs: ClassVar[frozenset[str]] = frozenset({"links"})
     sets_rendezvous: ClassVar[bool] = True
+    local_disks: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._links: list[Link] = []
@@ -63,7 +64,7 @@ class Netns(Launcher):
         ChaosError."""
         folder, run_id = spec.log.parent.parent / "net", spec.env[ENV_RUN_ID]
         if len(self._links) != spec.nodes or not all(link.space.alive() for link in self._links):
-            self._links, self._etcd = make_links(folder, spec.nodes, run_id), None
+            self._links, self._etcd = make_links(folder, spec.nodes, run_id, spec.local), None
         meeting: dict[str, str] = {}
         if etcd.is_wanted(spec.argv, spec.env):
             if self._etcd is None or not self._etcd.alive():
@@ -84,10 +85,11 @@ def keepers(run_id: str) -> str:
     return f"{run_id}.net"
 
 
-def make_links(folder: Path, nodes: int, run_id: str) -> list[Link]:
-    """Makes the namespaces and links. Raises ChaosError if namespaces can't be made."""
+def make_links(folder: Path, nodes: int, run_id: str, local: Path | None = None) -> list[Link]:
+    """Makes the namespaces and links. `local`: a folder of which each node gets its own, in memory. Raises ChaosError
+    if namespaces can't be made."""
     user = "same-user" if os.geteuid() == 0 else "own-user"
-    argv = [sys.executable, "-S", "-E", holder.__file__, str(folder), str(nodes), user]
+    argv = [sys.executable, "-S", "-E", holder.__file__, str(folder), str(nodes), user, *([str(local)] if local else [])]
     environ = {**os.environ, ENV_RUN_ID: keepers(run_id)}
     process = subprocess.Popen(
         argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, cwd="/"

@@ -192,6 +192,7 @@ def planned_job(job: Job, file: Path, attach: int | None, launcher: str = "local
         timeout_s=job.timeout,
         checkpoints=fill(job.checkpoints.path, values) if job.checkpoints else None,
         checkpoints_size=_size(job, runs_already),
+        checkpoints_local=_local(job, launcher, values),
         endpoints=dict(job.endpoints),
         log=job.log.model_dump(exclude_none=True) if job.log else None,
         resubmit_times=job.resubmit.times if job.resubmit else 0,
@@ -305,6 +306,18 @@ def _size(job: Job, runs_already: bool) -> int | None:
             f"job.checkpoints.size: {size_in_words(size)} would be in memory, of which {size_in_words(left)} are free"
         )
     return size or None
+
+
+def _local(job: Job, launcher: str, values: Mapping[str, str]) -> str | None:
+    """The folder of which each node has its own. Raises UsageError if the launcher can't give each node such a
+    folder."""
+    if not (local := job.checkpoints and job.checkpoints.local):
+        return None
+    if not registry.find("launchers", launcher).local_disks:
+        raise UsageError(
+            f"job.checkpoints.local: launcher: {launcher} gives no node a folder of its own; write launcher: netns"
+        )
+    return fill(local, values)
 
 
 def _pods(job: Job, here: Path, cwd: Path, nodes: int) -> dict[str, Any]:

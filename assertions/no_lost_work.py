@@ -114,8 +114,10 @@ class NoLostWork(Assertion):
                 f"{'is' if self.steps == 1 else 'are'} allowed"
             )
         if resume.newer and base < resume.newer.step:
-            lacks = ", ".join(resume.newer.lacks)
+            lacks, gone = ", ".join(resume.newer.lacks), in_words(resume.newer.gone)
             state = f"it lacks {lacks}, which most checkpoints have" if lacks else "its files had been written"
+            if gone:
+                state = f"node {gone} had files of it on its local disk, and was gone"
             return inconclusive(
                 f"attempt {attempt.number} {begun}, and not from the newer checkpoint of step {resume.newer.step} "
                 f"({name_of(resume.newer.path)}), which may have been incomplete: {state}, and nothing shows whether "

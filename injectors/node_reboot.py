@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from torchaos.harness.analysis.checkpointing.local_disks import DISK_LOST
 from torchaos.harness.analysis.recovery.node_return import BACK
 from torchaos.harness.fault_drivers.network.node_processes import ended, kill
 from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
@@ -30,6 +31,8 @@ class Reboot(NodeDeath):
             if self.disk == "lost":
                 for live in site.nodes:
                     live.lose_disk()
+                    lost = {"effect": f"node {live.node.index} lost its local disk", "what": DISK_LOST}
+                    site.emit(Kind.EFFECT, {"fault": site.fault, "node": live.node.index, **lost})
             site.release()
             time.sleep(self.away)
         finally:

@@ -8,8 +8,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, is_below, root_of
+from torchaos.harness.analysis.checkpointing.local_disks import local_folder
 from torchaos.harness.record.history import History, Save
 from torchaos.harness.record.history.saves_and_loads import checkpoint_of, final_path
 from torchaos.harness.record.record import Record
@@ -166,8 +168,24 @@ class Points:
 
 
 def points_of(run: Record) -> Points:
-    root = root_of(run)
-    saved = {_family(save.path) for save in run.history.saves if is_below(save.path, root)}
+    """On the nodes' own disks and elsewhere apart, because which checkpoints are still there differs. A job that
+    resumed from one of the two could also resume from the other."""
+    root, local = root_of(run), local_folder(run)
+    saved = {save.path for save in run.history.saves if is_below(save.path, root)}
+    own = {path for path in saved if local and is_below(path, local)}
+    tiers = [{_family(path) for path in paths} for paths in (own, saved - own) if paths]
+    found = [_points(run, root, tier) for tier in tiers]
+    kinds = [each.kinds or _numbered(tier) for each, tier in zip(found, tiers, strict=True)]
+    known = any(each.kinds for each in found)
+    return Points(tuple(chain(*kinds)) if known else (), frozenset(chain(*(each.parts for each in found))))
+
+
+def _numbered(families: Iterable[str]) -> tuple[frozenset[str], ...]:
+    return tuple(frozenset((name,)) for name in sorted(families) if "#" in name)
+
+
+def _points(run: Record, root: str, saved: set[str]) -> Points:
+    """The files of some families that the job resumes from."""
     paths = {path for path in _loaded(run.history) if is_below(path, root) and _family(path) in saved}
     loaded = _of_one_save(run, {_family(path) for path in paths})
     held = _held(run, root)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import is_below, root_of
 from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, damages
+from torchaos.harness.analysis.checkpointing.local_disks import out_of_reach
 from torchaos.harness.analysis.checkpointing.resume_points import Points, points_of
 from torchaos.harness.record.history import Execution, History, Load, Save, Segment, saved_as
 from torchaos.harness.record.history.saves_and_loads import checkpoint_of
@@ -43,7 +44,12 @@ class SavedCheckpoint:
     lacks: tuple[str, ...] = ()  # files that most other checkpoints have
     went_on: bool = True  # the ranks that saved it trained on, or saved again
     late: bool = False  # training went on during the save: it may hold the state of an earlier step
-    paths: frozenset[str] = frozenset()  # its files
+    saves: tuple[Save, ...] = ()  # of its files
+    gone: tuple[int, ...] = ()  # nodes that had some of its files on their local disks, and were gone
+
+    @property
+    def paths(self) -> frozenset[str]:
+        return frozenset(save.path for save in self.saves)
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,13 @@ def resumes(run: Record) -> list[Resume]:
         # If the attempt loads a checkpoint between two steps, checkpoints that it saved after the fault may contain the
         # damage that the fault did.
         whole_s = max((hit.mono_s for hit in hits if hit.mono_s <= by_s), default=by_s) if part.after else by_s
-        there = [
-            saved
+        earlier_saves = (
+            _within_reach(run, saved, part)
             for saved in kept
             if saved.attempt < part.number + (part.after > 0) and saved.whole_s <= whole_s
             if not _hit(damaged, saved, by_s)
-        ]
+        )
+        there = [saved for saved in earlier_saves if saved]
         sure = [saved for saved in there if saved.sure or saved.step == part.base]  # a load proves it too
         best = max(sure, key=lambda saved: saved.step, default=None)
         newer = [saved for saved in there if saved not in sure and (best is None or saved.step > best.step)]
@@ -229,8 +236,16 @@ def _one(
     done = all(save.ok for save in group) and (begun_s > whole_s or left or (not in_thread and went_on))
     path = first.path if len(group) == 1 else posixpath.dirname(first.path)
     late = any(save.in_thread for save in group)
-    paths = frozenset(save.path for save in group)
-    return SavedCheckpoint(step, path, first.attempt, whole_s, done and not lacks, tuple(lacks), done, late, paths)
+    return SavedCheckpoint(step, path, first.attempt, whole_s, done and not lacks, tuple(lacks), done, late, tuple(group))
+
+
+def _within_reach(run: Record, saved: SavedCheckpoint, part: Segment) -> SavedCheckpoint | None:
+    """The checkpoint as the attempt could reach it. Without some of its files it may be complete all the same: another
+    node may have copies of them. None if all its files were gone."""
+    lost = out_of_reach(run, saved.saves, part.number, part.started_s)
+    if lost.paths and lost.paths == saved.paths:
+        return None
+    return replace(saved, sure=False, gone=lost.nodes) if lost.paths else saved
 
 
 def _hit(damaged: Iterable[Damage], checkpoint: SavedCheckpoint, by_s: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from torchaos.harness.analysis.comparison.agreement import history_of
 from torchaos.harness.analysis.comparison.skipped_iterations import other_skips
@@ -36,7 +37,8 @@ from torchaos.plugin import (
 
 @dataclass(frozen=True)
 class Completed(Assertion):
-    """The exit code is 0, and the last global step is `steps`, or the twin's last step if `steps` is not given."""
+    """The exit code is 0, and the last global step is `steps`, or the twin's last step if `steps` is not given.
+    `outputs`: patterns of files below {run}, such as evaluations/*.json; each such file of the twin is there."""
 
     name = "completed"
     harm = Harm.ENDING
@@ -44,13 +46,16 @@ class Completed(Assertion):
     judge_replicas = each
 
     steps: int | None = None
+    outputs: tuple[str, ...] = ()
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         history = history_of(run, twins)
         due = self.steps if self.steps is not None else final_step(twins[0]) if twins else None
         aborts = teardown_aborts(run, due)
         ended = _ending(run, history, due, aborts) or _unseen(run, twins, due)
-        finding = ended or _steps(run, history, due, aborts) or _well(history, due, aborts)
+        finding = (
+            ended or _steps(run, history, due, aborts) or self._outputs(run, twins) or _well(history, due, aborts)
+        )
         if twins and not ended and finding.outcome is Outcome.FAILED:
             skips = other_skips(history.by_step(), twins[0].history.by_step())
             finding = replace(finding, reason=f"{finding.reason}: {skips}") if skips else finding
@@ -59,6 +64,22 @@ class Completed(Assertion):
         return replace(
             finding, first=first, measured=measured, bound={} if due is None else {"exit_code": 0, "steps": due}
         )
+
+
+    def _outputs(self, run: Record, twins: Sequence[Record]) -> Finding | None:
+        """The finding for a job that lacks a file which its twin wrote; None if it has all of them."""
+        for pattern in self.outputs if twins else ():
+            listed = [one.artifacts.get("files") for one in (run, twins[0])]
+            if None in listed:
+                return inconclusive("the files that the job left were not listed; run it again")
+            ours, theirs = ([name for name in names or () if fnmatchcase(name, pattern)] for names in listed)
+            if not theirs:
+                return inconclusive(f"the twin left no file {pattern}; correct completed.outputs")
+            if missing := sorted(set(theirs) - set(ours)):
+                more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+                lacks = f"{missing[0]} is missing, which the twin has{more}"
+                return failed(f"the job ended well, and did not write all its results: {lacks}", missing=missing)
+        return None
 
 
 def _ending(run: Record, history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:

@@ -178,3 +178,26 @@ def test_steps_that_the_agent_could_not_count(trainer: Any, seen: bool) -> None:
     words = said if seen else "there was no agent in the job, and its log does not show steps"
     assert found.reason == f"exit code 0, and no step of the twin was seen: {words}"
     assert words in SampleAccounting().judge(run, [twin]).reason
+
+
+@pytest.mark.parametrize(
+    ("ours", "outcome", "says"),
+    [
+        (["out/evaluation-5.json", "out/evaluation-10.json"], Outcome.PASSED, "the last one"),
+        (["out/evaluation-5.json"], Outcome.FAILED, "out/evaluation-10.json is missing, which the twin has"),
+        (None, Outcome.INCONCLUSIVE, "were not listed"),
+    ],
+)
+def test_a_result_that_only_the_twin_wrote_is_missing(
+    trainer: Any, ours: list[str] | None, outcome: Outcome, says: str
+) -> None:
+    """An evaluation that a resumed job never did leaves no other sign. Other files may differ."""
+    theirs = ["out/evaluation-10.json", "out/evaluation-5.json", "out/log"]
+    run, twin = (
+        replace(one, artifacts={**one.artifacts, **({"files": files} if files is not None else {})})
+        for one, files in ((trainer(kills=[(18, 1)]).record(), ours), (trainer().record(), theirs))
+    )
+    finding = Completed(outputs=("out/evaluation-*.json",)).judge(run, [twin])
+    assert (finding.outcome, says in finding.reason) == (outcome, True), finding.reason
+    none = Completed(outputs=("results/*",)).judge(run, [twin])
+    assert none.outcome is Outcome.INCONCLUSIVE

@@ -481,6 +481,61 @@ def averages_nothing():
         gpt.Run.step = alone
 
 
+def _with_store(change):
+    """`change` is called with the class of the job's checkpoints, which is in the script itself."""
+    import gpt
+
+    train = gpt.train
+
+    def changed(parallel, store):
+        change(store)
+        train(parallel, store)
+
+    gpt.train = changed
+
+
+def copies_late():
+    """The copy of another rank's part is that of the save before: it was sent before the new one was made."""
+
+    def late(store):
+        exchange = store._exchange
+
+        def of_before(self, mine, to, source):
+            before, self.before = getattr(self, "before", mine), mine
+            return exchange(self, before, to, source)
+
+        store._exchange = of_before
+
+    _with_store(late)
+
+
+def takes_its_own_part_for_all():
+    """A rank whose part is gone takes the part of the rank that has a copy of it."""
+
+    def swapped(store):
+        write = store._write
+
+        def own(self, step, rank, world, data):
+            import torch.distributed as dist
+
+            if rank != dist.get_rank():
+                data = self._file(step, dist.get_rank()).read_bytes()
+            write(self, step, rank, world, data)
+
+        store._write = own
+
+    _with_store(swapped)
+
+
+def trusts_the_shared_files_only():
+    """Goes back to the shared file system, though the local disks have a newer checkpoint."""
+
+    def shared(store):
+        store._whole = lambda self: {}
+
+    _with_store(shared)
+
+
 def watch(defect):
     """As the watcher of the GPUs: health_agent starts itself anew, by its own name."""
     import health_agent

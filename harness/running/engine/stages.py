@@ -6,6 +6,7 @@ clean-up. Clean-up always happens, even after an error. Judging comes later, and
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from torchaos.harness import registry
@@ -48,6 +50,7 @@ from torchaos.harness.running.launchers.remote_job import FarJob
 WATCH_S = 0.1
 STOP_GRACE_S = 5.0
 LATE_S = 30.0  # seconds to wait at the end for a fault that is still being applied
+_MOST_FILES = 20_000  # of the job, in the list of what it left
 SPARE_S = 60.0  # the reaper ends the job by itself if it lives this much longer than its time-out
 QUEUE_S = 24 * 3600.0  # the time that a job may wait for machines of a cluster
 
@@ -249,6 +252,8 @@ class Run:
             self._take_back(owner, partial(self._reaper.heal, owner))
 
     def _take_inventory(self) -> None:
+        if not self._hurried:
+            self._save("files", files_below(self.folder.job))
         root = self._checkpoints()
         wanted = Need.INVENTORY in self.plan.collect or has_aborted(beside_steps(self.journal.snapshot()))
         if root and wanted and not self._hurried:
@@ -315,6 +320,12 @@ class Run:
 
     def _save(self, name: str, data: object) -> None:
         write_atomically(self.folder.artifacts / f"{name}.json", json.dumps(data, indent=1), private=True)
+
+
+def files_below(folder: Path) -> list[str]:
+    """The paths of the files below a folder, relative to it, in order; of very many files only the first."""
+    walked = (Path(root, name) for root, _folders, names in os.walk(folder) for name in names)
+    return sorted(str(path.relative_to(folder)) for path in islice(walked, _MOST_FILES))
 
 
 def _owner(healed: Healed) -> str:

@@ -122,6 +122,9 @@ def check(plan: Plan, now: RunDir) -> None:
     asked_of(plan)
     if plan.job.replicas > 1:
         raise UsageError(f"{plan.scenario}: the replicas of a job do not die together; leave job.replicas out")
+    if plan.job.resubmit_command or plan.job.resubmit_env:
+        why = "states are resumed by job.command"
+        raise UsageError(f"{plan.scenario}: {why}; leave job.resubmit.command and job.resubmit.env out")
     if plan.job.checkpoints_size:
         raise UsageError(f"{plan.scenario}: its checkpoints are on a disk of their own; leave job.checkpoints.size out")
     fuse = capabilities.check("fuse")

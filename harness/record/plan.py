@@ -67,6 +67,8 @@ class PlannedJob:
     log: Mapping[str, Any] | None = None
     resubmit_times: int = 0
     resubmit_delay_s: float = 0.0
+    resubmit_command: tuple[str, ...] = ()  # of all submissions but the first, if it differs
+    resubmit_env: Mapping[str, str] = field(default_factory=dict)  # added in all submissions but the first
     attach_pid: int | None = None
     replicas: int = 1  # each has its own torchrun, an equal share of the ranks, and counts as a node
     container: Mapping[str, Any] = field(default_factory=dict)  # if nodes are containers: their settings

@@ -55,6 +55,13 @@ class Resubmit(Strict):
 
     times: Annotated[Count, Field(description="How often the command is started again when it exits with an error.")]
     delay: Annotated[Seconds, Field(description="The time between the exit and the next start.")] = 0.0
+    command: Annotated[
+        str | list[str] | None,
+        Field(description="Another command line for the next starts: another version, precision or number of ranks."),
+    ] = None
+    env: Annotated[
+        dict[str, str], Field(description="Variables to add to the environment of the next starts.")
+    ] = Field(default_factory=dict)
 
 
 class Log(Strict):

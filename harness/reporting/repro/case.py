@@ -41,6 +41,8 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
         raise UsageError(f"the job's command had a secret, which was not kept: {_ONLY}")
     if job.checkpoints_size:
         raise UsageError(f"its checkpoints were on a small file system that was made for the run: {_ONLY}")
+    if job.resubmit_command or job.resubmit_env:
+        raise UsageError(f"its next starts had another command or environment: {_ONLY}")
     if not plan.faults:
         raise UsageError("no fault was planned, so there is nothing to show")
     patterns = _patterns(run)

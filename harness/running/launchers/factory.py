@@ -70,8 +70,10 @@ def check_cluster(plan: Plan, folder: RunDir) -> None:
 
 def _spec(plan: Plan, folder: RunDir, run_id: str, submission: int) -> JobSpec:
     job = plan.job
-    argv = tuple(_filled(part, folder) for part in job.command)
-    extra = {name: _filled(value, folder) for name, value in job.env.items()}
+    command = (submission and job.resubmit_command) or job.command
+    argv = tuple(_filled(part, folder) for part in command)
+    variables = {**job.env, **job.resubmit_env} if submission else job.env
+    extra = {name: _filled(value, folder) for name, value in variables.items()}
     if "nvtx" in plan.needs:
         extra |= nvtx_environment(folder.pages.parent / "nvtx")
     if "nccl_net" in plan.needs:

@@ -197,6 +197,8 @@ def planned_job(job: Job, file: Path, attach: int | None, launcher: str = "local
         log=job.log.model_dump(exclude_none=True) if job.log else None,
         resubmit_times=job.resubmit.times if job.resubmit else 0,
         resubmit_delay_s=job.resubmit.delay if job.resubmit else 0.0,
+        resubmit_command=_next_command(job, here, values, file),
+        resubmit_env={name: fill(value, values) for name, value in job.resubmit.env.items()} if job.resubmit else {},
         attach_pid=attach,
         replicas=job.replicas,
         container=_container(job, here, values),
@@ -258,6 +260,22 @@ def _line(job: Job, here: Path, values: Mapping[str, str]) -> tuple[list[str], P
     """The words of the command with the placeholders filled in, and the working directory."""
     words = shlex.split(job.command) if isinstance(job.command, str) else job.command
     return [fill(word, values) for word in words], (here / fill(job.cwd, values)).absolute()
+
+
+def _next_command(job: Job, here: Path, values: Mapping[str, str], file: Path) -> tuple[str, ...]:
+    """The command line of the next submissions, if it differs. Raises UsageError if it can't be started."""
+    if not job.resubmit or not job.resubmit.command:
+        return ()
+    command, cwd = _line(job.model_copy(update={"command": job.resubmit.command}), here, values)
+    if not command:
+        raise UsageError("job.resubmit.command is empty; write a torchrun command line, or leave it out")
+    if _is_of_this_machine(job):
+        command[0] = resolve_program(command[0], cwd)
+    script = script_of(command)
+    if _is_of_this_machine(job) and script and "{" not in script and not (cwd / script).is_file():
+        place = file if file == COMMAND_LINE else read(file).place(("job", "resubmit", "command")).within(file)
+        raise UsageError(f"{place}: {cwd / script}: there is no such file; correct job.resubmit.command")
+    return tuple(command)
 
 
 def _at_the_command(file: Path) -> str:

@@ -53,9 +53,7 @@ class Completed(Assertion):
         due = self.steps if self.steps is not None else final_step(twins[0]) if twins else None
         aborts = teardown_aborts(run, due)
         ended = _ending(run, history, due, aborts) or _unseen(run, twins, due)
-        finding = (
-            ended or _steps(run, history, due, aborts) or self._outputs(run, twins) or _well(history, due, aborts)
-        )
+        finding = ended or _steps(run, history, due, aborts) or self._outputs(run, twins) or _well(history, due, aborts)
         if twins and not ended and finding.outcome is Outcome.FAILED:
             skips = other_skips(history.by_step(), twins[0].history.by_step())
             finding = replace(finding, reason=f"{finding.reason}: {skips}") if skips else finding
@@ -64,7 +62,6 @@ class Completed(Assertion):
         return replace(
             finding, first=first, measured=measured, bound={} if due is None else {"exit_code": 0, "steps": due}
         )
-
 
     def _outputs(self, run: Record, twins: Sequence[Record]) -> Finding | None:
         """The finding for a job that lacks a file which its twin wrote; None if it has all of them."""

@@ -59,9 +59,9 @@ class Resubmit(Strict):
         str | list[str] | None,
         Field(description="Another command line for the next starts: another version, precision or number of ranks."),
     ] = None
-    env: Annotated[
-        dict[str, str], Field(description="Variables to add to the environment of the next starts.")
-    ] = Field(default_factory=dict)
+    env: Annotated[dict[str, str], Field(description="Variables to add to the environment of the next starts.")] = (
+        Field(default_factory=dict)
+    )
 
 
 class Log(Strict):

@@ -1,5 +1,5 @@
-"""Checkpoints on the nodes' own disks (`job.checkpoints.local`): which of their files an attempt could not reach, because
-the node with the file was gone or had lost its disk."""
+"""Checkpoints on the nodes' own disks (`job.checkpoints.local`): which of their files an attempt could not reach,
+because the node with the file was gone or had lost its disk."""
 
 from __future__ import annotations
 

@@ -235,8 +235,8 @@ def _one(
     left = all(save.children_ended for save in group)
     done = all(save.ok for save in group) and (begun_s > whole_s or left or (not in_thread and went_on))
     path = first.path if len(group) == 1 else posixpath.dirname(first.path)
-    late = any(save.in_thread for save in group)
-    return SavedCheckpoint(step, path, first.attempt, whole_s, done and not lacks, tuple(lacks), done, late, tuple(group))
+    late, sure = any(save.in_thread for save in group), done and not lacks
+    return SavedCheckpoint(step, path, first.attempt, whole_s, sure, tuple(lacks), done, late, tuple(group))
 
 
 def _within_reach(run: Record, saved: SavedCheckpoint, part: Segment) -> SavedCheckpoint | None:

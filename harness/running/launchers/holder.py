@@ -1,8 +1,10 @@
-"""Makes the namespaces of a run and keeps them: python holder.py FOLDER NODES own-user|same-user [LOCAL]. It starts one
-process for each node and one for the switch between them, each in its own network, mount and UTS namespace. A namespace
-lives as long as a process is in it. So nothing has to be undone after these processes have ended, and nothing is changed
-in the host's namespaces. LOCAL is a folder of which each node has its own, in memory. The first line of output is {"switch": pid, "nodes": [pid, ...]} or {"error": text}. It is run by
-its path, with the standard library alone, so that it starts at once."""
+"""Makes the namespaces of a run and keeps them: python holder.py FOLDER NODES own-user|same-user [LOCAL].
+
+It starts one process for each node and one for the switch between them, each in its own network, mount and UTS
+namespace. A namespace lives as long as a process is in it. So nothing has to be undone after these processes have
+ended, and nothing is changed in the host's namespaces. LOCAL is a folder of which each node has its own, in memory.
+The first line of output is {"switch": pid, "nodes": [pid, ...]} or {"error": text}. It is run by its path, with the
+standard library alone, so that it starts at once."""
 
 from __future__ import annotations
 

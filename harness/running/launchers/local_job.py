@@ -134,8 +134,9 @@ class Job(SubmittedJob):
     def nodes(self) -> list[LiveNode]:
         with self._lock:
             nodes = list(self._nodes)
-            local = self._spec_for(self._submission).local
-        return [LiveNode(node, self._run_id, self.members, self._start_again, self._keep_place, local) for node in nodes]
+        local = self._spec_for(self._submission).local
+        again, keep = self._start_again, self._keep_place
+        return [LiveNode(node, self._run_id, self.members, again, keep, local) for node in nodes]
 
     def endpoints(self) -> Mapping[str, Endpoint]:
         return self._launcher.endpoints if isinstance(self._launcher, Fronted) else {}

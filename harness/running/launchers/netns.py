@@ -89,7 +89,8 @@ def make_links(folder: Path, nodes: int, run_id: str, local: Path | None = None)
     """Makes the namespaces and links. `local`: a folder of which each node gets its own, in memory. Raises ChaosError
     if namespaces can't be made."""
     user = "same-user" if os.geteuid() == 0 else "own-user"
-    argv = [sys.executable, "-S", "-E", holder.__file__, str(folder), str(nodes), user, *([str(local)] if local else [])]
+    argv = [sys.executable, "-S", "-E", holder.__file__, str(folder), str(nodes), user]
+    argv += [str(local)] if local else []
     environ = {**os.environ, ENV_RUN_ID: keepers(run_id)}
     process = subprocess.Popen(
         argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, cwd="/"

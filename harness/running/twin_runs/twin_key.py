@@ -206,7 +206,8 @@ def _names(folder: str) -> str:
 # Environment variables with these prefixes change the results of a job. So do all variables that its sources name.
 _ENV = ("TORCH", "PYTORCH", "CUDA", "NCCL", "GLOO", "OMP", "MKL", "PYTHON", "ATEN", "LD_", "HF_", "ACCELERATE", "PL_")
 _NOT_SOURCES = {"node_modules", "site-packages", "__pycache__"}
-_NO_MATTER = ("timeout_s", "resubmit_times", "resubmit_delay_s", "resubmit_command", "resubmit_env", "attach_pid")  # no effect on a job without faults
+# They have no effect on a job without faults.
+_NO_MATTER = ("timeout_s", "resubmit_times", "resubmit_delay_s", "resubmit_command", "resubmit_env", "attach_pid")
 _MOST_FILES = 5000  # files of one folder
 # Parts by name, and what comes before the name of that which has changed.
 _NAMED_PARTS = {"sources": "", "data": "", "environment": "the variable ", "installed": "the package ", "job": "job."}

@@ -46,7 +46,7 @@ class Completed(Assertion):
     judge_replicas = each
 
     steps: int | None = None
-    outputs: tuple[str, ...] = ()
+    outputs: Sequence[str] = ()
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         history = history_of(run, twins)

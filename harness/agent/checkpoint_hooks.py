@@ -66,6 +66,7 @@ _MOST = 256  # saves that are remembered
 class Renames:
     def __init__(self, agent: Agent) -> None:
         self._agent, self._saved, self._loaded = agent, dict[str, None](), dict[str, None]()
+        self._root, self._others = agent.plan.checkpoints, 0
         self._thread = threading.local()
         careful = agent.careful("checkpoints")
         self._note, self._found, self._gone = careful(self._renamed), careful(self._goes), careful(self._removed)
@@ -112,7 +113,7 @@ class Renames:
     def _removing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def remove(*args: Any, **kwargs: Any) -> Any:
-            known = (self._saved or self._loaded) and self._agent.sees_saves
+            known = (self._saved or self._loaded or self._root) and self._agent.sees_saves
             path = self._found(*args, **kwargs) if known and not getattr(self._thread, "moves", False) else None
             result = original(*args, **kwargs)
             if path is not None:
@@ -124,17 +125,22 @@ class Renames:
         return remove
 
     def _goes(self, path: Any, *_: Any, dir_fd: int | None = None, **_options: Any) -> str | None:
-        """The path that is removed, if it has a file that was saved or loaded. None if the file stays under another
-        name: a link goes, or one of several names of the file."""
+        """The path that is removed, if it has a file that was saved or loaded, or is in the folder of the checkpoints: an
+        earlier attempt may have saved it. None if the file stays under another name: a link goes, or one of several
+        names of the file."""
         if dir_fd is not None:
             return None
         try:
             old = os.path.abspath(os.fsdecode(path))
             mine = [one for one in (*self._saved, *self._loaded) if one == old or one.startswith(old + os.sep)]
-            stays = os.path.islink(old) or any(os.path.isfile(one) and os.stat(one).st_nlink > 1 for one in mine)
+            root, whole = self._root, mine or [old]
+            stays = os.path.islink(old) or any(os.path.isfile(one) and os.stat(one).st_nlink > 1 for one in whole)
+            others = bool(root) and self._others < _MOST and (old == root or old.startswith(f"{root}{os.sep}"))
+            others = others and os.path.exists(old)
         except (OSError, TypeError, ValueError):  # no path, or another rank removed it just now
             return None
-        return old if mine and not stays else None
+        self._others += not mine and others
+        return old if (mine or others) and not stays else None
 
     def _removed(self, path: str) -> None:
         if os.path.lexists(path):  # rmtree may ignore errors

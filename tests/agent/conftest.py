@@ -75,6 +75,7 @@ class Rank:
     def __init__(self, folder: Path) -> None:
         self.folder, self._count = folder, 0
         self.sample_bytes: int | None = None
+        self.checkpoints: str | None = None
         (folder / "events").mkdir()
 
     def page(self, name: str = "kill.page") -> Any:
@@ -86,7 +87,9 @@ class Rank:
 
     def environment(self, hooks: tuple[str, ...], orders: tuple[Any, ...], attempt: int) -> dict[str, str]:
         path = self.folder / "plan.json"
-        plan.AgentPlan("run", str(self.folder / "events"), hooks, orders, None, self.sample_bytes).write(path)
+        plan.AgentPlan("run", str(self.folder / "events"), hooks, orders, self.checkpoints, self.sample_bytes).write(
+            path
+        )
         mine = {
             "PYTHONPATH": str(FOLDER / "bootstrap"), wire.ENV_PLAN: str(path), wire.ENV_RUN_ID: f"agent-{os.getpid()}",
             wire.ENV_ATTEMPT_BASE: "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",

@@ -419,6 +419,25 @@ os.chdir(folder); os.remove("e.pt")
     assert names == ["a.pt", "old.pt", "b.pt", "f.pt", "one", "two", "e.pt"]
 
 
+def test_removals_of_checkpoints_of_an_earlier_attempt(rank: Any) -> None:
+    """This process has neither saved nor loaded them: it is told what goes in the folder of the checkpoints."""
+    rank.checkpoints = str(rank.folder / "out")
+    ran = rank.run(
+        PREPARE
+        + f"""
+import shutil
+from pathlib import Path
+out = Path({rank.checkpoints!r}); (out / "step-5").mkdir(parents=True); (out / "step-5/x.pt").write_text("")
+(out / "step-10.pt").write_text(""); (out.parent / "other").write_text("")
+shutil.rmtree(out / "step-5"); (out / "step-10.pt").unlink(); (out / "none").unlink(missing_ok=True)
+(out.parent / "other").unlink(); shutil.rmtree(out)
+"""
+    )
+    assert ran.code == 0, ran.output
+    names = [event.data["path"].rpartition("/")[2] for event in ran.of("checkpoint.removed")]
+    assert names == ["step-5", "step-10.pt", "out"]
+
+
 def test_a_forked_child_tells_what_it_saves(rank: Any) -> None:
     """It reports its saves, their renames and its end, but no load; a child that saves nothing reports nothing."""
     ran = rank.run(

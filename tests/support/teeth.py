@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 SCENARIOS, HOME = REPOSITORY / "scenarios", REPOSITORY / "tests" / "teeth"
 DEFECTIVE = HOME / "defective.py"
 _OF_THE_WATCHER = ("hears_nothing", "is_jumpy", "comes_back_to_the_sick_gpu")
-_SCRIPTS = ("gpt_ddp.py", "gpt_fsdp2.py", "gpt_s3.py", "gpt_tracker.py")
+_SCRIPTS = ("gpt_ddp.py", "gpt_fsdp2.py", "gpt_s3.py", "gpt_tiers.py", "gpt_tracker.py")
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,12 @@ def with_defect(text: str, defect: str) -> str:
     found = [f"{{jobs}}/{script}" for script in scripts if f"{{jobs}}/{script}" in text]
     if not found:
         raise ValueError(f"no job that could have the defect {defect} is in this scenario")
-    place = f"{shlex.quote(str(DEFECTIVE))} {defect} {found[0]}"
-    if f'- "{found[0]}"' in text:  # a command that is a list
-        place = f'{DEFECTIVE}"\n    - {defect}\n    - "{found[0]}'
-    return text.replace(found[0], place)
+    for script in found:
+        place = f"{shlex.quote(str(DEFECTIVE))} {defect} {script}"
+        if f'- "{script}"' in text:  # a command that is a list
+            place = f'{DEFECTIVE}"\n    - {defect}\n    - "{script}'
+        text = text.replace(script, place)
+    return text
 
 
 @dataclass(frozen=True)

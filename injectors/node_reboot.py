@@ -14,8 +14,8 @@ from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
 
 @dataclass(frozen=True)
 class Reboot(NodeDeath):
-    """Kills the node like node.kill. After `away` seconds the job's command is started again there. The node's own disk
-    (job.checkpoints.local) is `kept`, or `lost` like its memory: another machine took its place."""
+    """Kills the node like node.kill. After `away` seconds the job's command is started again there. `disk`: its local
+    disk (job.checkpoints.local) is kept, or lost like its memory, as if another machine took its place."""
 
     away: Seconds = 5.0
     disk: Literal["kept", "lost"] = "kept"

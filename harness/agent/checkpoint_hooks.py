@@ -125,8 +125,8 @@ class Renames:
         return remove
 
     def _goes(self, path: Any, *_: Any, dir_fd: int | None = None, **_options: Any) -> str | None:
-        """The path that is removed, if it has a file that was saved or loaded, or is in the folder of the checkpoints: an
-        earlier attempt may have saved it. None if the file stays under another name: a link goes, or one of several
+        """The path that is removed, if it has a file that was saved or loaded, or is in the folder of the checkpoints:
+        an earlier attempt may have saved it. None if the file stays under another name: a link goes, or one of several
         names of the file."""
         if dir_fd is not None:
             return None

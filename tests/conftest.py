@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 
-import docker_engine as engines
 import needs
 import pytest
 from hypothesis import HealthCheck, settings
@@ -57,6 +56,8 @@ def _taking_turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 @pytest.fixture(scope="session")
 def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an engine that is the session's own."""
+    import docker_engine as engines  # half a second, in each process that runs tests
+
     if lacks := engines.missing():
         pytest.skip(f"no {lacks}")
     with engines.private_engine(tmp_path_factory.mktemp("e")) as where:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Callable
 
 import pytest
-from warm import WarmParent, WarmProcess
+from warm import PARENT, WarmProcess
 
 FOLDER = Path(__file__).parents[2] / "harness" / "agent"
 HOOKS = ("steps", "loss", "samples", "lr", "checkpoints")
@@ -65,12 +65,10 @@ class Ran:
         return [event.data for event in self.of("agent.failed")]
 
 
-_PARENT = WarmParent()
-
-
 class Rank:
     """A place for the runs of one test; `run` runs a script as rank 0 of 1, attempt after attempt. With `cold`, or with
-    options of the interpreter, each script gets a new interpreter, which has not imported torch."""
+    options of the interpreter, each script gets a new interpreter, which has not imported torch. None in `env` removes
+    a variable."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._count = folder, 0
@@ -94,22 +92,23 @@ class Rank:
             "PYTHONPATH": str(FOLDER / "bootstrap"), wire.ENV_PLAN: str(path), wire.ENV_RUN_ID: f"agent-{os.getpid()}",
             wire.ENV_ATTEMPT_BASE: "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
             "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": str(attempt), "OMP_NUM_THREADS": "1",
-            "FOLDER": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1",
+            "FOLDER": str(self.folder),
         }  # fmt: skip
         return {**os.environ, **mine}
 
     def start(
         self, script: str, hooks: tuple[str, ...] = HOOKS, orders: tuple[Any, ...] = (), attempt: int = 0,
-        env: dict[str, str] | None = None, options: tuple[str, ...] = (), cold: bool = False,
+        env: dict[str, str | None] | None = None, options: tuple[str, ...] = (), cold: bool = False,
     ) -> subprocess.Popen[str] | WarmProcess:  # fmt: skip
         file = self.folder / "script.py"
         text = textwrap.dedent(script)
         if not file.exists() or file.read_text() != text:  # another rank may be about to read it
             file.write_text(text)
-        environment = {**self.environment(hooks, orders, attempt), **(env or {})}
+        wanted = {**self.environment(hooks, orders, attempt), **(env or {})}
+        environment = {name: value for name, value in wanted.items() if value is not None}
         if not cold and not options:
             self._count += 1
-            return _PARENT.start(file, environment, self.folder / f"output-{self._count}.txt")
+            return PARENT.start(file, environment, self.folder / f"output-{self._count}.txt")
         return subprocess.Popen(
             [sys.executable, *options, str(file)], env=environment, cwd=self.folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

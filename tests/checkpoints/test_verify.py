@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from warm import PARENT
 
 from torchaos.harness.agent.agent_plan import AgentPlan
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
@@ -38,19 +39,20 @@ FORMATS = {
 }  # fmt: skip
 
 
-def with_agent(run: Path, *command: str) -> None:
-    """Run a command as rank 0 of 1, with the agent in it and the run directory `run`."""
+def with_agent(run: Path, script: str, folder: Path | None = None) -> None:
+    """Run a script as rank 0 of 1, with the agent in it, in a process that has torch already. Its argument is `folder`,
+    or else `run`, the run directory."""
     (run / "events").mkdir(parents=True)
+    (run / "script.py").write_text(script)
     AgentPlan("run", str(run / "events"), ("steps", "checkpoints")).write(run / "plan.json")
     mine = {
         "PYTHONPATH": str(ROOT / "harness" / "agent" / "bootstrap"), ENV_PLAN: str(run / "plan.json"),
         ENV_RUN_ID: f"verify-{os.getpid()}", ENV_ATTEMPT_BASE: "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
         "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, *command], env={**os.environ, **mine}, capture_output=True, text=True, timeout=170
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    rank = PARENT.start(run / "script.py", {**os.environ, **mine}, run / "output.txt", [str(folder or run)])
+    said, _ = rank.communicate(300)
+    assert rank.returncode == 0, said
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("accelerate", "lightning", "transformers"):
         pytest.importorskip(package)
     run: Path = tmp_path_factory.mktemp("real")
-    with_agent(run, str(ROOT / "tests" / "trainers" / "save_each.py"), str(run / "job"))
+    with_agent(run, (ROOT / "tests" / "trainers" / "save_each.py").read_text(), run / "job")
     return run
 
 
@@ -139,7 +141,7 @@ def test_manifest_that_has_no_crcs_yet(tmp_path: Path, kit: Any) -> None:
         "    torch.save({'a': torch.full((500_000,), float(n))}, f'{sys.argv[1]}/step-{n}.pt')\n"
         "    save_file({'a': torch.full((500_000,), float(n))}, f'{sys.argv[1]}/step-{n}.safetensors')"
     )
-    with_agent(run, "-c", script, str(run))
+    with_agent(run, script)
     for path in (run / "agent" / "manifests").glob("*.json"):
         raw = json.loads(path.read_text())
         for one in raw["files"]:
@@ -181,7 +183,7 @@ def test_a_save_that_races_with_training(tmp_path: Path, kit: Any) -> None:
         "torch._C.PyTorchFileWriter = Writer\n"
         "for RACE in (False, True): torch.save({'w': weight}, f'{sys.argv[1]}/{RACE}.pt')"
     )
-    with_agent(run, "-c", script, str(run))
+    with_agent(run, script)
     manifests = Manifests.load(run)
     (problem,) = verify(Local(), str(run / "True.pt"), manifests).problems
     assert (problem.kind, problem.tensor) == (Trouble.RACED, "w"), problem
@@ -194,11 +196,9 @@ def test_a_save_that_races_with_training(tmp_path: Path, kit: Any) -> None:
 def test_without_the_agents_hash(tmp_path: Path) -> None:
     """Where the job's Python has no xxhash, manifests hold CRCs, and a flipped bit is found and named all the same."""
     run = tmp_path / "run"
-    script = (
-        "import sys; sys.modules['xxhash'] = None\n"
-        f"import torch; torch.save({{'a': torch.zeros(500_000)}}, {str(run / 'a.pt')!r})"
-    )
-    with_agent(run, "-c", script)
+    run.mkdir()
+    (run / "xxhash.py").write_text("raise ImportError")
+    with_agent(run, "import sys, torch; torch.save({'a': torch.zeros(500_000)}, f'{sys.argv[1]}/a.pt')")
     (manifest,) = (run / "agent" / "manifests").glob("*.json")
     assert json.loads(manifest.read_text())["algorithm"] == "crc32"
     assert verify(Local(), str(run / "a.pt"), Manifests.load(run)).code == 0
@@ -221,7 +221,7 @@ def test_a_copy_of_one_of_several_saves_to_one_path(tmp_path: Path) -> None:
         "    torch.save({'a': torch.full((300_000,), float(n)), 'step': n}, f'{sys.argv[1]}/tmp/model.pt')\n"
         "    os.rename(f'{sys.argv[1]}/tmp', f'{sys.argv[1]}/step-{n}')\n"
     )
-    with_agent(run, "-c", script, str(run))
+    with_agent(run, script)
     manifests = Manifests.load(run)
     for number in (1, 2):
         aside = Path(shutil.copytree(run / f"step-{number}", run / f"old-{number}")) / "model.pt"
@@ -243,7 +243,7 @@ def test_stale_shard_and_missing_file(tmp_path: Path) -> None:
         "for n in (1, 2):\n"
         "    save({'a': torch.full((300_000,), float(n))}, checkpoint_id=f'{sys.argv[1]}/step-{n}', no_dist=True)"
     )
-    with_agent(run, "-c", script, str(run))
+    with_agent(run, script)
     shutil.copyfile(run / "step-1" / "__0_0.distcp", run / "step-2" / "__0_0.distcp")
     manifests = Manifests.load(run)
     assert verify(Local(), str(run / "step-2")).code == 0, "without a manifest it is not seen"
@@ -464,7 +464,7 @@ def test_a_newer_save_that_never_got_the_name(tmp_path: Path) -> None:
         "    try: os.rename(f'{here}.tmp', here)\n"
         "    except OSError: print('not empty')\n"
     )
-    with_agent(run, "-c", script, str(run))
+    with_agent(run, script)
     manifests = Manifests.load(run)
     first, second = (verify(Local(), str(whole), manifests) for whole in (folder, run / "step-1.tmp"))
     assert (first.problems, first.manifest) == ([], True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm import PARENT
 
 from torchaos.harness.agent import wire
 from torchaos.harness.agent.agent_plan import AgentPlan, Moment, Order
@@ -63,8 +62,10 @@ def run(folder: Path, faults: tuple[str, ...]) -> list[Event]:
         wire.ENV_PLAN: str(folder / "plan.json"), wire.ENV_ATTEMPT_BASE: "0", "TORCHELASTIC_RESTART_COUNT": "0",
     }  # fmt: skip
     env.pop(wire.ENV_ARMED, None)
-    done = subprocess.run([sys.executable, "-c", TRAINER], env=env, capture_output=True, text=True, timeout=170)
-    assert done.returncode == 0, done.stderr
+    (folder / "script.py").write_text(TRAINER)
+    rank = PARENT.start(folder / "script.py", env, folder / "output.txt")
+    said, _ = rank.communicate(300)
+    assert rank.returncode == 0, said
     lines = [line for path in (folder / "events").glob("*.jsonl") for line in path.read_bytes().split(b"\n") if line]
     return sorted((Event.from_line(line) for line in lines), key=lambda event: event.seq)
 

@@ -10,7 +10,7 @@ from typing import Any
 def wait_until(
     look: Callable[[], Any],
     fits: Callable[[Any], object] = bool,
-    timeout_s: float = 60.0,
+    timeout_s: float = 300.0,
     state: Callable[[], object] | None = None,
 ) -> Any:
     """Return `look()` as soon as it fits. A time-out shows the last value of `look()`, or else `state()`."""

@@ -1,6 +1,6 @@
 """Runs scripts in processes that have torch imported already, because each import of torch takes seconds.
 
-`WarmParent` runs this file as a program. The program imports torch once, and then forks a process for each script. The
+`PARENT` runs this file as a program. The program imports torch once, and then forks a process for each script. The
 process goes on as a new interpreter would: `sitecustomize` first, which loads the agent, then the script as `__main__`.
 The agent meets modules that are imported already, so a test about imports needs a new interpreter. So does a test about
 the teardown of the interpreter: here it is skipped, because it writes to all memory that the process shares with its
@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -64,16 +65,19 @@ class WarmParent:
     def __init__(self) -> None:
         self._requests: socket.socket | None = None
 
-    def start(self, script: Path, env: dict[str, str], output: Path) -> WarmProcess:
+    def start(self, script: Path, env: dict[str, str], output: Path, arguments: Sequence[str] = ()) -> WarmProcess:
         if self._requests is None:
             self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()])
             theirs.close()
         reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = json.dumps({"script": str(script), "env": env, "output": str(output)})
+        request = json.dumps({"script": str(script), "env": env, "output": str(output), "arguments": [*arguments]})
         socket.send_fds(self._requests, [request.encode()], [theirs.fileno()])
         theirs.close()
         return WarmProcess(int(reply.recv(100)), reply, output)
+
+
+PARENT = WarmParent()  # of all tests in this process
 
 
 def _next_script() -> dict[str, Any]:
@@ -103,7 +107,7 @@ def _fork_and_wait(reply: socket.socket) -> None:
     reply.close()
 
 
-def _become(script: str, env: dict[str, str], output: str) -> None:
+def _become(script: str, env: dict[str, str], output: str, arguments: list[str]) -> None:
     """Gives this process the environment, arguments and output that a new interpreter for the script would have."""
     os.environ.clear()
     os.environ.update(env)
@@ -112,7 +116,7 @@ def _become(script: str, env: dict[str, str], output: str) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
-    sys.argv[:] = [script]
+    sys.argv[:] = [script, *arguments]
     sys.path[0:1] = [os.path.dirname(script), *env["PYTHONPATH"].split(os.pathsep)]
     sys.modules.pop("sitecustomize", None)
 

@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-all test-long test-agent-versions check links bench docs clean system
+.PHONY: help setup demo test test-fast test-all test-long test-agent-versions check check-style check-types check-imports links bench docs clean system
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 28
@@ -48,8 +48,8 @@ test-fast: $(VENV)/.tests ## run those of them that need no torch: two minutes
 test-all: setup system ## run the others, less those that take minutes; as root on Debian it installs what they need
 	@echo "== tests of the system, and slow ones, two at a time"
 	@$(PYTEST) -m "($(TEST_ALL)) and not job" --numprocesses 2 --dist worksteal --durations 20
-	@echo "== tests with jobs, two at a time; those of one file share jobs"
-	@$(PYTEST) -m "($(TEST_ALL)) and job" --numprocesses 2 --dist loadfile --durations 30
+	@echo "== tests with jobs, which wait a lot, three at a time; those of one file share jobs"
+	@$(PYTEST) -m "($(TEST_ALL)) and job" --numprocesses 3 --dist loadfile --durations 30
 
 test-long: setup system ## run the tests that take minutes
 	@echo "== tests marked long"
@@ -58,15 +58,21 @@ test-long: setup system ## run the tests that take minutes
 test-agent-versions: system ## run the agent's tests on the oldest and the newest Python and torch that we promise
 	@ci/test-agent-versions
 
-check: setup links ## lint, format, types, and who may import whom
+check: check-style check-imports check-types ## lint, format, types, and who may import whom
+
+check-style: setup
 	@echo "== ruff"
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
+
+check-imports: setup links
+	@echo "== imports"
+	@PYTHONPATH=.links $(BIN)/lint-imports --no-logo --no-cache
+
+check-types: setup links
 	@echo "== mypy --strict"
 	@$(BIN)/mypy $(PACKAGES:%=-p torchaos.%)
 	@$(BIN)/mypy tests
-	@echo "== imports"
-	@PYTHONPATH=.links $(BIN)/lint-imports --no-logo --no-cache
 
 bench: setup ## measure what the agent and the harness cost
 	@echo "== benchmarks"

@@ -15,9 +15,11 @@ from chaos import REPOSITORY, Outcome, RunScenario
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of twins for the whole session, so that scenarios with the same job share one."""
-    return tmp_path_factory.mktemp("cache")
+def cache(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """One cache of twins for the whole session, so that scenarios with the same job share one, also those of another
+    worker."""
+    at_its_side = hasattr(request.config, "workerinput")
+    return (tmp_path_factory.getbasetemp().parent if at_its_side else tmp_path_factory.getbasetemp()) / "cache"
 
 
 @pytest.fixture

@@ -221,7 +221,7 @@ def test_a_python_that_ignores_the_environment_is_inconclusive(torchaos: RunScen
 def test_a_job_that_never_recovers_is_failed(torchaos: RunScenario, reference: dict[str, Any]) -> None:
     """With no restart allowed, the job never gets past the step before the kill: failed, whatever else holds."""
     job = {**reference, "command": reference["command"].replace("--max-restarts 3", "--max-restarts 0")}
-    run = torchaos(kill_rank(job, when={"step": 25, "phase": "backward"}))
+    run = torchaos(kill_rank(job, when={"step": 25, "phase": "backward"}, twin="none"))
     assert run.exit_code == 1, run
     assert "never got past step 24" in run.case("faults")["reason"], run
 

@@ -28,6 +28,7 @@ from torchaos.harness.record.rundir import RunDir
 BUSY = "while True: pass"
 LOOKS = "import time\nwhile True: time.sleep(0.0005)"  # at a page, for its word
 REST = "import time; time.sleep(600)"
+CROWDED = f"import os; os.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}])\n"  # all on one processor
 BELOW = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {BUSY!r}])"
 
 
@@ -92,9 +93,9 @@ def test_one_stopped_among_spinning_ones_is_quiet() -> None:
 
 def test_ranks_that_only_look_at_a_page_are_quiet_on_a_busy_machine() -> None:
     """They use hardly any CPU, and wait for it at each look; a rank that is put off its work is not quiet."""
-    crowd = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(4 * (os.cpu_count() or 1))]
+    crowd = [subprocess.Popen([sys.executable, "-S", "-c", CROWDED + BUSY]) for _ in range(4)]
     try:
-        with _ranks(*[LOOKS] * 6) as ranks:
+        with _ranks(*[CROWDED + LOOKS] * 6) as ranks:
             idle, looks = Idle(), list[list[int]]()
             _watch(idle, ranks, 0.1)
             for _ in range(60):
@@ -102,7 +103,7 @@ def test_ranks_that_only_look_at_a_page_are_quiet_on_a_busy_machine() -> None:
                 looks.append(idle.idle)
                 time.sleep(0.05)
             assert looks.count(list(range(6))) >= 54, looks
-        with _ranks(LOOKS, BUSY) as ranks:
+        with _ranks(CROWDED + LOOKS, CROWDED + BUSY) as ranks:
             _wait_until_busy(ranks[1].pid)
             assert _watch(Idle(), ranks, 2.0, seconds=3.0).quiet_s < 2.0
     finally:

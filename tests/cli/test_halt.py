@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from waiting import wait_until
+from warm import torchaos
 
 AT_WORK = """
 import signal, sys
@@ -43,13 +44,12 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
 
 def halt(*words: str, answer: str | None = None) -> tuple[int, str]:
     """Exit code and output. `answer`: typed on a terminal; None: there is no terminal."""
-    command = [sys.executable, "-m", "torchaos.harness", "halt", *words]
     if answer is None:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        done = torchaos("halt", *words)
         return done.returncode, done.stdout + done.stderr
     ours, theirs = pty.openpty()
     os.write(ours, answer.encode())
-    done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False)
+    done = torchaos("halt", *words, stdin=theirs)
     os.close(ours)
     os.close(theirs)
     return done.returncode, done.stdout + done.stderr

@@ -123,6 +123,7 @@ def test_the_list_is_short() -> None:
         CliRunner().invoke(cli, ["list", "proces.kill"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["schema", "list", "doctor", "plan process/kill-rank"])
 def test_a_reader_that_goes_away(command: str) -> None:
     """The exit code is that of SIGPIPE, and not 1, which would mean that an assertion failed."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from warm import torchaos as command
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = tuple(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md"))
@@ -91,10 +92,9 @@ def torchaos(tmp_path: Path, plugins: Path) -> Callable[..., subprocess.Complete
     """The command line, in an empty folder, with the packages of the guides installed beside it."""
     path = os.pathsep.join([str(plugins), *filter(None, [os.environ.get("PYTHONPATH")])])
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    env = {**os.environ, "PYTHONPATH": path, "PATH": programs, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = {"PYTHONPATH": path, "PATH": programs, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "torchaos.harness", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path, env=env)
+        return command(*arguments, cwd=tmp_path, env=env)
 
     return run

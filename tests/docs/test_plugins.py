@@ -168,7 +168,9 @@ def test_they_work(torchaos: Torchaos, tmp_path: Path) -> None:
     (fault,) = run["faults"]
     assert fault["inject"] == "straggler.pause"
     assert fault["applied"].startswith("step 6, forward")
-    assert "no rank finished a step for 1.5" in fault["evidence"], fault
+    paused = re.search(r"no rank finished a step for ([\d.]+) s", fault["evidence"])
+    assert paused, fault
+    assert float(paused[1]) >= 1.5
     cases = {case["name"]: case for case in run["cases"]}
     assert cases["restarts"]["measured"]["restarts"] == 0
     assert cases["final_loss"]["reason"].startswith("no rank's loss was above")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from junitparser import Error, Failure, JUnitXml
+from warm import torchaos
 from webhooks import Server
 
 from torchaos.harness.cli import cli
@@ -29,10 +30,7 @@ EXPIRES = re.compile(r"expires: \S+")
 
 def gate(cwd: Path, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return subprocess.run(
-        [sys.executable, "-m", "torchaos.harness", "gate", *map(str, words)], cwd=cwd, capture_output=True, text=True,
-        check=False, timeout=1700, env={**os.environ, "PATH": programs, "COLUMNS": "80", **env},
-    )  # fmt: skip
+    return torchaos("gate", *words, cwd=cwd, env={"PATH": programs, "COLUMNS": "80", **env})
 
 
 def gate_here(release: Release, runs: str, *words: str) -> tuple[int, str, JUnitXml]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from malformed import CASES, GOOD, Case
+from warm import torchaos
 
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.plugin_parameters import json_schema
@@ -53,8 +52,7 @@ def test_the_command_line_says_it_without_a_traceback(tmp_path: Path) -> None:
     """`torchaos run` with a mistake ends with exit code 3 and the error alone, and makes no run directory."""
     path = tmp_path / "scenario.yaml"
     path.write_text(GOOD.replace("process.kill", "process.kil"))
-    command = [sys.executable, "-m", "torchaos.harness", "run", str(path), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = torchaos("run", path, "--out", tmp_path / "out", cwd=tmp_path)
     assert done.returncode == 3
     assert done.stderr.strip().endswith("did you mean 'process.kill'?")
     assert "Traceback" not in done.stderr

@@ -1,10 +1,11 @@
-"""Runs scripts in processes that have torch imported already, because each import of torch takes seconds.
+"""Runs scripts in processes that have torch imported already, because each import of torch takes seconds; and commands
+of torchaos in processes that have torchaos.
 
-`PARENT` runs this file as a program. The program imports torch once, and then forks a process for each script. The
-process goes on as a new interpreter would: `sitecustomize` first, which loads the agent, then the script as `__main__`.
-The agent meets modules that are imported already, so a test about imports needs a new interpreter. So does a test about
-the teardown of the interpreter: here it is skipped, because it writes to all memory that the process shares with its
-parent, which takes longer than most scripts.
+`PARENT` and `COMMANDS` run this file as a program. The program imports once, and then forks a process for each script
+or command. The process goes on as a new interpreter would: for a script, `sitecustomize` first, which loads the agent,
+then the script as `__main__`. The agent meets modules that are imported already, so a test about imports needs a new
+interpreter. So does a test about the teardown of the interpreter: here it is skipped, because it writes to all memory
+that the process shares with its parent, which takes longer than most scripts.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import contextlib
 import gc
 import json
 import os
+import pkgutil
+import random
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +29,13 @@ from types import ModuleType
 from typing import Any
 
 _MOST = 1 << 20  # bytes of a request: an environment
+_IMPORTS = {
+    "torch": (
+        "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.nn.parallel",
+        "torch.utils.data",
+    ),
+    "torchaos": ("torchaos.harness.cli", "torchaos.assertions", "torchaos.injectors"),
+}  # fmt: skip
 
 
 class WarmProcess:
@@ -62,63 +73,95 @@ class WarmProcess:
 class WarmParent:
     """Starts the program below at the first script. It ends with this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: str) -> None:
         self._requests: socket.socket | None = None
+        self._imports = imports
 
     def start(self, script: Path, env: dict[str, str], output: Path, arguments: Sequence[str] = ()) -> WarmProcess:
+        """The output and the errors of the script go into a file; it runs in the folder that it lies in."""
+        with open(os.devnull) as nothing, open(output, "wb") as file:
+            streams = (nothing.fileno(), file.fileno(), file.fileno())
+            return self.start_with([str(script), *arguments], env, script.parent, streams, output)
+
+    def start_with(
+        self, argv: Sequence[str], env: dict[str, str], cwd: Path, streams: tuple[int, int, int], output: Path
+    ) -> WarmProcess:
+        """The same, with files that are open already, for 0 to 2."""
         if self._requests is None:
             self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+            command = [sys.executable, __file__, str(theirs.fileno()), self._imports]
+            subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
             theirs.close()
         reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = json.dumps({"script": str(script), "env": env, "output": str(output), "arguments": [*arguments]})
-        socket.send_fds(self._requests, [request.encode()], [theirs.fileno()])
+        request = json.dumps({"argv": [*argv], "env": env, "cwd": str(cwd)})
+        socket.send_fds(self._requests, [request.encode()], [theirs.fileno(), *streams])
         theirs.close()
         return WarmProcess(int(reply.recv(100)), reply, output)
 
 
-PARENT = WarmParent()  # of all tests in this process
+# Of all tests in this process.
+PARENT = WarmParent("torch")
+COMMANDS = WarmParent("torchaos")
 
 
-def _next_script() -> dict[str, Any]:
-    """Waits for requests, and returns in the process that was forked for a script. Ends the program when the tests have
+def torchaos(
+    *words: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, stdin: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`torchaos WORDS`, and what it printed. Without `stdin` there is nothing to read. `env` is added to our own."""
+    argv = ["torchaos", *map(str, words)]
+    with tempfile.TemporaryDirectory() as folder:
+        said, errors = Path(folder, "stdout"), Path(folder, "stderr")
+        with open(os.devnull) as nothing, open(said, "wb") as out, open(errors, "wb") as error:
+            streams = (nothing.fileno() if stdin is None else stdin, out.fileno(), error.fileno())
+            process = COMMANDS.start_with(argv, {**os.environ, **(env or {})}, cwd or Path.cwd(), streams, said)
+        output, _ = process.communicate(600)
+        return subprocess.CompletedProcess(argv, process.returncode or 0, output, errors.read_text())
+
+
+def _next_request() -> dict[str, Any]:
+    """Waits for requests, and returns in the process that was forked for one. Ends the program when the tests have
     ended."""
     requests = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes in between
     while True:
-        data, replies, _flags, _address = socket.recv_fds(requests, _MOST, 1)
+        data, files, _flags, _address = socket.recv_fds(requests, _MOST, 4)
         if not data:
             os._exit(0)
         if os.fork() == 0:
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _fork_and_wait(socket.socket(fileno=replies[0]))
+            reply, *streams = files
+            for number, file in enumerate(streams):
+                os.dup2(file, number)
+                os.close(file)
+            _fork_and_wait(socket.socket(fileno=reply))
             return dict(json.loads(data))
-        os.close(replies[0])
+        for file in files:
+            os.close(file)
 
 
 def _fork_and_wait(reply: socket.socket) -> None:
     """Forks the process for the script, and returns in it. A process in between reports its pid, then its exit code."""
     pid = os.fork()
     if pid:
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):  # who reads the script's output does not wait for this process
+            os.dup2(null, number)
         reply.send(str(pid).encode())
         reply.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
         os._exit(0)
     reply.close()
 
 
-def _become(script: str, env: dict[str, str], output: str, arguments: list[str]) -> None:
-    """Gives this process the environment, arguments and output that a new interpreter for the script would have."""
+def _become(argv: list[str], env: dict[str, str], cwd: str) -> None:
+    """Gives this process the environment, arguments and folder that a new interpreter for the script would have."""
     os.environ.clear()
     os.environ.update(env)
-    os.chdir(os.path.dirname(script))
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)
-    sys.argv[:] = [script, *arguments]
-    sys.path[0:1] = [os.path.dirname(script), *env["PYTHONPATH"].split(os.pathsep)]
-    sys.modules.pop("sitecustomize", None)
+    os.chdir(cwd)
+    sys.argv[:] = argv
+    search = env.get("PYTHONPATH", "")
+    sys.path[0:1] = [cwd, *filter(None, search.split(os.pathsep))]
+    random.seed()
 
 
 def _run(script: str) -> None:
@@ -141,18 +184,21 @@ def _skip_teardown() -> None:
 _code: Any = None  # with which the script called sys.exit
 if __name__ == "__main__":
     atexit.register(_skip_teardown)  # before anything else is registered, so that it runs last
-    import torch._dynamo
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
-    import torch.nn.parallel
-    import torch.utils.data  # noqa: F401
-
+    for name in _IMPORTS[sys.argv[2]]:
+        module = import_module(name)
+        if name.startswith("torchaos."):
+            for _, below, _ in pkgutil.iter_modules(module.__path__, f"{name}."):
+                import_module(below)
     gc.freeze()
-    request = _next_script()
+    request = _next_request()
     _become(**request)
     try:
-        import_module("sitecustomize")
-        _run(request["script"])
+        if sys.argv[0] == "torchaos":
+            import_module("torchaos.harness.cli").main()
+        else:
+            sys.modules.pop("sitecustomize", None)
+            import_module("sitecustomize")
+            _run(sys.argv[0])
     except SystemExit as end:
         _code = end.code
         raise

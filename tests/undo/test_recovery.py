@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from waiting import wait_until
+from warm import torchaos
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.cli import cli
@@ -244,18 +245,16 @@ def test_entry_of_a_run_goes_through_json() -> None:
 def test_command_line(killed: Killed, tmp_path: Path, spawn: Any) -> None:
     """`status` shows what was left, `recover` heals it and says so, exit code 0; a second call finds nothing."""
 
-    def torchaos(*words: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "torchaos.harness", *words], capture_output=True, text=True, timeout=120, check=False
-        )
+    def command(*words: str) -> tuple[int, str]:
+        done = torchaos(*words)
         return done.returncode, done.stdout + done.stderr
 
-    code, said = torchaos("status", "--json")
+    code, said = command("status", "--json")
     (view,) = json.loads(said)["runs"]
     assert (code, view["life"], view["faults"], view["run_dir"]) == (0, "left", ["fault"], str(killed.run_dir))
     spawn(env={ENV_RUN_ID: killed.run_id})
-    code, said = torchaos("recover")
+    code, said = command("recover")
     assert code == 0, said
     assert f"fault: process {killed.victim}: verified" in said
-    assert torchaos("recover") == (0, "nothing was left behind\n")
+    assert command("recover") == (0, "nothing was left behind\n")
     assert open_runs.entries() == ([], [])

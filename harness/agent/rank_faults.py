@@ -107,6 +107,7 @@ class Fault:
     imitates: ClassVar[str] = (
         ""  # whose report it imitates; empty: the hardware, the kernel or a library really does it
     )
+    replays: ClassVar[str] = ""  # what really said what it says again: a machine of a record in injectors/shown.yaml
     consent: ClassVar[str] = ""  # it can harm more of the host than the job: kmsg, cgroup, clock, host-network
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:

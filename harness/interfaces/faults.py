@@ -84,6 +84,7 @@ class Injector(Protocol):
     late: ClassVar[bool]
     family: ClassVar[str]
     imitates: ClassVar[str]
+    replays: ClassVar[str]
     consent: ClassVar[str]
     hooks: ClassVar[tuple[str, ...]]
     on_collectives: ClassVar[bool]

@@ -48,6 +48,8 @@ _GROUPS = {
             "phase",
             "late",
             "family",
+            "imitates",
+            "replays",
             "consent",
             "hooks",
             "on_collectives",

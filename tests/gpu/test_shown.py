@@ -16,8 +16,8 @@ from torchaos.harness.record.result import FaultResult, Verdict
 from torchaos.harness.registry import shown
 
 PROGRAM = Path(__file__).parents[2] / "lab" / "gpu-check"
-KEYS = ("injector", "row", "card", "driver", "nccl", "torch", "date", "commit")
-MACHINE = dict(zip(KEYS[2:], ("NVIDIA H100", "580.1", "2.28.9", "2.11.0", "2026-11-26", "abc1234"), strict=True))
+KEYS = ("injector", "row", "tier", "card", "driver", "nccl", "torch", "date", "commit")
+MACHINE = dict(zip(KEYS[3:], ("NVIDIA H100", "580.1", "2.28.9", "2.11.0", "2026-11-26", "abc1234"), strict=True))
 
 
 def injectors() -> list[Any]:
@@ -32,6 +32,30 @@ def test_each_record_is_whole_and_names_an_injector_and_a_row() -> None:
         assert all(record.values())
         assert record["injector"] in registry.names("injectors")
         assert record["row"] in rows
+        assert record["tier"] == shown.tier_of(registry.find("injectors", record["injector"]))
+
+
+def test_no_replay_is_claimed_without_a_record() -> None:
+    """What a real machine said must have been recorded, with its versions."""
+    recorded = {record["injector"] for record in shown.records() if record["tier"] == "replayed"}
+    assert {injector.name for injector in injectors() if injector.replays} <= recorded
+
+
+def test_the_table_of_all_tiers_is_up_to_date() -> None:
+    """Each injector and each ready scenario that needs a GPU or is not real has a row, as the records say today."""
+    made = (PROGRAM.parent / "results" / "shown.md").read_text()
+    assert made == runpy.run_path(str(PROGRAM))["TABLE"] + shown.table(), "run lab/gpu-check --record"
+
+
+def test_a_scenario_is_as_real_as_its_least_real_fault() -> None:
+    """A scenario of a GPU's report is synthetic, one of a kill is real; a GPU is claimed by a record of it alone."""
+    kill, xid = registry.find("injectors", "process.kill"), registry.find("injectors", "gpu.xid")
+    assert shown.scenario_in_words("a/kill", [kill], []) == "effect: real"
+    assert shown.scenario_in_words("a/both", [kill, xid], []) == "effect: synthetic; not shown on a GPU yet"
+    known = [{"injector": "gpu.xid", "row": "a/both", "tier": "synthetic", **MACHINE}]
+    words = shown.scenario_in_words("a/both", [kill, xid], known)
+    assert words.startswith("effect: synthetic; shown on NVIDIA H100 (driver 580.1, ")
+    assert "not shown" in shown.scenario_in_words("another/one", [xid], known)
 
 
 def test_no_fault_of_gpus_is_called_real_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +66,9 @@ def test_no_fault_of_gpus_is_called_real_without_a_record(monkeypatch: pytest.Mo
         assert "not shown on a GPU yet" in words
         assert "real" not in words
         assert ("synthetic" in words) == bool(injector.imitates)
-    monkeypatch.setattr(shown, "records", lambda: ({"injector": "nccl.stall", "row": "nccl_net", **MACHINE},))
+    monkeypatch.setattr(
+        shown, "records", lambda: ({"injector": "nccl.stall", "row": "nccl_net", "tier": "real", **MACHINE},)
+    )
     words = "(driver 580.1, NCCL 2.28.9, torch 2.11.0; 2026-11-26, commit abc1234)"
     told = shown.shown_in_words(registry.find("injectors", "nccl.stall"))
     assert told == f"effect: real; shown on NVIDIA H100 {words}"
@@ -63,13 +89,17 @@ def test_a_verdict_says_what_was_imitated() -> None:
     words = "; gpu.xid is synthetic: it imitates the driver's reports"
     assert synthetic([one, one, real]) == words
     assert synthetic([real]) == ""
+    again = FaultResult("h", "gpu.log", "rank 0", "", "", "seen", "", Verdict.PASSED, "", replays="an H100")
+    assert synthetic([again, real]) == "; gpu.log is replayed: it says again what an H100 said"
     assert faults_case([one, real], set()).reason.endswith(f"were felt and outlived{words}")
 
 
 def test_rows_that_passed_are_recorded(tmp_path: Path) -> None:
     """For each injector of a row that passed on a GPU, once; not for rows that failed, nor for a rehearsal."""
     check = runpy.run_path(str(PROGRAM))
-    file = tmp_path / "shown.yaml"
+    file = tmp_path / "injectors" / "shown.yaml"
+    for folder in (file.parent, tmp_path / "lab" / "results"):
+        folder.mkdir(parents=True)
     file.write_text("# a comment\n[]\n")
     rows = {"gpu/xid-79": {"result": "pass"}, "nccl_stall": {"result": "pass"}, "gpu_memory": {"result": "fail"}}
     assert check["record"](rows, file) == 1
@@ -81,6 +111,10 @@ def test_rows_that_passed_are_recorded(tmp_path: Path) -> None:
         ("collective.stall_nccl", "nccl_stall"), ("gpu.xid", "gpu/xid-79"),
     ]  # fmt: skip
     assert all(tuple(one) == KEYS for one in found)
+    assert [one["tier"] for one in found] == ["real", "synthetic"]
+    made = (tmp_path / "lab" / "results" / "shown.md").read_text()
+    assert "| `gpu/xid-79` | synthetic: " not in made
+    assert "| `gpu/xid-79` | synthetic; shown on NVIDIA H100 (driver 580.1, NCCL 2.28.9, torch 2.11.0; " in made
     assert json.loads(json.dumps(found)) == found
 
 

@@ -200,15 +200,17 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
         reason=reason,
         proved=proved,
         measured=_measured(run, fault),
-        imitates=_imitates(fault),
+        **_not_real(fault),
     )
 
 
-def _imitates(fault: PlannedFault) -> str:
+def _not_real(fault: PlannedFault) -> dict[str, str]:
+    """Whose report the fault imitates, and what it says again; empty texts: it really happens."""
     try:
-        return injector_of(fault).imitates
+        injector = injector_of(fault)
+        return {"imitates": "" if injector.replays else injector.imitates, "replays": injector.replays}
     except Exception:  # a plug-in's code may raise anything, and `_evidence` reports it
-        return ""
+        return {}
 
 
 def _why_missed(run: Record, fault: PlannedFault) -> str:
@@ -273,9 +275,11 @@ def faults_case(faults: Sequence[FaultResult], never_reached: Set[str]) -> Case:
 
 
 def synthetic(faults: Sequence[FaultResult]) -> str:
-    """A clause that names the faults that only imitate a report, and whose. Empty if all really happened."""
-    told = {fault.inject: fault.imitates for fault in faults if fault.imitates}
-    return "".join(f"; {name} is synthetic: it imitates {whose}" for name, whose in told.items())
+    """A clause that names the faults that only imitate a report, and whose, or say again what was recorded. Empty if
+    all really happened."""
+    told = {fault.inject: f"synthetic: it imitates {fault.imitates}" for fault in faults if fault.imitates}
+    told |= {fault.inject: f"replayed: it says again what {fault.replays} said" for fault in faults if fault.replays}
+    return "".join(f"; {name} is {how}" for name, how in told.items())
 
 
 def _applied_in_words(hits: Sequence[Event]) -> str:

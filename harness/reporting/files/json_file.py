@@ -27,7 +27,8 @@ from torchaos.harness.reporting.terminal.many_runs import as_json
 # - `verdict`: passed, failed, inconclusive or error; `reason`: one line; `exit_code`: that of this scenario alone;
 #   `decided_by`: the case that decided, empty if none did
 # - `faults`: `id`, `inject`, `target`, `planned`, `applied` (null: never landed), `evidence` (null: not felt),
-#   `rollback`, `verdict`, `reason`, `imitates` (whose report the fault imitates; empty: it really happened)
+#   `rollback`, `verdict`, `reason`, `imitates` (whose report the fault imitates), `replays` (what really said what
+#   it says again); both empty: it really happened
 # - `recoveries`: `fault`; `parts`: seconds since the fault was applied (null: not seen); `lost_steps` (null: not
 #   known); `advice`: which waits were long, and which setting shortens them; `at_s`: when the fault was applied
 #   (CLOCK_MONOTONIC)

@@ -78,6 +78,8 @@ def _fault(pen: Pen, fault: FaultResult) -> None:
     }
     if fault.imitates:
         rows["synthetic"] = f"it imitates {fault.imitates}"
+    if fault.replays:
+        rows["replayed"] = f"it says again what {fault.replays} said"
     if fault.measured:
         rows["measured"] = measured_in_words(fault.measured)
     if fault.verdict is not Verdict.PASSED:

@@ -28,7 +28,7 @@ from torchaos.harness.record.plan import (
 )
 from torchaos.harness.record.secrecy import mask, mask_env
 from torchaos.harness.registry import ready
-from torchaos.harness.registry.shown import shown_in_words
+from torchaos.harness.registry.shown import injectors_in, scenario_in_words, shown_in_words
 from torchaos.harness.reporting.terminal.text import Pen, name_in_words, pairs_in_words, printable
 from torchaos.harness.running.planner.fault_plans import Machine, transport_of
 from torchaos.harness.scenario.plugin_parameters import parameters_of
@@ -91,6 +91,8 @@ def ready_scenarios(abouts: Mapping[str, str], console: Console, *, whole: bool 
             return
         for name in names:
             _listed(pen, name, 35, abouts[name], whole, console)
+            if whole:
+                pen.row([(Text(), 35)], pen.text(scenario_in_words(name, injectors_in(name)), "dim"), indent=3)
 
 
 def _listed(pen: Pen, name: str, width: int, about: str, whole: bool, console: Console) -> None:

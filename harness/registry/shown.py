@@ -66,7 +66,7 @@ def injectors_in(scenario: str) -> list[Any]:
 
 
 def table(known: Sequence[Record] | None = None) -> str:
-    """Injectors and ready scenarios, each with its line, as Markdown. Those that are real without a GPU are left out."""
+    """Injectors and ready scenarios, each with its line, as Markdown, without those that are real and need no GPU."""
     told = {name: shown_in_words(found, known) for name, found in registry.injectors().items()}
     told |= {name: scenario_in_words(name, injectors_in(name), known) for name in ready.names()}
     lines = [

@@ -213,10 +213,11 @@ def test_a_fault_that_returns_is_applied(rank: Any, source: str, phase: Any) -> 
     assert ran.code == 0
     assert missed(ran) == ["in step 2 the phase checkpoint_write was entered 0 times, and the Moment is at time 1"]
     page.write(page.STATE, 0)
-    ran = rank.run(JOB, orders=(rank.order(source, "Nothing", step=3, phase=phase.CHECKPOINT_WRITE),), attempt=1)
+    order = rank.order(source, "Nothing", step=3, phase=phase.CHECKPOINT_WRITE, hold_s=1.0)
+    ran = rank.run(JOB, orders=(order,), attempt=1)
     assert len(missed(ran)) == 2  # it resumed from step 4, and step 3 is behind it
     (rank.folder / "last.pt").unlink(missing_ok=True)
-    ran = rank.run(JOB, orders=(rank.order(source, "Nothing", step=3, phase=phase.CHECKPOINT_WRITE),), attempt=2)
+    ran = rank.run(JOB, orders=(order,), attempt=2)
     assert [event.attempt for event in ran.of("fault.applied")] == [2]
 
 

@@ -241,7 +241,7 @@ def stall(session: Session, kind: str, victim: int | None) -> dict[str, Any]:
         suspected = session.said("hang.suspected", at, time.monotonic())
     finally:
         take_back()
-    went_on = session.wait_for_steps(before + 10, 30.0)
+    went_on = session.wait_for_steps(before + 10, 2 * GIVE_UP_S)
     ticks = [(tick.at_s - at, tick.opinions) for tick in session.ticks[first_tick:]]
     return {
         "kind": kind, "ranks": session.ranks, "agent": session.agent, "victim": victim, "went_on": went_on,

@@ -118,7 +118,7 @@ class Rank:
         return self.wait(self.start(script, **how))
 
     def wait(self, process: subprocess.Popen[str] | WarmProcess) -> Ran:
-        output, _errors = process.communicate(timeout=120)
+        output, _errors = process.communicate(timeout=300)
         return Ran(process.returncode or 0, output, self.read())
 
     def read(self) -> list[Any]:

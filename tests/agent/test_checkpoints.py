@@ -270,10 +270,10 @@ import torch.distributed.checkpoint as dcp
 begun, go = threading.Event(), threading.Event()
 class Slow(dcp.FileSystemWriter):
     def write_data(self, plan, planner):
-        begun.set(); go.wait(60)
+        begun.set(); go.wait(300)
         return super().write_data(plan, planner)
 future = dcp.async_save({"model": model.state_dict()}, storage_writer=Slow(folder + "/step-1"))
-begun.wait(60)
+begun.wait(300)
 model(torch.ones(1, 4)).sum().backward(); opt.step()
 began = time.monotonic(); go.set(); future.result()
 """

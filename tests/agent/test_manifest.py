@@ -170,10 +170,10 @@ def test_a_save_lends_a_hand(agent_module: Callable[[str], Any]) -> None:
 
     def hold() -> None:
         begun.set()
-        go.wait(60)
+        go.wait(300)
 
     helper.do(hold)
-    assert begun.wait(60)
+    assert begun.wait(300)
     for number in range(3):
         helper.do(lambda number=number: done.append((number, threading.get_ident())))
     helper.lend_a_hand(lambda: len(done) == 2)

@@ -18,7 +18,7 @@ from dying import clean
 from dying.families import FAMILIES
 from dying.scene import HERE, STORE
 
-WAIT_S = 60.0
+WAIT_S = 250.0
 
 
 @dataclass

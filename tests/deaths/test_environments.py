@@ -123,7 +123,7 @@ def test_a_reboot(bench: Bench) -> None:
     at = [["harness after event fault.applied", 1, ["job", "reaper", "harness"]]]
     path = f"{HERE / 'mortal'}:{HERE / 'plugin'}:{os.environ.get('PYTHONPATH', '')}"
     run = bench.run("damage", PYTHONPATH=path, DYING_AT=json.dumps({"trace": str(trace), "at": at}))
-    run.process.wait(60)
+    run.process.wait(300)
     for pid in clean.processes(bench.tag, {os.getpid()}):
         os.kill(pid, signal.SIGKILL)
     assert "died" in trace.read_text()

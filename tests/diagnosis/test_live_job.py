@@ -62,7 +62,7 @@ def _end_with_pytest() -> None:
 
 def _diagnose(*arguments: object) -> tuple[int, str, str]:
     command = [sys.executable, "-m", "torchaos.harness", "diagnose", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -93,7 +93,7 @@ def test_from_beginning_to_end(torchaos: Torchaos, place: Path) -> None:
     finally:
         if job is not None:
             job.terminate()
-            job.wait(60)
+            job.wait(300)
 
 
 def started(command: str, place: Path) -> subprocess.Popen[bytes]:

@@ -100,7 +100,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, docker_engine: str) -
     )  # fmt: skip
     _await_containers(docker_engine, 2)
     run.send_signal(signal.SIGINT)
-    said, _ = run.communicate(timeout=100)
+    said, _ = run.communicate(timeout=300)
     assert run.returncode == 2, said
     with engine(docker_engine) as client:
         assert client.containers(all=True) == []

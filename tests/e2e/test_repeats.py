@@ -54,7 +54,7 @@ def test_a_series_that_is_halted_keeps_what_is_done(tmp_path: Path, cache: Path)
         assert time.monotonic() < end, f"the second repetition never began: {list(out.glob('*/*'))}"
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 2, output
     found = json.loads(report.read_text())
     assert [one["verdict"] for one in found["results"]] == ["passed", "inconclusive", "error"]

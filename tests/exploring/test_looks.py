@@ -205,7 +205,7 @@ def test_without_a_permit_nothing_is_covered(tmp_path: Path, server: str) -> Non
     argv = [folder, "a-source", tmp_path / "switch", tmp_path]
     done = subprocess.run(
         [sys.executable, "-m", f"torchaos.harness.crash_explorer.{server}", *map(str, argv)], stdin=subprocess.DEVNULL,
-        check=False, timeout=60,
+        check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 1
     assert not any(mount.target == str(folder) for mount in mounts())

@@ -91,7 +91,7 @@ def _record(tmp_path: Path, program: str = RANK, ranks: int = 2) -> tuple[Record
     folder = tmp_path / "checkpoints"
     with Recorder(folder, tmp_path / "home") as recorder:
         processes = [_rank(program, folder, rank) for rank in range(ranks)]
-        assert [process.wait(60) for process in processes] == [0] * ranks
+        assert [process.wait(300) for process in processes] == [0] * ranks
     assert recorder.left == []
     return recorder.recording, folder
 

@@ -132,7 +132,7 @@ def test_requests_are_recorded(tmp_path: Path) -> None:
     with store_in(tmp_path, tmp_path / "notes") as env:
         for rank in ("0", "1"):
             identity = {"RANK": rank, "TORCHELASTIC_RUN_ID": "x"}
-            subprocess.run([sys.executable, "-c", RANK], env={**os.environ, **env, **identity}, check=True, timeout=120)
+            subprocess.run([sys.executable, "-c", RANK], env={**os.environ, **env, **identity}, check=True, timeout=300)
         store = client(env)
         store.put_object(Bucket="saved", Key="other/log", Body=b"x")
         store.copy_object(Bucket="saved", Key="run/copy", CopySource="saved/run/step 1/rank-0.pt")
@@ -271,7 +271,7 @@ def test_a_store_that_died_is_said(tmp_path: Path) -> None:
             (server,) = [each for each in psutil.Process().children() if s3_store._SERVER in each.cmdline()]
             (program,) = server.children()
             os.kill(server.pid, signal.SIGKILL)
-            program.wait(60)
+            program.wait(300)
             wait_until(server.status, psutil.STATUS_ZOMBIE.__eq__, 60)
 
     with pytest.raises(ChaosError, match=r"the store of the exploration died, with exit code -9"):

@@ -56,7 +56,7 @@ def ask(overlay: Path, tmp_path: Path) -> Ask:
             **(env or {}),
         }
         script = f"import json\nfolder = {str(tmp_path)!r}\n{code}\nprint(json.dumps(answer))"
-        done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr}"
         return json.loads(done.stdout)
 

@@ -26,7 +26,7 @@ def test_nvitop_shows_what_is_ordered(overlay: Path, tmp_path: Path) -> None:
         "TORCHAOS_NVML_CONTROL": str(tmp_path), "LC_ALL": "C.UTF-8",
     }  # fmt: skip
     command = [sys.executable, "-m", "nvitop", "--once", "--no-unicode"]
-    shown = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True).stdout
+    shown = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True).stdout
     lines = [line.split("|") for line in shown.splitlines()]
     gpus = [cells for cells in lines if len(cells) == 5 and cells[1].split()[:1] in (["0"], ["1"])]
     below = [after for before, after in pairwise(lines) if before in gpus]

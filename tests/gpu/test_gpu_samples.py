@@ -206,7 +206,7 @@ def test_the_reader_ends_with_its_harness(driver: Path, tmp_path: Path) -> None:
     reader.stdin.flush()
     assert json.loads(reader.stdout.readline())["gpu"] == 0
     reader.stdin.close()
-    assert reader.wait(60) == 0
+    assert reader.wait(300) == 0
     reader.stdout.close()
 
 

@@ -42,7 +42,7 @@ from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.twin_runs.scenario_run import ScenarioRun
 from torchaos.harness.scenario import load
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 
 
 class InProcessReaper:

@@ -69,7 +69,7 @@ def test_the_kernel_kills_it(hungry: subprocess.Popen[str]) -> None:
     events: list[Event] = []
     injector, handle, probe, told = _applied(hungry.pid, events)
     try:
-        hungry.communicate("\n" * 64, timeout=60)
+        hungry.communicate("\n" * 64, timeout=300)
         assert hungry.returncode == -signal.SIGKILL
         told(Kind.RANK_EXITED, {"pid": hungry.pid, "exit_code": -signal.SIGKILL})
         assert injector.felt(Record(PLAN, tuple(events), {}), "oom") is None
@@ -92,7 +92,7 @@ def test_the_limit_is_taken_back(hungry: subprocess.Popen[str]) -> None:
     assert place.read_text() != before
     handle.restore()
     assert place.read_text() == before
-    hungry.communicate("\n" * 128, timeout=60)
+    hungry.communicate("\n" * 128, timeout=300)
     probe.sample(told)
     assert (hungry.returncode, [event.kind for event in events]) == (0, [Kind.APPLYING])
 

@@ -22,7 +22,7 @@ from torchaos.harness.rollback.file_handles import Mount, mounts
 from .conftest import Operation
 
 pytestmark = pytest.mark.needs("fuse")
-PATIENCE_S = 20.0
+PATIENCE_S = 200.0
 
 # Writes, syncs and reads a file as a rank; prints what became of each: 0, or the number of the error.
 RANK = """

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-LIMIT_S = 90.0
+LIMIT_S = 300.0
 Moment = Callable[[str, Path], bool]
 
 

@@ -127,7 +127,7 @@ def test_every_node_has_a_log_and_an_exit_code(nodes_of: Callable[..., Nodes]) -
     then = "grep -c node00 /etc/hosts; touch made-here-$TORCHAOS_NODE; exit $((3 * TORCHAOS_NODE))"
     nodes = nodes_of("/bin/sh", "-c", _SHELL.format(then=then))
     nodes.job.start()
-    assert nodes.job.wait(60.0) == 3
+    assert nodes.job.wait(300) == 3
     exits = [e for e in nodes.journal.snapshot() if e.kind in (Kind.NODE_EXITED, Kind.JOB_EXITED)]
     assert sorted((e.data["node"], e.data["exit_code"]) for e in exits[:2]) == [(0, 0), (1, 3)]
     assert [(e.kind, e.data["exit_code"]) for e in exits[2:]] == [(Kind.JOB_EXITED, 3)]
@@ -239,7 +239,7 @@ def test_another_image(nodes_of: Callable[..., Nodes], docker_engine: str, monke
         try:
             nodes = nodes_of("/usr/bin/env", image=f"{tag}:latest", mounts=["/usr:/usr:ro"])
             nodes.job.start()
-            assert nodes.job.wait(60.0) == 0
+            assert nodes.job.wait(300) == 0
             nodes.close()
         finally:
             client.remove_image(f"{tag}:latest", force=True)
@@ -280,7 +280,7 @@ def test_two_ranks_in_containers(nodes_of: Callable[..., Nodes]) -> None:
     assert processes.kill({ranks[1].pid: ranks[1].start_ticks}, time.monotonic() + 30) == []
     nodes.up("up-0-1", "up-1-1")
     (nodes.folder / "go-1").touch()
-    assert nodes.job.wait(90.0) == 0
+    assert nodes.job.wait(300) == 0
     nodes.journal.close()
     for events in (nodes.journal.snapshot(), read_events(nodes.folder / "events")):
         told = [e for e in events if e.attempt == 0 and e.rank == 1]

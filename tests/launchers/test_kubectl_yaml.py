@@ -28,7 +28,7 @@ TRAPS = re.findall(
 def kubectl(text: str) -> Any:
     """How kubectl itself reads a text. `label --local` needs no cluster."""
     words = ["kubectl", "label", "--local", "--filename=-", "a=b", "--output=json"]
-    done = subprocess.run(words, input=text.encode(), capture_output=True, check=False, timeout=60)
+    done = subprocess.run(words, input=text.encode(), capture_output=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout)
 

@@ -34,7 +34,7 @@ def test_the_command_runs_as_it_was_written(tmp_path: Path) -> None:
     journal = Journal(folder.events)
     job = job_for(plan(SAY, "{run}/said", "a b", cwd=tmp_path), folder, "the-run", journal)
     job.start()
-    assert job.wait(20.0) == 0
+    assert job.wait(300) == 0
     job.stop()
     journal.close()
     arguments, cwd, env = json.loads((folder.job / "said").read_text())
@@ -55,7 +55,7 @@ def test_lightnings_file_is_followed(tmp_path: Path) -> None:
     )
     job = job_for(plan(code, cwd=tmp_path, log={"format": "lightning"}), folder, "the-run", journal)
     job.start()
-    assert job.wait(20.0) == 0
+    assert job.wait(300) == 0
     job.stop()
     journal.close()
     steps = [event for event in journal.snapshot() if event.kind is Kind.LOG_STEP]
@@ -91,7 +91,7 @@ def test_each_replica_is_a_command_of_its_own(tmp_path: Path) -> None:
     two = plan(code, "{run}/said", cwd=tmp_path, replicas=2)
     job = job_for(two, folder, "the-run", journal)
     job.start()
-    assert job.wait(20.0) == 3
+    assert job.wait(300) == 3
     job.stop()
     for number in (0, 1):
         _arguments, _cwd, env = json.loads((folder.job / f"said{number}").read_text())

@@ -64,7 +64,7 @@ def test_guarded_before_it_is_made(run_dir: Path) -> None:
 
         job = Job(lambda _: _spec(run_dir), launcher, journal, guard=guard)
         job.start()
-        assert job.wait(60) == 0
+        assert job.wait(300) == 0
         job.stop()
         assert launcher.guarded == ["launcher#0"]
         assert launcher.made.exists()

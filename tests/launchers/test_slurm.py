@@ -156,7 +156,7 @@ def test_a_batch_job_waits_for_its_command(slurm: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(["sh", script], env=env, stdout=subprocess.PIPE, text=True)
     (tmp_path / "made").write_text("echo the second")
     (tmp_path / "made").rename(tmp_path / "launch-7-1.sh")
-    assert process.communicate(timeout=60)[0] == "the second\n"
+    assert process.communicate(timeout=300)[0] == "the second\n"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_the_end_of_a_batch_job(slurm: Path, job: str, code: int) -> None:
         assert process.poll() is None
         (slurm / "new").write_text(said)
         (slurm / "new").rename(slurm / "job")
-    assert process.wait(timeout=60) == code
+    assert process.wait(timeout=300) == code
 
 
 @pytest.mark.parametrize("queued", [False, True], ids=["allocation", "job"])

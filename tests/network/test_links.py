@@ -117,7 +117,7 @@ def test_nothing_is_left_when_the_harness_is_killed(tmp_path: Path, fresh_run: s
         stdout=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert said.returncode == -signal.SIGKILL
     pids = list(map(int, said.stdout.split()))

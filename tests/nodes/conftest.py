@@ -81,7 +81,7 @@ class Nodes:
 
     def torchaos(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "torchaos.harness", *arguments]
-        return subprocess.run(argv, env=self.env, capture_output=True, text=True, check=False, timeout=100)
+        return subprocess.run(argv, env=self.env, capture_output=True, text=True, check=False, timeout=300)
 
     @property
     def record(self) -> RunDir:

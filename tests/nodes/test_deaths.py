@@ -42,7 +42,7 @@ def test_the_agent_dies(frozen: Any) -> None:
     nodes, run, pids = frozen
     os.kill(nodes.agent(1), signal.SIGKILL)
     _runs_again(pids)
-    said = run.communicate(timeout=100)[0]
+    said = run.communicate(timeout=300)[0]
     assert run.returncode == 2, said
     assert "node 1 was lost" in said
     assert nodes.processes() == {}
@@ -55,7 +55,7 @@ def test_the_reaper_dies(frozen: Any) -> None:
     os.kill(nodes.reaper(1), signal.SIGKILL)
     run.send_signal(signal.SIGINT)
     _runs_again(pids)
-    run.communicate(timeout=100)
+    run.communicate(timeout=300)
     assert nodes.processes() == {}
 
 
@@ -66,7 +66,7 @@ def test_both_die(frozen: Any) -> None:
     os.kill(reaper, signal.SIGKILL)
     os.kill(agent, signal.SIGKILL)
     _runs_again(pids)
-    said = run.communicate(timeout=100)[0]
+    said = run.communicate(timeout=300)[0]
     assert run.returncode == 2, said
     assert "what it held is undone" in said
     assert nodes.processes() == {}
@@ -111,7 +111,7 @@ def test_the_pipe_breaks(frozen: Any) -> None:
     wait_until(lambda: len(nodes.events(Kind.CLOCK)), lambda now: now > heard)
     assert not nodes.events(Kind.ROLLED_BACK)
     run.send_signal(signal.SIGINT)
-    run.communicate(timeout=100)
+    run.communicate(timeout=300)
     _runs_again(pids)
     assert nodes.events(Kind.ROLLED_BACK)[0].data["verified"]
     assert nodes.processes() == {}
@@ -123,5 +123,5 @@ def test_the_scheduler_ends_the_node(frozen: Any) -> None:
     os.kill(nodes.agent(1), signal.SIGTERM)
     _runs_again(pids)
     assert nodes.seen(Kind.NOTE, lambda event: "the scheduler ends the job" in event.data["text"]).source == "node1"
-    run.communicate(timeout=100)
+    run.communicate(timeout=300)
     assert nodes.processes() == {}

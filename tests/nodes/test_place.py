@@ -73,7 +73,7 @@ def test_the_next_agent_undoes_what_the_dead_left(tmp_path: Path, monkeypatch: p
         journal = Journal(tmp_path, "node0")
         assert node_leftovers.undo_for_the_dead(journal) == ""
         assert node_leftovers.undo_for_the_dead(journal) == ""
-        assert stray.wait(timeout=60) in (-signal.SIGTERM, -signal.SIGKILL)
+        assert stray.wait(timeout=300) in (-signal.SIGTERM, -signal.SIGKILL)
     notes = [event.data["text"] for event in journal.snapshot() if event.kind is Kind.NOTE]
     assert notes == ["what run-1.node0 left on this node is undone"]
     assert not place_of("run-1.node0").root.exists()
@@ -142,7 +142,7 @@ def test_an_agent_that_is_about_to_end(tmp_path: Path, monkeypatch: pytest.Monke
         find = recovery.find
         monkeypatch.setattr(recovery, "find", look)
         assert recover_node("run-4.node0") == 0
-        assert agent.wait(timeout=60) == 0
+        assert agent.wait(timeout=300) == 0
     assert len(looks) > 2
     assert open_runs.entries() == ([], [])
     assert not place_of("run-4.node0").root.exists()

@@ -185,7 +185,7 @@ def test_a_night_ends_as_its_game_day(tmp_path: Path, code: int) -> None:
     stub.program("sbatch", "")
     stub.program("torchaos", f'[ "$1" = recover ] && exit 0; exit {code}')
     process = stub.start(SLURM, TORCHAOS_HOME=str(tmp_path / "home"), TORCHAOS_STATE=str(tmp_path / "state"))
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=300)
     assert process.returncode == code, said
     queued, recovered, day = stub.calls.read_text().splitlines()
     assert re.match(r"sbatch --begin=\d{4}-\d\d-\d\dT22:00 .*slurm-gameday.sbatch", queued)
@@ -205,7 +205,7 @@ def test_a_night_that_is_cut_short_is_waited_for(tmp_path: Path) -> None:
     process = stub.start(SLURM, **env)
     up.read_text()
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=300)
     assert process.returncode == 2, said
     assert "taken back" in said
 
@@ -215,7 +215,7 @@ def test_a_node_that_is_not_as_it_was_gets_no_game_day(tmp_path: Path) -> None:
     stub = Stub(tmp_path)
     stub.program("torchaos", "exit 4")
     process = stub.start(SLURM, TORCHAOS_HOME=str(tmp_path / "home"), TORCHAOS_ONCE="1")
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == 4
     assert stub.calls.read_text() == "torchaos recover\n"
 

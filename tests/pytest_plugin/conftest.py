@@ -70,7 +70,13 @@ class Project:
     def pytest(self, *words: str) -> Done:
         (self.folder / "calls").unlink(missing_ok=True)
         done = subprocess.run(
-            self.command(*words), cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=90, check=False
+            self.command(*words),
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         return Done(done.returncode, done.stdout + done.stderr, self.folder)
 

@@ -225,7 +225,7 @@ def test_a_stuck_terminal_holds_nothing_up(paper: type[Paper], monkeypatch: pyte
 
     class Stuck(Paper):
         def write(self, text: str) -> int:
-            go.wait(60)
+            go.wait(300)
             return len(text)
 
     script = Script()
@@ -234,7 +234,7 @@ def test_a_stuck_terminal_holds_nothing_up(paper: type[Paper], monkeypatch: pyte
         assert not go.is_set()
     assert shown._thread.is_alive()
     go.set()
-    shown._thread.join(60)
+    shown._thread.join(300)
     assert not shown._thread.is_alive()
 
 

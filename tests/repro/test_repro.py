@@ -135,7 +135,7 @@ def case(**more: Any) -> dict[str, Any]:
         "python": "/bin/true", "log": [PLAIN], "lead": 0, "checkpoints": None, "controls": 1,
         "signs": ["losses", "end"],
         "kills": [{"ranks": [1], "signals": [[0.0, 9]], "step": 6, "path": None}],
-        "bound_s": None, "timeout_s": 20.0, "resubmit": [0, 0.0], **more,
+        "bound_s": None, "timeout_s": 60.0, "resubmit": [0, 0.0], **more,
     }  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def shown(tmp_path: Path) -> Shown:
         path = tmp_path / "script.py"
         path.write_text(script_of(case(**more)))
         command = [sys.executable, "-I", str(path), "--runs", str(runs), *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
 
     return run
 
@@ -247,13 +247,13 @@ def test_a_signal_ends_the_job_too(tmp_path: Path, number: signal.Signals) -> No
     path.write_text(script_of(case(command=words("--steps", "600"), timeout_s=60.0)))
     command = [sys.executable, "-I", str(path), "--keep", str(kept)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as script:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 300
         while len(workers := sorted(kept.rglob("worker-*"))) < 2:
             assert time.monotonic() < end, workers
             time.sleep(0.02)
         pids = [one.name.rpartition("-")[2] for one in workers]
         script.send_signal(number)
-        said = script.communicate(timeout=20)[0]
+        said = script.communicate(timeout=300)[0]
     left = [pid for pid in pids if is_sleeper(pid)]
     for pid in left:
         os.kill(int(pid), signal.SIGKILL)
@@ -282,7 +282,9 @@ def test_a_signal_while_the_job_is_being_started(tmp_path: Path) -> None:
     kept, path = tmp_path / "kept", tmp_path / "script.py"
     path.write_text(script_of(case(command=words("--steps", "600"), timeout_s=60.0)))
     command = [sys.executable, "-I", "-c", AT_THE_START, str(path), "--keep", str(kept)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False
+    )
     left = [pid for pid in os.listdir("/proc") if pid.isdigit() and os.fsencode(kept) in cmdline(pid)]
     for pid in left:
         os.kill(int(pid), signal.SIGKILL)

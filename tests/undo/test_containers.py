@@ -170,7 +170,7 @@ def test_nothing_is_left_when_the_harness_is_killed(made: Made, tmp_path: Path, 
     support = str(Path(__file__).parents[1] / "support")
     done = subprocess.run(
         [sys.executable, "-c", _HARNESS, tmp_path, made.run_id, made.where, support, dies],
-        stdout=subprocess.PIPE, text=True, check=False, timeout=100,
+        stdout=subprocess.PIPE, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "made\n")
     handles = [kind(made.where, made.run_id) for kind in (Containers, DockerNetwork, DockerImage)]

@@ -93,7 +93,7 @@ def test_one_that_goes_late(in_: Callable[..., Containers]) -> None:
 
 def test_all_go_at_once(in_: Callable[..., Containers]) -> None:
     """None waits for another one to be gone."""
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=300)
     slow = Slow(lambda one: both.wait(), a=0, b=1)
     in_(slow).restore()
     assert slow.there == {}

@@ -87,7 +87,7 @@ def test_progress_of_a_round(tmp_path: Path, monkeypatch: Any) -> None:
     log = tmp_path / "console.log"
     with following(log, ["f000-process.kill"], tell):
         log.write_text("  1.00 s step 4, attempt 0\n 12.03 s process.kill (f000-process.kill) hits rank 1 in step 25\n")
-        assert heard.wait(30)
+        assert heard.wait(300)
         with log.open("a") as file:
             file.write(" 13.00 s process.kill (f000-process.kill) is armed\n 14.00 s the run is ended early: SIGTERM")
     assert told == ["  12.03 s process.kill (f000-process.kill) hits rank 1 in step 25"]

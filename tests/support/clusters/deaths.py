@@ -204,7 +204,7 @@ def play(slurm: Slurm, number: int, death: Death) -> Outcome:
             # A node that starts again has another namespace of processes here, so it counts as another machine.
             other = ["--any-host"] if death.where == "node" else []
             for node in run.nodes[1:]:
-                run.cluster.popen(*run.torchaos, "recover", *other, node=node).communicate(timeout=60)
+                run.cluster.popen(*run.torchaos, "recover", *other, node=node).communicate(timeout=300)
         time.sleep(_LOOK_S)
     one.seconds = round(time.monotonic() - ended_s, 1)
     one.wrong = stuck or ("; ".join(left)[:500] if left else "") or _wrong(run, one, said)

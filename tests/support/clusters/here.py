@@ -29,7 +29,7 @@ class Here(Machines):
         )  # fmt: skip
 
     def as_root(self, node: str, *command: str, given: str = "") -> str:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=300)
         return done.stdout
 
     def work(self) -> str:

@@ -100,4 +100,4 @@ def running(one: Machines, *words: str, timeout_s: float) -> Iterator[str]:
             )  # fmt: skip
         yield (one.base / "up.log").read_text()[-2000:] if done.returncode else ""
     finally:
-        subprocess.run(one.argv("down"), check=False, timeout=60)
+        subprocess.run(one.argv("down"), check=False, timeout=300)

@@ -129,7 +129,7 @@ class ClusterRun:
     def kill_controller(self, reaper: bool = False) -> None:
         """Kills `torchaos run`, and its reaper at the same time if `reaper` is true."""
         self.kill((self.name, self.controller), *([("rollback.reaper",)] if reaper else []), node=self.nodes[0])
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=300)
 
     def is_clean(self) -> None:
         """No process of the run is on any node, and the cluster has none of its work."""

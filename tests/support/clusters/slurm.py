@@ -46,11 +46,11 @@ class Slurm(Machines):
 
     def crash(self, node: str) -> None:
         """Ends everything on a node at once, as a loss of power does."""
-        subprocess.run(self.argv("crash", node), check=True, timeout=60)
+        subprocess.run(self.argv("crash", node), check=True, timeout=300)
 
     def boot(self, node: str) -> None:
         """Starts a node that crashed, and puts it back into service as an administrator does."""
-        subprocess.run(self.argv("boot", node), check=True, timeout=60)
+        subprocess.run(self.argv("boot", node), check=True, timeout=300)
         wait_until(lambda: not self._answers_not(node), timeout_s=60)
         self.as_root("head", "scontrol", "update", f"nodename={node}", "state=resume")
         wait_until(lambda: not self._answers_not(node) and not self.state(node).startswith("down"), timeout_s=60)

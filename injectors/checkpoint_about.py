@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchaos.harness.checkpoints.layout import Checkpoint
-from torchaos.harness.fault_drivers.checkpoint_files import damage_sites, edits
-from torchaos.harness.fault_drivers.checkpoint_files.edits import Edit
+from torchaos.harness.fault_drivers import checkpoint_edits
+from torchaos.harness.fault_drivers.checkpoint_edits import Edit
 from torchaos.plugin import CheckpointFault, Count
 
 
@@ -26,7 +26,7 @@ class Tracker(CheckpointFault):
     name = "checkpoint.tracker"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [damage_sites.tracker(checkpoint, others, self.how)]
+        return [checkpoint_edits.tracker(checkpoint, others, self.how)]
 
 
 @dataclass(frozen=True)
@@ -40,4 +40,4 @@ class Permissions(CheckpointFault):
     name = "checkpoint.permissions"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [edits.Mode(damage_sites.shard(checkpoint, draw), 0)]
+        return [checkpoint_edits.Mode(checkpoint_edits.shard(checkpoint, draw), 0)]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchaos.harness.checkpoints.layout import Checkpoint
-from torchaos.harness.fault_drivers.checkpoint_files import damage_sites
-from torchaos.harness.fault_drivers.checkpoint_files.edits import Edit
+from torchaos.harness.fault_drivers import checkpoint_edits
+from torchaos.harness.fault_drivers.checkpoint_edits import Edit
 from torchaos.plugin import CheckpointFault, Count
 
 
@@ -26,7 +26,7 @@ class FlipBits(CheckpointFault):
     name = "checkpoint.flip_bits"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return damage_sites.flips(damage_sites.stretch(checkpoint, self.place, draw), self.bits, draw)
+        return checkpoint_edits.flips(checkpoint_edits.stretch(checkpoint, self.place, draw), self.bits, draw)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ZeroBlock(CheckpointFault):
     name = "checkpoint.zero_block"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [damage_sites.zeros(damage_sites.shard(checkpoint, draw), self.bytes, draw)]
+        return [checkpoint_edits.zeros(checkpoint_edits.shard(checkpoint, draw), self.bytes, draw)]
 
 
 @dataclass(frozen=True)
@@ -56,4 +56,4 @@ class Nan(CheckpointFault):
     name = "checkpoint.nan"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return damage_sites.nan(checkpoint, self.fix_crc, draw)
+        return checkpoint_edits.nan(checkpoint, self.fix_crc, draw)

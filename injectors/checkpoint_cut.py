@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchaos.harness.checkpoints.layout import Checkpoint
-from torchaos.harness.fault_drivers.checkpoint_files import damage_sites, edits
-from torchaos.harness.fault_drivers.checkpoint_files.edits import Edit
+from torchaos.harness.fault_drivers import checkpoint_edits
+from torchaos.harness.fault_drivers.checkpoint_edits import Edit
 from torchaos.plugin import CheckpointFault, Count, Share
 
 
@@ -26,7 +26,7 @@ class Truncate(CheckpointFault):
     name = "checkpoint.truncate"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [damage_sites.cut(damage_sites.shard(checkpoint, draw), self.keep, draw)]
+        return [checkpoint_edits.cut(checkpoint_edits.shard(checkpoint, draw), self.keep, draw)]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TornWrite(CheckpointFault):
     name = "checkpoint.torn_write"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [damage_sites.torn(damage_sites.shard(checkpoint, draw), draw)]
+        return [checkpoint_edits.torn(checkpoint_edits.shard(checkpoint, draw), draw)]
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Delete(CheckpointFault):
     name = "checkpoint.delete"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        find = damage_sites.shard if self.what == "shard" else damage_sites.metadata
-        return [edits.Remove(find(checkpoint, draw))]
+        find = checkpoint_edits.shard if self.what == "shard" else checkpoint_edits.metadata
+        return [checkpoint_edits.Remove(find(checkpoint, draw))]
 
 
 @dataclass(frozen=True)
@@ -69,4 +69,4 @@ class Partial(CheckpointFault):
     name = "checkpoint.partial"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return damage_sites.partial(checkpoint, draw)
+        return checkpoint_edits.partial(checkpoint, draw)

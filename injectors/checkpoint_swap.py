@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.checkpoints.layout import Checkpoint
-from torchaos.harness.fault_drivers.checkpoint_files import damage_sites
-from torchaos.harness.fault_drivers.checkpoint_files.edits import Edit
+from torchaos.harness.fault_drivers import checkpoint_edits
+from torchaos.harness.fault_drivers.checkpoint_edits import Edit
 from torchaos.plugin import CheckpointFault, Count
 
 
@@ -22,7 +22,7 @@ class StaleShard(CheckpointFault):
     name = "checkpoint.stale_shard"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [damage_sites.stale(checkpoint, others, draw)]
+        return [checkpoint_edits.stale(checkpoint, others, draw)]
 
 
 @dataclass(frozen=True)
@@ -35,4 +35,4 @@ class ForeignShard(CheckpointFault):
     name = "checkpoint.foreign_shard"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [damage_sites.foreign(checkpoint, draw)]
+        return [checkpoint_edits.foreign(checkpoint, draw)]

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.fault_drivers.network.links import helper_of, link_of
-from torchaos.harness.fault_drivers.network.traffic_counters import resent
-from torchaos.harness.fault_drivers.network.udp_measure import measured, meter_handle
+from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle, resent
 from torchaos.plugin import Evidence, Fault, Handle, LinkUp, NodeSite, Probe, Record, Seconds, counted, late
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torchaos.harness.fault_drivers.network.drop_rules import sides
+from torchaos.harness.fault_drivers.network.links import sides
 from torchaos.harness.fault_drivers.network.traffic_counters import read
 from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, Record, counted
 

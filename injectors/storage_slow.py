@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torchaos.harness.fault_drivers.storage import fs_rules
-from torchaos.harness.fault_drivers.storage.fs_rules import Rules
+from torchaos.harness.fault_drivers import fs_rules
+from torchaos.harness.fault_drivers.fs_rules import Rules
 from torchaos.plugin import Positive, Seconds, StorageFault, drawn
 
 

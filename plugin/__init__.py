@@ -36,8 +36,7 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.harness.analysis.hit_targets import Landing, landings
     from torchaos.harness.analysis.replica_verdict import as_one, each, each_hit
     from torchaos.harness.checkpoints.files import Files
-    from torchaos.harness.checkpoints.formats.folders import note_missing, problem_of
-    from torchaos.harness.checkpoints.formats.format import Format
+    from torchaos.harness.checkpoints.formats.format import Format, note_missing, problem_of
     from torchaos.harness.checkpoints.layout import (
         ITEM_SIZES,
         Checkpoint,
@@ -51,8 +50,8 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
         torn,
     )
     from torchaos.harness.checkpoints.zip_records import records
-    from torchaos.harness.fault_drivers.checkpoint_files.damage_fault import CheckpointFault
     from torchaos.harness.fault_drivers.containers import ContainerDeath, ContainerFault, Hit
+    from torchaos.harness.fault_drivers.damage_fault import CheckpointFault
     from torchaos.harness.fault_drivers.gpu.gpu_fault import OverlayFault
     from torchaos.harness.fault_drivers.network.link_faults import CutFault, ShapedFault
     from torchaos.harness.fault_drivers.network.node_processes import NodeDeath
@@ -60,8 +59,7 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.harness.fault_drivers.proxy import ProxyFault
     from torchaos.harness.fault_drivers.scheduler import PodDeath, SchedulerFault
     from torchaos.harness.fault_drivers.site import TargetGone
-    from torchaos.harness.fault_drivers.storage.disk_fill import FillFault
-    from torchaos.harness.fault_drivers.storage.mount_fault import StorageFault
+    from torchaos.harness.fault_drivers.storage_faults import FillFault, StorageFault
     from torchaos.harness.interfaces import (
         Assertion,
         ChaosError,
@@ -101,7 +99,7 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.harness.rollback.file_handles import File, Mount
     from torchaos.harness.rollback.handles import JobProcesses, Process
     from torchaos.harness.rollback.network_handles import LinkUp, Names, NftTable, Qdisc
-    from torchaos.harness.running.conditions.observed import last_answer
+    from torchaos.harness.running.conditions.commands import last_answer
     from torchaos.harness.running.launchers.torchrun_line import elastic_env
     from torchaos.harness.scenario.values import Regex
     from torchaos.plugin.faults import DeathFault, NcclNetFault, NcclTransferFault, WaitingFault

@@ -1,4 +1,10 @@
-"""Read-only access to checkpoint files, on the local file system or on any file system that fsspec opens."""
+"""Read-only access to checkpoint files, on the local file system or on any file system that fsspec opens.
+
+Memory for parts of files, at addresses to which the kernel copies fast.
+
+Linux copies a part of a file with `rep movsb`. On AMD processors since Zen 3, this takes five times as long if the
+memory begins 1 to 31 bytes further into its page than the part into a page of the file, as large allocations of Python
+do for a part that begins with a page (xuanwo.io/2023/04-rust-std-fs-slower-than-python)."""
 
 from __future__ import annotations
 
@@ -12,12 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torchaos.harness.interfaces import UsageError
-
-# Memory for parts of files, at addresses to which the kernel copies fast.
-#
-# Linux copies a part of a file with `rep movsb`. On AMD processors since Zen 3, this takes five times as long if the
-# memory begins 1 to 31 bytes further into its page than the part into a page of the file, as large allocations of
-# Python do for a part that begins with a page (xuanwo.io/2023/04-rust-std-fs-slower-than-python).
 
 ALIGNED = 16  # bytes; a multiple of the width of every number
 _APART = 256  # bytes between the two places, a multiple of ALIGNED and more than 31
@@ -36,8 +36,6 @@ class Buffer:
         begin = offset % mmap.PAGESIZE + _APART + -number % ALIGNED
         return self._memory[begin : begin + length]
 
-
-# Read-only access to checkpoint files, on the local file system or on any file system that fsspec opens.
 
 _AHEAD = 1 << 18  # bytes that a request to an object store fetches at least
 _BLOCKS, _OPEN = 64, 128

@@ -1,6 +1,9 @@
 """Checks digests of files that a checkpoint itself contains, for example the SHA-256 of each file. Two checkpoints with
 equal contents may have different digests: the bytes of a pickle also depend on which strings are the same object in
-memory, and a resume changes that. So a correct digest is replaced by a fixed text, and a wrong digest stays."""
+memory, and a resume changes that. So a correct digest is replaced by a fixed text, and a wrong digest stays.
+
+The inventory: a list of all checkpoints after a run, tensor by tensor, for assertions. No code from checkpoints is
+run."""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from torchaos.harness.interfaces import UsageError
 
 from . import formats, tensor_values
 from .files import Buffer, Files, Local
-from .formats.folders import problem_of
+from .formats.format import problem_of
 from .layout import Checkpoint, Problem, Trouble
 from .verify import Manifests, Verified, verify
 
@@ -63,10 +66,6 @@ def _digests(files: Files, path: str, size: int, algorithms: tuple[str, ...], go
         for state in states:
             state.update(part)
     return [state.hexdigest() for state in states]
-
-
-# The inventory: a list of all checkpoints after a run, tensor by tensor, for assertions. No code from checkpoints is
-# run.
 
 
 class _GivenUp(Exception):

@@ -1,5 +1,21 @@
 """The entries of nested containers under dotted names, and summaries of tensors: digests, which are equal for equal
-contents in any layout on disk, and sketches, which show by how much two tensors differ."""
+contents in any layout on disk, and sketches, which show by how much two tensors differ.
+
+A sketch of a tensor: a few numbers. From two sketches, the difference of the tensors can be estimated when the tensors
+are gone.
+
+The first number is the sum of the elements' bits, read as signed integers of their size, modulo 2^64. It equals the
+plain sum of the agent's check sum (agent/check_sums.py). For floating-point tensors, the norm and PROJECTIONS sums of
+all elements follow. In each sum, every element has its own sign. For random signs, the mean square of the differences
+of these sums is the square of the norm of the tensors' difference (Alon, Matias, Szegedy 1996: The space complexity of
+approximating the frequency moments).
+
+The sign of an element depends only on its place in row-major order. It is the product of a sign for its tile, a sign
+for its row in the tile, and a sign for its column. So a matrix product computes the sums at the speed of reading
+memory.
+
+The entries of nested containers under dotted names: tensors, and other values as text. Depth and number are limited,
+because a container from a pickle may contain itself, or the same list a million times."""
 
 from __future__ import annotations
 
@@ -19,19 +35,6 @@ from .files import Buffer, Files
 from .layout import Shard, TensorEntry, Unreadable, limit, torn
 from .pickle_globals import Array, Dtype, StorageRef, TensorRef
 from .pickles import Global, Opaque
-
-# A sketch of a tensor: a few numbers. From two sketches, the difference of the tensors can be estimated when the
-# tensors are gone.
-#
-# The first number is the sum of the elements' bits, read as signed integers of their size, modulo 2^64. It equals the
-# plain sum of the agent's check sum (agent/check_sums.py). For floating-point tensors, the norm and PROJECTIONS sums of
-# all elements follow. In each sum, every element has its own sign. For random signs, the mean square of the differences
-# of these sums is the square of the norm of the tensors' difference (Alon, Matias, Szegedy 1996: The space complexity
-# of approximating the frequency moments).
-#
-# The sign of an element depends only on its place in row-major order. It is the product of a sign for its tile, a sign
-# for its row in the tile, and a sign for its column. So a matrix product computes the sums at the speed of reading
-# memory.
 
 PROJECTIONS = 8
 _ROWS, _COLUMNS, _TILES = 64, 1024, 4096  # size of a tile in elements; number of tiles after which their signs repeat
@@ -144,9 +147,6 @@ def _float8(dtype: str) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-# Summaries of tensors: digests, which are equal for equal contents in any layout on disk, and sketches, which show by
-# how much two tensors differ.
-
 _BLOCK = 1 << 20  # bytes; a multiple of a Sketch's tile
 _AMPLE = 1 << 24  # bytes by which a tensor may exceed four times its bytes on disk (expanded tensors have few)
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
@@ -253,9 +253,6 @@ def _box(files: Files, shard: Shard, word: np.dtype) -> np.ndarray:
     steps = [step * word.itemsize for step in shard.strides]
     return np.lib.stride_tricks.as_strided(numbers, shard.sizes, steps, writeable=False)
 
-
-# The entries of nested containers under dotted names: tensors, and other values as text. Depth and number are limited,
-# because a container from a pickle may contain itself, or the same list a million times.
 
 _DEPTH, _ENTRIES, _LONG = 50, 3_000_000, 16
 _SHORT = 1000  # characters; paths stay readable, so that the run's own folder can be recognised in them

@@ -1,4 +1,13 @@
-"""The records of a zip file and their CRCs. torch.save files are zips, and so is each item of a DCP file."""
+"""The records of a zip file and their CRCs. torch.save files are zips, and so is each item of a DCP file.
+
+CRC-32, as in zip and gzip: joins the CRCs of two parts, and finds a single flipped bit.
+
+A CRC is linear over GF(2): one flipped bit changes it by a value that depends only on the bit's distance from the end.
+The polynomial is primitive, so these values differ for the first 2^32 - 1 distances. So the distance is the discrete
+logarithm of the difference of two CRCs, which is found by baby steps and giant steps. Two CRCs are joined as in zlib's
+crc32_combine by Mark Adler.
+
+Format: APPNOTE.TXT 6.3, section 4.3. torch stores records uncompressed, so that each is a plain sequence of bytes."""
 
 from __future__ import annotations
 
@@ -8,13 +17,6 @@ from dataclasses import dataclass
 
 from .files import Files, Window
 from .layout import Checksum, Extent, torn
-
-# CRC-32, as in zip and gzip: joins the CRCs of two parts, and finds a single flipped bit.
-#
-# A CRC is linear over GF(2): one flipped bit changes it by a value that depends only on the bit's distance from the
-# end. The polynomial is primitive, so these values differ for the first 2^32 - 1 distances. So the distance is the
-# discrete logarithm of the difference of two CRCs, which is found by baby steps and giant steps. Two CRCs are joined as
-# in zlib's crc32_combine by Mark Adler.
 
 try:
     from isal.isal_zlib import crc32 as crc32  # nine times as fast as zlib's
@@ -100,10 +102,6 @@ def _squares() -> tuple[Matrix, ...]:
 
 _SQUARES = _squares()
 
-
-# The records of a zip file and their CRCs. torch.save files are zips, and so is each item of a DCP file.
-#
-# Format: APPNOTE.TXT 6.3, section 4.3. torch stores records uncompressed, so that each is a plain sequence of bytes.
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _COMPRESSED = (8, 9, 12, 14, 93)  # deflate, deflate64, bzip2, lzma, zstd

@@ -38,17 +38,17 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
     },
     "Read results": {
         "report": Listed("results", "Write report.html, which opens offline, for run directories."),
-        "explain": Listed("explain", "Tell the story of a run in plain words."),
+        "explain": Listed("results", "Tell the story of a run in plain words."),
         "judge": Listed("inspection", "Judge run directories again, offline."),
         "events": Listed("inspection", "Print the journal of a run as lines of JSON."),
         "compare": Listed("results", "Compare two runs, game days or commits: is B worse than A?"),
         "history": Listed("results", "Show the results of past runs and game days over time."),
         "gate": Listed("gate", "Decide on a release: judge runs by a gate's bounds and waivers."),
-        "repro": Listed("repro", "Write a script that shows a finding without torchaos."),
+        "repro": Listed("results", "Write a script that shows a finding without torchaos."),
     },
     "Look at jobs and checkpoints": {
-        "diagnose": Listed("diagnose", "Name the ranks that hold up a job that hangs, with the evidence."),
-        "verify": Listed("verify", "Check a checkpoint for damage."),
+        "diagnose": Listed("evidence", "Name the ranks that hold up a job that hangs, with the evidence."),
+        "verify": Listed("evidence", "Check a checkpoint for damage."),
     },
     "This machine": {
         "doctor": Listed("inspection", "Show what this machine can do, what is missing, and how to get it."),

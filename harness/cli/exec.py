@@ -16,7 +16,7 @@ from torchaos.harness.agent.sample_budget import of_each
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.launchers.node_run_dir import PATIENCE_S, await_place, is_made
+from torchaos.harness.running.launchers.node_channel import PATIENCE_S, await_place, is_made
 from torchaos.harness.running.nodes.node_exec import NodeExec, node_index, node_of
 
 

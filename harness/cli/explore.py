@@ -36,16 +36,16 @@ from torchaos.harness.crash_explorer.exploration import Exploration, Limits
 from torchaos.harness.crash_explorer.exploration_summary import Explored, result_of
 from torchaos.harness.crash_explorer.recorded_run import check
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome
+from torchaos.harness.crash_explorer.s3_store import in_folder
 from torchaos.harness.crash_explorer.second_fault import FOLDER, RecordedResume, faults_of
 from torchaos.harness.crash_explorer.selection import MODELS, models_of
-from torchaos.harness.crash_explorer.store.s3_store import in_folder
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import ExitCode, Result
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask_words
 from torchaos.harness.registry import ready
-from torchaos.harness.release.repeats.asked_repeats import ask_of
+from torchaos.harness.release.repeats import ask_of
 from torchaos.harness.reporting.files import json_file as files
 from torchaos.harness.reporting.files.junit import placeholder_result
 from torchaos.harness.reporting.html import exploration_page as page

@@ -23,9 +23,9 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.secrecy import mask_words
 from torchaos.harness.registry import suggest
-from torchaos.harness.release.gate.gate_file import Gate, load
-from torchaos.harness.release.gate.gate_runs import Terms, found_in
-from torchaos.harness.release.gate.gate_verdict import Judged, judge_gate
+from torchaos.harness.release.gate_file import Gate, load
+from torchaos.harness.release.gate_runs import Terms, found_in
+from torchaos.harness.release.gate_verdict import Judged, judge_gate
 from torchaos.harness.reporting.terminal import many_runs as report
 
 

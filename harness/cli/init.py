@@ -26,7 +26,7 @@ from torchaos.harness.rollback.recovery import before_a_run
 from torchaos.harness.running.housekeeping import at_work
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.scaffold.job_draft import AFTER_A_LOOK, EXAMPLE, Draft, draft_of, scenario_text
-from torchaos.harness.running.scaffold.observed_run import Look, chosen_in, seen_in
+from torchaos.harness.running.scaffold.observed_run import HealthyRun, chosen_in, seen_in
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.values import NAME
 
@@ -94,7 +94,7 @@ def _tell(label: str, lines: Sequence[str]) -> None:
 def _look(output: Path, draft: Draft, text: str, quiet: bool) -> ExitCode:
     """Runs the job once without faults, prints what was seen, and puts the values that were seen into the scenario."""
     plan = make_plan(load(output), output, 0)
-    look = Look(plan, partial(Live, console=Console(stderr=True, quiet=quiet)))
+    look = HealthyRun(plan, partial(Live, console=Console(stderr=True, quiet=quiet)))
     runs = f"runs the job once without faults, for at most {_TIMEOUT_S / 60:.0f} min; with --no-look it doesn't"
     _tell("look", ["at a run without faults, which is kept from before" if look.is_made else runs])
     with signals() as interrupted, at_work([plan.scenario]), TemporaryDirectory(prefix="torchaos-") as scratch:

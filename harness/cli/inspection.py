@@ -23,7 +23,7 @@ from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.result import ExitCode, Result, worst
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import ready
-from torchaos.harness.release.gate.gate_file import Gate
+from torchaos.harness.release.gate_file import Gate
 from torchaos.harness.reporting.terminal import console as show
 from torchaos.harness.running import capabilities
 from torchaos.harness.scenario.grammar import Scenario

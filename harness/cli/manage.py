@@ -16,12 +16,12 @@ from torchaos.harness.cli.options import AS_JSON, PATH, RunFolder, cli
 from torchaos.harness.cli.run_output import RUNS, is_told
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import ExitCode
-from torchaos.harness.rollback import open_runs
+from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.recovery import Recovered, await_reapers, find, in_words, recover
 from torchaos.harness.running import housekeeping
 from torchaos.harness.running.housekeeping import RunView, overview
 from torchaos.harness.running.housekeeping import halt as halt_runs
-from torchaos.harness.running.nodes import node_leftovers
+from torchaos.harness.running.nodes import agent_life
 from torchaos.harness.scenario.values import parse_size, size_in_words
 
 _REAPERS_S = 120.0
@@ -85,7 +85,7 @@ def recover_(folders: Sequence[Path], forget: bool, job: str | None, any_host: b
     if forget and code is not ExitCode.PASSED:
         dropped = [one for one in done if not one.clean and not one.spared and one.run_id != "?"]
         for one in dropped:
-            open_runs.remove(one.run_id)
+            undo_log.remove(one.run_id)
             click.echo(f"{one.run_dir}: forgotten")
         code = ExitCode.PASSED if all(one.clean or one in dropped for one in done) else code
     if not done:
@@ -157,7 +157,7 @@ def tell(done: Iterable[Recovered]) -> None:
 
 
 def _of_job(job: str) -> ExitCode:
-    wrong = {folder: node_leftovers.recover(folder) for folder in node_leftovers.of_job(job)}
+    wrong = {folder: agent_life.recover(folder) for folder in agent_life.of_job(job)}
     for folder, why in wrong.items():
         click.echo(f"{folder}: {why or 'undone'}")
     return ExitCode.ROLLBACK if any(wrong.values()) else ExitCode.PASSED

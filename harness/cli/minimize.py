@@ -21,18 +21,15 @@ from torchaos.harness.cli.options import JOB, PATH, QUIET, RUN_DIR, SEED, SET, S
 from torchaos.harness.cli.run import plans_of
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
-from torchaos.harness.minimize.package_bisect import Bisect, Range
-from torchaos.harness.minimize.package_runs import Packages, Tries
+from torchaos.harness.minimize.package_bisect import Bisect, Packages, Range, Tries
 from torchaos.harness.minimize.scenario_shrink import Shrink
 from torchaos.harness.record.environment import installed, job_python
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.release.repeats.asked_repeats import ask_of
+from torchaos.harness.release.repeats import ask_of
 from torchaos.harness.running.twin_runs.twin_key import key_of
 from torchaos.harness.scenario.job_override import other_job
 from torchaos.harness.scenario.yaml_source import dumped
-
-# `torchaos bisect`: the release of a package that broke a recovery.
 
 _HERE = ("local", "netns")  # launchers whose ranks see the folders of this machine, and its Python
 
@@ -97,9 +94,6 @@ def bisect(
         click.echo(f"no change was found among these releases; {more}")
     click.echo(f"{len(search.tried)} sets of releases were tried, and {tries.runs} of them run by this call")
     sys.exit(code)
-
-
-# `torchaos shrink`: the smallest scenario that still fails.
 
 
 @cli.command()

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from torchaos.harness.cli.options import PATH, cli
-from torchaos.harness.running.nodes.agent_socket import WAIT_S, join
-from torchaos.harness.running.nodes.node_folder import place_of, remove_place, socket_of
+from torchaos.harness.running.nodes.agent_socket import WAIT_S, join, place_of, remove_place, socket_of
 
 NO_AGENT = 6  # exit code: nobody listens
 LEFT = 4  # exit code: something is left
@@ -33,12 +32,12 @@ def node(
     if joined:
         sys.exit(0 if join(socket_of(joined), wait_s) else NO_AGENT)
     if received:
-        from torchaos.harness.running.launchers.node_run_dir import receive
+        from torchaos.harness.running.launchers.node_channel import receive
 
         click.echo("shared" if receive(received, sys.stdin.buffer) else "made")
         return
     if attached:
-        from torchaos.harness.running.nodes.node_attach import attach
+        from torchaos.harness.running.nodes.node_exec import attach
 
         attach(attached, sys.stdin.buffer)
         return
@@ -55,7 +54,7 @@ def recover(mark: str) -> int:
     folder = place_of(mark).root
     if not folder.exists():
         return 0
-    from torchaos.harness.rollback import open_runs, recovery
+    from torchaos.harness.rollback import recovery, undo_log
     from torchaos.harness.rollback.undo_log import is_begun
 
     recovery.await_ends(lambda: recovery.find([folder])[0], WAIT_S)  # an agent that lost its controller ends by itself
@@ -66,6 +65,6 @@ def recover(mark: str) -> int:
         click.echo("; ".join(wrong))
         return LEFT
     with suppress(OSError):
-        open_runs.remove(mark)  # it is still there if they died when everything was undone
+        undo_log.remove(mark)  # it is still there if they died when everything was undone
     remove_place(mark)
     return 0

@@ -1,7 +1,9 @@
-"""The commands about the results of runs: report, history, compare."""
+"""The commands about the results of runs: report, history, compare, explain, and repro."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,19 +13,21 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from torchaos.harness.analysis.verdict.verdict import judge, records_of
-from torchaos.harness.cli.options import AS_JSON, OTEL, PATH, RUN_DIRS, SUMMARY, Ranks, RunFolder, cli
-from torchaos.harness.cli.run_output import RUNS, is_told
+from torchaos.harness.analysis.verdict.verdict import judge, records_of, verdict_of
+from torchaos.harness.cli.options import AS_JSON, OTEL, PATH, RUN_DIR, RUN_DIRS, SUMMARY, VERBOSE, Ranks, RunFolder, cli
+from torchaos.harness.cli.run_output import RUNS, Command, is_told
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir, commit_in
 from torchaos.harness.reporting import html
+from torchaos.harness.reporting.explain.story import story_of, tell
 from torchaos.harness.reporting.files import prometheus as metrics
 from torchaos.harness.reporting.files import short_report, traces
 from torchaos.harness.reporting.files import short_report as markdown
 from torchaos.harness.reporting.html import index
+from torchaos.harness.reporting.repro.case import case_of, script_of
 from torchaos.harness.reporting.terminal import headline, many_runs
 from torchaos.harness.reporting.trends import gameday_history, trend_store
 from torchaos.harness.reporting.trends.compare import TOLERANCE, Change, compare, overall
@@ -201,3 +205,64 @@ def _side(text: str, kept: Path, out: Path) -> tuple[list[Kept], list[Night]]:
 def _last(runs: Sequence[Kept], most: int) -> list[Kept]:
     names = dict.fromkeys(kept.result.scenario for kept in runs)
     return [one for name in names for one in [kept for kept in runs if kept.result.scenario == name][-most:]]
+
+
+@cli.command()
+@RUN_DIRS
+@AS_JSON
+@VERBOSE
+def explain(folders: Sequence[Path], json_file: Path | None, verbose: bool) -> None:
+    """Tell the story of a run in plain words. It has the plan, the events with times, the evidence, and the reason
+    of the verdict. Only the run directory is read. Exit code 0, whatever the verdict. The JSON of several runs is a
+    list."""
+    runs = [RunDir(folder.absolute()).check() for folder in folders]
+    if json_file:
+        told = [asdict(story_of(run, whole=True)) for run in runs]
+        if is_told(json_file, told if len(told) > 1 else told[0]):
+            return
+    for run in runs:
+        tell(story_of(run, whole=verbose), Console())
+
+
+class _Repro(Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [re.sub("^--out(?=$|=)", "--output", word) for word in args])  # its earlier name
+
+
+@cli.command(cls=_Repro)
+@RUN_DIR
+@click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="FILE",
+    help="The script's file; by default RUN_DIR's name with -repro.py.",
+)
+@click.option(
+    "--promise", default="", metavar="TEXT", help="A quotation from the trainer's documentation, with its source."
+)
+def repro(folder: Path, output: Path | None, promise: str) -> None:
+    """Write a script that shows a finding without torchaos.
+
+    The script runs the job once as a control and three times with the kill. It exits with 0 if the finding shows each
+    time. If only torchaos can show the finding, the command says so, with exit code 3."""
+    run_dir = RunDir(folder.absolute()).check()
+    run = Record.load(run_dir)
+    twins = [Record.load(RunDir(path)) for path in sorted(run_dir.twins.iterdir())] if run_dir.twins.is_dir() else []
+    result = verdict_of(run, twins, str(run_dir.root))
+    try:
+        text = script_of(case_of(run, twins, result, promise))
+    except UsageError as error:
+        raise UsageError(f"{folder}: {error}") from error
+    path = output or Path(f"{run_dir.root.name}-repro.py")
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755), "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{path}: the script can't be written: {error.strerror}; choose another with -o") from error
+    what = (
+        "the run passed, so the script should not reproduce anything"
+        if result.verdict is Verdict.PASSED
+        else result.reason
+    )
+    click.echo(f"{path}: {what}")

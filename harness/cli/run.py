@@ -52,9 +52,7 @@ from torchaos.harness.record.result import ExitCode, Result, Verdict, worst
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask, mask_words
 from torchaos.harness.registry import ready
-from torchaos.harness.release.repeats.asked_repeats import Ask, ask_of
-from torchaos.harness.release.repeats.repeats_verdict import Repeats
-from torchaos.harness.release.repeats.series import Series
+from torchaos.harness.release.repeats import Ask, Repeats, Repetitions, ask_of
 from torchaos.harness.reporting.files import json_file as jsonfile
 from torchaos.harness.reporting.files import junit
 from torchaos.harness.reporting.files.junit import placeholder_result
@@ -66,7 +64,7 @@ from torchaos.harness.rollback.recovery import LeftBehind, before_a_run
 from torchaos.harness.running.housekeeping import at_work
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.planner.job_plan import check_script
-from torchaos.harness.running.planner.warnings import warnings_of
+from torchaos.harness.running.planner.preflight import warnings_of
 from torchaos.harness.running.twin_runs.scenario_run import ScenarioRun, error_result
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Repeat
@@ -131,7 +129,7 @@ def run(
     asked = partial(ask_of, times=repeat, at_least=at_least, rate=rate, confidence=confidence)
     runs = _apart([one for file in files for one in plans_of(file, overrides, seed, asked, attach, out, consent, job)])
     pending = [placeholder_result(run.plan, run.folder.root) for run in runs]
-    series = Series([(run.source, run.plan, run.ask, run.folder.root) for run in runs])
+    series = Repetitions([(run.source, run.plan, run.ask, run.folder.root) for run in runs])
     # until a scenario is judged, its result is an error, so that a gate stays closed
     write_reports(pending, junit_file, json_file, series.judged([]))
     with suppress(*GONE):

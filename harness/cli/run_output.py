@@ -1,5 +1,11 @@
-"""Where the results of a command go: the option --json, and the folders into which the runs of a working directory went
-by `--out`."""
+"""Where the results of a command go.
+
+The options --json and --quiet mean the same in all commands (docs/reference.md has the rule). `--json` prints one JSON
+document, which is all of the standard output. `--json FILE.json` writes it to a file, beside the text. The next word
+is a file only if it ends in `.json`; `--json=FILE` takes any name.
+
+The folders into which the runs of a working directory went by `--out` are remembered, so that `latest` finds them. The
+file STATE/outs/DIGEST of a working directory has a folder in each line."""
 
 from __future__ import annotations
 
@@ -18,12 +24,7 @@ import click
 
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.rollback import open_runs
-
-# The options --json and --quiet, which mean the same in all commands (docs/reference.md has the rule).
-#
-# `--json` prints one JSON document, which is all of the standard output. `--json FILE.json` writes it to a file, beside
-# the text. The next word is a file only if it ends in `.json`; `--json=FILE` takes any name.
+from torchaos.harness.rollback import undo_log
 
 _PRINTED = Path("-")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -109,9 +110,6 @@ def _file_for(path: Path | None) -> Iterator[Path | None]:
                 click.echo(file.read_text(), nl=False)
 
 
-# Remembers into which folders the runs of a working directory went by `--out`, so that `latest` finds them. The file
-# STATE/outs/DIGEST of a working directory has a folder in each line.
-
 RUNS = Path("torchaos-runs")  # where run directories go, unless --out names another folder
 _MOST = 20  # folders of a working directory
 
@@ -137,4 +135,4 @@ def outs_of(cwd: Path) -> list[Path]:
 
 def _file(cwd: Path) -> Path:
     digest = hashlib.blake2b(os.fsencode(cwd), digest_size=12).hexdigest()
-    return open_runs.private(open_runs.state_home() / "outs") / digest
+    return undo_log.private(undo_log.state_home() / "outs") / digest

@@ -13,7 +13,7 @@ from torchaos.harness.cli.options import AS_JSON, FILES, JOB, SET, WithCommand, 
 from torchaos.harness.cli.run_output import is_told
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import ExitCode
-from torchaos.harness.running.planner.written import check_script, check_targets
+from torchaos.harness.running.planner.preflight import check_script, check_targets
 from torchaos.harness.scenario.checks import check
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job_override import other_job
@@ -54,7 +54,7 @@ def _mistakes_in(file: Path, overrides: Sequence[str], job: Source | None) -> st
 
             load_day(file, overrides, lambda day, tell: check_script(day.job, file, tell))
         elif kind == "gate":
-            from torchaos.harness.release.gate.gate_file import load as load_gate
+            from torchaos.harness.release.gate_file import load as load_gate
 
             load_gate(file)
         else:

@@ -23,20 +23,29 @@ from itertools import pairwise
 from pathlib import Path
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.crash_explorer.confirmation import SHOWN, each_kind_first, failure, is_suspected, may_pay, shown
+from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.exploration_summary import NAME as SCRIPT
 from torchaos.harness.crash_explorer.exploration_summary import STATE, Explored, files_of, script_of
-from torchaos.harness.crash_explorer.launcher_resume import Cold
+from torchaos.harness.crash_explorer.launcher_resume import LauncherResume
 from torchaos.harness.crash_explorer.operations import Recording
 from torchaos.harness.crash_explorer.recorded_run import Recorded
-from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, failed_at_once
-from torchaos.harness.crash_explorer.resume_runs import Trials, checkpoints_in
-from torchaos.harness.crash_explorer.reuse import LIKE, Spared
+from torchaos.harness.crash_explorer.resume_outcomes import (
+    SHOWN,
+    Class,
+    Outcome,
+    each_kind_first,
+    failed_at_once,
+    failure,
+    is_suspected,
+    may_pay,
+    shown,
+)
+from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
+from torchaos.harness.crash_explorer.reuse import LIKE, ReusedResumes
+from torchaos.harness.crash_explorer.s3_store import Served
 from torchaos.harness.crash_explorer.second_fault import with_damage
 from torchaos.harness.crash_explorer.selection import chosen, nodes_of
-from torchaos.harness.crash_explorer.states.state import State
-from torchaos.harness.crash_explorer.store.s3_store import Served
-from torchaos.harness.crash_explorer.warm.warm_resumes import Warm
+from torchaos.harness.crash_explorer.warm_resumes import WarmResumes
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import Plan, PlannedFault, counted
@@ -73,8 +82,8 @@ class Exploration:
         self.plan, self.home, self.limits = plan, home, limits
         self._reproduce, self._tell, self._told = reproduce, tell, told
         self._recorded = recorded or Recorded(plan, home, tell)
-        self._cold: Cold | None = None
-        self._warm: Warm | None = None
+        self._cold: LauncherResume | None = None
+        self._warm: WarmResumes | None = None
         self._stopped = ""
         self._notes: list[str] = []
         self._began_s = time.monotonic()
@@ -109,7 +118,7 @@ class Exploration:
     def _explore(self, plan: Plan, recording: Recording) -> Explored:
         """`plan`: that of each resume."""
         twins = [Record.load(twin) for twin in self._recorded.twins]
-        trials = Trials(plan, self._recorded.now, self._recorded.run, twins, recording)
+        trials = ResumeRuns(plan, self._recorded.now, self._recorded.run, twins, recording)
         if why := trials.doubt():
             raise UsageError(f"{self.plan.scenario}: no resume can be judged, as a run without any death is not: {why}")
         limits = self.limits
@@ -117,12 +126,12 @@ class Exploration:
         if limits.damage:
             choice = with_damage(choice, limits.damage, checkpoints_in(plan, self._recorded.now))
         self._tell(choice.in_words)
-        self._cold = Cold(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
-        self._spared = Spared(trials, self.home, choice.states)
+        self._cold = LauncherResume(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
+        self._spared = ReusedResumes(trials, self.home, choice.states)
         done = read_outcomes(self.home)
         right = (one for one in choice.states if (it := done.get(_key(one))) and it.kind is Class.RIGHT)
         if limits.warm:
-            self._warm = Warm(trials, self._cold, limits.beyond, self.home, next(right, None))
+            self._warm = WarmResumes(trials, self._cold, limits.beyond, self.home, next(right, None))
         try:
             unfinished = self._try_all(trials, choice.states, done)
         finally:
@@ -139,7 +148,7 @@ class Exploration:
             {name: str(about.get(name, "")) for name in ("torchaos", "torch", "python")},
         )  # fmt: skip
 
-    def _try_all(self, trials: Trials, states: Sequence[State], done: dict[tuple[str, str], Outcome]) -> str:
+    def _try_all(self, trials: ResumeRuns, states: Sequence[State], done: dict[tuple[str, str], Outcome]) -> str:
         """Why not all states were tried, or not all failures confirmed; empty if all were. A failure of forked ranks is
         confirmed if a cold start fails too. Cold starts take much longer, so they come last, but for the first failure
         of each class, and for failures that may stand for many states; the very last are those of failures that a cold
@@ -202,7 +211,7 @@ class Exploration:
             self._told(outcome, number, of)
 
     def _by_launcher(
-        self, trials: Trials, state: State, suspected: Outcome | None, before: Iterable[Outcome]
+        self, trials: ResumeRuns, state: State, suspected: Outcome | None, before: Iterable[Outcome]
     ) -> Outcome:  # fmt: skip
         """The outcome of a cold start. `suspected`: the outcome of forked ranks, which had failed. If the launcher has
         shown the same failure before, new interpreters are enough, as long as they show it too."""
@@ -247,7 +256,7 @@ class Exploration:
             self._spared.learn(state, self._warm.looks, found, self._warm.record)
         return found
 
-    def _kept(self, trials: Trials, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:
+    def _kept(self, trials: ResumeRuns, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:
         """Keeps the run directory of a failed resume, if few of its class are kept already. Returns the outcome with
         the path."""
         if (

@@ -1,5 +1,6 @@
 """All outcomes of an exploration: their classes, the share of the run in which a death would be fatal, and for each
-failure what the death left and a script that shows it."""
+failure what the death left of each file (whole, cut short, missing, or older than the death) and a script that shows
+it."""
 
 from __future__ import annotations
 
@@ -10,19 +11,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from torchaos.harness.crash_explorer.confirmation import is_suspected
+from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.folder_contents import Content
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
-from torchaos.harness.crash_explorer.resume_outcomes import FATAL, Class, Outcome
+from torchaos.harness.crash_explorer.resume_outcomes import FATAL, Class, Outcome, is_suspected
+from torchaos.harness.crash_explorer.s3_store import store_in_shell
 from torchaos.harness.crash_explorer.selection import Choice
-from torchaos.harness.crash_explorer.states.state import State
-from torchaos.harness.crash_explorer.store.s3_store import store_in_shell
 from torchaos.harness.record.plan import Plan, PlannedJob, counted
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask_env, mask_words
-
-# Describes what a death left of each file: whole, cut short, missing, or older than the death.
 
 _NEAR = 40  # operations before and after the death, whose files are named
 
@@ -100,8 +98,6 @@ def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-# A shell script that starts the job on the files that a death left, without torchaos.
-
 NAME, STATE = "reproduce.sh", "state"
 
 
@@ -133,10 +129,6 @@ def script_of(job: PlannedJob, now: RunDir, checkpoints: Path, outcome: Outcome)
         f"{'' if stored else 'exec '}{' '.join(map(filled, mask_words(job.command)))}",
     ]
     return "\n".join(lines) + "\n"
-
-
-# All outcomes of an exploration: their classes, the share of the run in which a death would be fatal, and the result.
-# Pure.
 
 
 @dataclass(frozen=True)

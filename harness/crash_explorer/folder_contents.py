@@ -1,4 +1,7 @@
-"""The contents of a folder as data. Files consist of pieces of bytes, and equal pieces are stored once."""
+"""The contents of a folder as data. Each file consists of pieces of bytes; equal pieces are stored once, and many trees
+share them.
+
+`pack` has the pieces one after the other, and `index` has a line for each piece with its digest, place and size."""
 
 from __future__ import annotations
 
@@ -11,8 +14,6 @@ from functools import cached_property
 from pathlib import Path
 
 import xxhash
-
-# The contents of a folder as data. Each file consists of pieces of blobs, so that many trees share their bytes.
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,6 @@ class Tree:
         """The number of bytes that were written, without the zeros of holes."""
         return sum(extent.size for content in self.files.values() for extent in content.extents)
 
-
-# Stores the bytes of files; equal pieces are stored once. It is a folder: `pack` has the pieces one after the other,
-# and `index` has a line for each piece with its digest, place and size.
 
 LARGE = 64 << 20  # bytes; larger files are hard links, if that is safe
 _STEP = 1 << 20  # bytes

@@ -28,7 +28,7 @@ _LOOK_S = 0.05
 _ON = b"on\n"
 
 
-class Cover:
+class FuseMount:
     """Covers `folder`, which is made if it does not exist, in a `with` block. `home`: the folder for files of the
     server and of the undo."""
 
@@ -47,7 +47,7 @@ class Cover:
         self.left: list[str] = []  # after the `with` block: a sentence for each change that could not be undone
         self.failed = ""  # after the `with` block: why the notes are not complete
 
-    def __enter__(self) -> Cover:
+    def __enter__(self) -> FuseMount:
         """Mounts the file system. Raises ChaosError if that is not possible; then nothing is left mounted."""
         fuse = capabilities.check("fuse")
         if not fuse.present:

@@ -1,5 +1,5 @@
-"""A cold resume: the job's own launcher starts the job on the files that a death left; and when a resume has shown
-enough."""
+"""A cold resume: the job's own launcher starts the job on the files that a death left. Also decides, from the events of
+the live run, when a resume has shown enough, and when it hangs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.crash_explorer.read_trace import Looked, Lookout, Looks
+from torchaos.harness.crash_explorer.crash_state import State
+from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers, Traced
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome
-from torchaos.harness.crash_explorer.resume_runs import Trials, checkpoints_in
-from torchaos.harness.crash_explorer.states.state import State
+from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.history import base_of
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.running.engine.stages import Run, Stoppable
-
-# Decides when a resume has shown enough, and when it hangs. Both classes look at the events of a live run. Each call
-# gets the events of the call before, and perhaps more.
 
 _LIFE = frozenset({  # events that show that a rank is alive, or is started again
     Kind.STEP, Kind.LOSS, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.LOAD_BEGIN, Kind.LOAD_END, Kind.AGENT_STARTED,
@@ -29,7 +26,7 @@ _LIFE = frozenset({  # events that show that a rank is alive, or is started agai
 })  # fmt: skip
 
 
-class Goal:
+class StopRule:
     """Reached when every rank has trained some steps beyond the death, in the newest attempt."""
 
     def __init__(self, died_at: int, beyond: int, ranks: int) -> None:
@@ -78,36 +75,34 @@ class Patience:
         return now_s - self._since_s > self.limit_s
 
 
-# A cold resume: the job's own launcher starts the job on the files that a death left, as after a real death.
-
 _LOOK_S = 0.05
 
 
-class Cold(Stoppable):
+class LauncherResume(Stoppable):
     """Cold resumes, one after the other. `stop` may be called from a signal handler."""
 
-    def __init__(self, trials: Trials, beyond: int, patience_s: float, reproduce: Sequence[str]) -> None:
+    def __init__(self, trials: ResumeRuns, beyond: int, patience_s: float, reproduce: Sequence[str]) -> None:
         super().__init__()
         self._trials, self._beyond, self.patience_s = trials, beyond, patience_s
         self._reproduce = list(reproduce)
-        self.looks: Looks | None = None  # of the last resume; None: not known
+        self.looks: ReadSet | None = None  # of the last resume; None: not known
         self.on_event: Callable[[Event], None] = lambda event: None
 
-    def __call__(self, state: State, again: bool = True, lookout: Lookout | None = None) -> tuple[Outcome, Record]:
+    def __call__(self, state: State, again: bool = True, lookout: ReadTracers | None = None) -> tuple[Outcome, Record]:
         """Resumes from the state and judges it. `again`: if the first start fails, the job is started once more.
         `lookout`: notes what the job asks of the checkpoint folder. Raises ChaosError if the job can't be started or
         judged."""
         began_s = time.monotonic()
         folder = self._trials.stage(state)
         plan = self._trials.plan
-        watch = _Watch(Goal(self._trials.died_at(state), self._beyond, plan.job.world_size), self.patience_s)
+        watch = _Watch(StopRule(self._trials.died_at(state), self._beyond, plan.job.world_size), self.patience_s)
         watch.listen = self.on_event
         once = replace(plan, job=replace(plan.job, resubmit_times=0))
         run = Run(plan if again else once, folder, self._reproduce, watch)
         run.grace_s = 0.0  # killed at once: a job that is asked to end may save, which its twin did not
         watch.run = run
         self.looks = None
-        looked = Looked(checkpoints_in(plan, folder), lookout)
+        looked = Traced(checkpoints_in(plan, folder), lookout)
         with looked:
             self._carry_out(run)
         self.left += looked.left
@@ -123,7 +118,7 @@ class _Watch:
 
     run: Run
 
-    def __init__(self, goal: Goal, patience_s: float) -> None:
+    def __init__(self, goal: StopRule, patience_s: float) -> None:
         self._goal, self._patience_s = goal, patience_s
         self.hung = False
         self.listen: Callable[[Event], None] = lambda event: None

@@ -15,8 +15,8 @@ from types import TracebackType
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.crash_explorer.folder_contents import Tree
-from torchaos.harness.crash_explorer.fuse_mount import Cover
-from torchaos.harness.crash_explorer.read_queries import Ask
+from torchaos.harness.crash_explorer.fuse_mount import FuseMount
+from torchaos.harness.crash_explorer.recording_log import Query
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.reaper_client import Reaper, UndoError
 
@@ -24,10 +24,10 @@ _DIGITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
-class Looks:
+class ReadSet:
     """The questions that were asked, as pairs of a question and a path."""
 
-    asked: frozenset[tuple[Ask, str]]
+    asked: frozenset[tuple[Query, str]]
 
     def same(self, one: Tree, other: Tree) -> bool:
         """Whether both trees answer all these questions alike."""
@@ -37,45 +37,45 @@ class Looks:
         return sorted([ask.value, path] for ask, path in self.asked)
 
     @classmethod
-    def from_json(cls, raw: Iterable[tuple[str, str]]) -> Looks:
-        return cls(frozenset((Ask(ask), path) for ask, path in raw))
+    def from_json(cls, raw: Iterable[tuple[str, str]]) -> ReadSet:
+        return cls(frozenset((Query(ask), path) for ask, path in raw))
 
 
-def _answer(tree: Tree, ask: Ask, path: str) -> object:
+def _answer(tree: Tree, ask: Query, path: str) -> object:
     content = tree.files.get(path)
-    if ask is Ask.BYTES:
+    if ask is Query.BYTES:
         return content.digest if content else None
-    if ask is Ask.NAMES:
+    if ask is Query.NAMES:
         names = tree.names.get(path)
         return None if names is None else {name: _kind(tree, f"{path}/{name}".lstrip("/")) for name in names}
-    if ask is Ask.CLEARED:
+    if ask is Query.CLEARED:
         below, start = tree.below(path), len(path) + bool(path)
         paths = (*below.files, *below.folders, *below.links)
         return path in tree.names and {(_DIGITS.sub("#", each[start:]), _kind(tree, each)) for each in paths}
-    if ask is Ask.ALL:
+    if ask is Query.ALL:
         return tree.below(path).digest
-    return ("file", content.size) if content and ask is Ask.IS else _kind(tree, path)
+    return ("file", content.size) if content and ask is Query.IS else _kind(tree, path)
 
 
 def _kind(tree: Tree, path: str) -> object:
     return "file" if path in tree.files else tree.links.get(path, path in tree.names)
 
 
-class Looker(Cover):
+class ReadTracer(FuseMount):
     """Notes what is asked of the folder in a `with` block. `home` must be fresh."""
 
     server = f"{__package__}.read_trace_fs"
     notes = ("looks",)
 
-    def until(self, end_s: float) -> Looks | None:
+    def until(self, end_s: float) -> ReadSet | None:
         """The questions before `end_s` (CLOCK_MONOTONIC), after the `with` block. None if not all are known, or if none
         was about the contents: then the failure does not come from the folder."""
         lines = (self.home / "looks").read_text().splitlines() if not self.failed else ()
-        found = Looks.from_json((ask, path) for at_s, ask, path in map(json.loads, lines) if at_s < end_s)
-        return found if found.asked - {(Ask.IS, "")} else None
+        found = ReadSet.from_json((ask, path) for at_s, ask, path in map(json.loads, lines) if at_s < end_s)
+        return found if found.asked - {(Query.IS, "")} else None
 
 
-class Lookout:
+class ReadTracers:
     """Gives a Looker to each of many resumes, one after the other. To save time, they share a reaper, and the server of
     the next resume is started while the present one, which has ended, is judged."""
 
@@ -83,10 +83,10 @@ class Lookout:
         """`home`: a folder for files of the servers; it is removed in the end, unless a mount is left."""
         self._home, self._count = home, 0
         self._reaper: Reaper | None = None
-        self._next: Looker | None = None
+        self._next: ReadTracer | None = None
         shutil.rmtree(home, ignore_errors=True)
 
-    def looker(self, folder: Path) -> Looker:
+    def looker(self, folder: Path) -> ReadTracer:
         """For a resume with this checkpoint folder."""
         found, self._next = self._next, None
         if not (found and found.is_ready):
@@ -105,9 +105,9 @@ class Lookout:
         if self._reaper and all(healed.verified for healed in self._reaper.close()):
             shutil.rmtree(self._home, ignore_errors=True)
 
-    def _new(self, folder: Path) -> Looker:
+    def _new(self, folder: Path) -> ReadTracer:
         self._count += 1
-        return Looker(folder, self._home / str(self._count))
+        return ReadTracer(folder, self._home / str(self._count))
 
     def _living(self) -> Reaper:
         if self._reaper:
@@ -122,10 +122,10 @@ class Lookout:
         return self._reaper
 
 
-class Looked:
+class Traced:
     """A `with` block around a resume. Its questions are noted only if there is a lookout."""
 
-    def __init__(self, folder: Path, lookout: Lookout | None) -> None:
+    def __init__(self, folder: Path, lookout: ReadTracers | None) -> None:
         self._folder, self._lookout = folder, lookout
         self._looker = lookout.looker(folder) if lookout else None
 
@@ -147,7 +147,7 @@ class Looked:
     def failed(self) -> str:
         return self._looker.failed if self._looker else ""
 
-    def before_inventory(self, record: Record) -> Looks | None:
+    def before_inventory(self, record: Record) -> ReadSet | None:
         """The questions of the job, without those of the harness, which reads the checkpoints after the job's end."""
         if self._looker is None:
             return None

@@ -24,31 +24,30 @@ from typing import Any
 
 import mfusepy
 
-from torchaos.harness.crash_explorer.read_queries import Ask, Clearing, Note
-from torchaos.harness.crash_explorer.recording_log import is_given
-from torchaos.harness.fault_drivers.storage.fs_rules import Rules
-from torchaos.harness.fault_drivers.storage.storage_fs import Served, Spoiler, serve
+from torchaos.harness.crash_explorer.recording_log import Note, Query, TreeRemoval, is_given
+from torchaos.harness.fault_drivers.fs_rules import Rules
+from torchaos.harness.fault_drivers.storage_fs import Served, Spoiler, serve
 from torchaos.harness.rollback.file_handles import Mount
 
 
-class Looking(Served):
+class ReadTraceFs(Served):
     """Serves the folder and notes the questions."""
 
     def __init__(self, folder: str, spoil: Spoiler, mount: Mount, home: Path) -> None:
         super().__init__(folder, spoil, mount)
         self._lines = os.open(home / "looks", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._lock = threading.RLock()
-        self._asked: set[tuple[Ask, str]] = set()
+        self._asked: set[tuple[Query, str]] = set()
         self._made: set[str] = set()  # paths that the resume has made anew, or removed
         self._folders: set[str] = set()  # the same for folders, with all that is below them
         self._looked_up: dict[int, tuple[str, float]] = {}  # the last lookup of each thread, and its time
-        self._clearing: dict[int, Clearing] = {}  # by thread
+        self._clearing: dict[int, TreeRemoval] = {}  # by thread
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         with self._lock:
             self._settle()
             if fh:
-                self._note(Ask.IS, path)
+                self._note(Query.IS, path)
             else:
                 self._looked_up[mfusepy.fuse_get_context()[2]] = (path, time.monotonic())
         return super().getattr(path, fh)
@@ -62,7 +61,7 @@ class Looking(Served):
 
     def open(self, path: str, flags: int) -> int:
         if not flags & os.O_TRUNC:
-            self._ask(Ask.BYTES, path)
+            self._ask(Query.BYTES, path)
             return super().open(path, flags)
         self._settle(path)
         handle = super().open(path, flags)
@@ -78,7 +77,7 @@ class Looking(Served):
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
         self._settle(path)
         if length:
-            self._note(Ask.BYTES, path)
+            self._note(Query.BYTES, path)
         done = super().truncate(path, length, fh)
         self._make(path)
         return done
@@ -101,7 +100,7 @@ class Looking(Served):
         with self._lock:
             cleared = self._cleared.remove_folder(path.strip("/"))
             if cleared is None:
-                self._note(Ask.NAMES, path)
+                self._note(Query.NAMES, path)
             else:
                 self._write(cleared)
         self._make(path, folder=True)
@@ -110,16 +109,16 @@ class Looking(Served):
     def rename(self, old: str, new: str) -> int:
         self._settle(old, new)
         folder = stat.S_ISDIR(self._mode(old))
-        self._note(Ask.ALL if folder else Ask.BYTES, old)
-        self._note(Ask.KIND, old)  # or the target of a link
-        self._note(Ask.NAMES if folder else Ask.KIND, new)
+        self._note(Query.ALL if folder else Query.BYTES, old)
+        self._note(Query.KIND, old)  # or the target of a link
+        self._note(Query.NAMES if folder else Query.KIND, new)
         done = super().rename(old, new)
         self._make(old, folder)
         self._make(new, folder)
         return done
 
     def link(self, target: str, source: str) -> int:
-        self._ask(Ask.BYTES, source)
+        self._ask(Query.BYTES, source)
         done = super().link(target, source)
         self._make(target)
         return done
@@ -131,7 +130,7 @@ class Looking(Served):
         return done
 
     def readlink(self, path: str) -> str:
-        self._ask(Ask.IS, path)
+        self._ask(Query.IS, path)
         return super().readlink(path)
 
     def destroy(self, path: str) -> None:
@@ -140,7 +139,7 @@ class Looking(Served):
             for clearing in self._clearing.values():
                 self._write(clearing.end())
             last = ((looked_up.strip("/"), at_s) for looked_up, at_s in self._looked_up.values())
-            self._write([(Ask.IS, looked_up, at_s) for looked_up, at_s in last if not self._is_made(looked_up)])
+            self._write([(Query.IS, looked_up, at_s) for looked_up, at_s in last if not self._is_made(looked_up)])
 
     def _mode(self, path: str) -> int:
         try:
@@ -148,15 +147,15 @@ class Looking(Served):
         except OSError:
             return 0
 
-    def _ask(self, ask: Ask, path: str) -> None:
+    def _ask(self, ask: Query, path: str) -> None:
         with self._lock:
             self._settle()
             self._note(ask, path)
 
     @property
-    def _cleared(self) -> Clearing:
+    def _cleared(self) -> TreeRemoval:
         """The folders that the calling thread is removing."""
-        return self._clearing.setdefault(mfusepy.fuse_get_context()[2], Clearing())
+        return self._clearing.setdefault(mfusepy.fuse_get_context()[2], TreeRemoval())
 
     def _settle(self, *changed: str, removed: bool = False) -> None:
         """Notes the thread's last lookup. `changed`: the paths that the thread now makes anew, or removes
@@ -164,7 +163,7 @@ class Looking(Served):
         with self._lock:
             path, at_s = self._looked_up.pop(mfusepy.fuse_get_context()[2], ("", 0.0))
             if path:
-                self._note(Ask.KIND if path in changed else Ask.IS, path, at_s)
+                self._note(Query.KIND if path in changed else Query.IS, path, at_s)
             if changed:
                 own = self._cleared
                 self._write(own.remove(changed[0].strip("/")) if removed else own.end())
@@ -173,14 +172,16 @@ class Looking(Served):
         with self._lock:
             (self._folders if folder else self._made).add(path.strip("/"))
 
-    def _note(self, ask: Ask, path: str, at_s: float | None = None) -> None:
+    def _note(self, ask: Query, path: str, at_s: float | None = None) -> None:
         with self._lock:
             path, at_s = path.strip("/"), time.monotonic() if at_s is None else at_s
             if self._is_made(path):
                 return
             own = self._cleared
             if own.is_open:
-                known = Ask.KIND if ask is Ask.IS and stat.S_ISDIR(self._mode(path)) else ask  # folders have no size
+                known = (
+                    Query.KIND if ask is Query.IS and stat.S_ISDIR(self._mode(path)) else ask
+                )  # folders have no size
                 if own.keeps(known, path, at_s):
                     return
             self._write([*own.end(), (ask, path, at_s)])
@@ -201,7 +202,7 @@ def main(folder: str, source: str, switch: str, home: str) -> int:
     if not is_given():
         return 1
     nothing = Spoiler(Rules((), ()), Path(switch), Path(home, "spoilt"))
-    return serve(Looking(folder, nothing, Mount(folder, source), Path(home)), folder, source)
+    return serve(ReadTraceFs(folder, nothing, Mount(folder, source), Path(home)), folder, source)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Records what a run does to its checkpoint folder, and makes the twins against which resumes are judged."""
+"""Records what a run does to its checkpoint folder, and makes the twins against which resumes are judged.
+
+Meanwhile, the folder is served over itself by FUSE (recording_fs.py). FUSE sees writes of native code (the zip files
+of torch.save, safetensors, io_uring) and of all processes, in one order, and needs no hooks in the ranks. It costs a
+copy and a digest of all bytes that are written."""
 
 from __future__ import annotations
 
@@ -19,12 +23,11 @@ from torchaos.harness.agent.wire import Event
 from torchaos.harness.analysis.comparison.agreement import wants_more
 from torchaos.harness.analysis.ending import died_by_itself
 from torchaos.harness.crash_explorer.folder_contents import Blobs, Tree
-from torchaos.harness.crash_explorer.fuse_mount import Cover
-from torchaos.harness.crash_explorer.happens_before import order
-from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording, with_steps
-from torchaos.harness.crash_explorer.recording_log import Notes
+from torchaos.harness.crash_explorer.fuse_mount import FuseMount
+from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording, order, with_steps
+from torchaos.harness.crash_explorer.recording_log import RecordingLog
 from torchaos.harness.crash_explorer.resume_runs import asked_of, checkpoints_in
-from torchaos.harness.crash_explorer.store.s3_store import Served, is_stored
+from torchaos.harness.crash_explorer.s3_store import Served, is_stored
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.plan import Plan
@@ -34,23 +37,19 @@ from torchaos.harness.running import capabilities
 from torchaos.harness.running.engine.stages import Run, Stoppable
 from torchaos.harness.running.twin_runs.twin import Twins, fault_free, finished_well
 
-# Records what a run does to its checkpoint folder: meanwhile, the folder is served over itself by FUSE
-# (recording_fs.py). FUSE sees writes of native code (the zip files of torch.save, safetensors, io_uring) and of all
-# processes, in one order, and needs no hooks in the ranks. It costs a copy and a digest of all bytes that are written.
-
 # The agent's hooks that show when ranks wait for each other. Without them, only the recorded order of operations is
 # tried. And the hook that shows what a rank imports, for forked ranks.
 HOOKS = ("collectives", "imported", "stamps")
 
 
-class Recorder(Cover):
+class Recorder(FuseMount):
     """Records the operations of a job in its checkpoint folder: `with Recorder(folder, home) as recorder: run the job`,
     and then read `recorder.recording`. `folder`: the checkpoint folder; it is made if it does not exist. `home`: the
     folder for the recording's own files, on a disk with room for all bytes that the run writes. The contents that
     `folder` had before are copied, and kept as `recording.base`."""
 
     server = f"{__package__}.recording_fs"
-    notes = Notes.NAMES
+    notes = RecordingLog.NAMES
 
     def __enter__(self) -> Recorder:
         super().__enter__()
@@ -83,7 +82,7 @@ def read(
     operations = tuple(Operation(**{**raw, "kind": OperationKind(raw["kind"])}) for raw in _lines(home / "operations"))
     stamps = [Stamp(**{**raw, "ranks": raw["ranks"] and tuple(raw["ranks"])}) for raw in _lines(home / "collectives")]
     before, unsure = order(operations, stamps)
-    doubts = (*unsure, *map(str, _lines(home / Notes.DOUBTS)), *(_shared(operations) if stored else ()))
+    doubts = (*unsure, *map(str, _lines(home / RecordingLog.DOUBTS)), *(_shared(operations) if stored else ()))
     blobs = Blobs(home / "blobs")
     return Recording(with_steps(operations, events), before, base, blobs, began_s, ended_s, doubts, stored)
 
@@ -111,9 +110,6 @@ def _lines(path: Path) -> list[Any]:
         return [json.loads(line) for line in path.read_text().splitlines()]
     except FileNotFoundError:
         return []
-
-
-# The run that is recorded, and the twins that resumes are judged against.
 
 
 def check(plan: Plan, now: RunDir) -> None:

@@ -20,21 +20,21 @@ from typing import Any
 import mfusepy
 
 from torchaos.harness.crash_explorer.operations import OperationKind
-from torchaos.harness.crash_explorer.recording_log import Notes, is_given
-from torchaos.harness.fault_drivers.storage.fs_rules import Rules
-from torchaos.harness.fault_drivers.storage.storage_fs import Served, Spoiler, serve
+from torchaos.harness.crash_explorer.recording_log import RecordingLog, is_given
+from torchaos.harness.fault_drivers.fs_rules import Rules
+from torchaos.harness.fault_drivers.storage_fs import Served, Spoiler, serve
 from torchaos.harness.rollback.file_handles import Mount
 
 _HIDDEN = ".fuse_hidden"  # libfuse renames a file to such a name if it is removed while it is open
 
 
-class Recording(Served):
+class RecordingFs(Served):
     """Serves the folder and records the operations. A change and its line are written together, so the order of lines
     is the order of changes. Only a sync may take time; its line says which changes it covers."""
 
     def __init__(self, folder: str, spoil: Spoiler, mount: Mount, home: Path) -> None:
         super().__init__(folder, spoil, mount)
-        self._notes = Notes(home)
+        self._notes = RecordingLog(home)
         self._lock = threading.Lock()
         self._files = itertools.count(1)
         self._by_inode: dict[int, int] = {}
@@ -107,28 +107,28 @@ class Recording(Served):
         return super().release(path, fh)
 
     def mkdir(self, path: str, mode: int) -> int:
-        return self._change(OperationKind.MKDIR, path, None, lambda: super(Recording, self).mkdir(path, mode))
+        return self._change(OperationKind.MKDIR, path, None, lambda: super(RecordingFs, self).mkdir(path, mode))
 
     def rmdir(self, path: str) -> int:
-        return self._change(OperationKind.RMDIR, path, None, lambda: super(Recording, self).rmdir(path))
+        return self._change(OperationKind.RMDIR, path, None, lambda: super(RecordingFs, self).rmdir(path))
 
     def unlink(self, path: str) -> int:
         hidden = _name(path).startswith(_HIDDEN)  # recorded when it got that name
         return self._change(
-            None if hidden else OperationKind.UNLINK, path, None, lambda: super(Recording, self).unlink(path)
+            None if hidden else OperationKind.UNLINK, path, None, lambda: super(RecordingFs, self).unlink(path)
         )
 
     def rename(self, old: str, new: str) -> int:
         hides = _name(new).startswith(_HIDDEN)
         kind = OperationKind.UNLINK if hides else OperationKind.RENAME
-        return self._change(kind, old, None if hides else new, lambda: super(Recording, self).rename(old, new))
+        return self._change(kind, old, None if hides else new, lambda: super(RecordingFs, self).rename(old, new))
 
     def link(self, target: str, source: str) -> int:
-        return self._change(OperationKind.LINK, source, target, lambda: super(Recording, self).link(target, source))
+        return self._change(OperationKind.LINK, source, target, lambda: super(RecordingFs, self).link(target, source))
 
     def symlink(self, target: str, source: str) -> int:
         return self._change(
-            OperationKind.SYMLINK, target, source, lambda: super(Recording, self).symlink(target, source)
+            OperationKind.SYMLINK, target, source, lambda: super(RecordingFs, self).symlink(target, source)
         )
 
     def _change(self, kind: OperationKind | None, path: str, to: str | None, work: Callable[[], int]) -> int:
@@ -178,7 +178,7 @@ def main(folder: str, source: str, switch: str, home: str) -> int:
     if not is_given():
         return 1
     nothing = Spoiler(Rules((), ()), Path(switch), Path(home, "spoilt"))
-    return serve(Recording(folder, nothing, Mount(folder, source), Path(home)), folder, source)
+    return serve(RecordingFs(folder, nothing, Mount(folder, source), Path(home)), folder, source)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,14 @@
-"""What the servers of the checkpoint folder share, light to import: the permit that a server needs, the files into
-which a recording is written, and what lies in a folder."""
+"""What the servers of the checkpoint folder share. They are started for each resume, and must start quickly: so this
+module is light to import.
+
+A server needs a permit before it covers the folder: the undo of its mount must be guarded first. A server whose
+harness has died gets none. While a job runs, a recording is written to the files `operations` (a line for each
+operation), the bytes in `blobs/`, `collectives` and `plans` (operations.py), and `doubts`; recorded_run.py reads them
+afterwards.
+
+The server of a resume notes the questions about a path that a job asks. A folder that a thread lists and then removes
+at once, with all that is in it, as shutil.rmtree does, is one question: a job that removes what a dead attempt left
+does the same, however many files there are. So of such a folder only the kinds of names count, without numbers."""
 
 from __future__ import annotations
 
@@ -7,14 +16,85 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from torchaos.harness.crash_explorer.folder_contents import Blobs
-from torchaos.harness.crash_explorer.happens_before import Writers
-from torchaos.harness.crash_explorer.operations import OperationKind
+from torchaos.harness.crash_explorer.operations import OperationKind, Writers
 
-# The permit that a server needs before it covers the checkpoint folder: the undo of its mount must be guarded first. A
-# server whose harness has died gets none. This module is apart from fuse_mount.py because servers must start quickly.
+
+class Query(str, Enum):
+    """A question about a path."""
+
+    KIND = "kind"  # what is there: nothing, a folder, a link and its target, or a file
+    IS = "is"  # the same, and the size of a file
+    NAMES = "names"  # of what a folder contains, and their kinds
+    BYTES = "bytes"  # of a file
+    ALL = "all"  # that is in a folder and below it
+    CLEARED = "cleared"  # the kinds of names in a folder and below it, without numbers: all of it is then removed
+
+
+Note = tuple[Query, str, float]  # a question, its path, and its time
+
+
+@dataclass
+class _Listed:
+    """A folder that was listed, and of which nothing but entries was removed since then."""
+
+    path: str
+    at_s: float
+    notes: list[Note] = field(default_factory=list)  # questions that only count if the folder is not removed
+
+    def has(self, path: str) -> bool:
+        return not self.path or path.startswith(f"{self.path}/")
+
+
+class TreeRemoval:
+    """The folders that one thread is removing, the outermost first. All paths are without a leading slash."""
+
+    def __init__(self) -> None:
+        self._open: list[_Listed] = []
+
+    def look_through(self, path: str, at_s: float) -> list[Note]:
+        """The thread lists a folder. Returns questions that count now."""
+        due = [] if self._open and self._open[-1].has(path) else self.end()
+        self._open.append(_Listed(path, at_s))
+        return due
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._open)
+
+    def keeps(self, ask: Query, path: str, at_s: float) -> bool:
+        """Whether the question only counts if the folder is not removed after all: what is there, just before it is
+        removed; or whether the folder itself is there."""
+        inside = ask is Query.KIND and self._open[-1].has(path)
+        if inside:
+            self._open[-1].notes.append((ask, path, at_s))
+        return inside or any(path == listed.path for listed in self._open)
+
+    def remove(self, path: str) -> list[Note]:
+        """The thread is about to remove a file or a folder. Returns questions that count now."""
+        return [] if self._open and (self._open[-1].has(path) or self._open[-1].path == path) else self.end()
+
+    def remove_folder(self, path: str) -> list[Note] | None:
+        """The thread has removed a folder. Returns questions that count now; None if it had not listed the folder and
+        removed all its entries."""
+        if not self._open or self._open[-1].path != path:
+            return None
+        gone = self._open.pop()
+        note = (Query.CLEARED, path, gone.at_s)
+        if not self._open:
+            return [note]
+        self._open[-1].notes.append(note)
+        return []
+
+    def end(self) -> list[Note]:
+        """The thread does something else. Returns questions that count now."""
+        open_, self._open = self._open, []
+        return [note for listed in open_ for note in ((Query.NAMES, listed.path, listed.at_s), *listed.notes)]
+
 
 PERMIT = "mount\n"
 
@@ -23,8 +103,6 @@ def is_given() -> bool:
     """Waits for the end of the input. Returns whether the folder may be covered."""
     return sys.stdin.read() == PERMIT
 
-
-# What lies in a folder, to find out later what was changed there.
 
 Stats = Mapping[str, tuple[int, int, int]]  # inode, size in bytes and time of change in ns, by path
 
@@ -40,11 +118,7 @@ def stats_of(folder: Path) -> Stats:
     return found
 
 
-# The files into which a recording is written while a job runs: `operations` (a line for each operation), the bytes in
-# `blobs/`, `collectives` and `plans` (happens_before.py), and `doubts`. recorded_run.py reads them afterwards.
-
-
-class Notes:
+class RecordingLog:
     """The files of one recording, in the folder `home`. The methods must not be called by two threads at once."""
 
     DOUBTS = "doubts"  # sentences about what could not be recorded

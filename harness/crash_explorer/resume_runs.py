@@ -25,12 +25,12 @@ from torchaos.harness.analysis.ending import final_step
 from torchaos.harness.analysis.verdict.verdict import verdict_of
 from torchaos.harness.checkpoints import inventory
 from torchaos.harness.crash_explorer import synthetic_crash
+from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.operations import Operation, Recording
 from torchaos.harness.crash_explorer.recording_log import Stats, stats_of
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome, seen_in
-from torchaos.harness.crash_explorer.states.state import State
-from torchaos.harness.crash_explorer.store.s3_requests import date_objects
-from torchaos.harness.crash_explorer.truncate import cut_together
+from torchaos.harness.crash_explorer.s3_store import date_objects
+from torchaos.harness.crash_explorer.synthetic_crash import cut_together
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import Harm, Need, UsageError
 from torchaos.harness.record.history.saves_and_loads import handled_paths
@@ -70,7 +70,7 @@ def checkpoints_in(plan: Plan, folder: RunDir) -> Path:
     return path
 
 
-class Trials:
+class ResumeRuns:
     """The recorded run, its twins, and the folder in which the job always runs."""
 
     _root = -1  # a descriptor of the checkpoint folder with the last state's files

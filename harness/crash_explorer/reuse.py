@@ -1,4 +1,9 @@
-"""States that need no resume of their own: the job does the same from them as from a state that was resumed."""
+"""States that need no resume of their own, since the job does the same from them as from a state that was resumed.
+
+If a state gives the same answers to all that a resume asked of the checkpoint folder, the events and files of the
+resume are put on the state, and judged with its own death. For the same resume, another death can mean another
+verdict: the same start from scratch is right before the first checkpoint, and lost work after it. And if the job
+failed from one state before its first step, it fails in the same way from each state that gives the same answers."""
 
 from __future__ import annotations
 
@@ -11,20 +16,15 @@ from pathlib import Path
 
 from torchaos.harness.agent.manifest import FOLDER as MANIFESTS
 from torchaos.harness.crash_explorer import synthetic_crash
-from torchaos.harness.crash_explorer.read_trace import Lookout, Looks
+from torchaos.harness.crash_explorer.crash_state import State
+from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers
 from torchaos.harness.crash_explorer.recording_log import stats_of
 from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
-from torchaos.harness.crash_explorer.resume_runs import Trials, checkpoints_in
-from torchaos.harness.crash_explorer.states.state import State
-from torchaos.harness.crash_explorer.warm.warm_resumes import Shown, difference
+from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
+from torchaos.harness.crash_explorer.warm_resumes import Shown, difference
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
-
-# Resumes that stand for others. If a state gives the same answers to all that a resume asked of the checkpoint folder,
-# the job does the same from that state. So it is not resumed again: the events and files of the resume are put on the
-# state, and judged with its own death. For the same resume, another death can mean another verdict: the same start from
-# scratch is right before the first checkpoint, and lost work after it.
 
 _MOST_BYTES = 2 << 30  # of new checkpoints that are kept, of all resumes
 _STANDS = (Class.RIGHT, Class.LOST_WORK, Class.WRONG)
@@ -35,7 +35,7 @@ class Resumed:
     """One resume that may stand for others."""
 
     state: State
-    looks: Looks
+    looks: ReadSet
     cold: bool
     until: int  # the highest step at a death after which this resume went on for long enough
     staged_s: tuple[float, float]  # when its state was put on disk: CLOCK_MONOTONIC, and seconds since the epoch
@@ -43,17 +43,17 @@ class Resumed:
     gone: tuple[str, ...]  # paths that it removed from the checkpoint folder
 
 
-class Standing:
+class ResumeCache:
     """The resumes that may stand for others, of one exploration."""
 
-    def __init__(self, trials: Trials, home: Path) -> None:
+    def __init__(self, trials: ResumeRuns, home: Path) -> None:
         self._trials, self._home = trials, home
         self._known: list[Resumed] = []
         self._bytes = 0
         self._inventories: dict[Hashable, str] = {}  # of the checkpoints that are there after a resume
         shutil.rmtree(home, ignore_errors=True)
 
-    def learn(self, state: State, looks: Looks, found: Outcome, ended: bool) -> None:
+    def learn(self, state: State, looks: ReadSet, found: Outcome, ended: bool) -> None:
         """Keeps the resume whose files are in the folder of resumes. `ended`: the job went on to its last step."""
         if found.kind not in _STANDS or found.from_step is None or self._bytes > _MOST_BYTES:
             return
@@ -158,24 +158,20 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# States that a resume can't tell apart. From one state, the job failed before its first step, and another state gives
-# the same answers to all that it had asked of the checkpoint folder. So it fails from the other state in the same way.
-
-
-class Alike:
+class FailureCache:
     """The failures that may stand for those of other states. They are kept in the file `looks.jsonl`, so that an
     exploration that goes on knows them."""
 
     def __init__(self, home: Path, states: Sequence[State]) -> None:
         self._path = home / "looks.jsonl"
         by_key = {(state.digest, state.model): state for state in states}
-        self._known: list[tuple[State, Looks]] = []
+        self._known: list[tuple[State, ReadSet]] = []
         for line in self._path.read_text().splitlines() if self._path.exists() else ():
             digest, model, asked = json.loads(line)
             if state := by_key.get((digest, model)):
-                self._known.append((state, Looks.from_json(asked)))
+                self._known.append((state, ReadSet.from_json(asked)))
 
-    def learn(self, state: State, looks: Looks) -> None:
+    def learn(self, state: State, looks: ReadSet) -> None:
         """`looks`: what the job asked before it failed from this state."""
         self._known.append((state, looks))
         with open(self._path, "ab", opener=owner_only) as file:
@@ -196,8 +192,6 @@ class Alike:
         return None
 
 
-# States that need no resume, because the job does the same from them as from a state that was resumed.
-
 LIKE = (
     "all that the job asks of the checkpoint folder is the same as in a state from which it was resumed; each was "
     "judged with its own death"
@@ -207,30 +201,30 @@ _FIRST = 3  # resumes whose questions are noted before a state must have been sp
 Resume = Callable[[State], tuple[Outcome, Record] | None]
 
 
-class Spared:
+class ReusedResumes:
     """What is known of the resumes so far, and the states for which they stand."""
 
-    def __init__(self, trials: Trials, home: Path, states: Sequence[State]) -> None:
+    def __init__(self, trials: ResumeRuns, home: Path, states: Sequence[State]) -> None:
         self._trials = trials
-        self.every = Lookout(home / "looking")  # for a resume whose questions are always noted
-        self._alike = Alike(home, states)
-        self._standing: Standing | None = Standing(trials, home / "standing")
+        self.every = ReadTracers(home / "looking")  # for a resume whose questions are always noted
+        self._alike = FailureCache(home, states)
+        self._standing: ResumeCache | None = ResumeCache(trials, home / "standing")
         self._looked = self._stood = 0  # resumes that may stand for others; states for which one did
         self.doubt = ""  # why resumes that trained stand for no others, as a sentence
 
     @property
-    def lookout(self) -> Lookout | None:
+    def lookout(self) -> ReadTracers | None:
         """What notes the questions of the next resume. None: they are not noted, because noting takes time, and saved
         no resumes so far."""
         return self.every if self._standing and self._looked <= _FIRST + self._stood else None
 
-    def learn(self, state: State, looks: Looks, found: Outcome, run: Record) -> None:
+    def learn(self, state: State, looks: ReadSet, found: Outcome, run: Record) -> None:
         """Keeps a resume that trained. Its files must still be in the folder of resumes."""
         self._looked += 1
         if self._standing:
             self._standing.learn(state, looks, found, run.exit_code == 0 and not run.stopped)
 
-    def learn_failure(self, state: State, looks: Looks) -> None:
+    def learn_failure(self, state: State, looks: ReadSet) -> None:
         """Keeps what the job asked before it failed from this state, which must have failed twice."""
         self._alike.learn(state, looks)
 

@@ -1,5 +1,6 @@
-"""What goes wrong after the first death: a second death while the job goes on, or damage before the job is started
-again."""
+"""What goes wrong after the first death. While the job goes on, it dies again: the resume from a state of an
+exploration is recorded, and is then explored like the run itself. Or before the job is started again, a `checkpoint.*`
+fault hits the files: so a job may find its newest checkpoint half-written, and the one before it damaged."""
 
 from __future__ import annotations
 
@@ -9,22 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.folder_contents import Tree
 from torchaos.harness.crash_explorer.operations import Recording
 from torchaos.harness.crash_explorer.recorded_run import Recorded
-from torchaos.harness.crash_explorer.resume_runs import Trials
+from torchaos.harness.crash_explorer.resume_runs import ResumeRuns
 from torchaos.harness.crash_explorer.selection import Choice, nodes_of, state_named
-from torchaos.harness.crash_explorer.states.state import State
-from torchaos.harness.fault_drivers.checkpoint_files.damage_fault import CheckpointFault, carry_out, decide
-from torchaos.harness.fault_drivers.checkpoint_files.edits import Mode
+from torchaos.harness.fault_drivers.checkpoint_edits import Mode
+from torchaos.harness.fault_drivers.damage_fault import CheckpointFault, carry_out, decide
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.plan import Plan, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import injector_of
-
-# A second death, while the job goes on after the first: the resume from a state of an exploration is recorded, and is
-# then explored like the run itself.
 
 FOLDER = "again"  # in the folder of the first exploration
 
@@ -48,7 +46,7 @@ class RecordedResume(Recorded):
     def _staged(self) -> Plan:
         self._tell(f"The job resumes from {self._state.name}, and what it does to its checkpoint folder is recorded")
         twins = [Record.load(twin) for twin in self.twins]
-        trials = Trials(self._plan, self.now, RunDir(self._first / "recorded"), twins, self._recording)
+        trials = ResumeRuns(self._plan, self.now, RunDir(self._first / "recorded"), twins, self._recording)
         trials.stage(self._state)
         return trials.plan
 
@@ -58,10 +56,6 @@ class RecordedResume(Recorded):
                 f"{self._plan.scenario}: from {self._state.name}, the job does not resume at the first start and end "
                 f"well; --after needs such a state; see {self.now.root}"
             )
-
-
-# States with damage: after the death, and before the job is started again, a `checkpoint.*` fault hits the files. So a
-# job may find its newest checkpoint half-written, and the one before it damaged.
 
 
 def faults_of(plan: Plan) -> tuple[PlannedFault, ...]:

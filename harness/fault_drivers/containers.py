@@ -1,5 +1,5 @@
-"""Faults of nodes that are containers: the Docker engine of this machine applies them, and its events about the
-containers are the evidence."""
+"""The base classes of the `container.*` injectors. The Docker engine of this machine changes the node's container, and
+its events about the container are the evidence."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ from torchaos.harness.interfaces import (
 )
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.container_handles import Container, limits_of
-
-# Faults of nodes that are containers, applied through the Docker engine of this machine.
-
-
-# Applies faults to the containers of nodes through the engine, and records the engine's events about them.
 
 _REPORT_S = 5.0  # seconds; the engine reports within milliseconds, on a busy machine within a second
 _HOG = "head -c {bytes} /dev/zero | tail >/dev/null"  # `tail` keeps all bytes: zeros have no end of line
@@ -199,10 +194,6 @@ class Held:
             emit(Kind.CONTAINER, data)
             emit(Kind.EFFECT, {"fault": self.fault, "effect": f"node {node} was held back at its limit"})
             self._before[node] = now
-
-
-# The base classes of the `container.*` injectors. The engine changes the node's container, and its reports are the
-# proof.
 
 
 class _OnContainers(Fault):

@@ -1,5 +1,11 @@
-"""Faults of an endpoint that the job reaches by its address: a Toxiproxy server stands in front of it, toxics are added
-to it, and the kernel's data about its connections are the evidence."""
+"""Faults of an endpoint that the job reaches by its address, such as an object store or a rendezvous: a Toxiproxy
+server stands in front of it. The mark of its process is in the undo log before it starts. Toxics are Toxiproxy's own,
+see "Toxics" in its README; their times are in ms, their rates in KB/s.
+
+The job's traffic through a proxy is measured from the kernel's data about the proxy's connections (TCP_INFO, by ss).
+Bytes that the proxy has got from one side and not sent to the other are held back by it. If all bytes that it had got
+at one look have still not been sent at a later look, then some were held for the time between. This bound is too low,
+and never too high."""
 
 from __future__ import annotations
 
@@ -24,13 +30,6 @@ from torchaos.harness.host.toxiproxy import Api
 from torchaos.harness.interfaces import ChaosError, Evidence, Handle, Hits, NodeSite, Probe, Where
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.network_handles import Toxic, mark_of
-
-# Faults of an endpoint that the job reaches by its address, such as an object store or a rendezvous. A Toxiproxy server
-# is put in front of the endpoint.
-
-
-# Starts a Toxiproxy server with a proxy in front of each endpoint. The mark of its process is in the undo log before it
-# starts.
 
 PROGRAM = "toxiproxy-server"
 START_S = 20.0  # seconds
@@ -107,12 +106,6 @@ def _ports(count: int) -> list[int]:
         listener.close()
     return numbers
 
-
-# Measures the job's traffic through a proxy, from the kernel's data about the proxy's connections (TCP_INFO, by ss).
-#
-# Bytes that the proxy has got from one side and not sent to the other are held back by it. If all bytes that it had got
-# at one look have still not been sent at a later look, then some were held for the time between. This bound is too low,
-# and never too high.
 
 _INFO = re.compile(r"\b(bytes_received|bytes_sent|data_segs_in|data_segs_out):(\d+)")
 _LOOK_S = 0.3  # when bytes are held, look again and again for so long
@@ -245,10 +238,6 @@ def _look(endpoint: Endpoint) -> _Look:
             upstream[own] = info
     return _Look(begun_s, time.monotonic(), job, upstream)
 
-
-# The base class of `proxy.*`: adds toxics to a proxy or disables it, and watches the job's connections to it.
-#
-# Toxics are Toxiproxy's own, see "Toxics" in its README. Their times are in ms, their rates in KB/s.
 
 BOTH = ("upstream", "downstream")
 _WORDS = {

@@ -24,11 +24,6 @@ from torchaos.harness.interfaces import (
 )
 from torchaos.harness.record.record import Record
 
-# How faults of a scheduler are done: Slurm's programs or kubectl give the orders, with the rights of the user.
-
-
-# The base class of the faults of a scheduler, which it carries out itself, and what it says of a node.
-
 
 class SchedulerFault(Fault, ABC):
     """A fault of the job's nodes in a scheduler, by default Slurm. It is felt if the scheduler says so of each target
@@ -92,9 +87,6 @@ class _Answers:
                     self._seen.add(live.node.index)
                     effect = f"{self.who} says: {found}"
                     emit(Kind.EFFECT, {"fault": self.fault, "effect": effect, "node": live.node.index})
-
-
-# The base class of the faults that end pods.
 
 
 class PodDeath(SchedulerFault):

@@ -1,5 +1,14 @@
-"""Runs a game day, round by round, each round in its own process, and tells what it does. Continues where an earlier
-process was ended."""
+"""Runs a game day, round by round, each round in its own process, so that a game day needs no more memory for many
+rounds than for one; and tells what a round does, from the log of its process. Continues where an earlier process was
+ended.
+
+    gameday.yaml              the file as it was
+    day.json                  the whole plan (Day); the rounds without a score.json are still to be done
+    lock                      held by the process that runs the day, and by the current round
+    job/                      the folder `{day}`: the job's own state from round to round
+    rounds/NNN/scenario.yaml  the round as an ordinary scenario; run/: its run directories; console.log; results.json
+    rounds/NNN/score.json     the score of the round (RoundScore), and how long the round took
+    score.json, report.md and report.html     of the whole day"""
 
 from __future__ import annotations
 
@@ -32,9 +41,6 @@ from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.typed_json import read_as
 
-# Runs a function in its own process, so that its memory is freed when it ends. A game day needs no more memory for many
-# rounds than for one.
-
 T = TypeVar("T")
 _FORK = get_context("fork")  # fork is safe with one thread, and imports no module again
 
@@ -63,8 +69,6 @@ def _send(end: Connection, work: Callable[[], object]) -> None:
     except Exception as error:  # the caller raises the exception
         end.send((None, error))
 
-
-# Tells what a round does while it runs: follows the log of its process.
 
 EVERY_S = 1.0
 _NEWS = (" hits ", " is applied", " missed", "the run is ended early")
@@ -99,16 +103,6 @@ def _follow(log: Path, faults: Collection[str], tell: Callable[[str], None], ove
             ours = any(fault in line for fault in faults) or "ended early" in line
             if ours and any(news in line for news in _NEWS):
                 tell(f"  {line.strip()}")
-
-
-# Runs a game day, round by round, each round in its own process. Continues where an earlier process was ended.
-#
-# gameday.yaml              the file as it was day.json                  the whole plan (Day); the rounds without a
-# score.json are still to be done lock                      held by the process that runs the day, and by the current
-# round job/                      the folder `{day}`: the job's own state from round to round rounds/NNN/scenario.yaml
-# the round as an ordinary scenario; run/: its run directories; console.log; results.json rounds/NNN/score.json     the
-# score of the round (RoundScore), and how long the round took score.json, report.md and report.html     of the whole
-# day
 
 
 @dataclass(frozen=True)

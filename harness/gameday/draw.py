@@ -1,5 +1,7 @@
 """Loads the file of a game day, draws the whole day from the seed at the published rates of failures (presets.yaml),
-before anything is done, and turns each round into an ordinary scenario."""
+before anything is done, and turns each round into an ordinary scenario.
+
+All mistakes are reported at once, each with its place."""
 
 from __future__ import annotations
 
@@ -25,8 +27,6 @@ from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.loader import load_as
 from torchaos.harness.scenario.plugin_parameters import Tell
 from torchaos.harness.scenario.values import Strict, fill_some
-
-# Published tables of the causes of failures, and the injector that imitates each cause (presets.yaml has the sources).
 
 
 class Cause(Strict):
@@ -129,8 +129,6 @@ def _why_not(risk: Risk, day: GameDay) -> str:
     return ""
 
 
-# Draws the whole game day from the seed, before anything is done. Pure.
-
 SHORTEST_S = 60.0  # of a round without faults: the start of the job takes a part of it
 
 
@@ -205,8 +203,6 @@ def cut(day: GameDay, faults: Sequence[Drawn]) -> list[Round]:
         end(day.duration)
     return [*found[:-1], replace(found[-1], end_s=day.duration)]
 
-
-# Turns a round of a game day into an ordinary scenario, as a person would write it.
 
 # The assertions of every round, unless the game day has its own: all assertions that need no twin.
 USUAL = ("recovery_time", "loss_continuity", "sample_accounting", "checkpoint_integrity")
@@ -296,8 +292,6 @@ def _filled(value: Any, values: dict[str, str]) -> Any:
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3f}s"
 
-
-# Loads the file of a game day. All mistakes are reported at once, each with its place.
 
 _ANYWHERE = Path("/")  # any path: the checks read no folder
 

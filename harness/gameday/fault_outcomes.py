@@ -1,4 +1,12 @@
-"""Decides the outcome of each fault of a round, and divides the wall-clock time of a round into classes. Pure."""
+"""Decides the outcome of each fault of a round, and divides the wall-clock time of a round into classes. Pure.
+
+The divided time begins with the end of the round's first step, because the start of the job belongs to no fault. It
+ends with the last step, or with the end of the run if the job got stuck. The classes are *productive* (steps of the
+final history), *lost* (steps done again), *checkpoint* (training stood still to save), *stalled* (the excess time of a
+step that took longer than LONG usual steps) and *down* (from the last step of an attempt to the first step of the next
+attempt). ETTR = productive / wall (Meta, arXiv 2410.21680: productive runtime by wall-clock time; ByteRobust, arXiv
+2509.16293). Runtime goodput = (training - lost) / wall, in which saving and stalls count as training (Google's ML
+goodput)."""
 
 from __future__ import annotations
 
@@ -17,14 +25,6 @@ from torchaos.harness.interfaces import Harm
 from torchaos.harness.record.history import Executions, History
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, Verdict
-
-# Divides the wall-clock time of a round into classes. Pure. The divided time begins with the end of the round's first
-# step, because the start of the job belongs to no fault. It ends with the last step, or with the end of the run if the
-# job got stuck. The classes are *productive* (steps of the final history), *lost* (steps done again), *checkpoint*
-# (training stood still to save), *stalled* (the excess time of a step that took longer than LONG usual steps) and
-# *down* (from the last step of an attempt to the first step of the next attempt). ETTR = productive / wall (Meta, arXiv
-# 2410.21680: productive runtime by wall-clock time; ByteRobust, arXiv 2509.16293). Runtime goodput = (training - lost)
-# / wall, in which saving and stalls count as training (Google's ML goodput).
 
 LONG = 3.0  # times the usual step
 
@@ -116,8 +116,6 @@ def _stuck_s(run: Record, last_s: float) -> float:
         return 0.0 if run.ended_on_purpose else max(0.0, run.stopped.mono_s - last_s)
     return max(0.0, run.exited.mono_s - last_s) if run.exited and run.exit_code not in (0, None) else 0.0
 
-
-# Decides the outcome of each fault of a round. Pure.
 
 _SLOWER = 1.5  # times the duration of the steps before the round's first fault
 _SLOWER_S = 0.02  # and by at least this many seconds, because a small machine is noisy

@@ -1,5 +1,5 @@
-"""A game day on a terminal, as a Markdown page and as one HTML page: the verdict and its reason, the use of time, the
-score, and the outcomes for each kind of fault."""
+"""A game day on a terminal, in a few lines, as a Markdown page and as one HTML page: the verdict and its reason, the
+use of time, the score, every fault on a strip of the day, and the outcomes for each kind of fault."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting.html.page import render
 from torchaos.harness.reporting.terminal.headline import Gauge
 from torchaos.harness.reporting.terminal.text import COLOURS, Pen, name_in_words, value_in_words
-
-# A game day as a Markdown page: the verdict and its reason, the score, and the outcomes for each kind of fault.
 
 
 def page(day: Day, folder: str, rounds: Sequence[RoundScore], score: Score, cases: Sequence[Case]) -> str:
@@ -202,8 +200,6 @@ def faults_of(rounds: Sequence[Round]) -> int:
     return sum(len(one.faults) for one in rounds)
 
 
-# Prints a game day on a terminal, in a few lines: the verdict, how the faults ended, and what to look at.
-
 _LABEL, _MOST = 10, 3
 
 
@@ -250,9 +246,6 @@ def _of(many: int, planned: int, noun: str) -> str:
 
 _LOSSES = ("lost", "checkpoint", "stalled", "down")
 
-
-# A game day on one HTML page: the verdict, the use of time, every fault on a strip of the day, and the rounds that the
-# reader should look at.
 
 _PARTS = ("productive", "lost", "checkpoint", "stalled", "down")  # fields of Clock, in the order of the bar
 _LANE, _WIDTH = 22, 1000  # width of the strip, in units of its picture

@@ -18,9 +18,7 @@ from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
 from torchaos.harness.minimize.child_run import JUDGED
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
-from torchaos.harness.release.repeats.repeats_verdict import p90
-
-# The score of a game day: the sum of its rounds. Pure.
+from torchaos.harness.release.repeats import p90
 
 
 @dataclass(frozen=True)
@@ -193,8 +191,6 @@ def expected_ettr(
         return None
     return max(0.0, 1 - (restart_s + interval_s / 2) / mtbf_s) / (1 + write_s / interval_s)
 
-
-# The cases of a game day: for its faults, for each bound, and for its rollback. Pure.
 
 AT_LEAST = ("ettr", "goodput")  # all other bounds are upper bounds
 _SECONDS = ("mttr", "mttr_p90")

@@ -1,4 +1,7 @@
-"""Docker's engine, kubectl and Slurm's programs, asked with the rights and the configuration of the user."""
+"""Docker's engine, kubectl and Slurm's programs, asked with the rights and the configuration of the user.
+
+The Docker engine must be on this machine, with a Unix socket, because the harness also reads the nodes' processes,
+files and network from this machine. Everything that a run makes in the engine has the run's id as a label."""
 
 from __future__ import annotations
 
@@ -13,12 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchaos.harness.interfaces import UsageError
-
-# The Docker engine: its address, and requests to it. Everything that a run makes in the engine has the run's id as a
-# label.
-#
-# The engine must be on this machine, with a Unix socket, because the harness also reads the nodes' processes, files and
-# network from this machine.
 
 RUN, NODE = "torchaos.run", "torchaos.node"  # names of labels
 USUAL = "unix:///var/run/docker.sock"
@@ -97,8 +94,6 @@ def events(client: Any, container: str, since_s: float) -> list[Any]:
     return [event for event, actor in actors if container in (actor["ID"], actor["Attributes"].get("container"))]
 
 
-# Runs kubectl. The user's own kubeconfig, credentials and proxies are used.
-
 _ASK_S = 30.0
 _MOST_WORDS = 600  # characters
 
@@ -167,8 +162,6 @@ class _Refused(OSError):
         super().__init__(text)
         self.printed = printed
 
-
-# Slurm, asked through its own programs with the rights of the user.
 
 ASK_S = 20.0
 _UNKNOWN = "Invalid job id"  # its answer for a job that ended some time ago

@@ -1,4 +1,5 @@
-"""Makes sure that changes are on disk, and finds which files of a folder were written and when a file was made."""
+"""Makes sure that changes are on disk, and finds which files of a folder were written, as the kernel reports it
+(inotify(7)), and when a file was made."""
 
 from __future__ import annotations
 
@@ -8,8 +9,6 @@ import select
 import struct
 import weakref
 from pathlib import Path
-
-# Makes sure that changes are on disk, and finds when a file was made.
 
 
 def sync_folder(folder: Path) -> None:
@@ -53,8 +52,6 @@ def born_ns(path: Path) -> int:
     seconds, nanoseconds = struct.unpack_from("<qI", buffer, 80)
     return int(seconds * 10**9 + nanoseconds) if mask & btime else 0
 
-
-# Which files of a folder were written, as the kernel reports it: inotify(7). Nobody has to look at each file.
 
 _MODIFY, _MOVED_TO, _CREATE, _OVERFLOW = 0x2, 0x80, 0x100, 0x4000
 _HEAD = struct.Struct("iIII")  # watch, mask, cookie, bytes of the name

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, start_ticks
 
-# A process that does not outlive its parent.
-
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None)
 
@@ -29,8 +27,6 @@ def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     if os.getppid() != parent:
         os._exit(1)
 
-
-# Waits for a child process in the main thread without blocking signal handlers.
 
 _LOOK_MS = 500  # milliseconds
 
@@ -55,9 +51,6 @@ def wait_for(process: subprocess.Popen[Any]) -> int:
     return process.wait()
 
 
-# The memory of this process.
-
-
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Switches garbage collection off during the block, or during the function that it decorates. A long record has a
@@ -76,8 +69,6 @@ def give_back() -> None:
     with suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
-
-# The processes of this machine, each identified by its pid and start time, never by its name.
 
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 END_S = 30.0  # seconds; a rank that returns pinned or GPU memory dies slowly

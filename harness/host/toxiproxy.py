@@ -1,10 +1,22 @@
-"""Requests to a Toxiproxy server. `api` makes them in the harness; `client` is a process that sends them in the
-server's network."""
+"""Requests to a Toxiproxy server on the loopback interface, and the process that sends one of them in the server's
+network:
+
+    python -m torchaos.harness.host.toxiproxy PORT PARENT ORDER
+
+ORDER is JSON: {"proxy": name, "add": [toxic, ...], "remove": prefix of names, "enabled": true}. All keys but `proxy`
+are optional; {} changes nothing. It prints all proxies as they are afterwards, by name.
+
+It is a separate process, because the library toxiproxy keeps its server in a global variable, has no time limit, and
+ignores most errors of a server. The caller can kill the process in time, and trusts only its output. The process dies
+with PARENT. Otherwise an order could be carried out after the harness is dead and everything was undone. The server is
+identified by its pid and start time."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,8 +25,6 @@ from typing import Any
 
 from torchaos.harness.host import processes
 from torchaos.harness.host.netspace import Space
-
-# The Toxiproxy server of a run, and requests to it. The server is identified by its pid and start time.
 
 ASK_S = 8.0  # seconds; less than a rank is held
 
@@ -31,12 +41,12 @@ class Api:
         return processes.is_alive(self.pid, self.start_ticks)
 
     def ask(self, **order: object) -> Mapping[str, Any]:
-        """Carries out an order (see toxiproxy_client.py). Returns all proxies as they are afterwards: {name:
+        """Carries out an order (see toxiproxy.py). Returns all proxies as they are afterwards: {name:
         {"enabled", "toxics"}}. Raises OSError if the server does not answer in time, or if the answer can't be read."""
         client = [
             sys.executable,
             "-m",
-            f"{__package__}.toxiproxy_client",
+            f"{__package__}.toxiproxy",
             str(self.port),
             str(os.getpid()),
             json.dumps(order),
@@ -71,3 +81,42 @@ class Api:
         if done.returncode:
             raise OSError(f"the Toxiproxy server (pid {self.pid}): {done.stderr.strip()[-300:] or 'no answer'}")
         return done.stdout
+
+
+_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(port: int, order: dict[str, Any]) -> dict[str, Any]:
+    from toxiproxy import Toxiproxy  # only here, since nothing else needs the library
+
+    server = Toxiproxy()
+    server.update_api_consumer("127.0.0.1", port)
+    proxies = server.proxies()
+    if "proxy" in order:
+        proxy = proxies[order["proxy"]]
+        for toxic in order.get("add", ()):
+            proxy.add_toxic(**toxic)
+        if prefix := order.get("remove"):
+            for name in [name for name in proxy.toxics() if name.startswith(prefix)]:
+                proxy.destroy_toxic(name)
+        if "enabled" in order:
+            proxy.enable() if order["enabled"] else proxy.disable()
+        proxies = server.proxies()
+    return {name: {"enabled": proxy.enabled, "toxics": sorted(proxy.toxics())} for name, proxy in proxies.items()}
+
+
+def die_with(parent: int) -> None:
+    """Makes the kernel kill this process when the parent dies. Raises ProcessLookupError if the parent is dead
+    already."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise ProcessLookupError(f"process {parent}, which asked, is gone")
+
+
+if __name__ == "__main__":
+    os.environ["NO_PROXY"] = "*"
+    try:
+        die_with(int(sys.argv[2]))
+        print(json.dumps(main(int(sys.argv[1]), json.loads(sys.argv[3]))))
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -121,7 +121,7 @@ class Launcher(Protocol):
     local_disks: ClassVar[bool] = False  # each of its nodes can have a folder of its own
     replicas: ClassVar[bool] = False  # it can start the replicas of job.replicas, each with its own torchrun
     sets_rendezvous: ClassVar[bool] = False  # the environment of its nodes has the rendezvous address for torchrun
-    on_nodes: ClassVar[bool] = False  # its nodes are other machines, see `FarLauncher`
+    on_nodes: ClassVar[bool] = False  # its nodes are other machines, see `RemoteLauncher`
 
     @staticmethod
     def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
@@ -134,7 +134,7 @@ class Launcher(Protocol):
     def create(self, spec: JobSpec) -> Sequence[Node]: ...
 
 
-class FarLauncher(Launcher, Protocol):
+class RemoteLauncher(Launcher, Protocol):
     """A launcher whose nodes are other machines. On each node, `torchaos exec` wraps the job's command and does the
     work of torchaos there. A node's `argv` starts a small helper beside it."""
 

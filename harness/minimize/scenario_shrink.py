@@ -50,8 +50,6 @@ def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> lis
     return [items[at] for at in left]
 
 
-# Finds the smallest scenario that still fails k times of n, from a run that failed, with the evidence.
-
 Tell = Callable[[str], None]
 
 

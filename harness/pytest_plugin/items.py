@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.pytest_plugin.failure_text import failure_text, shown
-from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run
+from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run, failure_text, shown
 from torchaos.harness.pytest_plugin.session_runs import runs_of
 from torchaos.harness.pytest_plugin.variations import Variation, of_options
 from torchaos.harness.scenario.yaml_source import Source, read

@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 from torchaos.harness.host.cluster_tools import Kubectl, about_node, ask
 from torchaos.harness.rollback.file_handles import Touches
 
-# The handles of what a run changes in a Kubernetes cluster: objects that it made, and machines of the cluster.
-
 LABEL = "torchaos.run"
 OVER = ("Succeeded", "Failed")  # phases of a pod
 _PODS = "pods"
@@ -208,8 +206,6 @@ def label_of(run_id: str) -> str:
     of a run's id are random, so they tell runs apart."""
     return re.sub(r"^[^A-Za-z0-9]+", "", run_id[-63:])
 
-
-# The handles of what is changed in a Slurm cluster: work that was given to it, and the states of nodes.
 
 _END_S, _KILL_S = 15.0, 25.0  # seconds for the end by SIGTERM, and then by SIGKILL; Slurm's KillWait is usually 30 s
 _SLURM_LOOK_S = 0.2

@@ -1,5 +1,5 @@
-"""The handles of one regular file and of a mount that a fault made; and the things that any handle may change, by which
-it is decided whether a fault is permitted."""
+"""The handles of one regular file and of a mount that a fault made, in the mount namespace of this process; and the
+things that a handle declares that it may change, by which alone it is decided whether a fault is permitted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from typing import ClassVar, NamedTuple
 from torchaos.harness.host.disk import born_ns, owner_only, sync_folder
 from torchaos.harness.host.netspace import Space
 
-# The things that a handle may change, as the handle declares them. Whether a fault is permitted is decided by this
-# declaration alone.
-
 
 @dataclass(frozen=True)
 class Touches:
@@ -34,9 +31,6 @@ class Touches:
     def __post_init__(self) -> None:
         if not any((self.process, self.run_id, self.network, self.path, self.own, self.marked)):
             raise ValueError("a handle that does not say what it touches can't be permitted")
-
-
-# The handle of one regular file.
 
 
 @dataclass(frozen=True)
@@ -232,8 +226,6 @@ def _copy(source: Path, target: Path, mtime_ns: int, mode: int, uid: int = -1, g
         os.fsync(fd)
     sync_folder(target.parent)
 
-
-# The handle of a mount that a fault made, in the mount namespace of this process.
 
 _DETACH = 2  # MNT_DETACH of umount2(2): unmount even while files in it are open
 _NO_FOLLOW = 8  # UMOUNT_NOFOLLOW

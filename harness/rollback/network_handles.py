@@ -1,5 +1,6 @@
-"""The handles of changes to a network: links, packet rules and queues in a network namespace of the run, and a proxy of
-Toxiproxy."""
+"""The handles of changes to a network. Links, packet rules and queues are in a network namespace of the run and carry
+the mark of torchaos: if the namespace is gone, the change is gone too. A proxy of Toxiproxy has toxics with the fault's
+mark, or was disabled."""
 
 from __future__ import annotations
 
@@ -16,9 +17,6 @@ from typing import ClassVar
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.host.toxiproxy import Api
 from torchaos.harness.rollback.file_handles import Touches
-
-# Handles of the changes that a network fault makes. Each change is in a network namespace of the run and carries the
-# mark of torchaos. If that namespace is gone, the change is gone too.
 
 QDISC_MARK = "ca05:"  # the handle (in tc's sense) of a root qdisc that torchaos made
 _OURS = re.compile(r"torchaos_[a-z0-9_]{1,19}")
@@ -169,9 +167,6 @@ def mark_of(fault: str) -> str:
 def _check_ours(name: str) -> None:
     if not _OURS.fullmatch(name):
         raise ValueError(f"{name!r} does not have the mark of torchaos, so it is not removed")
-
-
-# The handle of a change to a proxy of Toxiproxy: toxics with the fault's mark, or a proxy that was disabled.
 
 
 @dataclass(frozen=True)

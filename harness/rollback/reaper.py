@@ -29,10 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.host import processes
-from torchaos.harness.rollback import open_runs
+from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.healer import Healed, Healer
-from torchaos.harness.rollback.open_runs import OpenRun
-from torchaos.harness.rollback.undo_log import State, UndoLog, UndoRecord
+from torchaos.harness.rollback.undo_log import OpenRun, State, UndoLog, UndoRecord
 
 FORKS_S = 1.0  # seconds for a process that the harness forked just before its death to call exec
 
@@ -152,7 +151,7 @@ def main(fd: int, run_dir: Path, run_id: str, harness: int) -> None:
         log = UndoLog(run_dir)
         run = OpenRun.of(run_id, run_dir, (harness, processes.ticks_of(harness)))
         log.header(asdict(run))
-        if (place := open_runs.add(run)) is not None:
+        if (place := undo_log.add(run)) is not None:
             log.keep_copy(place)
     except OSError as error:
         sock.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
@@ -162,7 +161,7 @@ def main(fd: int, run_dir: Path, run_id: str, harness: int) -> None:
     reaper.send({"armed": os.getpid()})
     reaper.run()
     if healer.is_done:
-        open_runs.remove(run_id)
+        undo_log.remove(run_id)
 
 
 if __name__ == "__main__":

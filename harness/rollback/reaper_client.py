@@ -27,7 +27,7 @@ from typing import Any, Literal, Sequence
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.host.disk import owner_only
 from torchaos.harness.interfaces import ChaosError, Handle, Irreversible, UsageError
-from torchaos.harness.rollback import open_runs, undo_log
+from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.handles import to_json
 from torchaos.harness.rollback.healer import BOUND_S, Healed, Healer
 
@@ -98,7 +98,7 @@ class Reaper:
         except (UndoError, FutureTimeout) as error:
             why = str(error) or f"it did not start within {ANSWER_S:.0f} s"
             reaper._abandon(why)
-            open_runs.settle(run_id, run_dir)  # it may have died after it made its entry
+            undo_log.settle(run_id, run_dir)  # it may have died after it made its entry
             raise UndoError(f"{run_dir}: the reaper is not armed: {why}; see undo/reaper.log there") from error
         return reaper
 
@@ -154,7 +154,7 @@ class Reaper:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(ANSWER_S)
             self._abandon("it was closed")
-            open_runs.settle(self._run_id, self._run_dir)  # a reaper that died could not do so
+            undo_log.settle(self._run_id, self._run_dir)  # a reaper that died could not do so
 
     def __enter__(self) -> Reaper:
         return self

@@ -14,12 +14,11 @@ from typing import Any
 
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
-from torchaos.harness.rollback import open_runs, undo_log
+from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.handles import JobProcesses, to_json
 from torchaos.harness.rollback.healer import Healed, Healer
-from torchaos.harness.rollback.open_runs import OpenRun
 from torchaos.harness.rollback.reaper_client import Busy, UndoError, heal_from_log
-from torchaos.harness.rollback.undo_log import UndoRecord
+from torchaos.harness.rollback.undo_log import OpenRun, UndoRecord
 
 PROBES = ".probes"  # suffix of the run's id that marks commands run by stop conditions
 _LOOK_S = 0.05  # seconds
@@ -52,7 +51,7 @@ def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
     out."""
     if not folders:
         try:
-            runs, problems = open_runs.entries()
+            runs, problems = undo_log.entries()
         except OSError as error:
             return [], [Recovered("?", "", problem=f"the registry of runs can't be read: {error}")]
         return runs, [Recovered("?", "", problem=problem) for problem in problems]
@@ -65,7 +64,7 @@ def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
             bad.append(Recovered("?", str(folder), problem="there is no undo log in it, nor in the folders below"))
         for run_dir in inside:
             try:
-                run = open_runs.of_folder(run_dir)
+                run = undo_log.of_folder(run_dir)
                 records, damaged = undo_log.read(run_dir)
                 if damaged or any(record.open for record in records):
                     runs.append(run)
@@ -98,7 +97,7 @@ def recover(run: OpenRun, any_host: bool = False) -> Recovered:
     done = Recovered(run.run_id, run.run_dir, tuple(healed), note=note)
     if done.clean:
         with suppress(OSError):
-            open_runs.remove(run.run_id)
+            undo_log.remove(run.run_id)
     return done
 
 

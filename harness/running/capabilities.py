@@ -72,7 +72,7 @@ def _root() -> str | None:
 
 
 def _mount() -> str | None:
-    from torchaos.harness.fault_drivers.storage.disk_fill import may_mount
+    from torchaos.harness.fault_drivers.storage_faults import may_mount
 
     return "tmpfs" if may_mount() else None
 
@@ -227,7 +227,7 @@ def _tracing() -> str | None:
 
 
 def _py_spy() -> str | None:
-    from torchaos.harness.monitoring.diagnosis.stacks import find_py_spy
+    from torchaos.harness.monitoring.diagnosis.live_job import find_py_spy
 
     return find_py_spy()
 

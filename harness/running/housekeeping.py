@@ -1,4 +1,17 @@
-"""Lists the runs of this user on this machine, ends them, and removes old run directories."""
+"""Lists the runs of this user on this machine, ends them, and removes old run directories.
+
+Registers the torchaos commands of this user that are running. Another terminal can then list and end them, also
+between two runs (while a twin is copied or a verdict is made). The file STATE/commands/PID-TICKS exists while the
+process runs.
+
+Lists the runs of this user, live or left over, from the registry of open runs, the undo logs and the journals. Nothing
+is changed.
+
+Ends runs of this user normally, with rollback. Processes that do not end in time are killed, and their changes are
+then undone.
+
+Removes finished run directories by age and size, when the user asks for it. A run that is still in progress, or may
+have changes to undo, is kept at any age."""
 
 from __future__ import annotations
 
@@ -18,14 +31,9 @@ from torchaos.harness.host import processes
 from torchaos.harness.host import processes as proc
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.rollback import open_runs, undo_log
-from torchaos.harness.rollback.open_runs import OpenRun, Who
+from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.recovery import Recovered, await_reapers, find, left_over, recover
-from torchaos.harness.rollback.undo_log import State
-
-# Registers the torchaos commands of this user that are running. Another terminal can then list and end them, also
-# between two runs (while a twin is copied or a verdict is made). The file STATE/commands/PID-TICKS exists while the
-# process runs.
+from torchaos.harness.rollback.undo_log import OpenRun, State, Who
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ def at_work(scenarios: Sequence[str]) -> Iterator[None]:
     """Registers this process for the duration of the block. Raises OSError if the state directory can't be used."""
     who = (os.getpid(), processes.ticks_of(os.getpid()))
     command = Command(who, processes.boot_id(), processes.host(), time.time(), tuple(scenarios))
-    path = open_runs.private(open_runs.state_home() / "commands") / f"{who[0]}-{who[1]}"
+    path = undo_log.private(undo_log.state_home() / "commands") / f"{who[0]}-{who[1]}"
     write_atomically(path, json.dumps(asdict(command)), private=True)
     try:
         yield
@@ -61,7 +69,7 @@ def living() -> list[Command]:
     """The commands that are alive on this machine. Removes the entries of dead processes. Raises OSError if the state
     directory can't be used."""
     found = []
-    for path in sorted(open_runs.private(open_runs.state_home() / "commands").glob("[0-9]*-*")):
+    for path in sorted(undo_log.private(undo_log.state_home() / "commands").glob("[0-9]*-*")):
         try:
             with open(path, opener=owner_only) as file:
                 raw = json.load(file)
@@ -74,9 +82,6 @@ def living() -> list[Command]:
             path.unlink(missing_ok=True)
     return found
 
-
-# Lists the runs of this user, live or left over, from the registry of open runs, the undo logs and the journals.
-# Nothing is changed.
 
 Life = Literal["live", "ending", "left", "elsewhere"]
 
@@ -152,9 +157,6 @@ def _faults(folder: Path) -> tuple[str, ...]:
     return ()
 
 
-# Ends runs of this user normally, with rollback. Processes that do not end in time are killed, and their changes are
-# then undone.
-
 IN_ORDER_S = 120.0  # seconds for a run to end with evidence and verdict; then it must hurry
 HURRIED_S = 60.0  # more seconds for the rollback alone; then it is killed, and its reaper takes over
 REAPER_S = 120.0
@@ -214,10 +216,6 @@ def _wait(processes: Iterable[Who], timeout_s: float) -> None:
 
 def _pids(processes: Iterable[Who]) -> str:
     return ", ".join(f"process {pid}" for pid, _ticks in processes)
-
-
-# Removes finished run directories by age and size, when the user asks for it. A run that is still in progress, or may
-# have changes to undo, is kept at any age.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""What a YAML file is: a scenario, a game day, a gate, or none of our files. A folder may hold all of them."""
+"""Loads scenarios: all mistakes in a file are reported at once, each with its place and advice. Also tells what a YAML
+file is: a scenario, a game day, a gate, or none of our files. A folder may hold all of them."""
 
 from __future__ import annotations
 
@@ -14,9 +15,8 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.scenario.checks import check
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job_override import with_job
-from torchaos.harness.scenario.mistakes import in_file, most_telling, words
+from torchaos.harness.scenario.mistakes import Rest, in_file, most_telling, words
 from torchaos.harness.scenario.plugin_parameters import Tell
-from torchaos.harness.scenario.rest import Rest
 from torchaos.harness.scenario.yaml_source import Keys, Place, Problem, ScenarioError, Source, read, value_of
 
 KINDS = ("scenario", "gameday", "gate")  # each is the key of its name
@@ -63,8 +63,6 @@ def files_in(paths: Sequence[Path], kinds: Collection[str] = KINDS) -> list[Path
         found += own
     return found
 
-
-# Loads scenarios. All mistakes in a file are reported at once, each with its place and advice.
 
 Model = TypeVar("Model", bound=BaseModel)
 

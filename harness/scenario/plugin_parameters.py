@@ -17,8 +17,6 @@ from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.mistakes import words
 from torchaos.harness.scenario.yaml_source import Keys
 
-# The parameters of a plug-in: the fields of its dataclass, with their annotated types.
-
 # Reports a mistake: its place, a text, whether the key is wrong (False: its value). `also`: other places that it is
 # about; `texts`: the places of numbers that are text if they may be.
 Tell = Callable[..., None]
@@ -75,8 +73,6 @@ def _type(found: Any, field: Field[Any]) -> TypeAdapter[Any]:
     own = next(owner for owner in found.__mro__ if field.name in get_annotations(owner))
     return TypeAdapter(eval(str(field.type), vars(sys.modules[own.__module__])))
 
-
-# The JSON Schema of scenario files, with the parameters of all installed plug-ins.
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -1,5 +1,5 @@
-"""The base class and the small types of all grammars: sizes with units, regular expressions, and placeholders such as
-`{run}`."""
+"""The base class and the small types of all grammars (scenarios, game days and gates): sizes with units, such as 500MB,
+regular expressions, and placeholders such as `{run}`, in which doubled braces stand for braces."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import core_schema
 
-# The base class and small types of all grammars: scenarios, game days and gates.
-
 NAME = r"^[a-z0-9][a-z0-9._-]*$"
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
@@ -21,9 +19,6 @@ class Strict(BaseModel):
     """Refuses unknown keys, and converts no values: `"3"` is not a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=False)
-
-
-# The type of a regular expression in a scenario.
 
 
 def _parse(value: object) -> str:
@@ -43,8 +38,6 @@ class _RegexSchema:
 
 Regex = Annotated[str, _RegexSchema()]
 
-
-# Sizes with units, such as 500MB, and their values in bytes.
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -79,8 +72,6 @@ class _SizeSchema:
 
 Bytes = Annotated[int, _SizeSchema()]
 
-
-# Placeholders such as `{run}` in the texts of a scenario. Doubled braces stand for braces.
 
 PLACEHOLDERS = ("run", "jobs", "here", "python", "nvml")
 ENDPOINT = "endpoint."  # {endpoint.NAME}: the address of an endpoint of the job, or of the proxy in front of it

@@ -79,7 +79,7 @@ def in_the_agent(firings: int) -> dict[str, list[float]]:
     from torchaos.harness.agent.agent_plan import AgentPlan, Moment, Order
     from torchaos.harness.agent.control_pages import ControlPage
     from torchaos.harness.agent.wire import Phase
-    from torchaos.harness.running.launchers.command import job_env
+    from torchaos.harness.running.launchers.job import job_env
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -24,7 +24,7 @@ from judge import STEP_S, Grown
 from torchaos.harness.agent.wire import Event
 from torchaos.harness.host.processes import give_back
 from torchaos.harness.record.events.journal import Journal, read_events
-from torchaos.harness.running.conditions.seen import Recovered
+from torchaos.harness.running.conditions.progress import Recovered
 
 LOOKS = 3  # looks; the fastest one counts
 MINUTE_S, HOUR_S = 60.0, 3600.0

@@ -29,7 +29,7 @@ import psutil
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.running.launchers.node_channel import LEASE_S, VERSION, Handler, Line
+from torchaos.harness.running.launchers.node_channel import LEASE_S, VERSION, Handler, NodeChannel
 
 STEP_S = 2.0
 STEP: Mapping[str, Any] = {
@@ -76,7 +76,7 @@ def measured(count: int) -> str:
             lambda node, why: lost.append(why),
         )  # fmt: skip
         begun = time.monotonic()
-        lines = [Line(node, ["perl", "-e", PIPE, str(folder / f"{node}")], on) for node in range(count)]
+        lines = [NodeChannel(node, ["perl", "-e", PIPE, str(folder / f"{node}")], on) for node in range(count)]
         for line in lines:
             line.start()
         while len(up) < count and time.monotonic() < begun + UP_S:

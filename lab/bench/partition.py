@@ -26,13 +26,12 @@ from typing import Any
 
 from intervals import percentile
 
-from torchaos.harness.fault_drivers.network.drop_rules import Cut
-from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.links import Cut, Link
 from torchaos.harness.fault_drivers.network.udp_probe import Meter
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.interfaces import JobSpec
 from torchaos.harness.rollback.reaper_client import Reaper
-from torchaos.harness.running.launchers.netns import Netns
+from torchaos.harness.running.launchers.local import Netns
 
 GAP_S = 0.0005  # between two datagrams
 REST_S = 0.06  # between the end of "partition" and "heal"

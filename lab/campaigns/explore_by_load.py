@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
-from torchaos.harness.checkpoints.formats.folders import UNFINISHED
+from torchaos.harness.checkpoints.formats.format import UNFINISHED
 from torchaos.harness.checkpoints.verify import verify
 from torchaos.harness.crash_explorer.folder_contents import Tree
 from torchaos.harness.crash_explorer.operations import Recording

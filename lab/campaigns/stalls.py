@@ -162,10 +162,9 @@ class Session:
         from torchaos.harness.interfaces import JobSpec
         from torchaos.harness.record.events.journal import Journal
         from torchaos.harness.rollback.handles import JobProcesses
-        from torchaos.harness.running.launchers.command import job_env
-        from torchaos.harness.running.launchers.local import Local
+        from torchaos.harness.running.launchers.job import job_env
+        from torchaos.harness.running.launchers.local import Local, Netns, keepers
         from torchaos.harness.running.launchers.local_job import Job
-        from torchaos.harness.running.launchers.netns import Netns, keepers
 
         for name in ("events", "agent", "agent/stamps"):
             (self.folder / name).mkdir()
@@ -192,13 +191,13 @@ class Session:
 
     def watch(self) -> None:
         """Starts new observers: the old ones would have learned the last stall as a usual pause of this job."""
-        from torchaos.harness.monitoring.diagnosis import stacks
+        from torchaos.harness.monitoring.diagnosis import live_job
         from torchaos.harness.monitoring.observers.hang_watch import HangWatch, Watching
 
         if self.watching:
             self.watching.stop()
         stamps = self.folder / "agent" / "stamps" if self.agent else None
-        py_spy = stacks.find_py_spy if self.stacks else lambda: None
+        py_spy = live_job.find_py_spy if self.stacks else lambda: None
         probe = HangWatch(self.job.ranks, lambda: [self.log], stamps, record=self.ticks.append, py_spy=py_spy)
         self.watching = Watching(probe, self.journal.emit)
         self.watching.start()
@@ -268,7 +267,7 @@ def _hold(session: Session, kind: str, victim: int) -> Callable[[], None]:
 
 def _cut(session: Session) -> Callable[[], None]:
     """Separates the two nodes. Returns the function that connects them again."""
-    from torchaos.harness.fault_drivers.network.drop_rules import Cut
+    from torchaos.harness.fault_drivers.network.links import Cut
 
     links = [live.node.link for live in session.job.nodes()]
     cut = Cut("stalls", links[:1], links[1:])

@@ -24,8 +24,7 @@ import museum
 import oracle
 import sides
 
-from torchaos.harness.minimize.package_bisect import Bisect, Passed, Pins, Range
-from torchaos.harness.minimize.package_runs import NotInstallable, Packages
+from torchaos.harness.minimize.package_bisect import Bisect, NotInstallable, Packages, Passed, Pins, Range
 from torchaos.harness.scenario.yaml_source import dumped
 
 SPANS = {

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from torchaos.harness.minimize.package_runs import Packages
+from torchaos.harness.minimize.package_bisect import Packages
 
 os.environ.setdefault("DS_BUILD_OPS", "0")  # DeepSpeed is built without kernels; none of the trainers here calls any
 

@@ -23,7 +23,7 @@ import museum
 import sides
 
 from torchaos.harness.interfaces import ChaosError
-from torchaos.harness.minimize.package_runs import Packages
+from torchaos.harness.minimize.package_bisect import Packages
 
 
 @cache

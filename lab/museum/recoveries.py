@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 import marks
 
 from torchaos.harness.interfaces import ChaosError
-from torchaos.harness.minimize.package_runs import Packages
+from torchaos.harness.minimize.package_bisect import Packages
 from torchaos.harness.record.environment import installed
 from torchaos.harness.record.rundir import results_in
 

@@ -26,7 +26,7 @@ from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.conditions.due import Seen
+from torchaos.harness.running.conditions.progress import Seen
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 

@@ -13,11 +13,10 @@ import torch
 
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Files, Local
-from torchaos.harness.checkpoints.formats import table
+from torchaos.harness.checkpoints.formats import format_table
 from torchaos.harness.checkpoints.formats.format import Format
 from torchaos.harness.checkpoints.layout import Checkpoint, Extent, Shard, TensorEntry, Trouble, torn
-from torchaos.harness.fault_drivers.checkpoint_files.damage_sites import tracker
-from torchaos.harness.fault_drivers.checkpoint_files.edits import Text
+from torchaos.harness.fault_drivers.checkpoint_edits import Text, tracker
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.registry import offers
 
@@ -49,9 +48,9 @@ def raw(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ours = offers._entries("formats")
     theirs = EntryPoint("raw", f"{__name__}:Raw", "torchaos.formats")
     monkeypatch.setattr(offers, "_entries", lambda group: (*ours, theirs))
-    table.table.cache_clear()
+    format_table.table.cache_clear()
     yield
-    table.table.cache_clear()
+    format_table.table.cache_clear()
 
 
 def write(folder: Path, **files: bytes) -> Path:
@@ -67,7 +66,7 @@ def read(path: Path) -> Checkpoint:
 
 def test_no_two_formats_claim_the_same_files() -> None:
     """Which format reads a file does not depend on the order in which formats are asked."""
-    claimed = Counter(end for one in table.table() for end in (*one.suffixes, *one.parts, *one.metadata))
+    claimed = Counter(end for one in format_table.table() for end in (*one.suffixes, *one.parts, *one.metadata))
     assert claimed
     assert {end for end, count in claimed.items() if count > 1} == set()
 
@@ -90,7 +89,7 @@ def test_no_two_formats_claim_the_same_files() -> None:
 )
 def test_the_more_special_format_is_asked_first(names: Sequence[str], path: str, form: str | None) -> None:
     """A folder that several formats could read is of the most special of them."""
-    found = table.of_folder(Local(), path, names)
+    found = format_table.of_folder(Local(), path, names)
     assert (found.name if found else None) == form
 
 
@@ -128,7 +127,7 @@ def test_a_format_of_another_package_is_one_class(raw: None, tmp_path: Path) -> 
     unnamed = tmp_path / "unnamed"
     unnamed.write_bytes(b"RAW!")
     assert read(unnamed).format == "raw"
-    assert table.may_hold_tensors("a/model.raw")
+    assert format_table.may_hold_tensors("a/model.raw")
     assert formats.unread(Local(), str(tmp_path)) == []
 
 
@@ -144,10 +143,10 @@ def test_a_format_that_lacks_a_reader_is_refused(monkeypatch: pytest.MonkeyPatch
     """What does not inherit from Format, and lacks a part, is named with what it lacks."""
     theirs = EntryPoint("half", f"{__name__}:Half", "torchaos.formats")
     monkeypatch.setattr(offers, "_entries", lambda group: (theirs,))
-    table.table.cache_clear()
+    format_table.table.cache_clear()
     with pytest.raises(UsageError, match=r"checkpoint format 'half' .* lacks is_folder, read_file.*CheckpointFormat"):
-        table.table()
-    table.table.cache_clear()
+        format_table.table()
+    format_table.table.cache_clear()
 
 
 class Half:

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_hexdigest
 
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.layout import Checkpoint, Checksum, Extent, File, Shard, TensorEntry
-from torchaos.harness.checkpoints.verify import windows as cutting
+from torchaos.harness.checkpoints.verify import stream as cutting
 from torchaos.harness.checkpoints.verify.manifests import CHUNK, Digest, Span
 from torchaos.harness.checkpoints.verify.stream import WIDTHS, Found, Stream, nans_in
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.minimize.child_run import Child, Ran
-from torchaos.harness.minimize.package_runs import Packages
+from torchaos.harness.minimize.package_bisect import Packages
 from torchaos.harness.record import result
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.reporting.files import json_file

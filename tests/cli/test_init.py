@@ -14,7 +14,7 @@ from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.planner.fault_plans import OWN_STORE
-from torchaos.harness.running.planner.warnings import warnings_of
+from torchaos.harness.running.planner.preflight import warnings_of
 from torchaos.harness.running.scaffold.job_draft import (
     CHECKPOINTS,
     EXAMPLE,

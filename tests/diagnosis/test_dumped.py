@@ -14,7 +14,7 @@ from waiting import wait_until
 
 from torchaos.harness.agent import wire
 from torchaos.harness.interfaces import RankProcess
-from torchaos.harness.monitoring.diagnosis import stacks
+from torchaos.harness.monitoring.diagnosis import live_job
 
 LISTENS = """
 import os
@@ -51,7 +51,7 @@ def test_a_rank_that_hangs_writes_its_stack(tmp_path: Path, how: str) -> None:
     with _rank(tmp_path, LISTENS + HANGS[how]) as ranks:
         for _ in range(2):
             frames = wait_until(
-                lambda: [frame.function for frame in stacks.ask(ranks, tmp_path / "stacks")[0].frames],
+                lambda: [frame.function for frame in live_job.ask(ranks, tmp_path / "stacks")[0].frames],
                 lambda names: names[:1] == ["hangs"],  # it may not have got there at the first request
             )
             assert frames[-1] == "<module>"
@@ -62,7 +62,7 @@ def test_a_process_without_the_handler_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "stacks").mkdir()
     (tmp_path / "stacks" / "rank0-a1-p1.txt").touch()
     with _rank(tmp_path, HANGS["in a sleep"]) as ranks:
-        assert stacks.ask(ranks, tmp_path / "stacks") == {}
+        assert live_job.ask(ranks, tmp_path / "stacks") == {}
     own = "import signal\nfrom torchaos.harness.agent.startup import SIGNAL\nsignal.signal(SIGNAL, print)\n"
     with _rank(tmp_path / "own", own + LISTENS + HANGS["in a sleep"]) as ranks:
-        assert stacks.ask(ranks, tmp_path / "own" / "stacks") == {}
+        assert live_job.ask(ranks, tmp_path / "own" / "stacks") == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from torchaos.harness.monitoring.diagnosis.stacks import Frame, Stack, outliers, parse
+from torchaos.harness.monitoring.diagnosis.live_job import Frame, Stack, outliers, parse
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/"
 LIBRARY = "/usr/lib/python3.11/"

@@ -11,7 +11,7 @@ import pytest
 from chaos import REPOSITORY, RunScenario, kill_rank, left_over, trainer
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.fault_drivers.checkpoint_files.damage_fault import survey
+from torchaos.harness.fault_drivers.damage_fault import survey
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.file_handles import mounts

@@ -12,12 +12,12 @@ from explorations import choice, outcome_of, saves
 from resumes import recorded
 
 from torchaos.harness.crash_explorer import exploration as module
+from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.exploration import Exploration, Limits, read_outcomes
 from torchaos.harness.crash_explorer.exploration_summary import Explored
-from torchaos.harness.crash_explorer.read_queries import Ask
-from torchaos.harness.crash_explorer.read_trace import Looks
+from torchaos.harness.crash_explorer.read_trace import ReadSet
+from torchaos.harness.crash_explorer.recording_log import Query
 from torchaos.harness.crash_explorer.resume_outcomes import Class
-from torchaos.harness.crash_explorer.states.state import State
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.rundir import RunDir
 
@@ -78,7 +78,7 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
         )
 
         class Cold(Recorded):
-            looks: Looks | None = None
+            looks: ReadSet | None = None
 
             def __call__(self, state: State | None = None, again: bool = True, lookout: object = None) -> Any:
                 assert state
@@ -89,7 +89,7 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
                 kind, self.looks = getattr(go, "cold", (Class.RIGHT, None))
                 return outcome_of(state, kind, "no"), None
 
-        monkeypatch.setattr(module, "Cold", Cold)
+        monkeypatch.setattr(module, "LauncherResume", Cold)
         monkeypatch.setattr(module, "failed_at_once", lambda _run: True)
         done = found()
         assert done
@@ -126,7 +126,7 @@ def test_forked_ranks_are_compared_with_a_state_that_is_right(
 
         def __call__(self, _state: State, _lookout: object = None) -> None: ...
 
-    monkeypatch.setattr(module, "Warm", Warm)
+    monkeypatch.setattr(module, "WarmResumes", Warm)
     explore(stop_after=3, warm=True)
     explore(warm=True)
     assert given == [None, choice(saves(tmp_path)).states[0]]
@@ -160,7 +160,7 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
             forked.append(state.name)
             return replace(outcome_of(state, kind, f"in {len(forked)}"), warm=True, from_step=5)
 
-    monkeypatch.setattr(module, "Warm", Warm)
+    monkeypatch.setattr(module, "WarmResumes", Warm)
     everything = [state.name for state in choice(saves(tmp_path)).states]
     first, cold = explore(warm=True, stop_after=2)
     assert (forked, cold) == (everything[:4], [everything[1], everything[3]])
@@ -187,7 +187,7 @@ def test_one_state_of_each_class_is_confirmed_before_the_time_is_over(
             forked.append(state.name)
             return replace(outcome_of(state, Class.WRONG, "no"), warm=True, from_step=5)
 
-    monkeypatch.setattr(module, "Warm", Warm)
+    monkeypatch.setattr(module, "WarmResumes", Warm)
     monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
     over = property(lambda _self: "" if len(forked) < len(everything) else "the time is over")
     monkeypatch.setattr(Exploration, "_over", over)
@@ -212,9 +212,9 @@ def test_a_failure_before_the_first_step_stands_for_all_states_that_look_the_sam
             kind = Class.WONT_START if "last.pt" in state.tree.files else Class.RIGHT
             return replace(outcome_of(state, kind, "no"), warm=True)
 
-    monkeypatch.setattr(module, "Warm", Warm)
+    monkeypatch.setattr(module, "WarmResumes", Warm)
     states = choice(saves(tmp_path)).states
-    names = Looks(frozenset({(Ask.NAMES, ""), (Ask.IS, "nothing")}))
+    names = ReadSet(frozenset({(Query.NAMES, ""), (Query.IS, "nothing")}))
     monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
     monkeypatch.setattr(explore, "cold", (Class.WONT_START, names), raising=False)
     found, cold = explore(warm=True)
@@ -239,7 +239,7 @@ def test_a_failure_that_came_once_stands_for_no_other_state(
     """Without forked ranks, and without a second start, one failed start may be chance, such as a port that is in use.
     All states are resumed."""
     monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
-    monkeypatch.setattr(explore, "cold", (Class.WONT_START, Looks(frozenset({(Ask.NAMES, "")}))), raising=False)
+    monkeypatch.setattr(explore, "cold", (Class.WONT_START, ReadSet(frozenset({(Query.NAMES, "")}))), raising=False)
     found, cold = explore()
     assert cold == [state.name for state in choice(saves(tmp_path)).states]
     assert not any(outcome.like for outcome in found.outcomes)
@@ -257,11 +257,11 @@ def test_cold_starts_that_stand_for_no_other_state_come_last(
             log.append(state.name)
             return replace(outcome_of(state, Class.WONT_START, "no"), warm=True)
 
-    monkeypatch.setattr(module, "Warm", Warm)
+    monkeypatch.setattr(module, "WarmResumes", Warm)
     monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
     states = choice(saves(tmp_path)).states
-    asked = {(Ask.NAMES, ""), *((Ask.BYTES, path) for state in states for path in state.tree.files)}
-    monkeypatch.setattr(explore, "cold", (Class.WONT_START, Looks(frozenset(asked))), raising=False)
+    asked = {(Query.NAMES, ""), *((Query.BYTES, path) for state in states for path in state.tree.files)}
+    monkeypatch.setattr(explore, "cold", (Class.WONT_START, ReadSet(frozenset(asked))), raising=False)
     monkeypatch.setattr(explore, "log", log, raising=False)
     found, cold = explore(warm=True)
     everything = [state.name for state in states]
@@ -291,7 +291,7 @@ def test_a_failure_that_the_launcher_has_shown_is_shown_again_by_new_interpreter
             started.append(state.name)
             return outcome_of(state, Class.RIGHT if len(started) == 2 else Class.WONT_START, "no"), None
 
-    monkeypatch.setattr(module, "Warm", Warm)
+    monkeypatch.setattr(module, "WarmResumes", Warm)
     monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
     monkeypatch.setattr(explore, "cold", (Class.WONT_START, None), raising=False)
     found, cold = explore(warm=True)
@@ -321,7 +321,7 @@ def test_a_failure_with_words_that_a_cold_start_has_shown_is_started_cold_last(
     def over(_self: Exploration) -> str:
         return "" if has_time or len(forked) < len(everything) else "the time is over"
 
-    monkeypatch.setattr(module, "Warm", Warm)
+    monkeypatch.setattr(module, "WarmResumes", Warm)
     monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
     monkeypatch.setattr(Exploration, "_over", property(over))
     monkeypatch.setattr(explore, "cold", (Class.WONT_START, None), raising=False)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.crash_explorer.folder_contents import Content, Extent, Tree
-from torchaos.harness.crash_explorer.read_queries import Ask
-from torchaos.harness.crash_explorer.read_trace import Looked, Looker, Lookout, Looks
+from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracer, ReadTracers, Traced
+from torchaos.harness.crash_explorer.recording_log import Query
 from torchaos.harness.rollback.file_handles import mounts
 
 # A job that takes the newest folder, and reads one of its files. Argument: the folder.
@@ -32,7 +32,7 @@ def test_questions_of_a_job_are_noted(tmp_path: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
     (folder / "0link").symlink_to("2")
-    looker = Looker(folder, tmp_path / "home")
+    looker = ReadTracer(folder, tmp_path / "home")
     with looker:
         subprocess.run([sys.executable, "-S", "-c", JOB, str(folder)], check=True)
         (folder / "0link").rename(folder / "link")
@@ -43,14 +43,20 @@ def test_questions_of_a_job_are_noted(tmp_path: Path) -> None:
     assert looker.left == []
     found = looker.until(ended_s)
     assert found
-    asked = {(Ask.NAMES, ""), (Ask.IS, "2"), (Ask.IS, "2/ready"), (Ask.KIND, "0link"), (Ask.BYTES, "2/weights")}
+    asked = {
+        (Query.NAMES, ""),
+        (Query.IS, "2"),
+        (Query.IS, "2/ready"),
+        (Query.KIND, "0link"),
+        (Query.BYTES, "2/weights"),
+    }
     assert asked <= found.asked
     assert not {path for _ask, path in found.asked} & {"1/weights", "1/ready", "2/moments"}
     assert looker.until(0.0) is None
     after = looker.until(time.monotonic())
     assert after
-    assert (Ask.BYTES, "2/moments") in after.asked - found.asked
-    assert Looks.from_json(found.to_json()) == found  # type: ignore[arg-type]
+    assert (Query.BYTES, "2/moments") in after.asked - found.asked
+    assert ReadSet.from_json(found.to_json()) == found  # type: ignore[arg-type]
     assert not any(mount.target == str(folder) for mount in mounts())
 
 
@@ -80,18 +86,18 @@ def test_what_a_job_writes_itself_is_not_asked(tmp_path: Path) -> None:
     (folder / "old").mkdir(parents=True)
     for name in ("torn.tmp", "last", "gone", "sized", "grown", "old/file"):
         (folder / name).write_text("before")
-    looker = Looker(folder, tmp_path / "home")
+    looker = ReadTracer(folder, tmp_path / "home")
     with looker:
         subprocess.run([sys.executable, "-S", "-c", SAVER, str(folder)], check=True)
     found = looker.until(time.monotonic())
     assert found
     asks = {path: {ask for ask, of in found.asked if of == path} for _ask, path in found.asked}
-    assert asks["torn.tmp"] == asks["last"] == asks["gone"] == {Ask.KIND}
-    assert asks["new.tmp"] == {Ask.KIND}
+    assert asks["torn.tmp"] == asks["last"] == asks["gone"] == {Query.KIND}
+    assert asks["new.tmp"] == {Query.KIND}
     assert "new/part" not in asks
-    assert Ask.ALL in asks["old"]
-    assert Ask.IS in asks["sized"]
-    assert Ask.BYTES in asks["grown"]
+    assert Query.ALL in asks["old"]
+    assert Query.IS in asks["sized"]
+    assert Query.BYTES in asks["grown"]
 
 
 # A job that first looks at a folder in some way, and then removes it. Arguments: the folder, and the way.
@@ -122,18 +128,18 @@ def test_a_folder_that_is_removed_at_once_may_have_more_files(tmp_path: Path, ho
     for name in ("1.partial/a", "1.partial/sub/b", "2.partial/a", "2.partial/sub/b"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("before")
-    looker = Looker(folder, tmp_path / "home")
+    looker = ReadTracer(folder, tmp_path / "home")
     with looker:
         subprocess.run([sys.executable, "-S", "-c", REMOVER, str(folder), how], check=True)
     found = looker.until(time.monotonic())
     assert found
     asks = {path: {ask for ask, of in found.asked if of == path} for _ask, path in found.asked}
-    assert asks["2.partial"] - {Ask.IS} == {Ask.CLEARED}
+    assert asks["2.partial"] - {Query.IS} == {Query.CLEARED}
     assert not [path for path in asks if path.startswith("2.partial/")]
-    looked = {"": set(), "lists": {Ask.NAMES}, "reads": set(), "picks": {Ask.NAMES}, "keeps": {Ask.NAMES}}[how]
-    assert asks["1.partial"] - {Ask.IS} == looked | {Ask.CLEARED}
-    assert (Ask.BYTES in asks.get("1.partial/sub/b", set())) is (how in ("reads", "keeps"))
-    assert (Ask.IS in asks.get("1.partial/a", set())) is (how in ("picks", "keeps"))
+    looked = {"": set(), "lists": {Query.NAMES}, "reads": set(), "picks": {Query.NAMES}, "keeps": {Query.NAMES}}[how]
+    assert asks["1.partial"] - {Query.IS} == looked | {Query.CLEARED}
+    assert (Query.BYTES in asks.get("1.partial/sub/b", set())) is (how in ("reads", "keeps"))
+    assert (Query.IS in asks.get("1.partial/a", set())) is (how in ("picks", "keeps"))
     assert list(folder.iterdir()) == ([folder / "copy"] if how == "keeps" else [])
 
 
@@ -145,19 +151,19 @@ def test_a_folder_that_is_not_removed_was_listed(tmp_path: Path) -> None:
     for name in ("a.tmp", "b"):
         (folder / name).write_text("before")
     job = "import os, sys; os.chdir(sys.argv[1]); [os.unlink(x) for x in os.listdir('.') if x.endswith('.tmp')]"
-    looker = Looker(folder, tmp_path / "home")
+    looker = ReadTracer(folder, tmp_path / "home")
     with looker:
         subprocess.run([sys.executable, "-S", "-c", job, str(folder)], check=True)
     found = looker.until(time.monotonic())
     assert found
-    assert {(Ask.NAMES, ""), (Ask.KIND, "a.tmp")} <= found.asked
-    assert not any(ask is Ask.CLEARED for ask, _path in found.asked)
+    assert {(Query.NAMES, ""), (Query.KIND, "a.tmp")} <= found.asked
+    assert not any(ask is Query.CLEARED for ask, _path in found.asked)
 
 
 @pytest.mark.needs("fuse")
 def test_a_server_that_died_knows_nothing(tmp_path: Path) -> None:
     """If the server is killed, not all questions are known, so there are none to compare by."""
-    looker = Looker(tmp_path / "checkpoints", tmp_path / "home")
+    looker = ReadTracer(tmp_path / "checkpoints", tmp_path / "home")
     with looker:
         assert looker._server is not None
         looker._server.kill()
@@ -169,11 +175,11 @@ def test_a_server_that_died_knows_nothing(tmp_path: Path) -> None:
 def test_many_resumes_are_noted_one_after_the_other(tmp_path: Path, killed: str) -> None:
     """The server of the next resume starts ahead, and nothing is mounted before that resume. If this server or the
     shared reaper is killed, others take their place. In the end, nothing is left."""
-    folder, lookout = tmp_path / "checkpoints", Lookout(tmp_path / "home")
+    folder, lookout = tmp_path / "checkpoints", ReadTracers(tmp_path / "home")
     for name in ("first", "second", "third"):
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(name)
-        looked = Looked(folder, lookout)
+        looked = Traced(folder, lookout)
         with looked:
             assert (folder / name).read_text() == name
         assert not any(mount.target == str(folder) for mount in mounts())
@@ -181,7 +187,7 @@ def test_many_resumes_are_noted_one_after_the_other(tmp_path: Path, killed: str)
         assert looker
         found = looker.until(time.monotonic())
         assert found
-        assert {path for ask, path in found.asked if ask is Ask.BYTES} == {name}
+        assert {path for ask, path in found.asked if ask is Query.BYTES} == {name}
         assert (looked.left, looked.failed) == ([], "")
         assert ahead
         assert ahead.is_ready
@@ -217,33 +223,33 @@ def _tree(weights: str = "w", size: int = 8, more: str = "") -> Tree:
 
 
 @pytest.mark.parametrize(("ask", "path", "other", "same"), [
-    (Ask.BYTES, "2/weights", _tree("v"), False),
-    (Ask.BYTES, "2/moments", _tree("v"), True),
-    (Ask.IS, "2/weights", _tree("v"), True),
-    (Ask.IS, "2/weights", _tree(size=7), False),
-    (Ask.IS, "2", _tree(size=7), True),
-    (Ask.IS, "2/ready", _tree(more="2/ready"), False),
-    (Ask.IS, "2/ready", _tree(more="3"), True),
-    (Ask.NAMES, "2", _tree(more="2/ready"), False),
-    (Ask.NAMES, "", _tree(more="2/ready"), True),
-    (Ask.NAMES, "", _tree(more="3"), False),
-    (Ask.NAMES, "", Tree(_tree().files, frozenset({"2"}), {"link": "2", "1": "2"}), False),
-    (Ask.KIND, "2/weights", _tree(size=7), True),
-    (Ask.KIND, "2/ready", _tree(more="2/ready"), False),
-    (Ask.CLEARED, "2", _tree("v", size=7), True),
-    (Ask.CLEARED, "2", _tree(more="2/weights1"), False),
-    (Ask.CLEARED, "", _tree(more="4/weights"), True),
-    (Ask.CLEARED, "", _tree(more="4"), False),
-    (Ask.CLEARED, "3", _tree(more="3/weights"), False),
-    (Ask.ALL, "2", _tree(size=7), False),
-    (Ask.ALL, "2", _tree(more="3"), True),
-    (Ask.IS, "link", Tree(_tree().files, _tree().folders, {"link": "1"}), False),
-    (Ask.IS, "1", Tree({**_tree().files, "1": Content()}, frozenset({"2"}), {"link": "2"}), False),
+    (Query.BYTES, "2/weights", _tree("v"), False),
+    (Query.BYTES, "2/moments", _tree("v"), True),
+    (Query.IS, "2/weights", _tree("v"), True),
+    (Query.IS, "2/weights", _tree(size=7), False),
+    (Query.IS, "2", _tree(size=7), True),
+    (Query.IS, "2/ready", _tree(more="2/ready"), False),
+    (Query.IS, "2/ready", _tree(more="3"), True),
+    (Query.NAMES, "2", _tree(more="2/ready"), False),
+    (Query.NAMES, "", _tree(more="2/ready"), True),
+    (Query.NAMES, "", _tree(more="3"), False),
+    (Query.NAMES, "", Tree(_tree().files, frozenset({"2"}), {"link": "2", "1": "2"}), False),
+    (Query.KIND, "2/weights", _tree(size=7), True),
+    (Query.KIND, "2/ready", _tree(more="2/ready"), False),
+    (Query.CLEARED, "2", _tree("v", size=7), True),
+    (Query.CLEARED, "2", _tree(more="2/weights1"), False),
+    (Query.CLEARED, "", _tree(more="4/weights"), True),
+    (Query.CLEARED, "", _tree(more="4"), False),
+    (Query.CLEARED, "3", _tree(more="3/weights"), False),
+    (Query.ALL, "2", _tree(size=7), False),
+    (Query.ALL, "2", _tree(more="3"), True),
+    (Query.IS, "link", Tree(_tree().files, _tree().folders, {"link": "1"}), False),
+    (Query.IS, "1", Tree({**_tree().files, "1": Content()}, frozenset({"2"}), {"link": "2"}), False),
 ])  # fmt: skip
-def test_trees_that_answer_alike(ask: Ask, path: str, other: Tree, same: bool) -> None:
+def test_trees_that_answer_alike(ask: Query, path: str, other: Tree, same: bool) -> None:
     """Only what was asked counts: a file's bytes only if they were read, its size if it was looked at, a folder's names
     if they were listed."""
-    assert Looks(frozenset({(ask, path)})).same(_tree(), other) is same
+    assert ReadSet(frozenset({(ask, path)})).same(_tree(), other) is same
 
 
 def test_the_server_starts_without_large_libraries() -> None:

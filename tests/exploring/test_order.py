@@ -5,8 +5,7 @@ from __future__ import annotations
 from torchaos.harness.agent.collective_stamps import Stamp
 from torchaos.harness.agent.wire import Event
 from torchaos.harness.agent.wire import Kind as Happened
-from torchaos.harness.crash_explorer.happens_before import order
-from torchaos.harness.crash_explorer.operations import Operation, OperationKind, with_steps
+from torchaos.harness.crash_explorer.operations import Operation, OperationKind, order, with_steps
 
 
 def _stamp(rank: int, seq: int, at: float, thread: int = 0, group: str = "0", number: int | None = None) -> Stamp:

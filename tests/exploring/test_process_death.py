@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from saves import Disk, contents, play, table
 
+from torchaos.harness.crash_explorer import crash_points, selection
+from torchaos.harness.crash_explorer.crash_points import CrashPoints
 from torchaos.harness.crash_explorer.folder_contents import Blobs
+from torchaos.harness.crash_explorer.fs_model import FilesystemModel
 from torchaos.harness.crash_explorer.operations import Recording
 from torchaos.harness.crash_explorer.selection import chosen
-from torchaos.harness.crash_explorer.states import crash_points, deaths
-from torchaos.harness.crash_explorer.states.crash_points import Cuts
-from torchaos.harness.crash_explorer.states.fs_model import World
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def blobs(tmp_path: Path) -> Blobs:
 
 def _all_cuts(recording: Recording) -> list[dict[int | None, int]]:
     """Each consistent cut, found by trying all of them."""
-    world, lines = World(recording), recording.lines
+    world, lines = FilesystemModel(recording), recording.lines
     before = set(recording.before) | {(a, e.operation.number) for e in world.effects for a in e.needs}
     operations = recording.operations
     found = []
@@ -68,8 +68,8 @@ def test_each_moment_is_in_a_class(blobs: Blobs, tmp_path: Path, seed: int) -> N
     """The classes are the trees of all consistent cuts, no more and no fewer; their number of moments is the number of
     cuts; and the trees of the recorded run are those that a real folder had."""
     recording = _random(blobs, seed)
-    cuts = Cuts(recording, symmetry=False)
-    tried = {state.digest for state in deaths.of_cuts(cuts)}
+    cuts = CrashPoints(recording, symmetry=False)
+    tried = {state.digest for state in selection.of_cuts(cuts)}
     everything = _all_cuts(recording)
     torn = {moment.stands for moment in cuts.classes if cuts.cut(moment.stands)[1]}
     assert not torn
@@ -85,7 +85,7 @@ def test_each_moment_is_in_a_class(blobs: Blobs, tmp_path: Path, seed: int) -> N
 def test_the_times_of_the_run_are_all_there(blobs: Blobs) -> None:
     """Each moment of the recorded run is in one state, and the states that were never seen have no time."""
     recording = table(blobs, 2)
-    states = list(deaths.process_death_states(recording))
+    states = list(selection.process_death_states(recording))
     times = sorted(times for state in states for times in state.moments)
     assert times[0][0] == 0
     assert times[-1][1] == recording.ended_s
@@ -97,7 +97,7 @@ def test_the_times_of_the_run_are_all_there(blobs: Blobs) -> None:
 def test_a_sharded_save_by_few_classes(blobs: Blobs, ranks: int, cuts: int, classes: int) -> None:
     """The moments of a save by 8 ranks are millions, and the classes of files that they leave fewer than 500: each
     shard is not there, empty, torn or whole, and ranks 1 to 7 are equal."""
-    found = Cuts(table(blobs, ranks))
+    found = CrashPoints(table(blobs, ranks))
     assert found.moments == cuts
     assert len(found.classes) == classes
     assert not found.drawn
@@ -106,12 +106,12 @@ def test_a_sharded_save_by_few_classes(blobs: Blobs, ranks: int, cuts: int, clas
 def test_the_table_without_symmetry(blobs: Blobs) -> None:
     """Without symmetry of ranks there are as many states as combinations of the states of each shard, and three more
     of the marker."""
-    assert [len(Cuts(table(blobs, ranks), symmetry=False).classes) for ranks in (2, 4)] == [4**2 + 3, 4**4 + 3]
+    assert [len(CrashPoints(table(blobs, ranks), symmetry=False).classes) for ranks in (2, 4)] == [4**2 + 3, 4**4 + 3]
 
 
 def test_no_state_without_what_it_needs(blobs: Blobs) -> None:
     """The marker comes after a barrier, so it is in no state in which a shard is missing or torn."""
-    for state in deaths.process_death_states(table(blobs, 3)):
+    for state in selection.process_death_states(table(blobs, 3)):
         if "marker.tmp" in state.tree.files or "marker" in state.tree.files:
             assert [state.tree.files[f"shard-{rank}"].size for rank in range(3)] == [30, 30, 30]
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_is_not_tried(blobs: Blobs) -> None:
     disk.rank(0).mkdir("tmp")
     disk.rank(1).save("tmp/a", b"a")
     disk.rank(0).rename("tmp", "final")
-    states = deaths.process_death_states(disk.recording())
+    states = selection.process_death_states(disk.recording())
     trees = [{**{path: c.size for path, c in s.tree.files.items()}, **dict.fromkeys(s.tree.folders)} for s in states]
     tmp, final = {"tmp": None}, {"final": None}
     expected = [{}, tmp, {**tmp, "tmp/a": 0}, {**tmp, "tmp/a": 1}, {**final, "final/a": 0}, {**final, "final/a": 1}]
@@ -136,7 +136,9 @@ def test_a_large_write_may_be_torn(blobs: Blobs) -> None:
     disk = Disk(blobs)
     disk.rank(0).save("large", b"x" * 10_000)
     disk.rank(0).save("small", b"x" * 100)
-    sizes = [{path: c.size for path, c in s.tree.files.items()} for s in deaths.process_death_states(disk.recording())]
+    sizes = [
+        {path: c.size for path, c in s.tree.files.items()} for s in selection.process_death_states(disk.recording())
+    ]
     large = {"large": 10_000}
     assert sizes == [{}, {"large": 0}, {"large": 4096}, large, {**large, "small": 0}, {**large, "small": 100}]
 
@@ -147,7 +149,7 @@ def test_a_file_is_overwritten_in_place(blobs: Blobs) -> None:
     disk.rank(0).save("last", b"one")
     disk.rank(0).save("last", b"two")
     recording = disk.recording()
-    states = list(deaths.process_death_states(recording))
+    states = list(selection.process_death_states(recording))
     assert [[blobs.read(c) for c in s.tree.files.values()] for s in states] == [[], [b""], [b"one"], [b"two"]]
     assert recording.kept_as_made == frozenset()
     assert [state.linked for state in states] == [frozenset()] * 4
@@ -166,7 +168,7 @@ def test_ranks_that_differ_are_kept_apart(blobs: Blobs) -> None:
         if waits:
             disk.barrier(1, 0)
         disk.rank(0).save("marker", b"x")
-        return len(Cuts(disk.recording()).classes)
+        return len(CrashPoints(disk.recording()).classes)
 
     assert groups(more=False, waits=False) == 3 * math.comb(5, 3)  # of the marker, and of 3 equal shards in 3 states
     assert groups(more=True, waits=False) == 3 * math.comb(4, 2) * 5
@@ -183,7 +185,7 @@ def test_a_job_that_writes_without_a_break(blobs: Blobs, monkeypatch: pytest.Mon
         for rank in (0, 1):
             disk.rank(rank).save(f"beat-{rank}", b"%d" % number)
     recording = disk.recording()
-    found = Cuts(recording)
+    found = CrashPoints(recording)
     assert found.drawn
     assert 250 <= len(found.classes) <= crash_points.most_of(recording) == 500
     assert sum(bool(moment.seen) for moment in found.classes) >= 250
@@ -223,10 +225,10 @@ def test_it_does_not_matter_which_rank_makes_the_folder(blobs: Blobs) -> None:
     """Four ranks save into one folder, and the first of them makes it: no folder, or 4 equal shards in 3 states. In the
     next save another rank makes the folder, and the ranks are still equal."""
     one = math.comb(6, 2)
-    assert len(Cuts(_into_one_folder(blobs, maker=1)).classes) == 1 + one
-    assert len(Cuts(_into_one_folder(blobs, maker=3)).classes) == 1 + one
-    assert len(Cuts(_into_one_folder(blobs, maker=3, saves=2)).classes) == 1 + 2 * one
-    found = Cuts(_into_one_folder(blobs, maker=3), symmetry=False)
+    assert len(CrashPoints(_into_one_folder(blobs, maker=1)).classes) == 1 + one
+    assert len(CrashPoints(_into_one_folder(blobs, maker=3)).classes) == 1 + one
+    assert len(CrashPoints(_into_one_folder(blobs, maker=3, saves=2)).classes) == 1 + 2 * one
+    found = CrashPoints(_into_one_folder(blobs, maker=3), symmetry=False)
     assert len(found.classes) == 1 + 3**4
     assert found.moments == len(_all_cuts(found.recording))
 
@@ -236,11 +238,13 @@ def test_a_folder_that_shows_who_made_it(blobs: Blobs) -> None:
     equal to the others: its shard may be missing, empty or whole with each combination of the other three."""
     recording = _into_one_folder(blobs, maker=3, owner=True)
     others = math.comb(5, 2)
-    assert len(Cuts(recording).classes) == 1 + (3 + 2) * others  # owner: missing, empty, whole; then the shard: 2 more
-    trees = {state.digest for state in deaths.process_death_states(recording)}
+    assert (
+        len(CrashPoints(recording).classes) == 1 + (3 + 2) * others
+    )  # owner: missing, empty, whole; then the shard: 2 more
+    trees = {state.digest for state in selection.process_death_states(recording)}
     told = {
         (len(state.tree.files), state.tree.files["d0/owner"].size, "d0/shard-3" in state.tree.files)
-        for state in deaths.process_death_states(recording)
+        for state in selection.process_death_states(recording)
         if "d0/owner" in state.tree.files
     }
     assert len(trees) == 1 + 5 * others

@@ -9,11 +9,11 @@ import pytest
 from protocols import PROCESS, PROTOCOLS, SIZE, Broken, Protocol, data
 from saves import Disk
 
+from torchaos.harness.crash_explorer import power_loss, selection
+from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.folder_contents import Blobs, Content, Extent, Tree
 from torchaos.harness.crash_explorer.operations import Recording
-from torchaos.harness.crash_explorer.states import deaths, power_loss
-from torchaos.harness.crash_explorer.states.power_loss import Persistence
-from torchaos.harness.crash_explorer.states.state import State
+from torchaos.harness.crash_explorer.power_loss import Persistence
 
 SAVES = 3
 MODELS = [PROCESS, *(each.value for each in Persistence)]
@@ -42,7 +42,7 @@ def _wrong(protocol: Protocol, recording: Recording, over: list[int], state: Sta
 
 def _states(recording: Recording, model: str) -> list[State]:
     if model == PROCESS:
-        return list(deaths.process_death_states(recording))
+        return list(selection.process_death_states(recording))
     return list(power_loss.states(recording, Persistence(model)))
 
 

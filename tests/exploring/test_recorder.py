@@ -16,10 +16,10 @@ from saves import contents
 from waiting import wait_until
 
 from torchaos.harness.agent.agent_plan import AgentPlan
+from torchaos.harness.crash_explorer import selection
+from torchaos.harness.crash_explorer.crash_points import CrashPoints
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 from torchaos.harness.crash_explorer.recorded_run import Recorder
-from torchaos.harness.crash_explorer.states import deaths
-from torchaos.harness.crash_explorer.states.crash_points import Cuts
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.rollback.file_handles import mounts
 from torchaos.harness.running import capabilities
@@ -107,7 +107,7 @@ def test_it_sees_everything_in_order(tmp_path: Path) -> None:
         assert len({operation.pid for operation in mine}) == 1
     times = [(operation.begun_s, operation.ended_s) for operation in recording.operations]
     assert all(recording.began_s < begun <= ended < recording.ended_s for begun, ended in times)
-    last = max(deaths.process_death_states(recording), key=lambda state: state.moments[-1:])
+    last = max(selection.process_death_states(recording), key=lambda state: state.moments[-1:])
     last.write_to(tmp_path / "again")
     assert contents(tmp_path / "again") == contents(folder)
     assert not any(mount.target == str(folder) for mount in mounts())
@@ -116,7 +116,7 @@ def test_it_sees_everything_in_order(tmp_path: Path) -> None:
 def test_without_stamps_only_the_seen_order_is_tried(tmp_path: Path) -> None:
     """If it is not known when ranks wait for each other, no moment is tried that was not seen, and it is said."""
     recording, _folder = _record(tmp_path)
-    assert Cuts(recording).moments == len(recording.operations) + 1
+    assert CrashPoints(recording).moments == len(recording.operations) + 1
     assert [sentence.split(",")[0] for sentence in recording.unsure] == ["rank 0 writes", "rank 1 writes"]
 
 
@@ -156,8 +156,10 @@ def test_with_stamps_all_orders_are_tried_that_are_possible(tmp_path: Path) -> N
         assert [rank.communicate("go\n", 60) and rank.returncode for rank in ranks] == [0, 0]
     recording = recorder.recording
     assert recording.unsure == ()
-    assert Cuts(recording, symmetry=False).moments == 4 * 4 + 2  # create, write, close of each; then create and close
-    assert len(Cuts(recording, symmetry=False).classes) == 3 * 3 + 1
+    assert (
+        CrashPoints(recording, symmetry=False).moments == 4 * 4 + 2
+    )  # create, write, close of each; then create and close
+    assert len(CrashPoints(recording, symmetry=False).classes) == 3 * 3 + 1
 
 
 def test_what_was_there_before_is_the_base(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_what_was_there_before_is_the_base(tmp_path: Path) -> None:
     recording, _folder = _record(tmp_path, program, ranks=1)
     found = [
         {path: recording.blobs.read(c) for path, c in s.tree.files.items()}
-        for s in deaths.process_death_states(recording)
+        for s in selection.process_death_states(recording)
     ]
     assert found == [{"old": b"old"}, {"new": b"old"}]
 
@@ -185,7 +187,7 @@ with open("gone", "wb", buffering=0) as file:
 open("last", "wb").close()
 """
     recording, _folder = _record(tmp_path, program, ranks=1)
-    names = [sorted(state.tree.files) for state in deaths.process_death_states(recording)]
+    names = [sorted(state.tree.files) for state in selection.process_death_states(recording)]
     assert names == [[], ["gone"], ["gone"], ["last"]]
 
 
@@ -202,7 +204,7 @@ pages.flush()
     recording, _folder = _record(tmp_path, program, ranks=1)
     writes = [operation for operation in recording.operations if operation.kind is OperationKind.WRITE]
     assert [(operation.path, operation.rank) for operation in writes] == [("mapped", 0)]
-    last = max(deaths.process_death_states(recording), key=lambda state: state.operations)
+    last = max(selection.process_death_states(recording), key=lambda state: state.operations)
     assert recording.blobs.read(last.tree.files["mapped"], 4999, 6) == b"\0here\0"
 
 
@@ -217,7 +219,7 @@ with open(sys.argv[1] + "/big", "wb", buffering=0) as file:
 """
     recording, _folder = _record(tmp_path, program, ranks=1)
     assert recording.blobs.size() == 4
-    for number, state in enumerate(deaths.process_death_states(recording)):
+    for number, state in enumerate(selection.process_death_states(recording)):
         state.write_to(tmp_path / f"{number}")
     made = (tmp_path / f"{number}" / "big").stat()
     assert (made.st_size, made.st_blocks * 512 < 1 << 20) == (20 << 30, True)

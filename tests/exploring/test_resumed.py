@@ -15,11 +15,11 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.verdict.verdict import verdict_of
 from torchaos.harness.crash_explorer import operations, synthetic_crash
-from torchaos.harness.crash_explorer.launcher_resume import Goal, Patience
+from torchaos.harness.crash_explorer.launcher_resume import Patience, StopRule
 from torchaos.harness.crash_explorer.operations import Operation
 from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, seen_in
-from torchaos.harness.crash_explorer.truncate import cut_of, cut_together
-from torchaos.harness.crash_explorer.warm.warm_resumes import Shown, difference
+from torchaos.harness.crash_explorer.synthetic_crash import cut_of, cut_together
+from torchaos.harness.crash_explorer.warm_resumes import Shown, difference
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
@@ -219,7 +219,7 @@ def test_the_goal_counts_global_steps(tmp_path: Path) -> None:
     """After a resume from step 10, a death at step 12 is passed by 3 steps in the fifth step, and not while a rank
     saves."""
     run = resumed(tmp_path, 12, Trainer(kills=[(13, 0)]), [], until=29)
-    goal, reached = Goal(12, 3, 2), []
+    goal, reached = StopRule(12, 3, 2), []
     for number in range(1, len(run.events) + 1):
         if goal.is_reached(run.events[:number]):
             reached.append(run.events[number - 1])

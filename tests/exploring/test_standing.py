@@ -13,20 +13,20 @@ from explorations import outcome_of
 from resumes import ENOUGH, Trainer, recorded, resumed
 
 from torchaos.harness.crash_explorer import synthetic_crash
+from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.folder_contents import Blobs
-from torchaos.harness.crash_explorer.read_queries import Ask
-from torchaos.harness.crash_explorer.read_trace import Looks
+from torchaos.harness.crash_explorer.read_trace import ReadSet
+from torchaos.harness.crash_explorer.recording_log import Query
 from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
-from torchaos.harness.crash_explorer.resume_runs import Trials, checkpoints_in
-from torchaos.harness.crash_explorer.reuse import Spared, Standing
-from torchaos.harness.crash_explorer.states.state import State
+from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
+from torchaos.harness.crash_explorer.reuse import ResumeCache, ReusedResumes
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 
-LOOKS = Looks(frozenset({(Ask.KIND, "last.pt"), (Ask.NAMES, "old")}))
+LOOKS = ReadSet(frozenset({(Query.KIND, "last.pt"), (Query.NAMES, "old")}))
 
 
-class OnDisk(Trials):
+class OnDisk(ResumeRuns):
     """Trials whose states have files on disk, and no job. `died`: the step of the death by the name of the state."""
 
     def __init__(self, folder: Path, died: Mapping[str, int] | None = None) -> None:
@@ -83,10 +83,10 @@ def _resume(trials: OnDisk) -> None:
 
 
 @pytest.fixture
-def taken(tmp_path: Path) -> tuple[Standing, OnDisk]:
+def taken(tmp_path: Path) -> tuple[ResumeCache, OnDisk]:
     """One resume is known: from the state `one`, which died at step 7."""
     trials = OnDisk(tmp_path, {"late": 9})
-    standing = Standing(trials, tmp_path / "standing")
+    standing = ResumeCache(trials, tmp_path / "standing")
     one = _state(tmp_path, "one", last_pt="torn")
     trials.stage(one)
     _resume(trials)
@@ -94,7 +94,7 @@ def taken(tmp_path: Path) -> tuple[Standing, OnDisk]:
     return standing, trials
 
 
-def test_what_a_resume_left_is_put_on_another_state(taken: tuple[Standing, OnDisk], tmp_path: Path) -> None:
+def test_what_a_resume_left_is_put_on_another_state(taken: tuple[ResumeCache, OnDisk], tmp_path: Path) -> None:
     """What the resume wrote, made and removed is the same on the other state; files that it never touched stay as the
     other death left them, and do not look newer than the resume. Its events follow those of the other death."""
     standing, trials = taken
@@ -108,7 +108,7 @@ def test_what_a_resume_left_is_put_on_another_state(taken: tuple[Standing, OnDis
     assert trials.staged_s[0] == staged_s[0]
 
 
-def test_checkpoints_that_were_read_before(taken: tuple[Standing, OnDisk], tmp_path: Path) -> None:
+def test_checkpoints_that_were_read_before(taken: tuple[ResumeCache, OnDisk], tmp_path: Path) -> None:
     """States that differ only in files that the resume has written anew or removed are equal after it, so their
     checkpoints are read once. A file that the resume did not touch makes a difference."""
     standing, trials = taken
@@ -124,7 +124,7 @@ def test_checkpoints_that_were_read_before(taken: tuple[Standing, OnDisk], tmp_p
 
 
 def test_checkpoints_that_were_not_read_to_the_end(
-    taken: tuple[Standing, OnDisk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    taken: tuple[ResumeCache, OnDisk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list of checkpoints with a problem, such as no time to read them all, is no answer for another state."""
     standing, trials = taken
@@ -140,7 +140,7 @@ def test_checkpoints_that_were_not_read_to_the_end(
     assert len(reads) == 2
 
 
-def test_a_state_that_the_job_can_tell_apart_is_resumed(taken: tuple[Standing, OnDisk], tmp_path: Path) -> None:
+def test_a_state_that_the_job_can_tell_apart_is_resumed(taken: tuple[ResumeCache, OnDisk], tmp_path: Path) -> None:
     """Another answer to a question, or a later death than the one that the resume was long enough for."""
     standing, _trials = taken
     assert standing.of(_state(tmp_path, "without")) is None
@@ -157,7 +157,7 @@ def test_the_first_state_is_resumed_all_the_same(tmp_path: Path, same: bool) -> 
     other = resumed(tmp_path / "other-run", 12, Trainer(kills=[(13, 0)], broken=frozenset({"rng"})), [ENOUGH])
     trials, checked = OnDisk(tmp_path), []
     trials.record = run
-    spared = Spared(trials, tmp_path / "home", [])
+    spared = ReusedResumes(trials, tmp_path / "home", [])
     (tmp_path / "home").mkdir()
     one = _state(tmp_path, "one", last_pt="torn")
     trials.stage(one)

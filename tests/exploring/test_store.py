@@ -21,18 +21,15 @@ from resumes import recorded
 from saves import Disk
 from waiting import wait_until
 
-from torchaos.harness.crash_explorer import recorded_run
+from torchaos.harness.crash_explorer import recorded_run, s3_store, selection
 from torchaos.harness.crash_explorer.exploration_summary import files_of, script_of
 from torchaos.harness.crash_explorer.folder_contents import Blobs, Tree
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 from torchaos.harness.crash_explorer.recorded_run import Recorded, read
-from torchaos.harness.crash_explorer.recording_log import Notes
+from torchaos.harness.crash_explorer.recording_log import RecordingLog
 from torchaos.harness.crash_explorer.resume_runs import checkpoints_in
+from torchaos.harness.crash_explorer.s3_store import Served, date_objects, in_folder, is_stored
 from torchaos.harness.crash_explorer.selection import models_of
-from torchaos.harness.crash_explorer.states import deaths
-from torchaos.harness.crash_explorer.store import s3_store
-from torchaos.harness.crash_explorer.store.s3_requests import date_objects
-from torchaos.harness.crash_explorer.store.s3_store import Served, in_folder, is_stored
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
@@ -105,7 +102,7 @@ def test_an_object_is_there_at_once(tmp_path: Path) -> None:
     recording = disk.recording()
     a, b = {"step-1/0": b"a" * 10000}, {"step-1/1": b"b"}
     one, two = {"newest": b"1"}, {"newest": b"2"}
-    found = list(deaths.process_death_states(recording, symmetry=False))
+    found = list(selection.process_death_states(recording, symmetry=False))
     expected = [{}, a, b, a | b, a | b | one, a | b | two, b | two, two]
     shown = [sorted(contents(recording, state.tree).items()) for state in found]
     assert sorted(shown) == sorted(sorted(each.items()) for each in expected)
@@ -122,7 +119,7 @@ def test_a_missing_object_is_in_the_story(tmp_path: Path) -> None:
     disk.rank(0).put("newest", b"1")
     disk.rank(0).put("step-1/0", b"a")
     recording = disk.recording()
-    (state,) = (state for state in deaths.process_death_states(recording) if state.operations == 1)
+    (state,) = (state for state in selection.process_death_states(recording) if state.operations == 1)
     assert dict(files_of(state, recording)) == {"newest": "complete", "step-1/0": "missing"}
 
 
@@ -153,16 +150,16 @@ def test_requests_are_recorded(tmp_path: Path) -> None:
     assert not [doubt for doubt in recording.unsure if "was put" in doubt]
     large: Operation = recording.operations[1]
     assert large.size == PART + 7
-    last = list(deaths.process_death_states(recording))[-1]
+    last = list(selection.process_death_states(recording))[-1]
     assert set(last.tree.files) == {"copy", "step 1/rank-0.pt", "step 1/rank-1.pt"}
-    before = next(state for state in deaths.process_death_states(recording) if state.operations == 4)
+    before = next(state for state in selection.process_death_states(recording) if state.operations == 4)
     assert contents(recording, before.tree)["large-1"] == b"\1" * PART + b"\2" * 7
 
 
 def test_ranks_that_change_the_same_object(tmp_path: Path) -> None:
     """Two ranks put the same object, and later remove it: the order of their requests is tried as it was seen, and the
     recording says so. No rank has done something later while its own earlier request is undone."""
-    notes = Notes(tmp_path)
+    notes = RecordingLog(tmp_path)
     for rank in (0, 1):
         notes.add(
             OperationKind.PUT,
@@ -185,7 +182,7 @@ def test_ranks_that_change_the_same_object(tmp_path: Path) -> None:
     disk.rank(1).unlink("last.pt")
     for rank in (0, 1):
         disk.rank(rank).put(f"done-{rank}", b"")
-    found = [contents(disk.recording(), state.tree) for state in deaths.process_death_states(disk.recording())]
+    found = [contents(disk.recording(), state.tree) for state in selection.process_death_states(disk.recording())]
     assert {"last.pt": b"0"} in found
     assert {"last.pt": b"1"} in found
     assert all("last.pt" not in each for each in found if "done-1" in each)
@@ -238,7 +235,7 @@ def test_objects_have_their_times(tmp_path: Path) -> None:
     disk.rank(0).put("step-9", b"again")
     recording = disk.recording()
     for done, order in ((3, ["step-9", "step-10", "empty"]), (4, ["step-10", "empty", "step-9"])):
-        state = next(state for state in deaths.process_death_states(recording) if state.operations == done)
+        state = next(state for state in selection.process_death_states(recording) if state.operations == done)
         root = tmp_path / str(done)
         state.write_to(root)
         date_objects(root, state.tree, recording.operations[:done], recording.began_s, 1000.0)
@@ -301,7 +298,7 @@ def with_dead_rclone(served: Served) -> None:
 def test_without_rclone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the program rclone, the store says what to install. The last words of a store that does not start are the
     error."""
-    monkeypatch.setattr("torchaos.harness.crash_explorer.store.s3_store.shutil.which", lambda name, path: None)
+    monkeypatch.setattr("torchaos.harness.crash_explorer.s3_store.shutil.which", lambda name, path: None)
     with pytest.raises(SystemExit, match=r"rclone is missing: put rclone 1.65 or newer on the PATH"):
         asyncio.run(s3_store.Rclone(tmp_path).renew())
     monkeypatch.setattr(s3_store, "_SERVER", "torchaos.nothing")
@@ -341,7 +338,7 @@ def test_a_plan_with_a_store(tmp_path: Path) -> None:
     assert models_of(["all"], plan) == ("process-death",)
     with pytest.raises(UsageError, match="a store keeps what it has acknowledged, so power-loss-strict"):
         models_of(["process-death", "power-loss-strict"], plan)
-    outcome = outcome_of(next(deaths.process_death_states(saves(tmp_path))))
+    outcome = outcome_of(next(selection.process_death_states(saves(tmp_path))))
     shell = script_of(plan.job, RunDir(tmp_path), checkpoints_in(plan, RunDir(tmp_path)), outcome)
     assert 'rclone serve s3 --addr "127.0.0.1:${PORT:=9321}" "$run"/store &' in shell
     assert "TORCHAOS" not in shell

@@ -17,8 +17,8 @@ from torchaos.harness.analysis.verdict.verdict import verdict_of
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.operations import Recording
 from torchaos.harness.crash_explorer.resume_outcomes import Class, seen_in
-from torchaos.harness.crash_explorer.resume_runs import Trials, asked_of, checkpoints_in, judged, saves_of
-from torchaos.harness.crash_explorer.truncate import cut_of, cut_together
+from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, asked_of, checkpoints_in, judged, saves_of
+from torchaos.harness.crash_explorer.synthetic_crash import cut_of, cut_together
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.plan import Named
@@ -203,7 +203,7 @@ def test_when_a_state_means_death(tmp_path: Path) -> None:
 
 def test_a_job_that_differs_from_run_to_run_is_refused() -> None:
     """An assertion that does not hold without any death can't judge a resume: it is named. Of equal runs all hold."""
-    trials = Trials.__new__(Trials)
+    trials = ResumeRuns.__new__(ResumeRuns)
     trials.recorded, trials.plan, trials.twins = recorded(), recorded().plan, [recorded()]
     assert trials.doubt() == ""
     trials.twins = [recorded(Trainer(seed=8))]
@@ -213,15 +213,15 @@ def test_a_job_that_differs_from_run_to_run_is_refused() -> None:
 def test_a_job_without_an_agent_is_refused() -> None:
     """A job whose command is not a launcher of ranks has no agent. Its steps are known from its log, but nothing would
     show that a resume got past the death: each state was called one from which the job does not start."""
-    trials = Trials.__new__(Trials)
+    trials = ResumeRuns.__new__(ResumeRuns)
     trials.plan, trials.twins = recorded().plan, [recorded()]
     unseen = [event for event in recorded().events if event.kind is not Kind.AGENT_STARTED]
     trials.recorded = replace(recorded(), events=tuple(unseen))
     assert trials.doubt().startswith("no agent was loaded")
 
 
-def _trials(recording: Recording) -> Trials:
-    found = Trials.__new__(Trials)
+def _trials(recording: Recording) -> ResumeRuns:
+    found = ResumeRuns.__new__(ResumeRuns)
     found.recording, found._ended_s = recording, recording.ended_s
     return found
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.crash_explorer.launcher_resume import Goal
+from torchaos.harness.crash_explorer import warm_resumes
+from torchaos.harness.crash_explorer.forked_ranks import ForkedResume, ForkServer, RankCommand
+from torchaos.harness.crash_explorer.launcher_resume import StopRule
 from torchaos.harness.crash_explorer.resume_outcomes import Class
-from torchaos.harness.crash_explorer.warm import warm_resumes
-from torchaos.harness.crash_explorer.warm.forked_ranks import Forked, Parent, RankCommand
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.record.events.journal import read_events
@@ -49,13 +49,13 @@ def rank(tmp_path: Path) -> RankCommand:
 
 
 @pytest.fixture
-def parent(rank: RankCommand, tmp_path: Path) -> Iterator[Parent]:
-    found = Parent(rank, "test-of-warm-ranks", tmp_path / "parent.log")
+def parent(rank: RankCommand, tmp_path: Path) -> Iterator[ForkServer]:
+    found = ForkServer(rank, "test-of-warm-ranks", tmp_path / "parent.log")
     yield found
     found.close()
 
 
-def _ends(parent: Parent, *pids: int) -> dict[int, int]:
+def _ends(parent: ForkServer, *pids: int) -> dict[int, int]:
     """The exit codes of the ranks, when all have ended."""
     found: dict[int, int] = {}
     end = time.monotonic() + 60.0
@@ -65,7 +65,7 @@ def _ends(parent: Parent, *pids: int) -> dict[int, int]:
     return found
 
 
-def test_a_forked_rank_is_like_one_that_was_started(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
+def test_a_forked_rank_is_like_one_that_was_started(parent: ForkServer, rank: RankCommand, tmp_path: Path) -> None:
     """The script is `__main__`, with its own arguments, environment, folder, imports, exit code and work at exit; and
     what the parent imported is there without an import."""
     assert parent.imports(["decimal"]) == ("", 1)
@@ -84,7 +84,7 @@ def test_ranks_with_several_threads_of_openmp_can_be_forked(rank: RankCommand, t
         "import torch; print(torch.get_num_threads(), torch.ones(1000, 1000).sum().item(), flush=True)"
     )
     many = replace(rank, env={**rank.env, "OMP_NUM_THREADS": "2"})
-    parent = Parent(many, "test-of-threads", tmp_path / "parent.log")
+    parent = ForkServer(many, "test-of-threads", tmp_path / "parent.log")
     try:
         assert parent.imports(["torch"]) == ("", 1)
         (pid,) = parent.fork([many], [many.env], tmp_path / "log")
@@ -95,7 +95,7 @@ def test_ranks_with_several_threads_of_openmp_can_be_forked(rank: RankCommand, t
 
 
 @pytest.mark.parametrize("module", [False, True])
-def test_a_rank_can_be_a_new_interpreter(parent: Parent, rank: RankCommand, tmp_path: Path, module: bool) -> None:
+def test_a_rank_can_be_a_new_interpreter(parent: ForkServer, rank: RankCommand, tmp_path: Path, module: bool) -> None:
     """It has nothing of what the parent has imported, and gets its own options, arguments, environment and folder."""
     assert parent.imports(["decimal"]) == ("", 1)
     (tmp_path / "train.py").write_text(
@@ -107,7 +107,7 @@ def test_a_rank_can_be_a_new_interpreter(parent: Parent, rank: RankCommand, tmp_
     assert (tmp_path / "log").read_text().splitlines() == [f"False ['3', 'a b'] 0 {tmp_path}"]
 
 
-def test_a_module_is_run_as_python_does(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
+def test_a_module_is_run_as_python_does(parent: ForkServer, rank: RankCommand, tmp_path: Path) -> None:
     """`-m` gives the script's own path as first argument, and the working directory as first place of imports."""
     module = RankCommand(rank.python, (), "train", ("train", "0"), rank.cwd, rank.env)
     (pid,) = parent.fork([module], [rank.env], tmp_path / "log")
@@ -115,7 +115,7 @@ def test_a_module_is_run_as_python_does(parent: Parent, rank: RankCommand, tmp_p
     assert "True True" in (tmp_path / "log").read_text()
 
 
-def test_an_exception_ends_a_rank_as_it_ends_a_script(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
+def test_an_exception_ends_a_rank_as_it_ends_a_script(parent: ForkServer, rank: RankCommand, tmp_path: Path) -> None:
     """The traceback is in the log, and the exit code is 1; a killed rank has its signal."""
     Path(rank.argv[0]).write_text("raise ValueError('torn')\n")
     (pid,) = parent.fork([rank], [rank.env], tmp_path / "log")
@@ -131,7 +131,7 @@ def test_an_exception_ends_a_rank_as_it_ends_a_script(parent: Parent, rank: Rank
     ("import sys; sys.exit('why')", 1),
 ])  # fmt: skip
 def test_a_rank_ends_without_the_interpreter_s_teardown(
-    parent: Parent, rank: RankCommand, tmp_path: Path, end: str, code: int
+    parent: ForkServer, rank: RankCommand, tmp_path: Path, end: str, code: int
 ) -> None:
     """Its threads and its work at exit are waited for, and then it is gone, with its exit code: the teardown of large
     libraries took most of a resume, and could hang."""
@@ -156,7 +156,7 @@ others.set()
     assert "torn down" not in said
 
 
-def test_ranks_meet_at_a_store_that_is_there_before_them(parent: Parent, rank: RankCommand, tmp_path: Path) -> None:
+def test_ranks_meet_at_a_store_that_is_there_before_them(parent: ForkServer, rank: RankCommand, tmp_path: Path) -> None:
     """Each call starts a fresh store, without the keys of the store before, which ends. So no rank must wait until
     another one serves the store."""
     script = f"""
@@ -181,11 +181,11 @@ def test_ranks_meet_at_a_store_that_is_there_before_them(parent: Parent, rank: R
         assert late.connect_ex(("127.0.0.1", ports[0]))
 
 
-def test_without_torch_there_is_no_store(parent: Parent, tmp_path: Path) -> None:
+def test_without_torch_there_is_no_store(parent: ForkServer, tmp_path: Path) -> None:
     """The ranks then make it themselves."""
     (tmp_path / "torch.py").write_text("raise ImportError")
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
-    other = Parent(
+    other = ForkServer(
         RankCommand(sys.executable, (), "", ("train.py",), str(tmp_path), env), "test-of-warm-ranks", tmp_path / "log"
     )
     try:
@@ -202,13 +202,13 @@ def test_a_rank_is_told_who_serves_the_store(rank: RankCommand, tmp_path: Path, 
     assert {**env, **rank.env} == env
 
 
-def test_a_thread_forbids_forks(parent: Parent, tmp_path: Path) -> None:
+def test_a_thread_forbids_forks(parent: ForkServer, tmp_path: Path) -> None:
     """A library that starts a thread when it is imported would lack it in a forked rank: the reason says so."""
     (tmp_path / "threaded.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     parent_of = RankCommand(sys.executable, (), "", ("train.py",), str(tmp_path), {"PYTHONPATH": str(tmp_path)})
-    other = Parent(parent_of, "test-of-warm-ranks", tmp_path / "other.log")
+    other = ForkServer(parent_of, "test-of-warm-ranks", tmp_path / "other.log")
     try:
         why, good = other.imports(["fractions", "threaded", "decimal"])
         assert "1 thread" in why
@@ -217,7 +217,7 @@ def test_a_thread_forbids_forks(parent: Parent, tmp_path: Path) -> None:
         other.close()
 
 
-def test_a_failed_import_is_left_to_the_rank(parent: Parent) -> None:
+def test_a_failed_import_is_left_to_the_rank(parent: ForkServer) -> None:
     """An optional library that is not there, or one that ends the process, stops nobody."""
     assert parent.imports(["no_such_module_anywhere", "antigravity_of_no_name"]) == ("", 2)
 
@@ -225,7 +225,7 @@ def test_a_failed_import_is_left_to_the_rank(parent: Parent) -> None:
 def test_ranks_die_with_their_parent(rank: RankCommand, tmp_path: Path, spawn_until: Callable[..., None]) -> None:
     """When the parent ends, its ranks are killed: nothing is left of an exploration that died."""
     Path(rank.argv[0]).write_text("import time; print('up', flush=True); time.sleep(600)\n")
-    parent = Parent(rank, "test-of-warm-ranks", tmp_path / "parent.log")
+    parent = ForkServer(rank, "test-of-warm-ranks", tmp_path / "parent.log")
     (pid,) = parent.fork([rank], [rank.env], tmp_path / "log")
     ticks = processes.ticks_of(pid)
     spawn_until(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
@@ -235,7 +235,7 @@ def test_ranks_die_with_their_parent(rank: RankCommand, tmp_path: Path, spawn_un
 
 def test_a_parent_that_is_gone_is_an_error(rank: RankCommand, tmp_path: Path) -> None:
     """It is said, and nobody waits for its answer."""
-    parent = Parent(rank, "test-of-warm-ranks", tmp_path / "parent.log")
+    parent = ForkServer(rank, "test-of-warm-ranks", tmp_path / "parent.log")
     processes.kill({parent.pid: processes.ticks_of(parent.pid)}, time.monotonic() + 30.0)
     with pytest.raises(ChaosError, match="parent of warm ranks"):
         parent.imports(["decimal"])
@@ -258,12 +258,12 @@ def spawn_until() -> Callable[..., None]:
     ("pass", [0]),
 ])  # fmt: skip
 def test_ranks_that_fail_are_started_once_more(
-    parent: Parent, rank: RankCommand, tmp_path: Path, script: str, codes: list[int]
+    parent: ForkServer, rank: RankCommand, tmp_path: Path, script: str, codes: list[int]
 ) -> None:
     """A second start is the next attempt, with an end of its own; there is no third one, and none after a good end."""
     Path(rank.argv[0]).write_text(script)
     folder, run_id = RunDir(tmp_path / "run").create(), "test-of-two-starts"
-    assert not Forked(parent, [rank], run_id, folder, Goal(0, 3, 1), 60.0)()
+    assert not ForkedResume(parent, [rank], run_id, folder, StopRule(0, 3, 1), 60.0)()
     events = list(read_events(folder.events))
     ends = [(one.attempt, one.data["exit_code"]) for one in events if one.kind is Kind.RANK_EXITED]
     assert ends == list(enumerate(codes, 1))
@@ -309,7 +309,7 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
         return right, SimpleNamespace()
 
     monkeypatch.setattr(
-        warm_resumes, "Parent", lambda *_: SimpleNamespace(imports=lambda _names: ("", 0), close=lambda: None)
+        warm_resumes, "ForkServer", lambda *_: SimpleNamespace(imports=lambda _names: ("", 0), close=lambda: None)
     )
     monkeypatch.setattr(
         warm_resumes, "difference", lambda _cold, _warm: "a warm resume made none of the steps of a cold one"
@@ -321,7 +321,7 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
         plan=SimpleNamespace(job=SimpleNamespace(world_size=1)), imported=tmp_path / "imported"
     )
     cold: Any = Cold()
-    warm = warm_resumes.Warm(trials, cold, 3, tmp_path)
+    warm = warm_resumes.WarmResumes(trials, cold, 3, tmp_path)
     monkeypatch.setattr(warm, "_resume", resume)
     state: Any = None
     assert warm(state) is right
@@ -343,9 +343,9 @@ def test_what_a_later_resume_imports_is_imported_before_the_next_one(
         return "", len(names)
 
     parent = SimpleNamespace(imports=imports, close=lambda: given.append([]), pid=1)
-    monkeypatch.setattr(warm_resumes, "Parent", lambda *_: parent)
+    monkeypatch.setattr(warm_resumes, "ForkServer", lambda *_: parent)
     nothing: Any = None
-    warm = warm_resumes.Warm(nothing, nothing, 3, tmp_path)
+    warm = warm_resumes.WarmResumes(nothing, nothing, 3, tmp_path)
     monkeypatch.setattr(warm, "_ranks", {0: rank})
     monkeypatch.setattr(warm, "_parent", parent)
     noted, learnt = tmp_path / "imports", []

@@ -15,9 +15,9 @@ import yaml
 from webhooks import Server, listening
 
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.release.gate.gate_file import load
-from torchaos.harness.release.gate.gate_runs import Terms, found_in
-from torchaos.harness.release.gate.gate_verdict import Judged, judge_gate
+from torchaos.harness.release.gate_file import load
+from torchaos.harness.release.gate_runs import Terms, found_in
+from torchaos.harness.release.gate_verdict import Judged, judge_gate
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs"
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)

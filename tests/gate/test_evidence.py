@@ -10,7 +10,7 @@ import pytest
 from torchaos.harness.analysis.verdict.verdict import judge
 from torchaos.harness.record.result import Case, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.release.gate import gate_verdict
+from torchaos.harness.release import gate_verdict
 
 from .conftest import Release
 

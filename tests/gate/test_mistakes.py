@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.release.gate.gate_file import load
+from torchaos.harness.release.gate_file import load
 
 from .conftest import Release
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from torchaos.harness.record.result import Case, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.release.gate.gate_file import Waiver
-from torchaos.harness.release.gate.gate_verdict import apply, in_force, is_waived, state
+from torchaos.harness.release.gate_file import Waiver
+from torchaos.harness.release.gate_verdict import apply, in_force, is_waived, state
 
 from .conftest import Release, change_json
 

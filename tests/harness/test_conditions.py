@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.interfaces import Condition
-from torchaos.harness.running.conditions.seen import Attempts, LossBelow, NoProgress, RanksUp, Steps, Time, Wall
+from torchaos.harness.running.conditions.progress import Attempts, LossBelow, NoProgress, RanksUp, Steps, Time, Wall
 
 _seq = count()
 

@@ -29,15 +29,15 @@ from torchaos.harness.record.plan import After, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import find
-from torchaos.harness.release.repeats.asked_repeats import Ask
+from torchaos.harness.release.repeats import Ask
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import Process, from_json, to_json
 from torchaos.harness.rollback.healer import Healed
 from torchaos.harness.rollback.reaper_client import UndoError
 from torchaos.harness.rollback.recovery import LeftBehind
-from torchaos.harness.running.engine.blast_radius import NotPermitted
 from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots
 from torchaos.harness.running.engine.stages import Run
+from torchaos.harness.running.fault_checks import NotPermitted
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.twin_runs.scenario_run import ScenarioRun
 from torchaos.harness.scenario import load

@@ -17,7 +17,7 @@ from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, UsageError, Watched
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Named, Plan, PlannedJob
-from torchaos.harness.running.conditions.observed import CommandFails, CommandSucceeds, DiskFree
+from torchaos.harness.running.conditions.commands import CommandFails, CommandSucceeds, DiskFree
 from torchaos.harness.running.engine import watches
 from torchaos.harness.running.engine.watches import Guards, Watches, check_disk
 from torchaos.harness.scenario.values import parse_size

@@ -20,9 +20,9 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.rollback.file_handles import File, Touches
 from torchaos.harness.rollback.handles import JobProcesses, PageSlot, Process
 from torchaos.harness.rollback.network_handles import LinkUp
-from torchaos.harness.running.engine.blast_radius import NotPermitted, Permits, beyond, check_network
+from torchaos.harness.running.fault_checks import NotPermitted, Permits, beyond, check_network
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.running.planner.targets import _DRAWN_PHASES
+from torchaos.harness.running.planner.fault_plans import _DRAWN_PHASES
 from torchaos.harness.scenario import load
 
 Planned = Callable[..., Plan]

@@ -12,9 +12,8 @@ from click.testing import CliRunner
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.rollback import open_runs
-from torchaos.harness.rollback.open_runs import OpenRun
-from torchaos.harness.rollback.undo_log import UndoLog, UndoRecord
+from torchaos.harness.rollback import undo_log
+from torchaos.harness.rollback.undo_log import OpenRun, UndoLog, UndoRecord
 from torchaos.harness.running.housekeeping import at_work
 from torchaos.harness.running.twin_runs import twin
 
@@ -40,7 +39,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     log.append(UndoRecord("it", "it").to_line())
     log.close()
     os.utime(path / "6-days", (time.time() - 6 * 86400,) * 2)
-    open_runs.add(OpenRun.of("five", path / "5-days", (1, 1)))
+    undo_log.add(OpenRun.of("five", path / "5-days", (1, 1)))
     (path / "notes").mkdir()
     (path / "link").symlink_to(path / "3-days")
     return path

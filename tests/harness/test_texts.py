@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from malformed import GOOD
 
-from torchaos.harness.release.gate.gate_file import load as load_gate
+from torchaos.harness.release.gate_file import load as load_gate
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job_override import job_in, text_of

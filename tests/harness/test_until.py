@@ -14,9 +14,8 @@ from torchaos.harness.analysis.recovery.caught_up import SETTLED
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After
-from torchaos.harness.running.conditions.due import after_is_due
-from torchaos.harness.running.conditions.seen import Recovered, new_steps
-from torchaos.harness.running.engine.throttle import SHARE, Throttle
+from torchaos.harness.running.conditions.progress import Recovered, after_is_due, new_steps
+from torchaos.harness.running.engine.fault_life import SHARE, Throttle
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 

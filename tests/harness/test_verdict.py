@@ -20,7 +20,7 @@ from torchaos.harness.record.plan import ENDED_BEFORE, After, Named, Plan, Plann
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.conditions.due import after_is_due
+from torchaos.harness.running.conditions.progress import after_is_due
 
 JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0)
 KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(1, 18, Phase.BACKWARD), {}, "", "")

@@ -15,7 +15,7 @@ from torchaos.harness.agent import wire
 from torchaos.harness.agent.agent_plan import AgentPlan, Moment, Order
 from torchaos.harness.agent.control_pages import ControlPage
 from torchaos.harness.agent.wire import Event, Kind, Phase
-from torchaos.harness.running.launchers.command import BOOTSTRAP
+from torchaos.harness.running.launchers.job import BOOTSTRAP
 
 INJECTORS = Path(__file__).parents[2] / "injectors"
 TRAINER = """

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.fault_drivers.storage.fs_rules import Rules
+from torchaos.harness.fault_drivers.fs_rules import Rules
 from torchaos.harness.interfaces import ChaosError, Target
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.file_handles import Mount, mounts
@@ -215,7 +215,7 @@ def test_taken_back_before_it_is_mounted(folder: Path, tmp_path: Path) -> None:
     """The harness dies while the server starts, and the reaper finds no mount yet: the server leaves by itself."""
     rules = Rules(("write",), (1,), error="EIO").to_json()
     server = subprocess.Popen(
-        [sys.executable, "-m", "torchaos.harness.fault_drivers.storage.storage_fs", str(folder), "torchaos-late",
+        [sys.executable, "-m", "torchaos.harness.fault_drivers.storage_fs", str(folder), "torchaos-late",
          str(tmp_path / "gone"), str(tmp_path / "log")], stdin=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

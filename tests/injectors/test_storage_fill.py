@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.fault_drivers.storage.disk_fill import OwnDisk, room
+from torchaos.harness.fault_drivers.storage_faults import OwnDisk, room
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.file_handles import File, mounts
@@ -203,6 +203,6 @@ def test_the_right_to_mount_is_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
     path = _scenario(tmp_path / "x.yaml", {"path": "{run}/out", "size": "8MB"})
     with pytest.raises(UsageError, match=r"a job that runs already"):
         make_plan(load(path), path, 0, attach=os.getpid())
-    monkeypatch.setattr("torchaos.harness.fault_drivers.storage.disk_fill.may_mount", lambda: False)
+    monkeypatch.setattr("torchaos.harness.fault_drivers.storage_faults.may_mount", lambda: False)
     with pytest.raises(UsageError, match=r"lacks mount .*unshare --user --map-root-user --mount"):
         make_plan(load(path), path, 0)

@@ -17,8 +17,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import JobSpec, RankProcess
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.running.launchers.command import job_env
-from torchaos.harness.running.launchers.job import RunningJob
+from torchaos.harness.running.launchers.job import RunningJob, job_env
 from torchaos.harness.running.launchers.local import Local
 from torchaos.harness.running.launchers.local_job import Job
 

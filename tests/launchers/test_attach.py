@@ -17,7 +17,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.monitoring.probes.log_adapters import AutoAdapter
-from torchaos.harness.running.launchers.attach import Attached
+from torchaos.harness.running.launchers.local_job import Attached
 
 pytestmark = pytest.mark.job
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.running.launchers.command import Command, Lines
+from torchaos.harness.running.launchers.job import Command, Lines
 
 
 def run(folder: Path, code: str) -> tuple[int, list[str], bytes]:

@@ -20,8 +20,7 @@ from torchaos.harness import registry
 from torchaos.harness.agent.agent_plan import AgentPlan
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.fault_drivers.containers import changes
-from torchaos.harness.fault_drivers.network.drop_rules import Cut, counts
-from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.links import Cut, Link, counts
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.host import processes
 from torchaos.harness.host.cluster_tools import address, engine, of_run
@@ -30,8 +29,8 @@ from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.launchers.command import job_env
 from torchaos.harness.running.launchers.docker import Docker, make_host_image
+from torchaos.harness.running.launchers.job import job_env
 from torchaos.harness.running.launchers.local_job import Job
 
 TRAINER = Path(__file__).parent / "trainers" / "linger.py"

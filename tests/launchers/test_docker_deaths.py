@@ -30,7 +30,7 @@ from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.docker import Docker
 from torchaos.harness.running.launchers.local_job import Job
-from torchaos.harness.running.launchers.command import job_env
+from torchaos.harness.running.launchers.job import job_env
 from torchaos.harness.rollback.reaper_client import Reaper
 run, folder = sys.argv[1], Path(sys.argv[2])
 reaper = Reaper.start(folder, run)

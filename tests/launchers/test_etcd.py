@@ -18,7 +18,7 @@ from torchaos.harness.interfaces import ChaosError, JobSpec, UsageError
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers import etcd
-from torchaos.harness.running.launchers.netns import Netns
+from torchaos.harness.running.launchers.local import Netns
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 

@@ -8,7 +8,7 @@ from typing import Any
 from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.interfaces import Target
 from torchaos.harness.record.plan import After, PlannedFault
-from torchaos.harness.running.launchers.remote_faults import FarFaults
+from torchaos.harness.running.launchers.remote_job import RemoteFaults
 
 
 class Noted:
@@ -29,8 +29,8 @@ def planned(name: str, trigger: Moment | After) -> PlannedFault:
 SEEN, STEP = planned("seen-from-outside", After(1.0)), planned("at-a-step", Moment(0, 50, None))
 
 
-def faults_of(lines: list[Any]) -> FarFaults:
-    return FarFaults({fault.id: fault for fault in (SEEN, STEP)}, lambda: lines, dict)
+def faults_of(lines: list[Any]) -> RemoteFaults:
+    return RemoteFaults({fault.id: fault for fault in (SEEN, STEP)}, lambda: lines, dict)
 
 
 def test_the_next_submission_gets_no_second_order() -> None:

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import pytest
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.interfaces import FarLauncher, Handle, JobSpec, Node
+from torchaos.harness.interfaces import Handle, JobSpec, Node, RemoteLauncher
 from torchaos.harness.running.launchers import remote_job
-from torchaos.harness.running.launchers.command import job_env
+from torchaos.harness.running.launchers.job import job_env
 from torchaos.harness.running.launchers.local import LocalNode
-from torchaos.harness.running.launchers.remote_job import FarJob
+from torchaos.harness.running.launchers.remote_job import RemoteJob
 
 Bench = Any  # of conftest.py, which tests can't import
 
@@ -49,7 +49,7 @@ class GoesOn(LocalNode):
         return ["sh", "-c", f"""{beats}; echo '{{"bye": 0}}'"""]
 
 
-class Far(FarLauncher):
+class Far(RemoteLauncher):
     """The first submission fails, and the second does not end by itself. `between()` is called while the second is
     made."""
 
@@ -74,13 +74,13 @@ class Far(FarLauncher):
 
 
 @pytest.fixture
-def far(bench: Bench) -> Callable[..., FarJob]:
-    def make(*given: Any) -> FarJob:
+def far(bench: Bench) -> Callable[..., RemoteJob]:
+    def make(*given: Any) -> RemoteJob:
         def spec_for(submission: int) -> JobSpec:
             env = job_env(os.environ, run_id=bench.run_id, agent_plan=None)
             return JobSpec((), bench.folder, env, bench.folder / f"job-{submission}.log", submission)
 
-        job = FarJob(spec_for, Far(*given), bench.journal, Path(bench.folder), resubmit_times=3)
+        job = RemoteJob(spec_for, Far(*given), bench.journal, Path(bench.folder), resubmit_times=3)
         bench.jobs.append(job)
         return job
 
@@ -88,7 +88,7 @@ def far(bench: Bench) -> Callable[..., FarJob]:
 
 
 def test_a_stop_while_it_is_submitted_again(
-    bench: Bench, far: Callable[..., FarJob], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, far: Callable[..., RemoteJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A `stop` that comes in the middle of a submission waits until the submission is made, and ends it."""
     submitting, looked = threading.Event(), threading.Event()
@@ -116,7 +116,9 @@ def test_a_stop_while_it_is_submitted_again(
     assert len(bench.events(Kind.JOB_STARTED)) == 2
 
 
-def test_no_submission_after_a_stop(bench: Bench, far: Callable[..., FarJob], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_submission_after_a_stop(
+    bench: Bench, far: Callable[..., RemoteJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the job is stopped when a submission is over, and just before the next, there is no next."""
     job = far(lambda: None)
 
@@ -130,7 +132,7 @@ def test_no_submission_after_a_stop(bench: Bench, far: Callable[..., FarJob], mo
     assert len(bench.events(Kind.JOB_STARTED)) == 1
 
 
-def test_lost_nodes_are_cleaned_up_before_the_next_submission(bench: Bench, far: Callable[..., FarJob]) -> None:
+def test_lost_nodes_are_cleaned_up_before_the_next_submission(bench: Bench, far: Callable[..., RemoteJob]) -> None:
     """The agents of a submission are dead, as after a scancel by SIGKILL. What they left is undone on every node before
     the next submission has agents there, and the nodes get the number of its first attempt from the controller."""
     undone: list[int] = []
@@ -148,7 +150,7 @@ def test_lost_nodes_are_cleaned_up_before_the_next_submission(bench: Bench, far:
     job.stop()
 
 
-def ends_when_connected(bench: Bench, job: FarJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def ends_when_connected(bench: Bench, job: RemoteJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the command that started the job count as ended only when the agent has said something."""
     awaited = job._await_last_words
 
@@ -160,7 +162,7 @@ def ends_when_connected(bench: Bench, job: FarJob, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_last_words_of_a_node_that_is_gone(
-    bench: Bench, far: Callable[..., FarJob], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, far: Callable[..., RemoteJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent whose pipe still brings something is not lost, although its node is gone already."""
     job = far(lambda: None, [Slow(0)])
@@ -173,7 +175,7 @@ def test_the_last_words_of_a_node_that_is_gone(
 
 
 def test_the_job_goes_on_without_the_command_that_started_it(
-    bench: Bench, far: Callable[..., FarJob], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, far: Callable[..., RemoteJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent that answers is alive, however long its part of the job goes on after the death of its srun: it is not
     taken for a lost agent."""

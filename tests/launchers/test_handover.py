@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers import kubernetes
-from torchaos.harness.running.launchers.node_run_dir import PATIENCE_S, base_file, packed, receive
+from torchaos.harness.running.launchers.node_channel import PATIENCE_S, base_file, packed, receive
 
 
 def test_attempts_before_this_submission(tmp_path: Path) -> None:

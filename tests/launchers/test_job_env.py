@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from torchaos.harness.running.launchers.command import BOOTSTRAP, job_env
+from torchaos.harness.running.launchers.job import BOOTSTRAP, job_env
 
 PLAN = Path("/tmp/plan.json")
 

@@ -19,9 +19,9 @@ from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, JobSpec
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.running.launchers.command import job_env
+from torchaos.harness.running.launchers.job import job_env
+from torchaos.harness.running.launchers.local import Netns, keepers
 from torchaos.harness.running.launchers.local_job import Job
-from torchaos.harness.running.launchers.netns import Netns, keepers
 
 pytestmark = [pytest.mark.job, pytest.mark.needs("links")]
 TRAINER = Path(__file__).parent / "trainers" / "linger.py"

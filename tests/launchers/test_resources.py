@@ -17,7 +17,7 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.reaper_client import Reaper, UndoError
-from torchaos.harness.running.launchers.command import for_node
+from torchaos.harness.running.launchers.job import for_node
 from torchaos.harness.running.launchers.local import LocalNode
 from torchaos.harness.running.launchers.local_job import Job
 

@@ -14,11 +14,11 @@ import pytest
 
 from torchaos.harness.agent.wire import ENV_NODE, Kind
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher
-from torchaos.harness.running.launchers.command import job_env
+from torchaos.harness.running.launchers.job import job_env
 from torchaos.harness.running.launchers.local import LocalNode
 from torchaos.harness.running.launchers.local_job import Job
+from torchaos.harness.running.planner.fault_plans import FaultAt, target_of
 from torchaos.harness.running.planner.job_plan import planned_job
-from torchaos.harness.running.planner.targets import FaultAt, target_of
 from torchaos.harness.scenario.grammar import Fault, Limits, When
 from torchaos.harness.scenario.grammar import Target as Aim
 from torchaos.harness.scenario.job_grammar import Job as Grammar

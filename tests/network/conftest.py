@@ -18,7 +18,7 @@ from needs import need
 from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.running.launchers.netns import keepers, make_links
+from torchaos.harness.running.launchers.local import keepers, make_links
 
 RUN = f"network-tests-{os.getpid()}"
 _NEWNET = 0x40000000

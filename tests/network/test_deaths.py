@@ -19,7 +19,7 @@ from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.host import processes
 from torchaos.harness.monitoring.probes.census import environ_of
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.launchers.netns import keepers
+from torchaos.harness.running.launchers.local import keepers
 
 DEATHS = int(os.environ.get("DEATHS", "200"))
 LATEST_S = 1.2  # after the harness has its reaper
@@ -32,16 +32,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from torchaos.harness import registry
 from torchaos.harness.interfaces import JobSpec
-from torchaos.harness.running.launchers.netns import Netns
+from torchaos.harness.running.launchers.local import Netns
 from torchaos.harness.fault_drivers.site import OutsideSite
-from torchaos.harness.fault_drivers.network.drop_rules import Cut
-from torchaos.harness.fault_drivers.network.udp_measure import measured, meter_handle
+from torchaos.harness.fault_drivers.network.links import Cut
+from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle
 from torchaos.harness.fault_drivers.network.link_faults import Shape, Shaper
-from torchaos.harness.running.launchers.local_job import Fronted
+from torchaos.harness.running.launchers.local_job import Proxied
 from torchaos.harness.rollback.reaper_client import Reaper
 run, folder, proxied = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "proxied"
 command = ("torchrun", "--rdzv-backend", "etcd-v2" if sys.argv[3] == "etcd" else "c10d")
-launcher = Fronted(Netns(), {"store": "node000:9"}, {"store"} if proxied else set(), folder / "proxy")
+launcher = Proxied(Netns(), {"store": "node000:9"}, {"store"} if proxied else set(), folder / "proxy")
 spec = JobSpec(command, folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "job-0.log", 0, 3)
 reaper = Reaper.start(folder, run)
 print(flush=True)

@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.fault_drivers.network.drop_rules import Cut, counts
 from torchaos.harness.fault_drivers.network.link_faults import Shape, Shaper
-from torchaos.harness.fault_drivers.network.links import Link
-from torchaos.harness.fault_drivers.network.traffic_counters import read, round_trips
-from torchaos.harness.fault_drivers.network.udp_measure import measured, meter_handle
+from torchaos.harness.fault_drivers.network.links import Cut, Link, counts
+from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle, read, round_trips
 from torchaos.harness.interfaces import Handle
 from torchaos.harness.rollback.handles import from_json, to_json
 

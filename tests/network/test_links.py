@@ -17,8 +17,8 @@ from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.running.launchers.command import LiveNode
-from torchaos.harness.running.launchers.netns import NetnsNode, keepers, make_links
+from torchaos.harness.running.launchers.job import StartedNode
+from torchaos.harness.running.launchers.local import NetnsNode, keepers, make_links
 from torchaos.harness.running.launchers.torchrun_line import elastic_env
 
 
@@ -58,7 +58,7 @@ def test_each_node_has_a_local_disk_of_its_own(folder: Path, fresh_run: str) -> 
     assert on(nodes[1], "ls", str(local)) == ""
     assert on(nodes[1], "ls", str(shared)) == f"{shared}\n"
     assert list(local.iterdir()) == []
-    LiveNode(nodes[0], fresh_run, dict, lambda _node: 0, lambda _node: None, local).lose_disk()
+    StartedNode(nodes[0], fresh_run, dict, lambda _node: 0, lambda _node: None, local).lose_disk()
     assert on(nodes[0], "ls", str(local)) == ""
     JobProcesses(keepers(fresh_run)).restore()
 
@@ -92,8 +92,8 @@ _HARNESS = """
 import os, signal, sys
 from pathlib import Path
 from torchaos.harness.interfaces import JobSpec
-from torchaos.harness.running.launchers.netns import Netns
-from torchaos.harness.fault_drivers.network.drop_rules import Cut
+from torchaos.harness.running.launchers.local import Netns
+from torchaos.harness.fault_drivers.network.links import Cut
 from torchaos.harness.rollback.reaper_client import Reaper
 run, folder = sys.argv[1], Path(sys.argv[2])
 launcher = Netns()
@@ -141,9 +141,9 @@ def test_what_can_not_be_made_is_said(
 _NOBODY = """
 import os, subprocess, sys, tempfile
 from pathlib import Path
-from torchaos.harness.running.launchers.command import LiveNode
-from torchaos.harness.running.launchers.netns import NetnsNode, keepers, make_links
-from torchaos.harness.fault_drivers.network.drop_rules import Cut
+from torchaos.harness.running.launchers.job import StartedNode as LiveNode
+from torchaos.harness.running.launchers.local import NetnsNode, keepers, make_links
+from torchaos.harness.fault_drivers.network.links import Cut
 from torchaos.harness.rollback.handles import JobProcesses
 import json, random, socket  # from here on our own Python can't be read
 run = sys.argv[1]

@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.fault_drivers.network.drop_rules import Cut
-from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.links import Cut, Link
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.rollback.network_handles import NftTable
-from torchaos.harness.running.engine.blast_radius import NotPermitted, Permits
-from torchaos.harness.running.launchers.compatibility import misfit
+from torchaos.harness.running.fault_checks import NotPermitted, Permits, misfit
 
 PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun",), "/job", {}, 2, 2, 60.0), (), ())
 AGENT = """
@@ -30,8 +28,8 @@ from pathlib import Path
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.fault_drivers.site import OutsideSite
-from torchaos.harness.running.nodes.node_faults import NodePart
-from torchaos.harness.running.nodes.node_attach import links_of_pods
+from torchaos.harness.running.nodes.node_agent import NodePart
+from torchaos.harness.running.nodes.node_exec import links_of_pods
 addresses, targets, name, params = json.loads(sys.argv[1])
 part = NodePart(None, 0, "run", {}, links_of_pods(addresses, 0, "run")).beside(targets)
 effects = []

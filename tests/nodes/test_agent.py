@@ -14,8 +14,8 @@ from waiting import wait_until
 from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.node_channel import VERSION
+from torchaos.harness.running.nodes.agent_socket import address_of
 from torchaos.harness.running.nodes.node_agent import Agent
-from torchaos.harness.running.nodes.node_folder import address_of
 
 
 def test_a_damaged_record_ends_the_nodes_part(tmp_path: Path) -> None:

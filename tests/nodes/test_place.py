@@ -19,13 +19,13 @@ from torchaos.harness.cli.node import recover as recover_node
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.rollback import open_runs, recovery
+from torchaos.harness.rollback import recovery, undo_log
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.reaper_client import Reaper, UndoError
-from torchaos.harness.running.launchers.node_run_dir import await_place, packed, receive
-from torchaos.harness.running.nodes import node_leftovers
-from torchaos.harness.running.nodes.node_faults import NodeFaults
-from torchaos.harness.running.nodes.node_folder import address_of, make_place, place_of
+from torchaos.harness.running.launchers.node_channel import await_place, packed, receive
+from torchaos.harness.running.nodes import agent_life
+from torchaos.harness.running.nodes.agent_socket import address_of, make_place, place_of
+from torchaos.harness.running.nodes.node_agent import NodeFaults
 
 
 def test_a_socket_in_a_deep_folder(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_a_socket_in_a_deep_folder(tmp_path: Path) -> None:
 
 _DIES = """
 import os, signal, sys
-from torchaos.harness.running.nodes.node_folder import make_place
-from torchaos.harness.rollback import open_runs, recovery
+from torchaos.harness.running.nodes.agent_socket import make_place
+from torchaos.harness.rollback import undo_log as open_runs, recovery
 from torchaos.harness.rollback.reaper_client import Reaper
 from torchaos.harness.rollback.handles import JobProcesses
 
@@ -71,8 +71,8 @@ def test_the_next_agent_undoes_what_the_dead_left(tmp_path: Path, monkeypatch: p
         living = Reaper.start(make_place("run-2.node0").root, "run-2.node0")
         living.guard("job", [JobProcesses("run-2.node0")], owner="job")
         journal = Journal(tmp_path, "node0")
-        assert node_leftovers.undo_for_the_dead(journal) == ""
-        assert node_leftovers.undo_for_the_dead(journal) == ""
+        assert agent_life.undo_for_the_dead(journal) == ""
+        assert agent_life.undo_for_the_dead(journal) == ""
         assert stray.wait(timeout=300) in (-signal.SIGTERM, -signal.SIGKILL)
     notes = [event.data["text"] for event in journal.snapshot() if event.kind is Kind.NOTE]
     assert notes == ["what run-1.node0 left on this node is undone"]
@@ -89,9 +89,9 @@ def test_those_that_died_with_nothing_to_undo(tmp_path: Path, monkeypatch: pytes
     for name in ("TMPDIR", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     assert subprocess.run([sys.executable, "-c", _DIES], check=False).returncode == -signal.SIGKILL
-    assert len(open_runs.entries()[0]) == 1
-    assert node_leftovers.recover(place_of("run-1.node0").root) == ""
-    assert open_runs.entries() == ([], [])
+    assert len(undo_log.entries()[0]) == 1
+    assert agent_life.recover(place_of("run-1.node0").root) == ""
+    assert undo_log.entries() == ([], [])
     assert not place_of("run-1.node0").root.exists()
 
 
@@ -108,7 +108,7 @@ def test_those_that_died_before_the_first_line(tmp_path: Path, monkeypatch: pyte
 
 _LIVES = """
 import sys
-from torchaos.harness.running.nodes.node_folder import make_place
+from torchaos.harness.running.nodes.agent_socket import make_place
 from torchaos.harness.rollback.reaper_client import Reaper
 from torchaos.harness.rollback.handles import JobProcesses
 
@@ -144,7 +144,7 @@ def test_an_agent_that_is_about_to_end(tmp_path: Path, monkeypatch: pytest.Monke
         assert recover_node("run-4.node0") == 0
         assert agent.wait(timeout=300) == 0
     assert len(looks) > 2
-    assert open_runs.entries() == ([], [])
+    assert undo_log.entries() == ([], [])
     assert not place_of("run-4.node0").root.exists()
 
 
@@ -167,7 +167,7 @@ def test_a_reaper_that_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     journal = Journal(tmp_path, "node0")
     with pytest.raises(UndoError):
         NodeFaults(plan, RunDir(tmp_path), make_place("run-3.node0"), "run-3.node0", 0, part, journal)
-    assert open_runs.entries() == ([], [])
+    assert undo_log.entries() == ([], [])
     journal.close()
 
 

@@ -19,7 +19,7 @@ from torchaos.harness.agent.collective_stamps import Stamps
 from torchaos.harness.analysis.hangs import ranks_in_words
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import RankProcess
-from torchaos.harness.monitoring.diagnosis import stacks
+from torchaos.harness.monitoring.diagnosis import live_job
 from torchaos.harness.monitoring.observers import at_end
 
 TORCH = "/v/site-packages/torch/distributed/distributed_c10d.py"
@@ -72,10 +72,10 @@ def _look(ranks: dict[int, RankProcess], folder: Path | None, expected: str) -> 
 def test_each_rank_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, py_spy: bool) -> None:
     """What it waits in and which line of the user called it, a loop in Python, and who held up the others; with py-spy
     and with what the agent writes."""
-    if py_spy and stacks.find_py_spy() is None:
+    if py_spy and live_job.find_py_spy() is None:
         pytest.skip("needs py-spy: pip install py-spy")
     if not py_spy:
-        monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+        monkeypatch.setattr(live_job, "find_py_spy", lambda: None)
     loop = "def train():\n    while True: pass\ntrain()"
     with _ranks(tmp_path, "barrier.barrier()", loop, "next_batch.next_batch()") as ranks:
         found = _look(
@@ -112,13 +112,13 @@ def test_a_stamp_names_the_collective(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_the_user_s_line_called(inner: list[tuple[str, str]], words: str) -> None:
     """The function that it called, without wrappers of torch and hooks of our agent."""
-    frames = [stacks.Frame(function, file, 1) for function, file in inner]
-    assert at_end._where(stacks.Stack(1, (*frames, stacks.Frame("<module>", "/job/train.py", 7))), None) == words
+    frames = [live_job.Frame(function, file, 1) for function, file in inner]
+    assert at_end._where(live_job.Stack(1, (*frames, live_job.Frame("<module>", "/job/train.py", 7))), None) == words
 
 
 def test_what_could_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without py-spy and agent there are no stacks; a stopped rank is seen all the same."""
-    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+    monkeypatch.setattr(live_job, "find_py_spy", lambda: None)
     with _ranks(tmp_path, "barrier.barrier()", "barrier.barrier()", agent=False) as ranks:
         os.kill(ranks[1].pid, signal.SIGSTOP)
         wait_until(lambda: (now := processes.stat(ranks[1].pid)) and now.state == "T")

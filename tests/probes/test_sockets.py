@@ -14,7 +14,7 @@ import pytest
 
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.observers.resource_use import Idle
-from torchaos.harness.monitoring.probes.sockets import Sockets
+from torchaos.harness.monitoring.probes.rank_probe import Sockets
 
 HEAD = 'ESTAB 0 500 10.0.0.1:4000 10.0.0.2:5000 users:(("python",pid={pid},fd=7))'
 # As Linux 5.10's ss said it of a gloo job that a partition had cut apart.

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.pytest_plugin.failure_text import failure_text
-from torchaos.harness.pytest_plugin.outcome import Run
+from torchaos.harness.pytest_plugin.outcome import Run, failure_text
 
 from .conftest import Project
 

@@ -19,10 +19,8 @@ from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.result import Case, ExitCode, Recovery, Result, Verdict, worst
-from torchaos.harness.release.repeats import asked_repeats
-from torchaos.harness.release.repeats.asked_repeats import Ask, ask_of
-from torchaos.harness.release.repeats.repeats_verdict import Distribution, Repeats, State, judge_repeats
-from torchaos.harness.release.repeats.series import Series
+from torchaos.harness.release import repeats
+from torchaos.harness.release.repeats import Ask, Distribution, Repeats, Repetitions, State, ask_of, judge_repeats
 from torchaos.harness.reporting.files import json_file, junit
 from torchaos.harness.reporting.terminal.many_runs import show_repeats
 from torchaos.harness.scenario import load
@@ -101,15 +99,15 @@ def test_a_rate_is_shown_or_refuted_by_its_bounds() -> None:
 )
 def test_the_bounds_are_those_of_clopper_and_pearson(passed: int, trials: int, low: float, high: float) -> None:
     """0 of 200 bounds no more than 1.5 %; 29 of 30 leaves 85 % possible (closed forms, and beta quantiles)."""
-    assert asked_repeats.lower(passed, trials, 0.95) == pytest.approx(low, abs=1e-4)
-    assert asked_repeats.upper(passed, trials, 0.95) == pytest.approx(high, abs=1e-4)
+    assert repeats.lower(passed, trials, 0.95) == pytest.approx(low, abs=1e-4)
+    assert repeats.upper(passed, trials, 0.95) == pytest.approx(high, abs=1e-4)
 
 
 def test_how_many_are_needed() -> None:
     """For 90, 95 and 99 % with 95 % confidence: 29, 59 and 299, and one fewer does not do."""
     for rate, least in ((0.9, 29), (0.95, 59), (0.99, 299)):
-        assert asked_repeats.needed(rate, 0.95) == least
-        assert (asked_repeats.lower(least - 1, least - 1, 0.95) or 0.0) < rate
+        assert repeats.needed(rate, 0.95) == least
+        assert (repeats.lower(least - 1, least - 1, 0.95) or 0.0) < rate
 
 
 def test_an_error_outweighs_the_rate() -> None:
@@ -182,9 +180,9 @@ def plan(seed: int, name: str = "kill") -> Plan:
     return Plan(name, "", seed, PlannedJob(("torchrun", "t.py"), "/", {}, 2, 1, 60.0), (), ())
 
 
-def series(*asks: Ask) -> Series:
+def series(*asks: Ask) -> Repetitions:
     runs = [(Path(f"{n}.yaml"), plan(seed), ask) for n, ask in enumerate(asks) for seed in range(ask.times)]
-    return Series([(*run, Path(f"/runs/{number}")) for number, run in enumerate(runs)])
+    return Repetitions([(*run, Path(f"/runs/{number}")) for number, run in enumerate(runs)])
 
 
 def test_a_failed_repetition_is_no_failure_where_the_rate_is_judged() -> None:

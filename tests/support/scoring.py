@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from oracle import BenchRun, Trainer, is_explained, is_right
 
-from torchaos.harness.release.repeats.asked_repeats import upper
+from torchaos.harness.release.repeats import upper
 
 CONFIDENCE = 0.95
 _PATH = re.compile(r"(?<![\w.}])/(?!dev/)(?:[\w.+-]+/)+([\w.+-]+)")

@@ -20,7 +20,7 @@ from waiting import wait_until
 from torchaos.harness.agent.control_pages import ControlPage
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.interfaces import Irreversible, UsageError
-from torchaos.harness.rollback import open_runs
+from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import JobProcesses, PageSlot, Process
 from torchaos.harness.rollback.healer import Healer
@@ -279,7 +279,7 @@ def test_reaper_that_dies_before_it_is_armed(run_dir: Path, monkeypatch: pytest.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with pytest.raises(UndoError, match="not armed"):
         Reaper.start(run_dir, "test")
-    assert open_runs.entries() == ([], [])
+    assert undo_log.entries() == ([], [])
 
 
 @pytest.mark.needs("root")

@@ -22,9 +22,9 @@ from warm import torchaos
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.cli import cli
 from torchaos.harness.host import processes
-from torchaos.harness.rollback import open_runs, undo_log
-from torchaos.harness.rollback.open_runs import OpenRun
+from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.recovery import LeftBehind, before_a_run, find, left_over, recover, why
+from torchaos.harness.rollback.undo_log import OpenRun
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
 
@@ -111,7 +111,7 @@ def test_the_log_is_kept_twice_where_it_cannot_be_linked(tmp_path: Path, monkeyp
     (tmp_path / "run" / "undo").mkdir(parents=True)
     undo, run = undo_log.UndoLog(tmp_path / "run"), OpenRun.of("run", tmp_path / "run", (1, 1))
     undo.header(dataclasses.asdict(run))
-    place = open_runs.add(run)
+    place = undo_log.add(run)
     assert place is not None
     undo.keep_copy(place)
     undo.append(undo_log.UndoRecord("fault", "fault").to_line())
@@ -257,4 +257,4 @@ def test_command_line(killed: Killed, tmp_path: Path, spawn: Any) -> None:
     assert code == 0, said
     assert f"fault: process {killed.victim}: verified" in said
     assert command("recover") == (0, "nothing was left behind\n")
-    assert open_runs.entries() == ([], [])
+    assert undo_log.entries() == ([], [])

@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 
 from ..files import Files
 from ..layout import Checkpoint, Problem, Trouble, Unreadable
-from . import folders, table
-from .folders import MARK, NUMBERED, UNFINISHED, number_in
-from .format import Format, missing
+from . import format, format_table
+from .format import MARK, NUMBERED, UNFINISHED, Format, missing, number_in
+from .format_table import tracker_names, unread_type
 from .plain_folders import Numbered
-from .table import tracker_names, unread_type
 
 UNKNOWN = "unknown"  # in place of the name of a format
 _TRACKER = re.compile(
@@ -42,8 +41,8 @@ def kind(files: Files, path: str) -> Format | None:
     """The format of a checkpoint, from the name of a file or the names in a folder. None if it is neither a checkpoint
     nor a part of a checkpoint."""
     if files.is_dir(path):
-        return table.of_folder(files, path, files.names(path))
-    return table.of_name(posixpath.basename(path))
+        return format_table.of_folder(files, path, files.names(path))
+    return format_table.of_name(posixpath.basename(path))
 
 
 def find(files: Files, root: str, seen: Collection[str] = ()) -> list[str]:
@@ -65,18 +64,18 @@ def read(files: Files, path: str) -> Checkpoint:
     is_folder = False
     try:
         is_folder = files.is_dir(path)
-        form = kind(files, path) or (Numbered() if is_folder else table.of_start(files, path))
+        form = kind(files, path) or (Numbered() if is_folder else format_table.of_start(files, path))
         found.by_content |= set() if is_folder else {path}
-        found.files = folders.all_files(files, path)
+        found.files = format.all_files(files, path)
         if form is None:
-            raise table.of_no_format(files, path, files.size(path))
+            raise format_table.of_no_format(files, path, files.size(path))
         found.format = form.name
         if is_folder:
             form.read_folder(files, path, found)
         else:
             form.read_file(files, path, files.size(path), found)
     except (Unreadable, OSError) as error:
-        found.problems.append(folders.problem_of(error, name, path))
+        found.problems.append(format.problem_of(error, name, path))
         if isinstance(error, Unreadable) and error.kind is Trouble.UNKNOWN:
             form = None
     found.problems = [_of_needed_file(form, found, problem) for problem in found.problems]
@@ -86,7 +85,7 @@ def read(files: Files, path: str) -> Checkpoint:
         found.problems += _nothing(name, found)
     if form and (not is_folder or kind(files, path)) and (why := why_unfinished(files, path)):
         found.problems.insert(0, Problem(Trouble.UNFINISHED, f"{name}: {why}", path))
-    form = next((special for special in table.table() if special.refines(found)), form)
+    form = next((special for special in format_table.table() if special.refines(found)), form)
     found.format, found.step = form.name if form else UNKNOWN, step_of(name, found, is_folder)
     found.missing = missing(form, found) if form and found.loadable else []
     return found
@@ -132,7 +131,7 @@ def trackers(files: Files, root: str) -> list[Tracker]:
 
 def _of_format(files: Files, root: str, name: str, text: str, others: Sequence[str]) -> tuple[str, str | None] | None:
     """What the tracker of a format names, and its path, if there is one. None if it is no such tracker."""
-    named = [form.tracked(text) for form in table.table() if form.tracker == name]
+    named = [form.tracked(text) for form in format_table.table() if form.tracker == name]
     if not named or (text and not any(named)) or (text.isprintable() and re.search(r"[/\s]", text)):
         return None
     alike = (other for other in others if _is_named(text, other))

@@ -1,16 +1,27 @@
-"""Folders of torch.distributed.checkpoint. The pickle `.metadata` gives the place, in the files `*.distcp`, of each
-part of each tensor.
+"""Folders of torch.distributed.checkpoint, also those with safetensors files.
+
+The pickle `.metadata` gives the place, in the files `*.distcp`, of each part of each tensor.
 
 Each item is a separate torch.save file (a zip). If it was written with SerializationFormat.SAFETENSORS, it is a
 sequence of raw bytes in a safetensors file. Source: torch/distributed/checkpoint/metadata.py and filesystem.py. No
-torch is needed."""
+torch is needed.
+
+Folders that `save_distributed` of torch.distributed.checkpoint's HuggingFaceStorageWriter writes. Each rank's part of
+each tensor is in a separate safetensors file, `shard-00001-model-....safetensors`, whose metadata gives the place of
+the part. No file gives the shape of the whole tensor, so it is computed from the places and sizes of the parts.
+
+Source: torch/distributed/checkpoint/hf_storage.py and _hf_utils.py."""
 
 from __future__ import annotations
 
 import io
+import json
 import math
 import posixpath
+import re
+from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..files import Files
@@ -25,13 +36,14 @@ from ..layout import (
     Unreadable,
     limit,
     torn,
-    unknown,  # fmt: skip
+    unknown,
 )
 from ..pickle_globals import KNOWN, TensorRef, dtype_name, ints
 from ..pickles import MOST, Opaque, read
 from ..zip_records import checksums, records
-from . import foreign, torch_save
+from . import format_table, torch_save
 from .format import Format
+from .safetensors import Safetensors, header
 
 METADATA = ".metadata"
 _PAIRS = 2000  # parts of one tensor that are compared each with each
@@ -92,7 +104,7 @@ def _metadata(files: Files, folder: str, into: Checkpoint) -> tuple[dict[str, Op
         raise torn("there is no .metadata, which is written last") from None
     if size > MOST:
         raise limit(f".metadata has {size} bytes, more than are read")
-    other = None if files.read(path, 0, 2).startswith(foreign.PICKLES) else foreign.words(files, path, size)
+    other = None if files.read(path, 0, 2).startswith(format_table.PICKLES) else format_table.words(files, path, size)
     if size and other and not any(name.endswith(Dcp.parts) for name in files.names(folder)):
         raise unknown(f"its {METADATA} is no list of tensors, but {other}")
     try:
@@ -244,3 +256,78 @@ def _dtype(properties: Any) -> str:
     if isinstance(state, tuple) and state:
         return dtype_name(state[0])
     raise Unreadable("a tensor without properties")
+
+
+_PART = re.compile(r"^shard-(\d{5})-.+\.safetensors$")
+_INFO = "DCP_SHARDING_INFO"
+
+
+class DcpSafetensors(Format):
+    """Folders of torch.distributed.checkpoint's HuggingFaceStorageWriter."""
+
+    name = "dcp_safetensors"
+    asked = 30
+    model_only = True
+
+    def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
+        return any(map(_PART.match, names))
+
+    def read_parts(
+        self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str
+    ) -> Collection[str]:
+        parts = [name for name in names if _PART.match(name)]
+        _read(files, folder, parts, into, prefix)
+        return parts
+
+
+def _read(files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
+    """Reads all parts in a folder, and joins them. Problems of single files are added to `into`."""
+    parts: dict[str, list[tuple[TensorEntry, Shard]]] = defaultdict(list)
+    for name in names:
+        path = f"{folder}/{name}"
+        try:
+            for tensor, offsets in _parts_of(files, path, into):
+                parts[tensor.name].append((tensor, replace(tensor.shards[0], offsets=offsets)))
+        except (Unreadable, OSError) as error:
+            kind = error.kind if isinstance(error, Unreadable) else Unreadable("").kind
+            into.problems.append(Problem(kind, f"{prefix}{name}: {error}", path))
+    for name, found in parts.items():
+        shards = tuple(sorted((shard for _, shard in found), key=lambda shard: shard.offsets))
+        try:
+            shape = tuple(map(max, zip(*(_reach(shard) for shard in shards), strict=True)))
+            check_boxes(shape, [(shard.offsets, shard.sizes) for shard in shards])
+            into.tensors[prefix + name] = TensorEntry(prefix + name, found[0][0].dtype, shape, shards)
+        except Unreadable as error:
+            into.problems.append(Problem(error.kind, f"{prefix}{name}: {error}", tensor=name))
+        except ValueError:
+            into.problems.append(Problem(Unreadable("").kind, f"{prefix}{name}: its parts differ in dimensions"))
+
+
+def _parts_of(files: Files, path: str, into: Checkpoint) -> list[tuple[TensorEntry, tuple[int, ...]]]:
+    size = files.size(path)
+    inside = Checkpoint(path, Safetensors.name)
+    Safetensors().read_file(files, path, size, inside)
+    into.problems += inside.problems
+    places = _info(header(files, path, size)[0])
+    return [(entry, ints(places[name]["saved_offsets"])) for name, entry in inside.tensors.items()]
+
+
+def _info(described: dict[str, Any]) -> dict[str, Any]:
+    try:
+        places = json.loads(described["__metadata__"][_INFO])
+        if not all(isinstance(load["saved_offsets"], list) for load in places.values()):
+            raise ValueError("no offsets")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Unreadable(f"its metadata does not give the places of its parts: {str(error)[:60]}") from error
+    return _Places(places)
+
+
+class _Places(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        raise Unreadable(f"its metadata does not give the place of {name[:60]}")
+
+
+def _reach(shard: Shard) -> tuple[int, ...]:
+    if len(shard.offsets) != len(shard.sizes):
+        raise Unreadable("the place of a part has other dimensions than the part")
+    return tuple(start + size for start, size in zip(shard.offsets, shard.sizes, strict=True))

@@ -1,5 +1,5 @@
 """Folders that belong to no other format: with an index, `model.safetensors.index.json`, that names the file of each
-tensor, or with a step in their names, such as `step-10/`."""
+tensor, or with a step in their names, such as `step-10/`, whose files are read one by one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from collections.abc import Sequence
 
 from ..files import Files
 from ..layout import Checkpoint, Problem, Trouble, Unreadable
-from .folders import NUMBERED, note_missing, read_json
-from .format import Format
-
-# Folders of files with an index, `model.safetensors.index.json`, which names the file of each tensor.
+from .format import NUMBERED, Format, note_missing, read_json
 
 
 class Sharded(Format):
@@ -47,10 +44,6 @@ def _check_index(files: Files, folder: str, name: str, have: set[str], into: Che
             text = f"{prefix}{file}: it lacks {tensor}, which {name} says is in it"
             into.problems.append(Problem(Trouble.TORN, text, f"{folder}/{file}", tensor))
             return
-
-
-# Folders with a step in their names, such as `step-10/`, that belong to no other format. Their files are read one by
-# one.
 
 
 class Numbered(Format):

@@ -12,7 +12,7 @@ from ..files import Files
 from ..layout import ITEM_SIZES, Checkpoint, Extent, Problem, Shard, TensorEntry, Trouble, Unreadable, torn, unknown
 from ..pickle_globals import ints
 from ..tensor_values import Contents
-from . import foreign
+from . import format_table
 from .format import Format
 
 DTYPES = {
@@ -30,7 +30,7 @@ def header(files: Files, path: str, size: int) -> tuple[dict[str, Any], int]:
     start = files.read(path, 0, 9)
     length = int.from_bytes(start[:8], "little") if size >= 8 else 0
     if length > HEADER and start[8:] != b"{":
-        raise foreign.instead(files, path, size) or unknown("its first bytes are of no kind that is known")
+        raise format_table.instead(files, path, size) or unknown("its first bytes are of no kind that is known")
     if size < 8 or 8 + length > size:
         raise torn("cut off in its header")
     if length > HEADER:

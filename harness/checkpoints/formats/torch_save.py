@@ -27,11 +27,11 @@ from ..pickle_globals import KNOWN, StorageRef, TensorRef, ints, storage_dtype
 from ..pickles import MOST, read
 from ..tensor_values import Contents
 from ..zip_records import Record, checksums, records
-from . import foreign
+from . import format_table
 from .format import Format
 
 MAGIC = 0x1950A86A20F9469CFC6C
-ZIP, OLD = foreign.ZIP, b"\x80\x02\x8a\n" + MAGIC.to_bytes(10, "little") + b"."  # the first bytes of the two forms
+ZIP, OLD = format_table.ZIP, b"\x80\x02\x8a\n" + MAGIC.to_bytes(10, "little") + b"."  # the first bytes of the two forms
 _LEGACY = 1 << 24  # bytes that the pickles of the older form may have
 _FIRST = 512  # bytes, in which the name of an archive's first record is
 _ZIP_END, _NO_COMMENT = b"PK\5\6", 22  # bytes
@@ -66,9 +66,9 @@ def _other(files: Files, path: str, size: int, start: bytes, into: Checkpoint) -
         return Unreadable("its first bytes are not those of a torch.save file, although the rest is")
     if not any(start) and not path.endswith((".bin", ".pkl")):
         return Unreadable("its first bytes are zero")
-    if size <= _SMALL and foreign.is_pickle(start):
+    if size <= _SMALL and format_table.is_pickle(start):
         _note_hostile(_dangerous(files, path, size), path, into)
-    return foreign.instead(files, path, size) or unknown("its first bytes are of no kind that is known")
+    return format_table.instead(files, path, size) or unknown("its first bytes are of no kind that is known")
 
 
 def _dangerous(files: Files, path: str, size: int) -> list[str]:
@@ -86,8 +86,8 @@ def read_zip(
     is_own = b"/data.pkl" in files.read(path, offset, _FIRST)
     found = records(files, path, offset, length, "torch.save file" if is_own else "zip archive")
     into.checksums += checksums(found, what)
-    if "data.pkl" not in found or any(map(foreign.SCRIPT.search, found)):
-        raise unknown(foreign.archive(found))
+    if "data.pkl" not in found or any(map(format_table.SCRIPT.search, found)):
+        raise unknown(format_table.archive(found))
     packed = next((record for record in found.values() if record.packed), None)
     if packed:
         raise limit(f"its record {packed.name} is {packed.packed}, and is not read")

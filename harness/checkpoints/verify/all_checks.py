@@ -10,13 +10,12 @@ from torchaos.harness.record.result import ExitCode
 
 from .. import formats
 from ..files import Files
-from ..formats import format, table
-from ..formats.folders import UNKNOWN_LAYOUT
+from ..formats import format, format_table
+from ..formats.format import UNKNOWN_LAYOUT
 from ..layout import Checkpoint, Problem, Trouble
 from .damage_findings import Findings
 from .manifests import Manifests, Saved
-from .stream import Stream
-from .windows import rest_differs, windows
+from .stream import Stream, rest_differs, windows
 
 ALL = frozenset({"crc", "digest", "nan"})
 
@@ -117,7 +116,7 @@ def _check_set(result: Verified, manifests: Manifests, known: dict[str, Saved]) 
             result.problems.append(Problem(Trouble.TORN, f"{name}: missing, though it was saved", saved.path))
     if not expected:  # the folder was renamed: the files must agree on the folder in which they were saved
         folders = {posixpath.dirname(saved.path): path for path, saved in known.items() if saved.save != saved.path}
-        if len(folders) > 1 and (form := table.named(result.layout.format)) and form.one_save:
+        if len(folders) > 1 and (form := format_table.named(result.layout.format)) and form.one_save:
             text = f"its files were saved as parts of {' and '.join(sorted(map(posixpath.basename, folders)))}"
             result.problems.append(Problem(Trouble.STALE, text))
 

@@ -1,4 +1,6 @@
-"""Makes problems from the results of the stream, and names the tensors, elements and bits if possible."""
+"""Makes problems from the results of the stream, and names the tensors, elements and bits if possible.
+
+Finds the tensor, element and byte at an offset in a file. If the byte belongs to no tensor, the part of the file."""
 
 from __future__ import annotations
 
@@ -15,8 +17,6 @@ from ..layout import Checkpoint, Checksum, Problem, Shard, TensorEntry, Trouble
 from ..zip_records import locate
 from .manifests import Manifests, Saved
 from .stream import BadChunk, Found, Nans
-
-# Finds the tensor, element and byte at an offset in a file. If the byte belongs to no tensor, the part of the file.
 
 _NESTED = 64  # how many tensors before an offset are checked, because views of one storage may overlap it
 
@@ -87,8 +87,6 @@ def _element(shard: Shard, place: int) -> tuple[int, ...] | None:
         index = found
     return tuple(start + inner for start, inner in zip(shard.offsets, index, strict=True))
 
-
-# Makes problems from the results of the stream, and names the tensors, elements and bits if possible.
 
 _LOCATED = 256  # bad chunks in which the flipped bit is searched
 

@@ -24,7 +24,7 @@ from torchaos.harness.host.disk import born_ns
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.history.saves_and_loads import final_path
 
-from ..formats.table import may_hold_tensors
+from ..formats.format_table import may_hold_tensors
 
 __all__ = ["CHUNK", "Manifests", "Saved", "Span"]
 

@@ -1,5 +1,11 @@
-"""The base class of the `gpu.*` injectors: it writes orders for the NVML overlay into a file, and reads which orders
-were carried out; and Xids, NVIDIA's GPU error codes."""
+"""The base class of the `gpu.*` injectors: it writes orders for the NVML overlay into a file. Beside the orders, in
+`nvml.log`, the overlay records which it served, and to which process. That is the evidence that a fault was felt. It
+comes from the process that asked about the GPU, never from the rank that is hit.
+
+Xids are NVIDIA's GPU error codes. Numbers and mnemonics: NVIDIA's Xid catalogue. Format of a line: kernel_rc.c of
+open-gpu-kernel-modules; from driver 595 on, without the process. Actions: `nvmlDeviceGpuRecoveryAction_t`, which field
+230 reports; Xid 154 reports a change of it. `sampled` False: the text after the number was made up, because no log of
+the driver with this Xid was found."""
 
 from __future__ import annotations
 
@@ -23,21 +29,12 @@ from torchaos.harness.monitoring.probes.census import environ_of
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.file_handles import File
 
-# Evidence from effects that the harness itself has read.
-
 
 def first_effect(record: Record, fault: str, words: str) -> Evidence | None:
     """Evidence from the first effect of this fault that the harness recorded and whose text contains `words`."""
     seen = [e for e in record.of_fault(fault, Kind.EFFECT) if words in str(e.data["effect"]) and e.source == "harness"]
     return Evidence.of(str(seen[0].data["effect"]), seen[0]) if seen else None
 
-
-# Xids, NVIDIA's GPU error codes: the driver's log lines, what NVML shows with them, and the recovery action.
-#
-# Numbers and mnemonics: NVIDIA's Xid catalogue. Format of a line: kernel_rc.c of open-gpu-kernel-modules; from driver
-# 595 on, without the process. Actions: `nvmlDeviceGpuRecoveryAction_t`, which field 230 reports; Xid 154 reports a
-# change of it. `sampled` False: the text after the number was made up, because no log of the driver with this Xid was
-# found.
 
 NONE, RESET, REBOOT, DRAIN_P2P, DRAIN_AND_RESET = range(5)
 _ACTION = {RESET: "GPU Reset Required", REBOOT: "Node Reboot Required", DRAIN_P2P: "Drain P2P"}
@@ -129,12 +126,6 @@ def pci_of(gpu: int) -> str:
     except (OSError, IndexError):
         return f"0000:{0x10 + gpu:02x}:00"
 
-
-# The base class of the `gpu.*` injectors. It writes orders for the overlay into a file, and reads which orders were
-# served.
-#
-# In `nvml.log`, beside the orders, the overlay records the orders that it served, and to which process. That is the
-# evidence that a fault was felt. It comes from the process that asked about the GPU, never from the rank that is hit.
 
 LOG, KERNEL_LOG = "nvml.log", "kernel.log"
 _SERVED = re.compile(

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.agent.rank_faults import Fault
 from torchaos.harness.fault_drivers.network import packet_queue
-from torchaos.harness.fault_drivers.network.drop_rules import Cut, sides
-from torchaos.harness.fault_drivers.network.links import Helper, Link, helper_of, link_of
+from torchaos.harness.fault_drivers.network.links import Cut, Helper, Link, helper_of, link_of, sides
 from torchaos.harness.fault_drivers.network.packet_queue import Shape as Shape
-from torchaos.harness.fault_drivers.network.traffic_counters import came, counted, drops, slower
-from torchaos.harness.fault_drivers.network.udp_measure import measured, meter_handle
+from torchaos.harness.fault_drivers.network.traffic_counters import came, counted, drops, measured, meter_handle, slower
 from torchaos.harness.interfaces import ChaosError, Evidence, Handle, Hits, NodeSite, Probe, Where
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.network_handles import IPTABLES, QDISC_MARK, Qdisc, QueueRule, mark_of
-
-# The base class of `network.partition` and `network.loss`: a cut between the target nodes and others.
 
 
 class CutFault(Fault):
@@ -65,10 +61,6 @@ class CutFault(Fault):
         if self.direction == "in":
             inside, outside = outside, inside
         return Cut(site.fault, inside, outside, self.direction == "both", self.ports, self.percent)
-
-
-# Delays, duplicates, reorders or corrupts the packets that a node sends: by netem if the kernel has it, otherwise by a
-# packet queue.
 
 
 @dataclass(frozen=True)
@@ -127,9 +119,6 @@ def netem(shape: Shape) -> list[str]:
         if percent := getattr(shape, name):
             words += [name, f"{percent}%"]
     return words
-
-
-# The base class of `network.delay` and similar faults: the packets of the target nodes go through a shaper.
 
 
 class ShapedFault(Fault):

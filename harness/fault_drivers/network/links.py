@@ -1,20 +1,23 @@
-"""The link between a node and the other nodes, and a process that keeps a fault on, such as the packet queue or a
-flapping link. It is guarded before it starts."""
+"""The link between a node and the other nodes; a process that keeps a fault on it, such as the packet queue or a
+flapping link, and is guarded before it starts; and an nftables table that drops packets, loaded in one transaction.
+
+The table is in the switch. If the run does not own the switch, it is in each receiving node. In a pod, whose agent
+can't change other pods, it is in the pod itself, for what the pod sends and receives."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.interfaces import ChaosError, LiveNode
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.rollback.network_handles import mark_of
-
-# The link between a node and the other nodes, for network faults.
+from torchaos.harness.rollback.network_handles import NftTable, mark_of
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,6 @@ def link_of(live: LiveNode) -> Link:
     if live.node.link is None:
         raise ChaosError(f"node {live.node.index} has no link that could be changed; write launcher: netns")
     return live.node.link
-
-
-# A process that keeps a fault on, such as the packet queue or a flapping link. It is guarded before it starts.
 
 
 @dataclass(frozen=True)
@@ -75,3 +75,130 @@ class Helper:
 def helper_of(fault: str, link: Link) -> Helper:
     """The helper for one node that the fault hits."""
     return Helper(f"{link.run_id}.{mark_of(fault)}.{link.name}")
+
+
+SWITCH, NODE, POD = "bridge", "netdev", "inet"  # nftables families
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Drops `percent` of the packets from `sources` to `sinks`. With `ports`: only TCP packets from or to these
+    ports."""
+
+    fault: str
+    sources: Sequence[Link]
+    sinks: Sequence[Link]
+    both: bool = True
+    ports: Sequence[int] = ()
+    percent: float = 100.0
+
+    @property
+    def handles(self) -> list[NftTable]:
+        family = POD if self._here else NODE if self._in_nodes else SWITCH
+        return [NftTable(space.pid, space.start_ticks, family, mark_of(self.fault)) for space in self.scripts()]
+
+    def apply(self) -> None:
+        """Loads the tables. Raises OSError."""
+        for space, script in self.scripts().items():
+            space.run(["nft", "-f", "-"], script)
+
+    def scripts(self) -> dict[Space, str]:
+        """The nft script for each namespace that gets a table."""
+        ways = [(self.sources, self.sinks), *([(self.sinks, self.sources)] if self.both else [])]
+        if self._here:
+            chains: dict[str, list[str]] = {}
+            for froms, tos in ways:
+                hook, side, others = ("output", "daddr", tos) if self._here in froms else ("input", "saddr", froms)
+                chains[hook] = [rule for way in _addresses(others, side) for rule in self._rules(way)]
+            return {self._here.space: self._table(POD, chains)}
+        if not self._in_nodes:
+            rules = [
+                rule for froms, tos in ways
+                for rule in self._rules(f"iifname {_ports(froms)} oifname {_ports(tos)}")
+            ]  # fmt: skip
+            return {self.sources[0].switch: self._table(SWITCH, {"forward": rules})}
+        return {
+            link.space: self._table(NODE, {f'ingress device "{link.device}"': self._ingress_rules(froms)})
+            for froms, tos in ways for link in tos
+        }  # fmt: skip
+
+    @property
+    def _in_nodes(self) -> bool:
+        return self.sources[0].switch == self.sources[0].space
+
+    @property
+    def _here(self) -> Link | None:
+        """The link of this pod."""
+        return next((link for link in (*self.sources, *self.sinks) if link.space.is_here), None)
+
+    def _table(self, family: str, chains: Mapping[str, Sequence[str]]) -> str:
+        """`chains`: the rules of each hook."""
+        head = f"table {family} {mark_of(self.fault)} {{\n counter seen {{ }}\n counter dropped {{ }}\n"
+        parts = [
+            f" chain links{number} {{\n  type filter hook {hook} priority 0; policy accept;\n{lines}\n }}\n"
+            for number, (hook, lines) in enumerate((hook, "\n".join(rules)) for hook, rules in chains.items())
+        ]
+        return "".join((head, *parts, "}\n"))
+
+    def _ingress_rules(self, froms: Sequence[Link]) -> list[str]:
+        """Rules for a receiving node. They also drop ARP requests, which a node sends when it no longer knows the other
+        node's hardware address."""
+        addresses = ", ".join(link.address for link in froms)
+        asks = [] if self.ports or self.percent < 100 else [f"  arp saddr ip {{ {addresses} }} drop"]
+        return [*asks, *self._rules(f"ip saddr {{ {addresses} }}")]
+
+    def _rules(self, way: str) -> list[str]:
+        """Rules for one direction. Only TCP is counted, because a job's ranks and agents send each other only TCP."""
+        some = f" numgen random mod 10000 < {round(self.percent * 100)}" if self.percent < 100 else ""
+        ports = ", ".join(map(str, self.ports))
+        if ports:
+            return [
+                f"  {way} tcp {side} {{ {ports} }} counter name seen{some} counter name dropped drop"
+                for side in ("sport", "dport")
+            ]
+        tcp = f"  {way} meta l4proto tcp counter name seen{some} counter name dropped drop"
+        others = f"  {way} meta l4proto != tcp{some} drop" if some else f"  {way} drop"
+        return [tcp, others]
+
+
+def counts(*handles: NftTable) -> dict[str, int]:
+    """The packets that each counter of these tables has counted. Empty if the tables are gone."""
+    totals: Counter[str] = Counter()
+    for handle in handles:
+        try:
+            output = handle.space.run(["nft", "-j", "list", "counters", "table", handle.family, handle.table])
+        except OSError:
+            continue
+        counters = [item["counter"] for item in json.loads(output)["nftables"] if "counter" in item]
+        totals.update({counter["name"]: counter["packets"] for counter in counters})
+    return dict(totals)
+
+
+def sides(
+    nodes: Sequence[LiveNode], cluster: Sequence[LiveNode], peers: Sequence[int]
+) -> tuple[list[Link], list[Link]]:
+    """The links of the target nodes, and the links of the nodes from which they are cut off: `peers`, or all other
+    nodes. Raises ChaosError if one side is empty."""
+    from torchaos.harness.interfaces import ChaosError
+
+    inside = {live.node.index for live in nodes}
+    outside = [live for live in cluster if live.node.index not in inside]
+    outside = [live for live in outside if not peers or live.node.index in peers]
+    if not inside or not outside:
+        raise ChaosError("there is no node on the other side; name another target, or other peers")
+    return [link_of(live) for live in nodes], [link_of(live) for live in outside]
+
+
+def _addresses(links: Sequence[Link], side: str) -> list[str]:
+    """The matches of the IP addresses of these links, a match for each version of IP."""
+    found = {
+        "ip": [link for link in links if ":" not in link.address],
+        "ip6": [link for link in links if ":" in link.address],
+    }
+    return [
+        f"{version} {side} {{ {', '.join(link.address for link in some)} }}" for version, some in found.items() if some
+    ]
+
+
+def _ports(links: Sequence[Link]) -> str:
+    return "{ " + ", ".join(f'"{link.port}"' for link in links) + " }"

@@ -1,10 +1,15 @@
-"""The kernel's counters of a job's own connections while a network fault is on, the probes that read them, and the
-evidence from them that the fault was felt."""
+"""What shows that a network fault took effect. A node's network namespace has only the job's TCP connections, so the
+kernel's counters of the namespace are evidence that the job felt the fault. A probe connection beside the job's
+connections measures the link while the fault is on: it compares requested with measured values, and shows only how the
+probe's own packets were treated."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,16 +17,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.fault_drivers.network.drop_rules import Cut, counts
-from torchaos.harness.fault_drivers.network.links import Link, link_of
+from torchaos.harness.fault_drivers.network import udp_probe
+from torchaos.harness.fault_drivers.network.links import Cut, Helper, Link, counts, link_of
 from torchaos.harness.host.netspace import Space
-from torchaos.harness.interfaces import Emit, Evidence, NodeSite
+from torchaos.harness.interfaces import Emit, Evidence, Handle, NodeSite
 from torchaos.harness.record.record import Record
-from torchaos.harness.rollback.network_handles import NftTable
-
-# The kernel's counters of a job's own connections while a fault is on.
-#
-# A node's network namespace has only the job's TCP connections, so the counters of the namespace are evidence.
+from torchaos.harness.rollback.network_handles import NftTable, mark_of
 
 Counts = Mapping[str, float]
 
@@ -113,9 +114,6 @@ def at_least(name: str, least: float, words: str) -> Callable[[Counts], str | No
     return lambda counts: words.format(n=f"{counts[name]:g}") if counts.get(name, 0) >= least else None
 
 
-# The probes of network faults.
-
-
 def drops(site: NodeSite, cut: Cut) -> Sequence[Watch]:
     """A probe that counts the job's own packets that a cut has dropped, from the counters of the rules that drop
     them."""
@@ -193,9 +191,6 @@ def _refused(tables: Sequence[NftTable]) -> Counts:
     return {"refused": sum(counts(table).get("refused", 0) for table in tables)}
 
 
-# Evidence that a network fault was felt, from the kernel's counters of the job's own connections. Pure.
-
-
 def counted(record: Record, fault: str, *names: str, least: float = 1) -> Evidence | None:
     """Evidence that one of the counters `names` grew by at least `least` while the fault was on."""
     for event in record.of_fault(fault, Kind.NETWORK):
@@ -241,3 +236,69 @@ def logged(record: Record, fault: str, cause: str, words: str, naming: Sequence[
         if is_on and event.data["cause"] == cause and any(name in event.data["line"] for name in naming):
             return Evidence.of(f"{words}: {event.data['line']}", event)
     return None
+
+
+SETTLE_S = 0.3  # seconds, in addition to the requested delay
+
+
+def meter_handle(site: NodeSite) -> Handle:
+    """The handle of the process that `measured` starts."""
+    return _helper(site).handle
+
+
+def measured(
+    site: NodeSite, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
+) -> Sequence[Measuring]:
+    """Probes that measure the link from the first target node to the first other node (`inward`: in the other
+    direction). Empty if no requested value can be measured, or if this process can't enter the other node. With jitter,
+    datagrams are sent at such intervals that none waits for an earlier one."""
+    if not asked:
+        return ()
+    inside = [link_of(live) for live in site.nodes]
+    targets = {live.node.index for live in site.nodes}
+    outside = [link_of(live) for live in site.cluster if live.node.index not in targets] or inside[1:]
+    if not outside or not outside[0].space.alive():
+        return ()
+    ends = (outside[0], inside[0]) if inward else (inside[0], outside[0])
+    settle_s = SETTLE_S + 2e-3 * asked.get("delay_ms", 0.0)
+    return [
+        Measuring(
+            site.fault, dict(asked), _start(_helper(site), *ends, settle_s, max(udp_probe.GAP_S, 2.2e-3 * jitter_ms))
+        )
+    ]
+
+
+@dataclass
+class Measuring:
+    """A probe that emits the measured values with the requested values, as `network.sample` events."""
+
+    fault: str
+    asked: Mapping[str, float]
+    process: subprocess.Popen[bytes]
+    period_s: float = 0.25
+    _rest: bytes = field(default=b"")
+
+    def sample(self, emit: Emit) -> None:
+        assert self.process.stdout is not None
+        try:
+            self._rest += os.read(self.process.stdout.fileno(), 1 << 16)
+        except BlockingIOError:
+            return
+        *lines, self._rest = self._rest.split(b"\n")
+        if lines:
+            printed = json.loads(lines[-1])
+            values = {name: printed[name] for name in self.asked if name in printed}
+            emit(Kind.NETWORK, {"fault": self.fault, "counts": {}, "measured": values, "datagrams": printed["sent"]})
+
+
+def _helper(site: NodeSite) -> Helper:
+    return Helper(f"{link_of(site.nodes[0]).run_id}.{mark_of(site.fault)}.meter")
+
+
+def _start(helper: Helper, sender: Link, receiver: Link, settle_s: float, gap_s: float) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-S", "-E", udp_probe.__file__, str(receiver.space.pid)]
+    argv += [sender.address, receiver.address, str(settle_s), str(gap_s)]
+    process = helper.open(sender.space, argv)
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    return process

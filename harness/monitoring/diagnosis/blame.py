@@ -1,5 +1,11 @@
 """Finds the ranks that hold up the others, from the recorded collectives of all ranks. A culprit is only a suspect if a
-healthy job could look the same."""
+healthy job could look the same.
+
+Turns culprits into suspects if a healthy job could look the same.
+
+The records alone can't distinguish a hang from a job that goes on a moment later. The time that the ranks have waited
+decides, and only the modification times of the files show it. If these may be the times of copies, the ops that were
+under way decide instead."""
 
 from __future__ import annotations
 
@@ -8,14 +14,18 @@ from itertools import pairwise
 from torchaos.harness.monitoring.diagnosis import mismatched_calls
 from torchaos.harness.monitoring.diagnosis.diagnosis import HIGH, LOW, MEDIUM, Diagnosis, have, named, waited_for
 from torchaos.harness.monitoring.diagnosis.mismatched_calls import remarks
-from torchaos.harness.monitoring.diagnosis.recorded_calls import Call, Calls, is_mutual, ranges
-from torchaos.harness.monitoring.diagnosis.wait_graph import Late, Node, Op, Waits, groups_of, waits
-
-# Turns culprits into suspects if a healthy job could look the same.
-#
-# The records alone can't distinguish a hang from a job that goes on a moment later. The time that the ranks have waited
-# decides, and only the modification times of the files show it. If these may be the times of copies, the ops that were
-# under way decide instead.
+from torchaos.harness.monitoring.diagnosis.wait_graph import (
+    Call,
+    Calls,
+    Late,
+    Node,
+    Op,
+    Waits,
+    groups_of,
+    is_mutual,
+    ranges,
+    waits,
+)
 
 # A wait proves a hang only if it is longer than each of these limits that applies.
 _EARLY_S = 1.0
@@ -151,8 +161,6 @@ def _acquit(found: Diagnosis, why: str) -> None:
     found.confidence = LOW if found.suspects else found.confidence
     found.problems.append(why)
 
-
-# Finds the ranks that hold up the others, from the recorded collectives of all ranks.
 
 _OF_ALL = 3  # if more than one rank in three left no record, the records were not collected completely
 

@@ -8,10 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchaos.harness.monitoring.diagnosis.recorded_calls import Call, ranges
-from torchaos.harness.monitoring.diagnosis.wait_graph import Waits
-
-# Clauses that say which ranks wait for which.
+from torchaos.harness.monitoring.diagnosis.wait_graph import Call, Waits, ranges
 
 _MOST = 3
 
@@ -41,8 +38,6 @@ def named(call: Call) -> str:
 def have(many: int) -> str:
     return "has" if many == 1 else "have"
 
-
-# The result of a diagnosis. It has the same form for every source of evidence.
 
 HIGH, MEDIUM, LOW, NONE = "high", "medium", "low", "none"
 

@@ -1,5 +1,11 @@
 """Finds ranks that called collectives in the wrong place (another op than the others at the same number, or another
-order), and a rank that always enters its collectives last."""
+order), and a rank that always enters its collectives last.
+
+Finds a rank that always enters its collectives last: it is slow, but does not hang. The result is only a remark,
+because the clocks of the hosts may differ, and some rank is always last.
+
+A mismatch is proof, even if no rank has waited for long. A wrong order is found from the recorded calls. If these do
+not decide, the number of ranks that wait for each other decides."""
 
 from __future__ import annotations
 
@@ -9,11 +15,7 @@ from itertools import combinations, pairwise
 from statistics import median
 
 from torchaos.harness.monitoring.diagnosis.diagnosis import HIGH, MEDIUM, Diagnosis, is_in, waited_for
-from torchaos.harness.monitoring.diagnosis.recorded_calls import Calls, is_mutual, ranges
-from torchaos.harness.monitoring.diagnosis.wait_graph import Group, Node, Op, Waits
-
-# Finds a rank that always enters its collectives last: it is slow, but does not hang. The result is only a remark,
-# because the clocks of the hosts may differ, and some rank is always last.
+from torchaos.harness.monitoring.diagnosis.wait_graph import Calls, Group, Node, Op, Waits, is_mutual, ranges
 
 _NEEDED = 20  # collectives of a group that are needed to judge
 _MOSTLY = 0.8  # a slow rank enters at least this part of them last
@@ -48,13 +50,6 @@ def remarks(calls: Calls) -> Iterator[str]:
                 f"rank {last} is slow: it entered {often} of {len(whole)} collectives of group {group} last, "
                 f"by {median(late) * 1e3:.0f} ms (if the clocks of the hosts agree)"
             )
-
-
-# Finds ranks that called collectives in the wrong place: another op than the others at the same number, or another
-# order.
-#
-# A mismatch is proof, even if no rank has waited for long. A wrong order is found from the recorded calls. If these do
-# not decide, the number of ranks that wait for each other decides.
 
 
 def read_mismatches(graph: Waits, found: Diagnosis) -> set[Node]:

@@ -1,5 +1,15 @@
 """What is recorded at the end of a job: what its ranks did when the run ended it, the diagnosis of another tool, and
-what the job left behind."""
+what the job left behind.
+
+What the ranks did when the run was about to end the job: evidence that is taken before anything is stopped.
+
+Records what a job leaves behind when its command has ended: processes, their listening ports, shared memory, GPU
+memory.
+
+This happens before any clean-up. Processes that are still ending, and shared memory that is still being removed, get
+GRACE_S seconds. Nothing that another job made at the same time is attributed to this job: an entry in /dev/shm is the
+job's if a process of the job was seen to map or open it, or if its name contains the pid of such a process. An entry
+that a process of another job still uses is not the job's."""
 
 from __future__ import annotations
 
@@ -18,16 +28,13 @@ import psutil
 from torchaos.harness.agent import collective_stamps as stamped
 from torchaos.harness.host.gpu_devices import held_by
 from torchaos.harness.interfaces import Emit, Need, RankProcess
-from torchaos.harness.monitoring.diagnosis import live_job, stacks
-from torchaos.harness.monitoring.diagnosis.recorded_calls import ranges
-from torchaos.harness.monitoring.diagnosis.stacks import Stack
+from torchaos.harness.monitoring.diagnosis import live_job
+from torchaos.harness.monitoring.diagnosis.live_job import Stack
+from torchaos.harness.monitoring.diagnosis.wait_graph import ranges
 from torchaos.harness.monitoring.observers.resource_use import IDLE, Use
 from torchaos.harness.monitoring.probes.rank_probe import Sampling
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
-
-# Copies the diagnosis of another tool into the run's artifacts, so that later no file of the job has to be read for the
-# verdict.
 
 _MOST_BYTES = 1 << 20
 
@@ -52,8 +59,6 @@ def read(path: Path) -> dict[str, Any]:
         return {"error": "it has no `culprits`, a list of ranks"}
     return {"culprits": named}
 
-
-# What the ranks did when the run was about to end the job: evidence that is taken before anything is stopped.
 
 _APART_S = 1.0  # between the two looks
 _MOST = 16  # frames of a stack that are kept
@@ -85,11 +90,11 @@ def look(ranks: Mapping[int, RankProcess], folder: Path | None) -> dict[str, Any
 
 def _stacks(ranks: Mapping[int, RankProcess], folder: Path | None) -> dict[int, Stack]:
     """The stacks by rank: by py-spy, which does not disturb a rank; the others from the agents."""
-    py_spy = stacks.find_py_spy()
-    by_pid = stacks.sample([process.pid for process in ranks.values()], py_spy) if py_spy else {}
+    py_spy = live_job.find_py_spy()
+    by_pid = live_job.sample([process.pid for process in ranks.values()], py_spy) if py_spy else {}
     found = {rank: by_pid[process.pid] for rank, process in ranks.items() if process.pid in by_pid}
     if folder:
-        found |= stacks.ask({rank: ranks[rank] for rank in ranks.keys() - found.keys()}, folder / "stacks")
+        found |= live_job.ask({rank: ranks[rank] for rank in ranks.keys() - found.keys()}, folder / "stacks")
     return found
 
 
@@ -146,14 +151,6 @@ def _called(stack: Stack) -> str:
 def _name(file: str) -> str:
     return file.rpartition("/")[2]
 
-
-# Records what a job leaves behind when its command has ended: processes, their listening ports, shared memory, GPU
-# memory.
-#
-# This happens before any clean-up. Processes that are still ending, and shared memory that is still being removed, get
-# GRACE_S seconds. Nothing that another job made at the same time is attributed to this job: an entry in /dev/shm is the
-# job's if a process of the job was seen to map or open it, or if its name contains the pid of such a process. An entry
-# that a process of another job still uses is not the job's.
 
 GRACE_S = 3.0
 SHARED = Path("/dev/shm")

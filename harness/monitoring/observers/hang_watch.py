@@ -12,7 +12,7 @@ from typing import Any
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.interfaces import Emit, Need, RankProcess
 from torchaos.harness.monitoring.diagnosis import live_job
-from torchaos.harness.monitoring.diagnosis.stacks import find_py_spy
+from torchaos.harness.monitoring.diagnosis.live_job import find_py_spy
 from torchaos.harness.monitoring.observers.nccl_ras import NcclRas
 from torchaos.harness.monitoring.observers.opinions import LogSilence, Opinion, Overdue, Rule, Stagnation, Tick
 from torchaos.harness.monitoring.observers.resource_use import Idle, spinning

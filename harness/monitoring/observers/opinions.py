@@ -1,5 +1,15 @@
 """The opinions of the observers of a hang (the log, the stacks, the agent's stamps; resource_use.py has the fourth),
-and the rule that combines them into a suspicion or a hang."""
+and the rule that combines them into a suspicion or a hang.
+
+Observer (a): the job's log has not grown for longer than usual.
+
+Observer (b): the stacks of all ranks do not change. It takes stacks only while another observer suspects a hang, since
+that costs about 20 ms of CPU per rank each time.
+
+A rank may work in a single call for a long time. So while any rank uses the CPU, the time counts only a tenth.
+
+Observer (d): the agent's stamps. It reports that a collective takes longer than its bound, or that no rank begins or
+ends a collective."""
 
 from __future__ import annotations
 
@@ -11,9 +21,7 @@ from pathlib import Path
 
 from torchaos.harness.agent import collective_stamps
 from torchaos.harness.interfaces import RankProcess
-from torchaos.harness.monitoring.diagnosis.stacks import Stack, find_py_spy, sample
-
-# The opinion of an observer, and the rule that combines the opinions of all observers into a suspicion or a hang.
+from torchaos.harness.monitoring.diagnosis.live_job import Stack, find_py_spy, sample
 
 # These observers look at the progress of the job, the others at its processes. They often err together: a rank that
 # writes the first checkpoint of a run neither logs nor calls collectives. So another observer has to confirm a hang.
@@ -104,9 +112,6 @@ class Tick:
     extra: Mapping[str, object] = field(default_factory=dict)
 
 
-# Observer (a): the job's log has not grown for longer than usual.
-
-
 class LogSilence:
     """Learns how often the log grows. `paths`: returns the current log files. Lines before training do not count."""
 
@@ -126,11 +131,6 @@ class LogSilence:
             self._learned.happened(now_s, training)
         return self._learned.opinion(self.name, now_s)
 
-
-# Observer (b): the stacks of all ranks do not change. It takes stacks only while another observer suspects a hang,
-# since that costs about 20 ms of CPU per rank each time.
-#
-# A rank may work in a single call for a long time. So while any rank uses the CPU, the time counts only a tenth.
 
 _EVERY_S = 0.2
 _BUSY = 10.0
@@ -187,9 +187,6 @@ class Stagnation:
             else:
                 seen.until_s = begun_s
 
-
-# Observer (d): the agent's stamps. It reports that a collective takes longer than its bound, or that no rank begins or
-# ends a collective.
 
 _RING = collective_stamps.SIZE - collective_stamps.SLOTS * 64
 _AT_START_S = 10.0

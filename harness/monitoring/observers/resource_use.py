@@ -1,4 +1,14 @@
-"""Observer (c): the CPU, disk and network use of the ranks, and GPUs that only wait."""
+"""Observer (c): the CPU, disk and network use of the ranks. The job is quiet if
+
+- all ranks are idle and nothing arrives on the job's sockets; or
+- a few ranks are idle or stopped while the others use the CPU fully, as ranks do while they wait for a GPU; or
+- nothing arrives, and the kernel sends the same data again and again, whether or not the ranks are idle.
+
+A rank that compiles, evaluates or writes a checkpoint uses the CPU or the disk, so the job is not quiet.
+
+GPUs that only wait while the job hangs are a fact for the report: a kernel that waits for another GPU, as NCCL's
+kernels do, keeps its own GPU busy all the time, and no bytes go over the links. This is no reason to declare a hang,
+because a kernel that only computes looks the same."""
 
 from __future__ import annotations
 
@@ -13,11 +23,7 @@ from torchaos.harness.host import processes
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.observers.opinions import Learned, Opinion
 from torchaos.harness.monitoring.probes.gpu_probe import Sample
-from torchaos.harness.monitoring.probes.sockets import Sockets
-
-# Finds GPUs that only wait while the job hangs: a kernel that waits for another GPU, as NCCL's kernels do, keeps its
-# own GPU busy all the time, and no bytes go over the links. This is a fact for the report. It is no reason to declare a
-# hang, because a kernel that only computes looks the same.
+from torchaos.harness.monitoring.probes.rank_probe import Sockets
 
 _BUSY, _LINKS = 99.0, {"nvlink_bytes": "NVLink", "pcie_bytes": "PCIe"}
 _MOST_LINK_BYTES = 1 << 20  # bytes a second over each link: the questions to the driver go over PCIe, too
@@ -39,12 +45,6 @@ def spinning(seen: Mapping[int, Sequence[Sample]], since_s: float) -> Iterator[t
             for rank in last.ranks:
                 yield rank, f"its GPU {gpu} was busy all the time for {took_s:.1f} s, and moved {over}"
 
-
-# Observer (c): the CPU, disk and network use of the ranks. The job is quiet if
-# - all ranks are idle and nothing arrives on the job's sockets; or
-# - a few ranks are idle or stopped while the others use the CPU fully, as ranks do while they wait for a GPU; or
-# - nothing arrives, and the kernel sends the same data again and again, whether or not the ranks are idle.
-# A rank that compiles, evaluates or writes a checkpoint uses the CPU or the disk, so the job is not quiet.
 
 _WINDOW_S = 0.4  # CPU time is counted in units of 10 ms, so a shorter window would be too coarse
 IDLE, _SPINS = 0.15, 0.7  # parts of a core: at most and at least

@@ -1,4 +1,13 @@
-"""Keeps track of all processes of a job at a low cost, and finds its ranks and torchelastic's agents among them."""
+"""Keeps track of all processes of a job at a low cost, and finds its ranks and torchelastic's agents among them.
+
+Keeps track of all processes of a job at a low cost: a process that does not belong to the job is examined only once.
+
+A process belongs to the job if its parent does, or if the job's mark is in its environment (its parent may be gone).
+The original parent is remembered, so that an orphan keeps its place in the tree.
+
+A rank is a process that torchelastic's agent started. It is recognized by its environment (RANK, LOCAL_RANK and
+TORCHELASTIC_RUN_ID) and its place in the process tree; the environment alone is not enough, since data-loader workers
+inherit it. If the agent started a wrapper (`torchrun --no-python wrapper.sh`), the rank is the trainer below it."""
 
 from __future__ import annotations
 
@@ -16,11 +25,6 @@ from torchaos.harness.agent.wire import ENV_NODE, ENV_REPLICA, ENV_RUN_ID, attem
 from torchaos.harness.host import processes
 from torchaos.harness.host.gpu_devices import gpu_of
 from torchaos.harness.interfaces import RankProcess, UsageError
-
-# Keeps track of all processes of a job at a low cost: a process that does not belong to the job is examined only once.
-#
-# A process belongs to the job if its parent does, or if the job's mark is in its environment (its parent may be gone).
-# The original parent is remembered, so that an orphan keeps its place in the tree.
 
 _YOUNG_S = 10.0  # a younger process may still exec another program, as after a fork or in a shell wrapper
 
@@ -155,8 +159,6 @@ def _is_python(pid: int) -> bool:
         return False
 
 
-# Recognizes a torchelastic agent, the process of torchrun.
-
 _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "torch/distributed/run.py")
 
 
@@ -210,12 +212,6 @@ def _is_agent(process: psutil.Process) -> bool:
     is_python = bool(command) and Path(command[0]).name.startswith(("python", "torchrun"))
     return is_python and any(part.endswith(_AGENTS) for part in command)
 
-
-# Finds the processes that are ranks, in a census of the job's processes.
-#
-# A rank is a process that torchelastic's agent started. It is recognized by its environment (RANK, LOCAL_RANK and
-# TORCHELASTIC_RUN_ID) and its place in the process tree; the environment alone is not enough, since data-loader workers
-# inherit it. If the agent started a wrapper (`torchrun --no-python wrapper.sh`), the rank is the trainer below it.
 
 _WRAPPER_S = 3.0  # a wrapper that has started no Python within this time counts as the rank itself
 _CLAIM_S = 1.0  # seconds for which the sources may differ, because each has its own delay

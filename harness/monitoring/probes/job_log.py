@@ -1,5 +1,19 @@
 """Makes events from the lines of a job's output, of torchrun's agent and of Lightning's CSV logger, and finds known
-failures in them."""
+failures in them (known_failures.py). A known failure changes the reason that a verdict gives, never the verdict
+(analysis/verdict/explanations.py; the only exception is in analysis/ending).
+
+Torchrun's agent has two sources, and a version of torch may have either: the event log (a JSON object per event;
+handler `console`) and the agent's log lines (restarts only at level INFO). Observed with torch 2.13:
+
+- The event log's `timestamp` is always 0, so lines are stamped on arrival. `worker_id` is the pid.
+- An attempt that is retried has no FAILED event, only the line `failed (exitcode: -9) local_rank: 1 (pid: N)`.
+- The state of the AGENT is SUCCEEDED even if the job failed, so it is not read.
+- The ranks write to the same pipe, so a JSON object may be joined to other text on a line.
+
+Lightning's CSV logger writes `metrics.csv` with the columns epoch, step and the logged values; Lightning prints no
+losses. Each restart opens a new folder (version_0, version_1, ...). The logger appends rows, and writes the whole file
+again when a column is added. Rows never change, so a changed file is read again, and known rows are skipped. `step` is
+Lightning's global_step, which counts from 0."""
 
 from __future__ import annotations
 
@@ -20,13 +34,6 @@ from torchaos.harness.monitoring.probes.known_failures import CAUSES as CAUSES
 from torchaos.harness.monitoring.probes.known_failures import Cause as Cause
 from torchaos.harness.monitoring.probes.log_adapters import LIGHTNING, Adapter, LogStep, without_ansi
 from torchaos.harness.record.events.journal import Journal
-
-# Reads the file of Lightning's CSV logger: `metrics.csv` with the columns epoch, step and the logged values. Lightning
-# prints no losses.
-#
-# Each restart opens a new folder (version_0, version_1, ...). The logger appends rows, and writes the whole file again
-# when a column is added. Rows never change, so a changed file is read again, and known rows are skipped. `step` is
-# Lightning's global_step, which counts from 0.
 
 _NAME = "metrics.csv"
 
@@ -83,16 +90,6 @@ def _value(row: Mapping[str, str | None], fits: Callable[[str], bool]) -> float 
             continue
     return None
 
-
-# Reads the output of torchrun's agent, line by line.
-#
-# There are two sources, and a version of torch may have either: the event log (a JSON object per event; handler
-# `console`) and the agent's log lines (restarts only at level INFO). Observed with torch 2.13:
-#
-# - The event log's `timestamp` is always 0, so lines are stamped on arrival. `worker_id` is the pid.
-# - An attempt that is retried has no FAILED event, only the line `failed (exitcode: -9) local_rank: 1 (pid: N)`.
-# - The state of the AGENT is SUCCEEDED even if the job failed, so it is not read.
-# - The ranks write to the same pipe, so a JSON object may be joined to other text on a line.
 
 _EVENT = re.compile(r'\{"name": "torchelastic\.worker\.status\.')
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
@@ -205,12 +202,6 @@ class ElasticReader:
         return news
 
 
-# Finds known failures in the lines of a job's log (see known_failures.py).
-#
-# A cause changes the reason that a verdict gives, never the verdict (analysis/verdict/explanations.py; the only
-# exception is in analysis/ending/__init__.py).
-
-
 OWN_WATCHDOG = "own-watchdog"  # a line by which the scenario says that the job notices a hang
 
 _SIGNS = (  # each known failure has one of them on its line, in lower case; a look for them is 40 times quicker
@@ -263,9 +254,6 @@ class CauseReader:
 
 def _short(line: str) -> str:
     return line.strip()[:_LONGEST]
-
-
-# Makes events from the lines of a job's output.
 
 
 class JobLog:

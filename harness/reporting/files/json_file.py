@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.crash_explorer.confirmation import is_suspected
 from torchaos.harness.crash_explorer.exploration_summary import Explored
-from torchaos.harness.crash_explorer.resume_outcomes import Class
+from torchaos.harness.crash_explorer.resume_outcomes import Class, is_suspected
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.record.result import SCHEMA, Result
 from torchaos.harness.record.secrecy import mask
-from torchaos.harness.release.repeats.repeats_verdict import Repeats
+from torchaos.harness.release.repeats import Repeats
 from torchaos.harness.reporting.terminal.many_runs import as_json
 
 # Results as JSON, for dashboards and for trends.

@@ -14,7 +14,7 @@ from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.record.plan import Plan, counted
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict, root_first
 from torchaos.harness.record.secrecy import mask
-from torchaos.harness.release.repeats.repeats_verdict import Repeats
+from torchaos.harness.release.repeats import Repeats
 from torchaos.harness.reporting.terminal.many_runs import as_result
 from torchaos.harness.reporting.terminal.text import on_one_line, pairs_in_words, printable, shortened, value_in_words
 

@@ -14,7 +14,7 @@ import numpy as np
 from torchaos.harness.analysis.comparison.agreement import common, history_of
 from torchaos.harness.analysis.comparison.sample_counts import are_summed
 from torchaos.harness.analysis.comparison.sample_reasons import Computed
-from torchaos.harness.checkpoints.formats.table import may_hold_tensors
+from torchaos.harness.checkpoints.formats.format_table import may_hold_tensors
 from torchaos.harness.interfaces import Need
 from torchaos.harness.record.history import Execution, Save
 from torchaos.harness.record.history.saves_and_loads import final_path

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.crash_explorer.confirmation import is_suspected
 from torchaos.harness.crash_explorer.exploration_summary import NAME as SCRIPT
 from torchaos.harness.crash_explorer.exploration_summary import Explored, told
 from torchaos.harness.crash_explorer.operations import Operation
-from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
+from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, is_suspected
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.record.plan import seconds_in_words
 from torchaos.harness.record.result import Result

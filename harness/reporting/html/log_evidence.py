@@ -15,7 +15,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hit_targets import Landing, landings
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.monitoring.diagnosis import flight_recorder
-from torchaos.harness.monitoring.diagnosis.recorded_calls import Call
+from torchaos.harness.monitoring.diagnosis.wait_graph import Call
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir

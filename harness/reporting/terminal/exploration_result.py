@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from torchaos.harness.crash_explorer.confirmation import is_suspected
 from torchaos.harness.crash_explorer.exploration_summary import NAME as SCRIPT
 from torchaos.harness.crash_explorer.exploration_summary import Explored, told
-from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
+from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, is_suspected
 from torchaos.harness.record.plan import seconds_in_words
 from torchaos.harness.record.result import Result
 from torchaos.harness.reporting.terminal.text import Pen

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from torchaos.harness.record.plan import rounded, seconds_in_words
 from torchaos.harness.record.result import SCHEMA, Case, ExitCode, Result, Verdict
-from torchaos.harness.release.gate.gate_verdict import WAIVERS, Judged, is_waived
-from torchaos.harness.release.repeats.repeats_verdict import Distribution, Rate, Repeats
+from torchaos.harness.release.gate_verdict import WAIVERS, Judged, is_waived
+from torchaos.harness.release.repeats import Distribution, Rate, Repeats
 from torchaos.harness.reporting.terminal.brief import why
 from torchaos.harness.reporting.terminal.console import against
 from torchaos.harness.reporting.terminal.text import COLOURS, Pen, name_in_words

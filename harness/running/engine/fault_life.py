@@ -1,4 +1,8 @@
-"""The life of one fault: wait for the trigger, guard the undo on disk, arm, apply, wait for its duration, undo."""
+"""The life of one fault: wait for the trigger, guard the undo on disk, arm, apply, wait for its duration, undo.
+
+A fault in a rank is armed ahead of time, and the agent fires it at its Moment; the harness is not in the hot path. The
+control page of the fault is a memory-mapped file through which the harness and the rank exchange numbers. A fault from
+outside is applied while its pacer is held at the Moment, or when the events of the run trigger it."""
 
 from __future__ import annotations
 
@@ -26,12 +30,28 @@ from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import PageSlot
 from torchaos.harness.rollback.healer import Healed
 from torchaos.harness.rollback.reaper_client import Reaper, UndoError
-from torchaos.harness.running.conditions.due import after_is_due
-from torchaos.harness.running.engine.blast_radius import Permits
-from torchaos.harness.running.engine.throttle import Throttle
+from torchaos.harness.running.conditions.progress import after_is_due
+from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.job import JobView
 
-# The processes of a fault's target, at the time when the fault lands.
+SHARE = 10
+
+
+class Throttle:
+    """Decides when the check is due again. Use: `if throttle.due():`, then `with throttle:` around the costly code,
+    whose CPU time is measured."""
+
+    def __init__(self) -> None:
+        self._spent_s = self._next_s = 0.0
+
+    def due(self) -> bool:
+        return time.monotonic() >= self._next_s
+
+    def __enter__(self) -> None:
+        self._spent_s = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._next_s = time.monotonic() + SHARE * (time.thread_time() - self._spent_s)
 
 
 def ranks_now(fault: PlannedFault, job: JobView) -> Sequence[int]:
@@ -60,9 +80,6 @@ def victims_of(fault: PlannedFault, hits: Hits, job: JobView) -> list[Victim]:
         raise ChaosError(f"node {min(idle)} has no rank now")
     return [Victim(process.pid, process.start_ticks, process.rank, process.attempt) for process in found]
 
-
-# Makes the control pages of a fault, and the orders that tell ranks which page to use. A control page is a
-# memory-mapped file through which the harness and a rank exchange numbers.
 
 LEASE_S = 3600.0  # seconds after which a fault in a rank ends even if no process is left to undo it
 
@@ -98,11 +115,6 @@ class Slots:
             else:
                 yield Order(fault.id, when, str(path))
 
-
-# The life of one fault: wait for the trigger, guard the undo on disk, arm, apply, wait for its duration, undo.
-#
-# A fault in a rank is armed ahead of time, and the agent fires it at its Moment; the harness is not in the hot path. A
-# fault from outside is applied while its pacer is held at the Moment, or when the events of the run trigger it.
 
 CHECK_S = 1.0  # seconds between checks that an armed fault is still within the limits
 SPARE_S = 30.0  # the reaper undoes a fault by itself if it lasts this much longer than planned

@@ -13,30 +13,30 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.running.engine.fault_life import FAR_S, Context, Slots
-from torchaos.harness.running.launchers.remote_job import FarJob
+from torchaos.harness.running.launchers.remote_job import RemoteJob
 
 
-class FarPage(ControlPage):
+class RemoteControlPage(ControlPage):
     """A control page whose words are written here and read by the ranks of other machines."""
 
-    def __init__(self, job: FarJob, fault: str, rank: int) -> None:
+    def __init__(self, job: RemoteJob, fault: str, rank: int) -> None:
         self._job, self._fault, self._rank = job, fault, rank
 
     def write(self, word: int, value: int) -> None:
         self._job.faults.write(self._fault, self._rank, word, value)
 
 
-def far_slots(fault: PlannedFault, job: FarJob) -> Slots:
+def remote_slots(fault: PlannedFault, job: RemoteJob) -> Slots:
     """The control pages that the nodes make for the fault."""
     pacer = (fault.trigger.pacer,) if isinstance(fault.trigger, Moment) else ()
     ranks: Sequence[int] = fault.target.ranks if fault.where == "rank" else pacer
-    return Slots(fault, {rank: FarPage(job, fault.id, rank) for rank in ranks}, {})
+    return Slots(fault, {rank: RemoteControlPage(job, fault.id, rank) for rank in ranks}, {})
 
 
-class FarLife:
+class RemoteFaultLife:
     """The life of a fault on other machines, with the same methods as `FaultLife`."""
 
-    def __init__(self, fault: PlannedFault, job: FarJob, on: Context) -> None:
+    def __init__(self, fault: PlannedFault, job: RemoteJob, on: Context) -> None:
         self.fault, self._job, self._on = fault, job, on
         self._thread = threading.Thread(target=self._run, name=f"fault {fault.id}", daemon=True)
 

@@ -18,11 +18,11 @@ from itertools import islice
 from pathlib import Path
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import AgentPlan
+from torchaos.harness.agent.agent_plan import AgentPlan, Moment
 from torchaos.harness.agent.sample_budget import of_each
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.ending import has_aborted
-from torchaos.harness.fault_drivers.storage.disk_fill import OwnDisk
+from torchaos.harness.fault_drivers.storage_faults import OwnDisk
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, Handle, Need, Watched
 from torchaos.harness.monitoring.observers import at_end
@@ -32,6 +32,7 @@ from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
 from torchaos.harness.record.environment import describe, installed, job_python
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
+from torchaos.harness.record.history import base_of
 from torchaos.harness.record.history.saves_and_loads import handled_paths
 from torchaos.harness.record.plan import ENDED_BEFORE, Plan, PlannedFault
 from torchaos.harness.record.rundir import RunDir
@@ -39,13 +40,50 @@ from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.healer import Healed
 from torchaos.harness.rollback.reaper_client import Reaper, UndoError
 from torchaos.harness.rollback.recovery import PROBES
-from torchaos.harness.running.engine.blast_radius import Permits
 from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots
-from torchaos.harness.running.engine.remote_fault_life import FarLife, far_slots
-from torchaos.harness.running.engine.resume_steps import BaseWriter
+from torchaos.harness.running.engine.remote_fault_life import RemoteFaultLife, remote_slots
 from torchaos.harness.running.engine.watches import Guards, Watches
+from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.factory import job_for
-from torchaos.harness.running.launchers.remote_job import FarJob
+from torchaos.harness.running.launchers.remote_job import RemoteJob
+
+PATIENCE_S = 2 * Moment.hold_s
+
+
+class BaseWriter:
+    """Writes the base of each attempt to the control pages of faults.
+
+    After the first step of an attempt that loaded a checkpoint, the agent waits for the base to appear on the page. If
+    the witnesses do not show the base, nothing is written, and the trigger is missed. The base is never guessed."""
+
+    def __init__(self, slots: Sequence[Slots]) -> None:
+        self._pages = [(rank, page) for slots_ in slots for rank, page in slots_.pages.items()]
+        self._ranks = {rank for rank, _page in self._pages}
+        self._waiting: dict[int, Event] = {}  # by rank: the first step of its newest attempt, without an answer
+
+    def note(self, event: Event) -> None:
+        """Must be called with each event of the run."""
+        if event.kind is Kind.STEP and event.step == 1 and event.attempt is not None and event.rank in self._ranks:
+            earlier = self._waiting.get(event.rank)
+            if earlier is None or (earlier.attempt or 0) <= event.attempt:
+                self._waiting[event.rank] = event
+
+    def update(self, events: Sequence[Event]) -> None:
+        """Writes the bases that became known with these events, all events of the run so far."""
+        bases: dict[int, int | None] = {}
+        for rank, first in list(self._waiting.items()) if events else ():
+            attempt = first.attempt or 0
+            if events[-1].mono_s - PATIENCE_S > first.mono_s:  # no rank waits longer for an answer
+                self._waiting.pop(rank)
+                continue
+            if attempt not in bases:
+                bases[attempt] = base_of(events, attempt)[0]
+            if (base := bases[attempt]) is not None:
+                self._waiting.pop(rank)
+                for page in (page for number, page in self._pages if number == rank):
+                    page.write(page.BASE, base)
+                    page.write(page.BASE_ATTEMPT, attempt)
+
 
 WATCH_S = 0.1
 STOP_GRACE_S = 5.0
@@ -73,7 +111,7 @@ class Run:
         self._stopped: dict[str, object] | None = None
         self._hurried = False
         self.grace_s = STOP_GRACE_S  # seconds for the job to end when it is asked to; 0: it is killed at once
-        self._lives: list[FaultLife | FarLife] = []
+        self._lives: list[FaultLife | RemoteFaultLife] = []
         self._disk: OwnDisk | None = None  # the disk of the checkpoints, once it is mounted
         self._unverified: dict[str, str] = {}  # why an undo is not verified, by owner; a later success removes it
 
@@ -141,15 +179,15 @@ class Run:
             plan, self.run_id, [self.folder.root, *([root] if root else [])], self._job.members, self._world_size
         )
         self._context = Context(self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits)
-        if isinstance(self._job, FarJob):
-            slots = [far_slots(fault, self._job) for fault in plan.faults]
+        if isinstance(self._job, RemoteJob):
+            slots = [remote_slots(fault, self._job) for fault in plan.faults]
         self._lives = [self._life(fault, slot) for fault, slot in zip(plan.faults, slots, strict=True)]
         self._bases = BaseWriter(slots)
         self.journal.listen(self._bases.note)
 
-    def _life(self, fault: PlannedFault, slot: Slots) -> FaultLife | FarLife:
-        if isinstance(self._job, FarJob) and not self._job.applies(fault):
-            return FarLife(fault, self._job, self._context)
+    def _life(self, fault: PlannedFault, slot: Slots) -> FaultLife | RemoteFaultLife:
+        if isinstance(self._job, RemoteJob) and not self._job.applies(fault):
+            return RemoteFaultLife(fault, self._job, self._context)
         return FaultLife(fault, slot, self._context)
 
     def _launch(self) -> None:
@@ -204,7 +242,7 @@ class Run:
         stopped = self._stopped
         if stopped is None or stopped["interrupted"] or stopped["enough"] or self._job.done or self._hurried:
             return
-        if not (ranks := self._job.ranks()) and isinstance(self._job, FarJob):
+        if not (ranks := self._job.ranks()) and isinstance(self._job, RemoteJob):
             return
         agents = None if self.plan.job.attached else self.folder.agent_plan.parent
         try:
@@ -331,9 +369,6 @@ def files_below(folder: Path) -> list[str]:
 def _owner(healed: Healed) -> str:
     """The owner of an undo record, from the record's name: "freeze" for "freeze#1.pages"."""
     return healed.record.partition("#")[0]
-
-
-# Carries out runs one after the other, and can be stopped at any time, also between two runs.
 
 
 class Stoppable:

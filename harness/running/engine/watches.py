@@ -1,5 +1,5 @@
-"""Evaluates the conditions of a run, and watches the harness itself: free space on the disk, its memory, and its run
-directory."""
+"""Evaluates the conditions of a run, whose probes have a thread each, and watches the harness itself: free space on the
+disk, its memory, and its run directory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event
 from torchaos.harness.interfaces import Condition, Emit, Probe, UsageError, Watched
 from torchaos.harness.record.plan import Named, Plan
-from torchaos.harness.running.conditions.observed import last_reason
-from torchaos.harness.running.engine.throttle import Throttle
+from torchaos.harness.running.conditions.commands import last_reason
+from torchaos.harness.running.engine.fault_life import Throttle
 from torchaos.harness.scenario.values import size_in_words
-
-# Watches the harness itself during a run: free space on the disk, its own memory, and its run directory.
 
 DISK_AT_START = 256 << 20  # bytes that must be free where the run directory is
 DISK_LEAST = 64 << 20  # bytes; with less the run is ended, while there is still space to record it
@@ -71,8 +69,6 @@ def _resident() -> int:
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
-
-# Evaluates the conditions of a run. Some conditions need probes; each probe has its own thread.
 
 _LEAVE_S = 5.0
 

@@ -1,6 +1,9 @@
-"""The contents of a container: the user's image, or the host's own Python and programs, read-only.
+"""Several nodes on one machine, each a container, on a network that only this run uses.
 
-For the host's programs, an image of a few kilobytes is made for the run. Nothing is downloaded or copied."""
+Everything that is made has the run's id as a label, and is removed with the run. A container lives as long as the
+node's command. A node that is started again is a new container with the same name and address. In a container is the
+user's image, or the host's own Python and programs, read-only: then an image of a few kilobytes is made for the run,
+and nothing is downloaded or copied."""
 
 from __future__ import annotations
 
@@ -105,11 +108,6 @@ def covering(paths: Iterable[Path]) -> list[Path]:
             found.append(path)
     return found
 
-
-# Several nodes on one machine, each a container, on a network that only this run uses.
-#
-# Everything that is made has the run's id as a label, and is removed with the run. A container lives as long as the
-# node's command. A node that is started again is a new container with the same name and address.
 
 _SUBNETS = 64  # tried one after the other: another run, or the machine itself, may use some of them
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes

@@ -10,17 +10,15 @@ from typing import cast
 
 from torchaos.harness import registry
 from torchaos.harness.host.native_libraries import nccl_net_environment, nvtx_environment
-from torchaos.harness.interfaces import FarLauncher, Handle, JobSpec, Launcher
+from torchaos.harness.interfaces import Handle, JobSpec, Launcher, RemoteLauncher
 from torchaos.harness.monitoring.probes.job_log import JobLog
 from torchaos.harness.monitoring.probes.log_adapters import LIGHTNING, adapter_for
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.launchers.attach import Attached
-from torchaos.harness.running.launchers.command import job_env
-from torchaos.harness.running.launchers.job import RunningJob
-from torchaos.harness.running.launchers.local_job import Fronted, Job
-from torchaos.harness.running.launchers.remote_job import FarJob
+from torchaos.harness.running.launchers.job import RunningJob, job_env
+from torchaos.harness.running.launchers.local_job import Attached, Job, Proxied
+from torchaos.harness.running.launchers.remote_job import RemoteJob
 
 
 def job_for(
@@ -43,12 +41,12 @@ def job_for(
             fault.params["endpoint"] for fault in plan.faults
             if registry.find("injectors", fault.inject).hits == "endpoints"
         }  # fmt: skip
-        launcher = Fronted(launcher, job.endpoints, proxied, folder.root / "proxy")
+        launcher = Proxied(launcher, job.endpoints, proxied, folder.root / "proxy")
 
     spec_for = partial(_spec, plan, folder, run_id)
     if launcher.on_nodes:
-        return FarJob(
-            spec_for, cast(FarLauncher, launcher), journal, folder.root, faults=plan.faults,
+        return RemoteJob(
+            spec_for, cast(RemoteLauncher, launcher), journal, folder.root, faults=plan.faults,
             resubmit_times=job.resubmit_times, resubmit_delay_s=job.resubmit_delay_s, guard=guard,
             log_of=partial(JobLog, journal, adapter, watchdogs) if job.attached else None,
         )  # fmt: skip

@@ -1,22 +1,218 @@
-"""A job that runs, started by a launcher or attached to: what faults know of it, and what is common to all jobs that
-the harness submits."""
+"""A job and its commands: the environment and output of a command, the part of one node, what faults know of a running
+job, and what is common to all jobs that the harness submits.
+
+A job is submitted as a scheduler does it: again after a failure, until no submission is left. The user's command and
+working directory are not changed."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_RUN_ID, Kind
+from torchaos.harness import agent
+from torchaos.harness.agent.wire import (
+    ENV_ARMED,
+    ENV_ATTEMPT_BASE,
+    ENV_NODE,
+    ENV_PLAN,
+    ENV_REPLICA,
+    ENV_ROUND,
+    ENV_RUN_ID,
+    Kind,
+)
 from torchaos.harness.fault_drivers.proxy import Endpoint
 from torchaos.harness.fault_drivers.site import Victim
-from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, LiveNode, Node, RankProcess
+from torchaos.harness.host import processes
+from torchaos.harness.host.native_libraries import ENV_CONTROL
+from torchaos.harness.host.processes import wait_for
+from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, LiveNode, Node, RankProcess, UsageError
+from torchaos.harness.monitoring.probes.census import environ_of
+from torchaos.harness.monitoring.probes.job_log import JobLog
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
 
-# What faults know of a running job: the ranks, agents, nodes and endpoints that a fault can hit.
+BOOTSTRAP = Path(agent.__path__[0]).resolve() / "bootstrap"
+
+# A variable that the user sets is kept. Attempts and pids are read from the event log and from the restart lines
+# (INFO).
+_UNLESS_SET = {"PET_EVENT_LOG_HANDLER": "console", "LOGLEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
+
+
+def job_env(
+    base_env: Mapping[str, str], *, run_id: str, agent_plan: Path | None, attempt_base: int = 0,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:  # fmt: skip
+    """The job's environment. `extra`: the variables of the scenario. Without `agent_plan`, no agent is added, and
+    PYTHONPATH is not changed."""
+    env = {**base_env, **(extra or {})}
+    for name in (ENV_PLAN, ENV_ARMED, ENV_NODE, ENV_REPLICA, ENV_ROUND):  # set by a run that contains this run
+        env.pop(name, None)
+    for name, value in _UNLESS_SET.items():
+        env.setdefault(name, value)
+    env[ENV_RUN_ID], env[ENV_ATTEMPT_BASE] = run_id, str(attempt_base)
+    if agent_plan is not None:
+        env[ENV_PLAN] = str(agent_plan)
+        earlier = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(BOOTSTRAP)]
+        env["PYTHONPATH"] = os.pathsep.join([str(BOOTSTRAP), *earlier])
+    return env
+
+
+OnLine = Callable[[str, float], None]  # a line without its end, and when it came (CLOCK_MONOTONIC)
+_PIPE_BYTES = 1 << 20  # the job must not wait when the harness is late
+_LONGEST = 1 << 16  # bytes; a longer line is cut
+
+
+class Command:
+    """A command that was started. It runs in its own session, with an empty input, so that the harness's terminal does
+    not affect it. Raises UsageError if it can't be started."""
+
+    def __init__(
+        self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path, on_line: OnLine
+    ) -> None:  # fmt: skip
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._lines = Lines(on_line)
+        try:
+            self._process = subprocess.Popen(
+                argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True, bufsize=0,
+            )  # fmt: skip
+        except OSError as error:
+            os.close(self._log)
+            raise UsageError(f"{argv[0]}: can't be started in {cwd}: {error.strerror}; check job.command") from error
+        self.pidfd, self._ticks = os.pidfd_open(self.pid), processes.ticks_of(self.pid)
+        assert self._process.stdout is not None
+        self._pipe = self._process.stdout.fileno()
+        try:
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        except (OSError, AttributeError):  # over the user's limit; Python names F_SETPIPE_SZ only from 3.10 on
+            pass
+        self._reader = threading.Thread(target=self._read, name=f"log {self.pid}", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def over(self) -> bool:
+        """Whether the command has ended."""
+        return not processes.is_alive(self.pid, self._ticks)
+
+    def wait(self) -> int:
+        """The exit code; negative: the number of the signal that ended it."""
+        first = self._process.returncode is None
+        code = wait_for(self._process)
+        if first:
+            os.close(self.pidfd)
+        return code
+
+    def drain(self, timeout_s: float) -> bool:
+        """Waits until all its output was read. False if a process still holds the other end of the pipe."""
+        self._reader.join(timeout_s)
+        return not self._reader.is_alive()
+
+    def _read(self) -> None:
+        while chunk := os.read(self._pipe, 1 << 16):
+            now = time.monotonic()
+            try:
+                os.write(self._log, chunk)
+            except OSError:  # the disk is full: the job goes on anyway
+                pass
+            self._lines.feed(chunk, now)
+        self._lines.end()
+        os.close(self._log)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class Lines:
+    """Splits a stream into lines. A carriage return, as in a progress bar, also ends a line."""
+
+    def __init__(self, on_line: OnLine) -> None:
+        self._on_line = on_line
+        self._rest = b""
+
+    def feed(self, chunk: bytes, mono_s: float) -> None:
+        *whole, self._rest = (self._rest + chunk).replace(b"\r", b"\n").split(b"\n")
+        if len(self._rest) > _LONGEST:
+            whole, self._rest = [*whole, self._rest], b""
+        for line in whole:
+            if line:
+                self._on_line(line.decode(errors="replace"), mono_s)
+
+    def end(self) -> None:
+        self.feed(b"\n", time.monotonic())
+
+
+@dataclass
+class NodeRun:
+    node: Node
+    command: Command
+    code: int | None = None  # None while it runs; negative: the signal's number
+    expected: bool = False  # the command will be started again
+
+    @property
+    def over(self) -> bool:
+        return self.code is not None and not self.expected
+
+
+@dataclass(frozen=True)
+class StartedNode:
+    """A node of the running job; implements contracts.LiveNode."""
+
+    node: Node
+    run_id: str
+    members: Callable[[], Mapping[int, int]]
+    again: Callable[[int], int]
+    expect: Callable[[int], None]
+    local: Path | None = None  # the folder that the node has of its own
+
+    def processes(self) -> dict[int, int]:
+        here = _place(self.node.env)
+        return {pid: ticks for pid, ticks in self.members().items() if _place(environ_of(pid)) == here}
+
+    def start_again(self) -> int:
+        return self.again(self.node.index)
+
+    def lose_disk(self) -> None:
+        if self.local is not None:
+            subprocess.run(self.node.argv(["find", str(self.local), "-mindepth", "1", "-delete"]), check=True)
+
+    def keep_place(self) -> None:
+        self.expect(self.node.index)
+
+
+def _place(env: Mapping[str, str]) -> tuple[str | None, str | None]:
+    return env.get(ENV_NODE), env.get(ENV_REPLICA)
+
+
+def start(node: Node, spec: JobSpec, base: int, log: JobLog, on_line: OnLine | None = None) -> NodeRun:
+    """Starts the command on a node. `on_line`: receives the lines of the output; if None, `log` does. Raises UsageError
+    if the command can't be started."""
+    log.begin(base)
+    spec = for_node(node, spec, base)
+    return NodeRun(node, Command(node.argv(spec.argv), spec.cwd, spec.env, spec.log, on_line or log.line))
+
+
+def for_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
+    """The spec of a node. Each node but the first has a log of its own. Each node has a folder of its own for the
+    orders to the NVML overlay (the library that changes what NVML reports), because GPUs are numbered from 0 on each
+    node."""
+    env = {**spec.env, **node.env, ENV_ATTEMPT_BASE: str(base)}
+    if ENV_NODE in env and (control := Path(env.get(ENV_CONTROL, os.devnull))).is_dir():
+        own = control / f"node{node.index}"
+        own.mkdir(exist_ok=True)
+        env[ENV_CONTROL] = str(own)
+    log = spec.log if node.index == 0 else spec.log.with_name(f"{spec.log.stem}.node{node.index}{spec.log.suffix}")
+    return replace(spec, env=env, log=log)
 
 
 class JobView(ABC):
@@ -49,9 +245,6 @@ class JobView(ABC):
     @abstractmethod
     def members(self) -> dict[int, int]:
         """Every living process of the job: start times (clock ticks since boot) by pid."""
-
-
-# A running job, started by a launcher or attached to.
 
 
 class RunningJob(JobView):
@@ -90,8 +283,6 @@ class RunningJob(JobView):
     def _live(self) -> None:
         """Follows the job to its end. Runs in its own thread."""
 
-
-# A job that the harness submits, as a scheduler does: again after a failure, until no submission is left.
 
 _ATTEMPT_KINDS = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
 

@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.host.cluster_tools import Kubectl
-from torchaos.harness.interfaces import ChaosError, FarLauncher, Handle, JobSpec, Node, UsageError
+from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.cluster_handles import LABEL, OVER, KubernetesObjects, label_of
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.running.launchers.node_run_dir import packed
+from torchaos.harness.running.launchers.node_channel import packed
 from torchaos.harness.running.launchers.pod import Pod, find_pods, handles, in_order, join
 from torchaos.harness.running.launchers.pod_manifest import HOST_NETWORK, NODE, Manifest, PodChange, shares_network
 
@@ -31,7 +31,7 @@ _ATTACH = (("get", "pods"), ("list", "pods"), ("create", "pods/exec"), ("get", "
 _OF_THE_AGENT = frozenset({ENV_PLAN, ENV_RUN_ID, ENV_ATTEMPT_BASE, "PYTHONPATH"})
 
 
-class Kubernetes(FarLauncher):
+class Kubernetes(RemoteLauncher):
     """Starts the pods of a manifest, which `job.pods` names. In the pods, the job's command takes the place of the
     container's command."""
 

@@ -1,10 +1,13 @@
-"""The life of a job on this machine over its submissions: output, ranks, exit, new submissions, and end; with proxies
-in front of its endpoints if the plan needs them."""
+"""Jobs on this machine: one that the harness submits, over all its submissions, with proxies in front of its endpoints
+if the plan needs them; and one that was running before torchaos, given by the pid of its torchrun, which has no agent
+and goes on after the run."""
 
 from __future__ import annotations
 
+import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,25 +20,23 @@ from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
 from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.fault_drivers.proxy import Endpoint, mark_of_server, start_toxiproxy
 from torchaos.harness.host import processes
-from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, Node
+from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, Node, UsageError
+from torchaos.harness.monitoring.probes.census import check_agent
 from torchaos.harness.monitoring.probes.job_log import JobLog, MetricsFile
 from torchaos.harness.monitoring.probes.log_adapters import Adapter
-from torchaos.harness.monitoring.probes.rank_probe import Sampling
+from torchaos.harness.monitoring.probes.rank_probe import RankWatch, Sampling, exit_code
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.running.launchers.command import LiveNode, NodeRun, start
-from torchaos.harness.running.launchers.job import SubmittedJob
+from torchaos.harness.running.launchers.job import Lines, NodeRun, RunningJob, StartedNode, SubmittedJob, start
 from torchaos.harness.scenario.values import ENDPOINT
-
-# Wraps a launcher, and puts proxies in front of the job's endpoints.
 
 RENDEZVOUS = "rendezvous"
 _RENDEZVOUS_ENV = "PET_RDZV_ENDPOINT"
 
 
 @dataclass(frozen=True)
-class FrontedNode:
+class ProxiedNode:
     """A node that replaces `{endpoint.NAME}` in the command and the environment by the address that the job must
     use."""
 
@@ -58,7 +59,7 @@ class FrontedNode:
         return self.inner.host_pid(pid)
 
 
-class Fronted(Launcher):
+class Proxied(Launcher):
     """A launcher with proxies. `upstreams`: the job's endpoints by name. `proxied`: the endpoints that get a proxy
     because a fault hits them. The job uses the others directly."""
 
@@ -81,14 +82,14 @@ class Fronted(Launcher):
             self.endpoints = start_toxiproxy(self._proxied, spec.env[ENV_RUN_ID], self._folder, nodes[0].link)
         return [self._fronted(node, spec) for node in nodes]
 
-    def _fronted(self, node: Node, spec: JobSpec) -> FrontedNode:
+    def _fronted(self, node: Node, spec: JobSpec) -> ProxiedNode:
         addresses = {**self._upstreams, **{name: endpoint.listen for name, endpoint in self.endpoints.items()}}
         if node.index == 0 and RENDEZVOUS in addresses:  # the first node serves the rendezvous itself
             addresses[RENDEZVOUS] = self._upstreams[RENDEZVOUS]
         env = {**{name: value for name, value in spec.env.items() if ENDPOINT in value}, **node.env}
         if RENDEZVOUS in addresses and env.get(_RENDEZVOUS_ENV) == self._upstreams[RENDEZVOUS]:
             env[_RENDEZVOUS_ENV] = addresses[RENDEZVOUS]
-        return FrontedNode(node, {name: filled(value, addresses) for name, value in env.items()}, addresses)
+        return ProxiedNode(node, {name: filled(value, addresses) for name, value in env.items()}, addresses)
 
 
 def filled(text: str, addresses: Mapping[str, str]) -> str:
@@ -96,8 +97,6 @@ def filled(text: str, addresses: Mapping[str, str]) -> str:
         text = text.replace(f"{{{ENDPOINT}{name}}}", address)
     return text
 
-
-# The life of a job on this machine over its submissions: output, ranks, exit, new submissions, and end.
 
 _DRAIN_S = 1.0  # the last lines of the output come after the exit
 _LOOK_S = 0.05  # seconds between checks whether a node's command was started again
@@ -131,15 +130,15 @@ class Job(SubmittedJob):
             raise
         self._sampling.start()
 
-    def nodes(self) -> list[LiveNode]:
+    def nodes(self) -> list[StartedNode]:
         with self._lock:
             nodes = list(self._nodes)
         local = self._spec_for(self._submission).local
         again, keep = self._start_again, self._keep_place
-        return [LiveNode(node, self._run_id, self.members, again, keep, local) for node in nodes]
+        return [StartedNode(node, self._run_id, self.members, again, keep, local) for node in nodes]
 
     def endpoints(self) -> Mapping[str, Endpoint]:
-        return self._launcher.endpoints if isinstance(self._launcher, Fronted) else {}
+        return self._launcher.endpoints if isinstance(self._launcher, Proxied) else {}
 
     def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
         with self._lock:
@@ -286,3 +285,82 @@ class Job(SubmittedJob):
         """Every living process of the job: start times (clock ticks since boot) by pid."""
         living = {pid: ticks for pid, ticks in self._watch.members().items() if processes.is_alive(pid, ticks)}
         return {**living, **processes.family(self._run_id)}
+
+
+_TAIL_S = 0.02
+
+
+class Attached(RunningJob):
+    """The job that torchaos is attached to. `log`: the file with the job's output, if there is such a file; it is read
+    from its present end. Raises UsageError unless `pid` is a torchelastic agent of this user."""
+
+    def __init__(
+        self, pid: int, journal: Journal, *, log: Path | None = None, log_adapter: Adapter | None = None,
+        watchdogs: Sequence[str] = (), metrics: Path | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(RankWatch(journal, mark=None))
+        self.pid, self._ticks = pid, check_agent(pid)
+        self._pidfd = os.pidfd_open(pid)
+        self._journal, self._log = journal, JobLog(journal, log_adapter, watchdogs)
+        self._tail = _Tail(log, Lines(self._log.line)) if log else None
+        self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._log.emit)
+        self._left = threading.Event()
+
+    def start(self) -> None:
+        data = {"submission": 0, "pid": self.pid, "node": 0, "attached": True}
+        self._journal.emit(Kind.JOB_STARTED, data)
+        self._journal.listen(self._note_attempt)
+        self._watch.add_root(self.pid)
+        self._watch.start()
+        self._sampling.start()
+        self._thread.start()
+
+    def members(self) -> dict[int, int]:
+        return {**self._watch.members(), self.pid: self._ticks}
+
+    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
+        """Only stops watching, because torchaos does not end a job that it did not start. Returns an empty list."""
+        if not self._left.is_set() and self._thread.ident is not None:
+            self._left.set()
+            self._thread.join()
+            self._sampling.stop()
+            self._watch.stop()
+            os.close(self._pidfd)
+        return []
+
+    def _note_attempt(self, event: Event) -> None:
+        """Notes the attempt of a rank that started. torchrun reports a restart only at log level INFO, which may be
+        off."""
+        if event.kind is Kind.RANK_UP and event.attempt is not None:
+            self._log.in_round(event.attempt)
+
+    def _live(self) -> None:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        while not self._left.is_set():
+            gone = poll.poll(_TAIL_S * 1000)
+            at_s = time.monotonic()
+            if self._tail:
+                self._tail.read(at_s)
+            if gone:
+                self._exit_code = exit_code(self.pid, self._ticks, self._pidfd)
+                data = {"submission": 0, "pid": self.pid, "exit_code": self._exit_code}
+                self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
+                self._done.set()
+                return
+
+
+class _Tail:
+    """Reads the text that is appended to a file from now on. Its times are the times of reading, up to 20 ms late."""
+
+    def __init__(self, path: Path, lines: Lines) -> None:
+        try:
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(f"{path}: the job's log can't be read: {error.strerror}") from error
+        self._file.seek(0, os.SEEK_END)
+        self._lines = lines
+
+    def read(self, mono_s: float) -> None:
+        while chunk := self._file.read(1 << 16):
+            self._lines.feed(chunk, mono_s)

@@ -1,4 +1,5 @@
-"""A node that is a pod of a Kubernetes cluster, made by the run or by somebody else."""
+"""A node that is a pod of a Kubernetes cluster, made by the run or by somebody else. In a pod that runs the job
+already, `kubectl exec` starts an agent beside the job. The agent ends with the run; the pods and the job go on."""
 
 from __future__ import annotations
 
@@ -16,10 +17,7 @@ from torchaos.harness.host.cluster_tools import Kubectl
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, UsageError
 from torchaos.harness.rollback.cluster_handles import OVER, KubernetesAgent, status_of
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.running.launchers.node_channel import mark_of
-from torchaos.harness.running.launchers.node_run_dir import packed
-
-# A node that is a pod of a Kubernetes cluster.
+from torchaos.harness.running.launchers.node_channel import mark_of, packed
 
 _JOB = "jobset.sigs.k8s.io/job-global-index"
 _INDEX = "batch.kubernetes.io/job-completion-index"
@@ -148,9 +146,6 @@ def _order(raw: Mapping[str, Any]) -> tuple[int, int, list[int | str]]:
         int(given.get(_JOB, 0)), int(given.get(_INDEX, 0)), [int(part) if part.isdigit() else part for part in name]
     )  # fmt: skip
 
-
-# Pods that run the job already, made by somebody else. In each, `kubectl exec` starts an agent beside the job. The
-# agent ends with the run; the pods and the job go on.
 
 READY = b"attached"
 _READY_S = 60.0

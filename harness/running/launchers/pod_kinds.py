@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-# Finds the pods in a Kubernetes object of any kind.
-
 
 def apart(tree: Any) -> Any:
     """A copy in which no two places share an object, as places with the same YAML anchor do. A change of one pod then
@@ -43,9 +41,6 @@ def with_policy(tree: Any) -> Iterator[dict[str, Any]]:
     for child in () if _is_pod(tree) else _children(tree):
         yield from with_policy(child)
 
-
-# The kinds of Kubernetes objects whose pods can be the nodes of a job, how many pods each makes, and why others can't
-# be used.
 
 _AGAIN = "Kubernetes itself starts its containers again, and takes no other policy; write a Job"
 _RAY = "the commands of its pods are Ray's, which starts the ranks itself; write a Job of the same image"

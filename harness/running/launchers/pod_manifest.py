@@ -1,5 +1,12 @@
 """A Kubernetes manifest, read as kubectl reads it, and changed so that its pods run the job under the agent of
-torchaos."""
+torchaos.
+
+kubectl's reader (go-yaml 2, resolve.go) has other types than PyYAML: `1e3`, `08` and `0o17` are numbers, `y` and `n`
+are booleans, `10:30` is text, and every key is text.
+
+The pods of a TrainJob of Kubeflow Trainer are not in it, but in a runtime of the cluster. So the command and the
+environment go to the TrainJob's trainer, and everything else into a patch of the runtime (trainjob_types.go in
+pkg/apis/trainer/v1alpha1 of kubeflow/trainer; patches came with version 2.2)."""
 
 from __future__ import annotations
 
@@ -26,9 +33,6 @@ from torchaos.harness.running.launchers.pod_kinds import (
     why_not,
     with_policy,
 )
-
-# Reads YAML as kubectl does, whose reader (go-yaml 2, resolve.go) has other types than PyYAML: `1e3`, `08` and `0o17`
-# are numbers, `y` and `n` are booleans, `10:30` is text, and every key is text.
 
 _WORDS = {
     **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"), True),
@@ -82,8 +86,6 @@ def documents(text: str) -> list[Any]:
     except ValueError:
         return [found for found in yaml.load_all(text, _Loader) if found is not None]
 
-
-# The changes to the pods of a manifest, so that they run the job under the agent of torchaos.
 
 NODE = "torchaos.node"  # the label of the pods that are nodes: a manifest may make others beside them
 _VOLUME = "torchaos-run"
@@ -150,10 +152,6 @@ def below(found: dict[str, Any], key: str) -> dict[str, Any]:
     return there
 
 
-# A TrainJob of Kubeflow Trainer. Its pods are not in it, but in a runtime of the cluster. So the command and the
-# environment go to the TrainJob's trainer, and everything else into a patch of the runtime (trainjob_types.go in
-# pkg/apis/trainer/v1alpha1 of kubeflow/trainer; patches came with version 2.2).
-
 TRAINER_NODE = "node"  # the replicated job, and the container in it, for which the trainer's command is (pkg/constants)
 _MANAGER = "torchaos/run"  # whose patch it is; the webhook wants a name with a slash
 _PLACE = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
@@ -209,8 +207,6 @@ def _mounts(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             if container.get("name") == TRAINER_NODE:
                 yield from container.get("volumeMounts") or []
 
-
-# A Kubernetes manifest, changed so that its pods run the job under the agent of torchaos.
 
 HOST_NETWORK = (
     "hostNetwork: the pods share the network of their machines, so a network fault would hit everything there; leave "

@@ -1,5 +1,6 @@
 """A job whose nodes are other machines. The agents of the nodes observe its processes and apply its faults. This
-process follows the commands that started the job, and collects the agents' events."""
+process follows the commands that started the job, knows which nodes were asked to apply a fault, and collects the
+agents' events."""
 
 from __future__ import annotations
 
@@ -8,27 +9,140 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Mapping, NoReturn
+from typing import Any, NoReturn
 
 from torchaos.harness import registry
+from torchaos.harness.agent.control_pages import ControlPage
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.host import disk, processes
-from torchaos.harness.interfaces import ChaosError, FarLauncher, Handle, JobSpec, Node, RankProcess
+from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RankProcess, RemoteLauncher
 from torchaos.harness.monitoring.probes.job_log import JobLog
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.record.events.node_clocks import NodePid
-from torchaos.harness.record.plan import PlannedFault
-from torchaos.harness.running.launchers.command import Command, LiveNode
-from torchaos.harness.running.launchers.compatibility import is_controllers
-from torchaos.harness.running.launchers.job import SubmittedJob
-from torchaos.harness.running.launchers.node_channel import Handler, Line, mark_of
-from torchaos.harness.running.launchers.node_run_dir import base_file
-from torchaos.harness.running.launchers.remote_faults import FarFaults
+from torchaos.harness.record.plan import After, PlannedFault
+from torchaos.harness.running.fault_checks import is_controllers
+from torchaos.harness.running.launchers.job import Command, StartedNode, SubmittedJob
+from torchaos.harness.running.launchers.node_channel import Handler, NoAnswer, NodeChannel, base_file, mark_of
+
+
+@dataclass
+class RemoteFaults:
+    """The faults that agents on other nodes apply. `planned`: the faults by id. `lines` and `ranks`: functions that
+    return the current connections and ranks. Thread-safe."""
+
+    planned: Mapping[str, PlannedFault]
+    lines: Callable[[], Sequence[NodeChannel]]
+    ranks: Callable[[], Mapping[int, RankProcess]]
+    mending: threading.RLock = field(default_factory=threading.RLock)  # held while a lost node is cleaned up
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _begun: dict[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # by fault: the ranks to hit, by node
+    _ordered: set[str] = field(default_factory=set)  # faults that a living agent was told to apply at once
+    _words: dict[tuple[str, int, int], int] = field(default_factory=dict)  # by fault, rank and number of the word
+
+    def begin(self, fault: PlannedFault) -> None:
+        """Lets a fault begin on the nodes of its target. Raises ChaosError if the target has no process now."""
+        shared = self._share(fault)
+        lines = [line for line in self.lines() if line.node in shared]
+        with self._lock:
+            self._begun[fault.id] = shared
+            if isinstance(fault.trigger, After) and not all(line.left.is_set() for line in lines):
+                self._ordered.add(fault.id)
+        for line in lines:
+            line.tell("start", fault=fault.id, ranks=list(shared[line.node]))
+
+    def submitted_again(self) -> None:
+        """The next agents are those of another submission. They do not get the orders that agents have had already."""
+        with self._lock:
+            for fault in self._ordered:
+                self._begun.pop(fault, None)
+
+    def begun_on(self, node: int) -> list[str]:
+        with self._lock:
+            return [fault for fault, shared in self._begun.items() if node in shared]
+
+    def tell_all(self, line: NodeChannel) -> None:
+        """Sends an agent all words of control pages, and all faults that have begun. The agent may have connected for
+        the first time or again."""
+        with self._lock:
+            words, begun = list(self._words.items()), dict(self._begun)
+        for (fault, rank, word), value in words:
+            line.tell("page", fault=fault, rank=rank, word=word, value=value)
+        for fault, shared in begun.items():
+            if line.node in shared:
+                line.tell("start", fault=fault, ranks=list(shared[line.node]))
+
+    def write(self, fault: str, rank: int, word: int, value: int) -> None:
+        """Writes a word of the control page of a fault and rank, on every node."""
+        with self._lock:
+            self._words.pop((fault, rank, word), None)
+            self._words[fault, rank, word] = value  # in the order of writing
+        for line in self.lines():
+            line.tell("page", fault=fault, rank=rank, word=word, value=value)
+
+    def end(self) -> list[str]:
+        """From now on no fault begins. Returns the faults that are still being applied."""
+        stuck: set[str] = set()
+        for line in self.lines():
+            try:
+                if not line.left.is_set():
+                    stuck.update(line.ask("end"))
+            except NoAnswer:
+                continue
+        return sorted(stuck)
+
+    def heal(self, fault: str) -> list[str]:
+        """Undoes a fault on all nodes that have it. Returns a reason for each node whose undo is not verified."""
+        wrong = []
+        with self.mending:
+            for line in [line for line in self.lines() if not line.left.is_set()]:
+                try:
+                    line.ask("heal", fault=fault)
+                except NoAnswer as error:
+                    if not line.left.is_set():
+                        wrong.append(str(error))
+        return wrong
+
+    def note(self, event: Event) -> None:
+        """Notes that a fault has fired on a node, and writes that to the pages of the other nodes, so that it does not
+        fire there too."""
+        if event.kind not in (Kind.APPLYING, Kind.APPLIED):
+            return
+        fault = self.planned.get(event.data["fault"])
+        if fault is None:
+            return
+        if fault.where == "rank" and event.kind is Kind.APPLYING and event.rank is not None:
+            rank = event.rank
+        elif fault.where == "node" and event.kind is Kind.APPLIED and not isinstance(fault.trigger, After):
+            rank = fault.trigger.pacer
+        else:
+            return
+        fired = self._words.get((fault.id, rank, ControlPage.FIRED), 0)
+        self.write(fault.id, rank, ControlPage.FIRED, fired + 1)
+
+    def _share(self, fault: PlannedFault) -> Mapping[int, Sequence[int]]:
+        """The nodes on which a fault acts, each with the ranks of the target that the fault may hit there."""
+        everywhere = {line.node: fault.target.ranks for line in self.lines()}
+        if fault.where == "rank":
+            return everywhere
+        if fault.target.nodes:
+            return dict.fromkeys(fault.target.nodes, fault.target.ranks)
+        if not isinstance(fault.trigger, After):
+            return everywhere  # the pacer is on one of them
+        if not fault.target.ranks:
+            return {0: ()}
+        ranks, shared = self.ranks(), dict[int, list[int]]()
+        for rank in fault.target.ranks:
+            if rank not in ranks:
+                raise ChaosError(f"rank {rank} has no process now")
+            shared.setdefault(ranks[rank].node, []).append(rank)
+        return shared
+
 
 TORCHAOS = (sys.executable, "-m", "torchaos.harness")
 _BYE_S = 20.0  # seconds to wait for the last messages of an agent that does not answer
@@ -37,14 +151,14 @@ _GONE_S = 2.0  # seconds between looks whether a node is gone
 _LOOK_S = 0.05
 
 
-class FarJob(SubmittedJob):
+class RemoteJob(SubmittedJob):
     """A job whose nodes are other machines. `faults`: those of the plan. `log_of`: given if torchaos attaches to a job
     that runs already; it makes the reader of a node's output. The methods may be called from any thread."""
 
-    _launcher: FarLauncher
+    _launcher: RemoteLauncher
 
     def __init__(
-        self, spec_for: Callable[[int], JobSpec], launcher: FarLauncher, journal: Journal, run_dir: Path, *,
+        self, spec_for: Callable[[int], JobSpec], launcher: RemoteLauncher, journal: Journal, run_dir: Path, *,
         faults: Sequence[PlannedFault] = (), resubmit_times: int = 0, resubmit_delay_s: float = 0.0,
         guard: Callable[[Sequence[Handle], int], None] | None = None, log_of: Callable[[], JobLog] | None = None,
     ) -> None:  # fmt: skip
@@ -54,9 +168,9 @@ class FarJob(SubmittedJob):
         self._run_dir = run_dir
         self._log_of = log_of
         self._logs: list[JobLog] = []  # of the nodes, if torchaos attached
-        self.faults = FarFaults({fault.id: fault for fault in faults}, lambda: self._lines, self.ranks)
+        self.faults = RemoteFaults({fault.id: fault for fault in faults}, lambda: self._lines, self.ranks)
         self._ranks: dict[int, RankProcess] = {}
-        self._lines: list[Line] = []
+        self._lines: list[NodeChannel] = []
         self._commands: list[Command] = []
         self._trouble = ""
         self._taken: set[int] = set()  # nodes of this submission that a fault of this process ends
@@ -78,9 +192,9 @@ class FarJob(SubmittedJob):
     def _is_ours(self, fault: str) -> bool:
         return fault in self.faults.planned and self.applies(self.faults.planned[fault])
 
-    def nodes(self) -> list[LiveNode]:
+    def nodes(self) -> list[StartedNode]:
         """The nodes. Their processes are known to their agents alone."""
-        return [LiveNode(node, self._run_id, dict, self._no_return, self._no_return) for node in self._nodes]
+        return [StartedNode(node, self._run_id, dict, self._no_return, self._no_return) for node in self._nodes]
 
     def _no_return(self, index: int) -> NoReturn:
         raise ChaosError(f"node {index} is another machine, and its command can't be started again from here")
@@ -117,7 +231,7 @@ class FarJob(SubmittedJob):
     def _attached(self) -> bool:
         return self._log_of is not None
 
-    def _line(self, node: int) -> Line:
+    def _line(self, node: int) -> NodeChannel:
         return next(line for line in self._lines if line.node == node)
 
     def _start_nodes(self, spec: JobSpec) -> None:
@@ -137,7 +251,7 @@ class FarJob(SubmittedJob):
         self._taken.clear()
         self.faults.submitted_again()
         self._lines = [
-            Line(node.index, node.argv([*TORCHAOS, "node", "--join", self._mark(node.index)]), on, keep)
+            NodeChannel(node.index, node.argv([*TORCHAOS, "node", "--join", self._mark(node.index)]), on, keep)
             for node in self._nodes
         ]
         data = {"submission": self._submission, "pid": self._commands[0].pid, "node": 0}

@@ -1,4 +1,6 @@
-"""A node of an allocation, and the orders that a user may give Slurm about it."""
+"""Nodes of a Slurm cluster. The job is one step with a task on each node: in an allocation of the user, in which
+torchaos runs; in an allocation that the run asks for; or in a batch job, which Slurm can start again. Slurm's own
+programs are used, with the rights of the user."""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from typing import ClassVar
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.host.cluster_tools import about_job, about_node, ask, hosts_of
-from torchaos.harness.interfaces import ChaosError, FarLauncher, Handle, JobSpec, Node, UsageError
+from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.rollback.cluster_handles import SlurmWork
 
 
@@ -87,10 +89,6 @@ class SlurmNode:
         return [id_ for id_, _, name in found if name == self.step]
 
 
-# Nodes of a Slurm cluster. The job is one step with a task on each node: in an allocation of the user, in which
-# torchaos runs; in an allocation that the run asks for; or in a batch job, which Slurm can start again. Slurm's own
-# programs are used, with the rights of the user.
-
 _SPARE_S = 300.0  # added to the allocation's time limit, after which Slurm ends everything
 _QUEUE_S = 24 * 3600.0  # seconds to wait for an allocation
 _COMPLETING_S = 120.0  # seconds for Slurm to clean up after a job; a node that is down may hold it up for ever
@@ -120,7 +118,7 @@ do sleep 0.5; done
 """
 
 
-class Slurm(FarLauncher):
+class Slurm(RemoteLauncher):
     """Inside an allocation (SLURM_JOB_ID), the job is a step of it. Otherwise `salloc` gets an allocation; its options
     come from the user's SALLOC_* variables, and its time limit from the job's time-out. With `submit: batch`, the job
     is a batch job of its own; its options come from SBATCH_* variables."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.interfaces import FarLauncher, Handle, JobSpec, Node, UsageError
+from torchaos.harness.interfaces import Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.rollback.handles import JobProcesses
 
 _OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-T")
@@ -29,7 +29,7 @@ class SshNode:
         return None
 
 
-class Ssh(FarLauncher):
+class Ssh(RemoteLauncher):
     """`job.hosts` names the machines. The first machine serves the rendezvous, so all must reach it by that name."""
 
     name: ClassVar[str] = "ssh"

@@ -1,4 +1,7 @@
-"""Reads from a torchrun command line, and from the environment, how many ranks, nodes and restarts it requests."""
+"""Reads from a torchrun command line, and from the environment, how many ranks, nodes and restarts it requests.
+
+The options, their abbreviations and the environment are those of torch.distributed.run. Words after the script belong
+to the trainer, even if they look like torchrun's options."""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from typing import NoReturn
 
 from torchaos.harness.agent.wire import ENV_NODE, ENV_RUN_ID
 from torchaos.harness.interfaces import JobSpec
-
-# The settings that torchrun takes from the environment, on a node that a launcher made.
 
 RENDEZVOUS_PORT = 29400
 
@@ -32,11 +33,6 @@ def elastic_env(index: int, spec: JobSpec, host: str, name: str, device: str | N
     whole = conf if "is_host" in conf else ",".join(filter(None, (is_host, conf)))
     return {**ours, ENV_NODE: str(index), "PET_RDZV_CONF": whole}
 
-
-# Reads from a torchrun command line how many ranks, nodes and restarts it requests.
-#
-# The options, their abbreviations and the environment are those of torch.distributed.run. Words after the script belong
-# to the trainer, even if they look like torchrun's options.
 
 # Words that end torchrun's own options, if no script *.py does.
 _CONTAINERS = (

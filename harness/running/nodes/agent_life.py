@@ -1,27 +1,71 @@
-"""The life of a node's agent, from its folder on the node to the removal of that folder, and the signals that it passes
-on."""
+"""The life of a node's agent, from its folder on the node to the removal of that folder; the signals that it passes on;
+and what dead agents left."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.rollback import recovery
 from torchaos.harness.rollback.reaper_client import UndoError
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.launchers.compatibility import needs_of_controller
-from torchaos.harness.running.nodes import node_leftovers
-from torchaos.harness.running.nodes.node_agent import Agent
-from torchaos.harness.running.nodes.node_faults import NodeFaults, NodePart
-from torchaos.harness.running.nodes.node_folder import make_place, remove_place, socket_of
+from torchaos.harness.running.fault_checks import needs_of_controller
+from torchaos.harness.running.nodes.agent_socket import JOB, make_place, remove_place, socket_of
+from torchaos.harness.running.nodes.node_agent import Agent, NodeFaults, NodePart
 
-# Passes signals from a scheduler on to a command, from before its start until after its end.
+_RECOVER_S = 120.0
+
+
+def of_job(job: str) -> Iterator[Path]:
+    """The folders of agents that ran in this job of Slurm, of all users that the caller may read."""
+    for folder in Path(tempfile.gettempdir()).glob("torchaos-*/*"):
+        with suppress(OSError):
+            owner = folder.lstat().st_uid
+            theirs = folder.parent.name == f"torchaos-{owner}" and folder.parent.lstat().st_uid == owner
+            if theirs and (folder / JOB).read_text() == job:
+                yield folder
+
+
+def undo_for_the_dead(journal: Journal) -> str:
+    """Undoes what this user's agents left here that died together with their reapers, as when a node goes down. Returns
+    why that failed, or an empty text."""
+    wrong = []
+    for folder in (Path(tempfile.gettempdir()) / f"torchaos-{os.geteuid()}").glob("*"):
+        if recovery.left_over(recovery.find([folder])[0]):
+            failed = recover(folder)
+            said = f"what {folder.name} left on this node is {f'not undone: {failed}' if failed else 'undone'}"
+            journal.emit(Kind.NOTE, {"text": said})
+            wrong += [said] if failed else []
+    return "; ".join(wrong)
+
+
+def recover(folder: Path) -> str:
+    """Undoes what is left of an agent. Returns why that failed, or an empty text. If the caller is root, everything is
+    done with the rights of the folder's owner, because the owner could have written the undo log."""
+    owner = folder.stat()
+    whose = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+    argv = [sys.executable, "-m", "torchaos.harness", "node", "--recover", folder.name]
+    try:
+        done = subprocess.run(
+            argv, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RECOVER_S, check=False,
+            **whose,  # type: ignore[call-overload]
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else (done.stdout + done.stderr).strip()[-300:] or "it failed"
+
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -67,8 +111,6 @@ class Relay:
             self.send(number)
 
 
-# The life of a node's agent: from its folder on the node to the removal of that folder.
-
 # What a capability is in a pod, which makes no namespaces: its own network may be changed.
 _IN_A_POD = {"links": "own_network", "shaper": "tc"}
 _MEET_S = 60.0  # seconds to wait for the controller; without it, an early fault would come too late
@@ -82,7 +124,7 @@ def serving(
     faults are None if nothing can be injected here. At the end everything is undone, and the node's folder is removed
     if that is verified."""
     place = make_place(mark)
-    plan, faults, trouble = Plan.read(folder.plan), None, node_leftovers.undo_for_the_dead(journal)
+    plan, faults, trouble = Plan.read(folder.plan), None, undo_for_the_dead(journal)
     try:
         faults = NodeFaults(plan, folder, place, mark, node, part, journal)
     except UndoError as error:  # the job runs, and the controller ends the run

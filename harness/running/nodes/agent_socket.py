@@ -1,24 +1,72 @@
-"""A socket in the node's own folder, for processes of the same user on the same node, and the pipe between it and this
-process's standard streams."""
+"""The folder of a node's agent (control pages, the agent's plan, the undo log), the socket in it for processes of the
+same user, and the pipe between the socket and this process's standard streams.
+
+The folder is never on a shared file system, because such file systems promise no coherence for a memory-mapped file.
+The pipe keeps no state: it may be killed and started again. It imports no large library, because it is started often.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.running.nodes.node_folder import address_of
+from torchaos.harness.interfaces import UsageError
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.rollback.undo_log import private
 
-# The pipe between this process's standard streams and the socket of a node's agent. It keeps no state: it may be killed
-# and started again. Standard library only, because it is started often.
+JOB = "slurm-job"  # the file with the number of the job of Slurm in which the agent runs
+
+
+def place_of(mark: str) -> RunDir:
+    return RunDir(Path(tempfile.gettempdir()) / f"torchaos-{os.geteuid()}" / mark.lstrip("."))
+
+
+def socket_of(mark: str) -> Path:
+    return place_of(mark).root / "socket"
+
+
+@contextmanager
+def address_of(path: Path) -> Iterator[str]:
+    """A context manager with a short address of a socket: a socket's path has at most 107 bytes (unix(7)), and a
+    temporary folder may be deep. Raises OSError if the folder does not exist."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def remove_place(mark: str) -> None:
+    """Removes the folder, and the one above it if no other run uses that."""
+    root = place_of(mark).root
+    shutil.rmtree(root, ignore_errors=True)
+    with suppress(OSError):
+        root.parent.rmdir()
+
+
+def make_place(mark: str) -> RunDir:
+    """Makes the folder with mode 0700. Raises UsageError if it can't be made, or if others can write to it."""
+    place = place_of(mark)
+    try:
+        for folder in (place.root.parent, place.root, place.agent_plan.parent, place.pages, place.undo):
+            private(folder)
+        if job := os.environ.get("SLURM_JOB_ID"):
+            (place.root / JOB).write_text(job)
+    except OSError as error:
+        raise UsageError(f"{place.root}: the folder of this node can't be made: {error}") from error
+    return place
+
 
 WAIT_S = 30.0  # seconds to wait for the agent's socket
 
@@ -66,13 +114,11 @@ def _connected(path: Path, wait_s: float) -> socket.socket | None:
         time.sleep(0.05)
 
 
-# A socket in the node's own folder, for processes of the same user on the same node.
-
 _SEND_S = 10.0  # seconds after which a connection that takes no data is closed
 _LONGEST = 1 << 20  # bytes of a line
 
 
-class Talk:
+class Connection:
     """One connection. `say` may be called from any thread, and does nothing if the other end has closed."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -106,9 +152,9 @@ class Server:
     """Calls `converse` with each connection, in its own thread. A new connection ends the connections before it. Raises
     OSError if the socket can't be made."""
 
-    def __init__(self, path: Path, converse: Callable[[Talk], None]) -> None:
+    def __init__(self, path: Path, converse: Callable[[Connection], None]) -> None:
         self._path, self._converse = path, converse
-        self._talk: Talk | None = None
+        self._talk: Connection | None = None
         self._sock = socket.socket(socket.AF_UNIX)
         with suppress(FileNotFoundError):
             path.unlink()  # an agent that was killed has left it
@@ -136,10 +182,10 @@ class Server:
                     continue
                 if self._talk is not None:
                     self._talk.close()
-                self._talk = Talk(sock)
+                self._talk = Connection(sock)
                 threading.Thread(target=self._serve, args=(sock, self._talk), name="talk", daemon=True).start()
 
-    def _serve(self, sock: socket.socket, talk: Talk) -> None:
+    def _serve(self, sock: socket.socket, talk: Connection) -> None:
         with sock:
             self._converse(talk)
             talk.close()

@@ -1,23 +1,183 @@
-"""The agent of a node: carries out the controller's messages, and undoes everything if none comes any more."""
+"""The agent of a node: carries out the controller's messages, applies the faults that hit the node, and undoes
+everything if no message comes any more.
+
+Faults are applied by the same code as in a run on one machine, with an undo log, a reaper and control pages on this
+node."""
 
 from __future__ import annotations
 
 import base64
+import copy
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.agent_plan import AgentPlan
+from torchaos.harness.agent.control_pages import ControlPage
+from torchaos.harness.agent.wire import ENV_NODE, Kind
+from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
+from torchaos.harness.interfaces import ChaosError, Target
+from torchaos.harness.monitoring.probes.rank_probe import RankWatch
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.running.launchers.node_channel import LEASE_S, VERSION
-from torchaos.harness.running.launchers.node_run_dir import files_to_send
-from torchaos.harness.running.nodes.agent_socket import Server, Talk
-from torchaos.harness.running.nodes.node_faults import NodeFaults
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.rollback.handles import JobProcesses
+from torchaos.harness.rollback.healer import Healed
+from torchaos.harness.rollback.reaper_client import Reaper, UndoError
+from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots
+from torchaos.harness.running.fault_checks import Permits
+from torchaos.harness.running.launchers.job import JobView, StartedNode
+from torchaos.harness.running.launchers.local import LocalNode
+from torchaos.harness.running.launchers.node_channel import LEASE_S, VERSION, files_to_send
+from torchaos.harness.running.nodes.agent_socket import Connection, Server
+
+
+class NodePart(JobView):
+    """This node's part of a job. `mark`: the mark that all its processes carry. `env`: the part of their environment
+    that says where they are; by default the number of the node. `links`: the link of each node, if faults can change
+    that of this node."""
+
+    def __init__(
+        self, watch: RankWatch, node: int, mark: str, env: Mapping[str, str] | None = None, links: Sequence[Link] = ()
+    ) -> None:  # fmt: skip
+        super().__init__(watch)
+        self._node, self._mark, self.links = node, mark, links
+        self._beside: Collection[int] = ()
+        self._env = {ENV_NODE: str(node)} if env is None else env
+
+    def stop(self) -> None:
+        """Stops watching."""
+        self._watch.stop()
+
+    def beside(self, nodes: Collection[int]) -> NodePart:
+        """The same part, for a fault that other agents apply on the nodes `nodes`: it does not cut this node off from
+        them."""
+        other = copy.copy(self)
+        other._beside = [node for node in nodes if node != self._node]
+        return other
+
+    def nodes(self) -> list[StartedNode]:
+        """This node; and the other nodes, if faults can change its link to them."""
+        if not self.links:
+            return [self._live(LocalNode(self._node, self._env))]
+        nodes = [LocalNode(index, self._env, link) for index, link in enumerate(self.links)]
+        return [self._live(node) for node in nodes if node.index not in self._beside]
+
+    def _live(self, node: LocalNode) -> StartedNode:
+        return StartedNode(node, self._mark, self._whole, self._no_return, self._no_return)
+
+    def _whole(self) -> dict[int, int]:
+        """All processes of the node. Raises ChaosError if a fault can't reach one of them."""
+        found = self.members()
+        if 1 in found:
+            raise ChaosError(
+                "torchrun is the first process of its container, which the kernel shields from signals of that "
+                "container; aim at ranks, or attach from a sidecar of a pod with shareProcessNamespace"
+            )
+        return found
+
+    def members(self) -> dict[int, int]:
+        living = {pid: ticks for pid, ticks in self._watch.members().items() if processes.is_alive(pid, ticks)}
+        return {**living, **processes.family(self._mark)}
+
+    def _no_return(self, index: int) -> NoReturn:
+        raise ChaosError(f"node {index} is a machine of its own, and its command can't be started again from here")
+
+
+SPARE_S = 60.0  # seconds after the job's time-out, at which the node's reaper ends its part of the job
+JOIN_S = 10.0
+
+
+class NodeFaults:
+    """The faults on this node. `shared`: the run directory; `place`: this node's own folder. Raises UndoError if the
+    reaper can't be started; then nothing may be injected here. Thread-safe."""
+
+    def __init__(
+        self, plan: Plan, shared: RunDir, place: RunDir, mark: str, node: int, part: NodePart, journal: Journal
+    ) -> None:  # fmt: skip
+        self._plan, self._node, self._part, self._journal, self._place = plan, node, part, journal, place
+        self._slots = {fault.id: Slots.make(fault, place) for fault in plan.faults}
+        self._lives: dict[str, FaultLife] = {}
+        self._lock = threading.Lock()
+        job = plan.job
+        parts = (word.replace("{run}", str(shared.job)) for word in (job.cwd, job.checkpoints or ""))
+        self._checkpoints = Path(*parts) if job.checkpoints else None
+        self._reaper = Reaper.start(place.root, mark)
+        limit_s = job.timeout_s + SPARE_S
+        try:
+            self._reaper.guard("job", [JobProcesses(mark)], owner="job", limit_s=limit_s)
+        except UndoError:
+            self._reaper.close()  # a reaper that died leaves its entry in the registry of runs
+            raise
+        folders = [place.root, shared.root, *([self._checkpoints] if self._checkpoints else [])]
+        permits = Permits(plan, mark, folders, part.members, lambda: _world_size(part), has_network=bool(part.links))
+        self._context = Context(
+            journal, part, self._reaper, limit_s, place.undo, self._checkpoints, permits, due=lambda trigger: True
+        )
+        self._context.steady.set()  # the controller checks the steady state
+
+    def write_plan(self, shared: AgentPlan) -> Path:
+        """Writes the agent's plan for the ranks of this node, and returns its path. It is the plan `shared` of all
+        nodes, with orders for the control pages of this node."""
+        orders = tuple(order for slot in self._slots.values() for order in slot.orders())
+        replace(shared, orders=orders).write(self._place.agent_plan)
+        return self._place.agent_plan
+
+    def start(self, fault: str, ranks: Sequence[int]) -> None:
+        """Starts the fault on this node, unless it has started already. `ranks`: the ranks of its target that it may
+        hit here."""
+        planned = next(each for each in self._plan.faults if each.id == fault)
+        with self._lock:
+            if fault in self._lives or self._context.ended.is_set():
+                return
+            target = Target(tuple(ranks), tuple(node for node in planned.target.nodes if node == self._node))
+            context = replace(self._context, job=self._part.beside(planned.target.nodes))
+            life = self._lives[fault] = FaultLife(replace(planned, target=target), self._slots[fault], context)
+            life.start()
+
+    def write(self, fault: str, rank: int, word: int, value: int) -> None:
+        """Writes a word of a control page. `FIRED` only grows: if a rank of another node has fired, none fires here."""
+        page = self._slots[fault].pages.get(rank)
+        if page is not None and (word != ControlPage.FIRED or page.read(word) < value):
+            page.write(word, value)
+
+    def end(self) -> list[str]:
+        """Lets no further fault begin, and held ranks go on. Returns the faults that are still being applied."""
+        self._context.ended.set()
+        with self._lock:
+            lives = list(self._lives.items())
+        return [name for name, life in lives if not life.join(JOIN_S)]
+
+    def heal(self, fault: str | None = None) -> None:
+        """Undoes a fault, or all faults if it is None, the last first. The result is in the journal."""
+        with self._lock:
+            lives = [life for name, life in reversed(self._lives.items()) if fault in (None, name)]
+        for life in lives:
+            life.roll_back()
+
+    def close(self) -> bool:
+        """Undoes everything, and ends the remaining processes of this node's part of the job. Returns whether all of
+        this is verified."""
+        self.end()
+        self.heal()
+        try:
+            healed = self._reaper.close()
+        except UndoError as error:
+            healed = [Healed("all", {}, False, str(error))]
+        for result in healed:
+            self._journal.emit(Kind.HEALED, asdict(result))
+        return all(result.verified for result in healed)
+
+
+def _world_size(part: NodePart) -> int | None:
+    return next((rank.world_size for rank in part.ranks().values()), None)
+
 
 _LOOK_S = 0.1
 _LAST_S = 10.0  # seconds to wait at the end until the controller has received everything
@@ -40,7 +200,7 @@ class Agent:
         self._leaving, self._over, self._met = threading.Event(), threading.Event(), threading.Event()
         self._news = threading.Condition()
         self._sent = 0  # events that were sent over the present connection
-        self._talk: Talk | None = None
+        self._talk: Connection | None = None
         self._sees_nothing = False  # whether the controller does not see the run directory of this node
         journal.listen(lambda event: self._tell_news())
         self._server = Server(path, self._converse)
@@ -103,7 +263,7 @@ class Agent:
         if self._talk is not None:
             self._talk.say(lapsed=why)
 
-    def _converse(self, talk: Talk) -> None:
+    def _converse(self, talk: Connection) -> None:
         words = talk.words()
         hello = next(words, {})
         if hello.get("do") != "hello" or hello.get("version") != VERSION:
@@ -130,7 +290,7 @@ class Agent:
             "mono_s": time.monotonic(),
         }
 
-    def _obey(self, talk: Talk, said: Mapping[str, Any]) -> None:
+    def _obey(self, talk: Connection, said: Mapping[str, Any]) -> None:
         do, faults = said["do"], self._faults
         if do == "beat":
             talk.say(beat=said["sent_s"], mono_s=time.monotonic())
@@ -150,7 +310,7 @@ class Agent:
         elif do in ("end", "heal"):  # may take some seconds
             threading.Thread(target=self._answer, args=(talk, said), name=do, daemon=True).start()
 
-    def _answer(self, talk: Talk, said: Mapping[str, Any]) -> None:
+    def _answer(self, talk: Connection, said: Mapping[str, Any]) -> None:
         left: list[str] = []
         if self._faults is not None:
             if said["do"] == "end":
@@ -159,7 +319,7 @@ class Agent:
                 self._faults.heal(said["fault"])
         talk.say(re=said["id"], ok=left)
 
-    def _forward(self, talk: Talk, since: int) -> None:
+    def _forward(self, talk: Connection, since: int) -> None:
         """Sends the events from number `since` on, until the connection ends."""
         while talk.open and talk is self._talk:
             for event in self._journal.since(since):

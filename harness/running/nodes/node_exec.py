@@ -1,39 +1,125 @@
-"""Wraps the command of one node under any scheduler, and records there what the harness records for nodes that it
-starts itself. The nodes share only the run directory. No port is opened, and no node waits for another, except that all
-wait for node 0 to make the run directory. For a launcher of `torchaos run`, the wrapper is also the agent of its node.
-It is a process of the node's part of the job, so a fault that ends the node ends it too."""
+"""Starts the agent of a node: around the node's command, under any scheduler, or beside a part of the job that was
+running before. What the harness records for nodes that it starts itself is recorded here.
+
+The nodes share only the run directory. No port is opened, and no node waits for another, except that all wait for node
+0 to make the run directory. For a launcher of `torchaos run`, the wrapper is also the agent of its node. It is a
+process of the node's part of the job, so a fault that ends the node ends it too. An agent beside a running job ends
+with the run, and the job goes on."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from torchaos.harness import registry
 from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.wire import ENV_NODE, ENV_PLAN, ENV_RUN_ID, Event, Kind
+from torchaos.harness.agent.wire import ENV_NODE, ENV_PLAN, ENV_REPLICA, ENV_RUN_ID, Event, Kind
 from torchaos.harness.fault_drivers.network.links import Link
-from torchaos.harness.interfaces import JobSpec, UsageError
+from torchaos.harness.host.netspace import Space
+from torchaos.harness.interfaces import ChaosError, JobSpec, UsageError
+from torchaos.harness.monitoring.probes.census import check_agent, environ_of, torchrun_here
 from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
 from torchaos.harness.monitoring.probes.job_log import JobLog
-from torchaos.harness.monitoring.probes.rank_probe import RankWatch
+from torchaos.harness.monitoring.probes.rank_probe import RankWatch, exit_code
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.events.node_clocks import Clock
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.launchers.command import Command, job_env, start
+from torchaos.harness.running.launchers.job import Command, job_env, start
 from torchaos.harness.running.launchers.local import LocalNode
-from torchaos.harness.running.launchers.node_channel import mark_of
-from torchaos.harness.running.launchers.node_run_dir import base_file, is_made
+from torchaos.harness.running.launchers.node_channel import await_place, base_file, is_made, mark_of, receive
 from torchaos.harness.running.launchers.torchrun_line import elastic_env
 from torchaos.harness.running.nodes.agent_life import Relay, serving
-from torchaos.harness.running.nodes.node_attach import links_of_pods
-from torchaos.harness.running.nodes.node_faults import NodePart
+from torchaos.harness.running.nodes.agent_socket import make_place, remove_place
+from torchaos.harness.running.nodes.node_agent import Agent, NodePart
+
+_HERE, _ELSEWHERE = Space(0, 0), Space(-1, 0)  # the network of a process that does not exist is never touched
+
+
+def links_of_pods(addresses: Sequence[str], node: int, mark: str) -> list[Link]:
+    """The link of each pod, of which faults can change only that of this pod, the pod `node`. `addresses`: the IP
+    addresses of all pods. `mark`: the helper processes of faults get it. Raises ChaosError if this pod has no
+    network."""
+    device = _device()
+    spaces = [_HERE if index == node else _ELSEWHERE for index in range(len(addresses))]
+    return [
+        Link(space, space, device, device, address, f"n{index}", "/etc/hosts", mark)
+        for index, (space, address) in enumerate(zip(spaces, addresses, strict=True))
+    ]
+
+
+def _device() -> str:
+    """The device of the default route (route(5)); without such a route, the first device but the loopback."""
+    routes = [line.split() for line in Path("/proc/self/net/route").read_text().splitlines()[1:]]
+    default = [fields[0] for fields in routes if fields[1] == fields[7] == "00000000"]
+    others = [name for _number, name in socket.if_nameindex() if name != "lo"]
+    if not default and not others:
+        raise ChaosError("this pod has no network device that a fault could change")
+    return (default or others)[0]
+
+
+READY = "attached"  # the only line on standard output
+_LOOK_MS = 50
+
+
+def attach(mark: str, given: IO[bytes]) -> None:
+    """Is the agent of this node, under the name `mark`, until the job or the run ends. `given`: the data of
+    `handover.packed`. Everything that is written is below the node's folder, which is removed at the end. Raises
+    UsageError if there is not exactly one torchrun, or if it can't be observed from here."""
+    pid = torchrun_here()
+    ticks, place = check_agent(pid), make_place(mark)
+    os.environ["XDG_STATE_HOME"] = str(place.root / "state")  # so that nothing is left in the home folder
+    try:
+        folder = RunDir(place.root / "run")
+        receive(folder.root, given)
+        node, _hosts = await_place(folder.root, 0, 0.0)
+        _serve(folder, mark, node, pid, ticks)
+    except UsageError:
+        remove_place(mark)
+        raise
+
+
+def _serve(folder: RunDir, mark: str, node: int, pid: int, ticks: int) -> None:
+    pidfd = os.pidfd_open(pid)
+    journal = Journal(folder.events, f"node{node}", node=node)
+    watch = RankWatch(journal, None, node)
+    watch.add_root(pid)
+    environ = environ_of(pid)
+    part = NodePart(watch, node, mark, {name: environ[name] for name in (ENV_NODE, ENV_REPLICA) if name in environ})
+    watch.start()
+    print(READY, flush=True)
+    sys.stdout.close()
+    try:
+        with Relay() as relay, serving(folder, mark, node, part, journal, relay) as (agent, _):
+            journal.emit(Kind.NODE_STARTED, {"submission": 0, "node": node, "pid": pid})
+            if _await_end(pidfd, agent):
+                data = {"submission": 0, "node": node, "pid": pid, "exit_code": exit_code(pid, ticks, pidfd)}
+                journal.emit(Kind.NODE_EXITED, data, mono_s=time.monotonic())
+    finally:
+        watch.stop()
+        journal.close()
+        os.close(pidfd)
+
+
+def _await_end(pidfd: int, agent: Agent) -> bool:
+    """Waits until torchrun ends, or until the agent has undone everything. Returns whether torchrun has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    while not agent.lapsed:
+        if poll.poll(_LOOK_MS):
+            return True
+    return False
+
 
 PLAN_S = 120.0  # seconds to wait for the run directory, which node 0 makes
 # The variables in which schedulers and launchers give the number of this node: Slurm, torchrun, Kubernetes' indexed

@@ -17,9 +17,9 @@ from torchaos.harness.interfaces import Need, UsageError
 from torchaos.harness.record.environment import installed, job_python
 from torchaos.harness.record.plan import Plan, PlannedFault, stream
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.engine.blast_radius import beyond
-from torchaos.harness.running.launchers.compatibility import needs_of, needs_of_controller
+from torchaos.harness.running.fault_checks import beyond, needs_of, needs_of_controller
 from torchaos.harness.running.planner.fault_plans import (
+    FaultAt,
     check_consent,
     condition,
     link_recoveries,
@@ -27,8 +27,7 @@ from torchaos.harness.running.planner.fault_plans import (
     planned_fault,
     with_facts_of,
 )
-from torchaos.harness.running.planner.job_plan import check_far, check_replicas, planned_job
-from torchaos.harness.running.planner.targets import FaultAt
+from torchaos.harness.running.planner.job_plan import check_remote, check_replicas, planned_job
 from torchaos.harness.scenario.grammar import Scenario
 
 # The agent's hooks that a need requires, or that the phase of a trigger requires. "steps" is always on.
@@ -82,7 +81,7 @@ def make_plan(
     needs = {"pidfd", "proc"} | {name for fault in faults for name in registry.find("injectors", fault.inject).needs}
     far = attach is None and registry.find("launchers", scenario.launcher).on_nodes
     if far:
-        check_far(scenario.launcher, job, faults, collect, file)
+        check_remote(scenario.launcher, job, faults, collect, file)
     try:
         needs |= needs_of(scenario.launcher, job.command, {**os.environ, **job.env})
     except UsageError as error:

@@ -1,30 +1,147 @@
-"""Plans the faults, assertions and conditions of a scenario, and checks each fault against the job, the launcher, the
-limits, and the transport of the job's collectives."""
+"""Plans the faults, assertions and conditions of a scenario: draws targets and triggers from the seed, and checks each
+fault against the job, the launcher, the limits, and the transport of the job's collectives.
+
+The transport is predicted before the job starts, since a fault in TCP affects only TCP. The order is NCCL's (its user
+guide, "Environment Variables"): NCCL_NET, NCCL_IB_DISABLE, then the hardware of the machine. Gloo and the rendezvous
+always use TCP."""
 
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from ctypes.util import find_library
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.interfaces import Injector, UsageError, Where
+from torchaos.harness.agent.agent_plan import Collectives, Moment
+from torchaos.harness.agent.wire import Phase
+from torchaos.harness.interfaces import Injector, Target, UsageError, Where
 from torchaos.harness.record.plan import After, Named, PlannedFault, PlannedJob
-from torchaos.harness.running.launchers.compatibility import misfit
+from torchaos.harness.running.fault_checks import misfit
 from torchaos.harness.running.launchers.pod_manifest import Manifest
 from torchaos.harness.running.planner.job_plan import placeholders
-from torchaos.harness.running.planner.targets import FaultAt, target_of, trigger_of
-from torchaos.harness.scenario.grammar import Fault, Item, Limits, Scenario
+from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Item, Limits, Scenario, When
+from torchaos.harness.scenario.grammar import Target as Aim
 from torchaos.harness.scenario.plugin_parameters import check_parameters
 from torchaos.harness.scenario.values import fill
+from torchaos.harness.scenario.yaml_source import read
 
-# Resolves the assertions and conditions of a plan: a name and checked parameters.
+# "any" draws from the phases that every training loop enters in every step.
+_DRAWN_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+@dataclass(frozen=True)
+class FaultAt:
+    """Where a fault is in its file, as text for a message. The file is read only when there is a message."""
+
+    file: Path
+    number: int
+    fault: Fault
+    key: str = "inject"
+
+    def __str__(self) -> str:
+        where = str(self.file)
+        with suppress(UsageError):
+            where = read(self.file).place(("faults", self.number, self.key)).within(self.file)
+        return f"{where}: fault {self.fault.id or self.fault.inject}"
+
+
+def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, where: object) -> Target:
+    """The ranks and nodes that a fault hits. `where`: its place or name, for messages. Raises UsageError if the target
+    does not exist, or if no rank or node is left to draw."""
+    target = fault.target
+    if target is None:
+        return Target(())
+    per_node = job.per_node
+    nodes = sorted(set(range(job.nodes)) - set(limits.never.nodes))
+    there, never = set(nodes), set(limits.never.ranks)
+    world = [rank for rank in range(job.world_size) if rank not in never and rank // per_node in there]
+    if (target.replica is not None or job.replicas > 1) and (found := _of_replica(target, job, where, draw, world)):
+        return found
+    drawn = target.count or target.percent or "any" in (target.rank, target.node)
+    if drawn and not (nodes and world):
+        raise UsageError(f"{where}: limits.never leaves no rank to draw from; shorten it")
+    if target.node is not None or target.nodes is not None:
+        some = target.nodes or [draw.choice(nodes) if target.node in ("any", None) else int(target.node)]
+        if max(some) >= job.nodes:
+            raise UsageError(f"{where}: there is no node {max(some)}; the job has {job.nodes}, counted from 0")
+        chosen = tuple(sorted(set(some)))
+        return Target(tuple(rank for rank in range(job.world_size) if rank // per_node in chosen), chosen)
+    ranks: Iterable[int] = range(job.world_size)
+    if target.rank is not None:
+        ranks = [draw.choice(world) if target.rank == "any" else target.rank]
+    elif target.ranks is not None:
+        ranks = target.ranks
+    elif target.local_rank is not None:
+        if target.local_rank >= per_node:
+            raise UsageError(
+                f"{where}: there is no local rank {target.local_rank}; each node has {per_node}, counted from 0"
+            )
+        ranks = [rank for rank in ranks if rank % per_node == target.local_rank]
+    elif target.count is not None or target.percent is not None:
+        count = target.count or max(1, math.floor(job.world_size * (target.percent or 0) / 100))
+        if count > len(world):
+            spared = "" if len(world) == job.world_size else f", less those of limits.never: {len(world)}"
+            raise UsageError(f"{where}: it needs {count} ranks; the job has {job.world_size}{spared}")
+        ranks = draw.sample(world, count)
+    chosen = tuple(sorted(set(ranks)))
+    if chosen[-1] >= job.world_size:
+        raise UsageError(f"{where}: there is no rank {chosen[-1]}; the job has {job.world_size}, counted from 0")
+    return Target(chosen)
+
+
+def _of_replica(
+    target: Aim, job: PlannedJob, where: object, draw: random.Random, world: Sequence[int]
+) -> Target | None:  # fmt: skip
+    """The target ranks of one replica, by their numbers in the whole job. None if the target names neither a replica
+    nor a rank by its number. Raises UsageError for a target that does not exist."""
+    size = job.world_size // job.replicas
+    if target.replica is None:
+        named = [target.rank] if isinstance(target.rank, int) else target.ranks
+        if named:
+            raise UsageError(
+                f"{where}: each of {job.replicas} replicas has a rank {named[0]}; write {{replica: 0, rank: "
+                f"{named[0]}}}"
+            )
+        return None
+    if target.replica >= job.replicas:
+        raise UsageError(
+            f"{where}: there is no replica {target.replica}; the job has {job.replicas}, counted from 0"
+            + ("; see job.replicas" if job.replicas == 1 else "")
+        )
+    first = target.replica * size
+    ranks: Sequence[int] = range(size)
+    if target.rank == "any":
+        free = [rank - first for rank in world if first <= rank < first + size]
+        if not free:
+            raise UsageError(f"{where}: limits.never leaves no rank of replica {target.replica} to draw from")
+        ranks = [draw.choice(free)]
+    elif target.rank is not None or target.ranks is not None:
+        ranks = [target.rank] if target.rank is not None else target.ranks or ()
+    if max(ranks) >= size:
+        raise UsageError(f"{where}: there is no rank {max(ranks)} in a replica; each has {size}, counted from 0")
+    return Target(tuple(sorted({first + rank for rank in ranks})))
+
+
+def trigger_of(when: When, target: Target, draw: random.Random, usual: Phase | None) -> Moment | After:
+    """The trigger of a fault. `usual`: the phase in which this kind of fault lands if the scenario names none."""
+    filters = {name: getattr(when, name) for name in COLLECTIVE if name in when.model_fields_set}
+    if filters or when.model_fields_set & {"step", "phase", "attempt"}:
+        step = draw.randint(*when.step.between) if isinstance(when.step, Between) else when.step
+        phase = draw.choice(_DRAWN_PHASES) if when.phase == "any" else Phase(when.phase) if when.phase else usual
+        collectives = Collectives(**filters) if filters else None
+        phase = Phase.COLLECTIVE if filters else phase
+        pacer = target.ranks[0] if target.ranks else 0
+        return Moment(pacer, step, phase, when.attempt, when.nth, collectives=collectives)
+    if when.after is not None:
+        return After(when.delay, when.after, when.state, when.checkpoints or 0, not_before_s=when.time or 0.0)
+    return After(when.time if when.time is not None else when.delay, None, when.state, when.checkpoints or 0)
 
 
 def named(group: str, item: Item) -> Named:
@@ -53,10 +170,6 @@ def with_facts_of(condition: Named, faults: Sequence[PlannedFault]) -> Named:
     facts = registry.find("conditions", condition.name).of_faults(condition.params, faults)
     return replace(condition, params={**condition.params, **facts})
 
-
-# Predicts the transport of the job's collectives before the job starts: a fault in TCP affects only TCP. The order is
-# NCCL's (its user guide, "Environment Variables"): NCCL_NET, NCCL_IB_DISABLE, then the hardware of the machine. Gloo
-# and the rendezvous always use TCP.
 
 # Gives each attempt of torchrun a store of its own, without the gloo addresses of the attempt before.
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -128,9 +241,6 @@ def kept_from_plugin(env: Mapping[str, str], nodes: int) -> str | None:
         wanted = ", ".join(f'{name}: "1"' for name in switches)
         return f"on one node NCCL sends through NVLink or shared memory; write env: {{{wanted}}}"
     return None
-
-
-# Plans the faults of a scenario, and checks each fault against the job, the launcher and the limits.
 
 
 def planned_fault(

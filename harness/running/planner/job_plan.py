@@ -1,5 +1,9 @@
 """Plans the job of a scenario: its command line, its numbers of ranks and nodes, and the folder of its checkpoints.
-Refuses command lines that were copied from a script, and features that are not available on other machines."""
+Refuses what was copied from a script: variables that no shell fills in here, programs that start the ranks on other
+machines, and torchrun's options that differ from node to node.
+
+Problems are clauses, each with what to do. A job with an error can't start; a job with a warning may not be the one
+that is meant."""
 
 from __future__ import annotations
 
@@ -16,12 +20,12 @@ import xxhash
 
 from torchaos.harness import registry
 from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.fault_drivers.storage.disk_fill import memory_left
+from torchaos.harness.fault_drivers.storage_faults import memory_left
 from torchaos.harness.host.native_libraries import NVML
 from torchaos.harness.interfaces import Need, UsageError
 from torchaos.harness.record.environment import job_python, ranks_per_node, resolve_program
 from torchaos.harness.record.plan import PlannedFault, PlannedJob
-from torchaos.harness.running.launchers.compatibility import is_controllers
+from torchaos.harness.running.fault_checks import is_controllers
 from torchaos.harness.running.launchers.pod_manifest import Manifest
 from torchaos.harness.running.launchers.torchrun_line import (
     container_in,
@@ -37,15 +41,13 @@ from torchaos.harness.scenario.job_override import COMMAND_LINE
 from torchaos.harness.scenario.values import fill, size_in_words
 from torchaos.harness.scenario.yaml_source import read
 
-# Refuses scenarios that use features which are not available on other machines.
-
 _NOT_SEEN = {
     Need.HANGS: "an assertion asks for the culprits of a hang, which are looked for on one machine only",
     Need.LEFTOVERS: "an assertion asks for what the job left behind, which is looked for on one machine only",
 }
 
 
-def check_far(
+def check_remote(
     launcher: str, job: PlannedJob, faults: Sequence[PlannedFault], collect: Collection[Need], file: Path
 ) -> None:  # fmt: skip
     """Raises UsageError if the scenario uses a feature that works only on the machine of `torchaos run`. The
@@ -70,12 +72,6 @@ def check_far(
     if wrong:
         raise UsageError(f"{file}: launcher: {launcher}: {wrong}; leave it out, or write launcher: local or netns")
 
-
-# Finds in a command line what was copied from a script: variables that no shell fills in here, programs that start the
-# ranks on other machines, and torchrun's options that differ from node to node.
-#
-# Output: problems as clauses, each with what to do. A job with an error can't start; a job with a warning may not be
-# the one that is meant.
 
 _VARIABLE = re.compile(r"\$(\w+|\{\w+[^}]*\}|\(.*)|`.*")
 _STARTS = ("srun", "mpirun", "mpiexec", "prun", "ibrun", "jsrun")  # start ranks where torchaos does not see them
@@ -137,8 +133,6 @@ def warnings_in(command: Sequence[str], launcher: str) -> Iterator[str]:
 def _is_given(option: str) -> bool:
     return option in (*_OF_A_NODE, "nnodes") or option.startswith("rdzv-")
 
-
-# Plans the job of a scenario: its command line, its numbers of ranks and nodes, and the folder of its checkpoints.
 
 _COUNTED = ("gpu", "cpu", "auto")
 _MOST = 1_000_000  # ranks, or nodes

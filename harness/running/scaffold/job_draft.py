@@ -1,5 +1,7 @@
 """Turns a command line, as a user types it, into the job of a scenario and the text of the scenario, with facts from
-the text of the training script. No code of the script is run."""
+the text of the training script. No code of the script is run.
+
+Finds facts about the job in the text of its training script."""
 
 from __future__ import annotations
 
@@ -13,12 +15,10 @@ from pathlib import Path
 
 from torchaos.harness.running.launchers.torchrun_line import own_part, restarts_of, script_of, world_of
 from torchaos.harness.running.planner.fault_plans import OWN_STORE
-from torchaos.harness.running.scaffold.command_heads import with_option
+from torchaos.harness.running.scaffold.batch_script import with_option
 from torchaos.harness.running.scaffold.launch_line import launch_of
 from torchaos.harness.scenario.job_override import checkpoints_in
 from torchaos.harness.scenario.yaml_source import dumped
-
-# Finds facts about the job in the text of its training script. No code of the script is run.
 
 # If a script imports several of these packages, the first in this order counts.
 FRAMEWORKS = {
@@ -120,9 +120,6 @@ def _of_call(node: ast.Call, place: str, script: Script) -> None:
 def _is_none(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and value.value is None
 
-
-# Turns a command line, as a user types it, into the job of a scenario, and lists the assumptions and the points to
-# check.
 
 CHECKPOINTS = "{run}/checkpoints"
 EXAMPLE = ("torchrun", "--nproc-per-node", "2", "--max-restarts", "3", "train.py", "--dir", CHECKPOINTS)
@@ -268,8 +265,6 @@ def _folder(draft: Draft) -> None:
 def _likely(option: str) -> bool:
     return not re.search("checkpoint|ckpt|save", option)
 
-
-# The text of the drafted scenario.
 
 _ASSERTIONS = {
     "recovery_time": "{catch_up: 60s}",

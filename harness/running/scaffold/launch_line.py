@@ -15,17 +15,15 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.running.launchers.torchrun_line import container_in, own_part, world_of
 from torchaos.harness.running.scaffold.batch_script import (
     allocation_of,
+    first_program,
     gpus_of,
+    is_python,
     nodes_of,
+    options_before_script,
     parse_batch,
     read_batch,
-    tasks_of,
-)
-from torchaos.harness.running.scaffold.command_heads import (
-    first_program,
-    is_python,
-    options_before_script,
     slurm_options,
+    tasks_of,
     with_option,
     without_options,
 )

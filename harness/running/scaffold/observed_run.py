@@ -1,5 +1,9 @@
 """One run of a job without faults, the data that the agent saw in it, and the step that it suggests for the first
-fault."""
+fault.
+
+Chooses the step of the first fault from a run without faults: a moment at which a wrong recovery shows most.
+
+One run of a job without faults. It is the twin that the scenario's first run needs anyway, and stays in the cache."""
 
 from __future__ import annotations
 
@@ -21,11 +25,11 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.stages import Run, Stoppable, Watcher
 from torchaos.harness.running.twin_runs.twin import Twins
 
-# The data that the agent saw in a run without faults, and the assertions that lack data.
-
 
 @dataclass(frozen=True)
 class Seen:
+    """The data that the agent saw in a run without faults, and the assertions that lack data."""
+
     name: str
     words: str  # a description of the data that was seen, or why there is none
     blind: tuple[str, ...] = ()  # the assertions that can't judge without this data; empty if the data was seen
@@ -91,8 +95,6 @@ def _saves(saves: list[Save]) -> Seen:
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
-
-# Chooses the step of the first fault from a run without faults: a moment at which a wrong recovery shows most.
 
 _BEST = re.compile("best", re.IGNORECASE)
 
@@ -163,10 +165,7 @@ def _free(last: int, saves: Iterable[tuple[int, str]]) -> set[int]:
     return {step for step in range(1, last) if not any(step % each == 0 for each in periods if each > 1)}
 
 
-# One run of a job without faults. It is the twin that the scenario's first run needs anyway, and stays in the cache.
-
-
-class Look(Stoppable):
+class HealthyRun(Stoppable):
     """One run without faults. `stop` may be called from a signal handler; the run is then ended normally, and its
     changes are undone."""
 

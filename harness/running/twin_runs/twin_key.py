@@ -1,5 +1,18 @@
 """The key of a twin in the cache: a digest of everything that could change the results of the job, with the files that
-its agents saw it read."""
+its agents saw it read.
+
+The sources that a job may use, as far as can be known before it runs, and the environment variables that they name.
+
+A source counts if something that counts already names it: the command, an import, a text such as "model.head" or
+"prepare.py". So a note or an experiment beside the script does not make a twin stale. Sources that a job finds in
+another way are seen by its agent when they are read. A source with the name of an installed module always counts,
+because it would be imported instead.
+
+The files that a twin's job read, as its agents recorded them (agent/file_access.py), and whether they have changed
+since. If they have, the twin is not used any more.
+
+In case of doubt, a fact is part of the key. A key that changes too often costs a run, but a stale twin makes the
+verdict wrong."""
 
 from __future__ import annotations
 
@@ -20,13 +33,6 @@ from torchaos.harness.agent.file_access import FAILED, LISTED, READ, WRITTEN
 from torchaos.harness.record.environment import editable, importable, installed, job_python
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
-
-# The sources that a job may use, as far as can be known before it runs, and the environment variables that they name.
-#
-# A source counts if something that counts already names it: the command, an import, a text such as "model.head" or
-# "prepare.py". So a note or an experiment beside the script does not make a twin stale. Sources that a job finds in
-# another way are seen by its agent when they are read. A source with the name of an installed module always counts,
-# because it would be imported instead.
 
 _MOST_BYTES = 1 << 20  # of a source; what follows is not looked at
 _WORD = re.compile(rb"[A-Za-z_]\w*")
@@ -79,9 +85,6 @@ def _names_in(path: Path) -> set[str]:
 def _words(text: bytes) -> set[str]:
     return {os.fsdecode(word) for word in _WORD.findall(text)}
 
-
-# The files that a twin's job read, as its agents recorded them (agent/file_access.py), and whether they have changed
-# since. If they have, the twin is not used any more.
 
 _WHOLE = 1 << 26  # bytes; of larger files only size and modification time are compared
 _MOST_READ_BYTES = 1 << 30  # bytes of all files together; of further files only size and modification time are compared
@@ -197,11 +200,6 @@ def _names(folder: str) -> str:
     kept = sorted(name for name in names if name not in _IGNORED)
     return hashlib.blake2b("\0".join(kept).encode(errors="surrogateescape"), digest_size=12).hexdigest()
 
-
-# The key of a twin in the cache: a digest of everything that could change the results of the job.
-#
-# In case of doubt, a fact is part of the key. A key that changes too often costs a run, but a stale twin makes the
-# verdict wrong.
 
 # Environment variables with these prefixes change the results of a job. So do all variables that its sources name.
 _ENV = ("TORCH", "PYTORCH", "CUDA", "NCCL", "GLOO", "OMP", "MKL", "PYTHON", "ATEN", "LD_", "HF_", "ACCELERATE", "PL_")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.minimize.package_runs import NotInstallable, Packages
+from torchaos.harness.minimize.package_bisect import NotInstallable, Packages
 
 pytestmark = pytest.mark.slow  # pip
 

@@ -10,7 +10,7 @@ import pytest
 
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.minimize.child_run import Child, Ran
-from torchaos.harness.minimize.package_runs import NotInstallable, Packages, Tries, passed
+from torchaos.harness.minimize.package_bisect import NotInstallable, Packages, Tries, passed
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 from torchaos.harness.reporting.files import json_file
 

@@ -48,8 +48,8 @@ from torchaos.harness.reporting.terminal.narrator import Narrator
 from torchaos.harness.rollback.handles import REGISTRY, PageSlot
 from torchaos.harness.rollback.reaper_client import heal_from_log
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.conditions.due import after_is_due
-from torchaos.harness.running.engine.resume_steps import BaseWriter
+from torchaos.harness.running.conditions.progress import after_is_due
+from torchaos.harness.running.engine.stages import BaseWriter
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.planner.fault_plans import Machine
 from torchaos.harness.scenario import load

@@ -1,0 +1,287 @@
+"""The effect of each operation of a recording. Files and folders are numbers (nodes) instead of paths, so that an
+operation means the same in another order than the recorded one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import PurePosixPath
+
+from torchaos.harness.crash_explorer.folder_contents import Content, Extent, Tree
+from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
+
+Cut = Mapping[int | None, int]  # how many operations each rank has done; None: processes of no rank
+ROOT = 0  # the folder itself
+SYNCS = (OperationKind.FSYNC, OperationKind.FDATASYNC, OperationKind.FSYNC_FOLDER)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The change that an operation makes. A node is a file, a folder or a symbolic link, whatever its names are."""
+
+    operation: Operation
+    node: int | None  # the node that changes; None: it did not exist
+    entries: tuple[tuple[int, str, int | None], ...] = ()  # folder, name, node (None: the name is gone)
+    extent: Extent | None = None  # of a write
+    size: int | None = None  # of a truncate
+    replaces: bool = False  # a rename onto a file
+    needs: frozenset[int] = frozenset()  # operations of other ranks that must come before it
+
+    @property
+    def data(self) -> bool:
+        return self.extent is not None or self.size is not None
+
+    @property
+    def visible(self) -> bool:
+        """Whether the effect changes the files."""
+        return self.data or bool(self.entries)
+
+
+class FilesystemModel:
+    """The effects of a recording in order, and the tree that any of these effects make together."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._stored = recording.stored
+        self._numbers = count(ROOT + 1)
+        self._kinds: dict[int, str] = {ROOT: "folder"}  # by node: file, folder, or the target of a symbolic link
+        self._entries: dict[tuple[int, str], int] = {}  # while the effects are found
+        self._first: dict[int, Content] = {}  # contents of files that existed before the recording, or were put
+        self._start(recording.base)
+        self.base = dict(self._entries)
+        self._files: dict[int, int] = {}  # node by the recorder's number
+        self._changed: dict[tuple[int, str], Operation] = {}  # the operation that changed an entry last
+        self._made: dict[int, Operation] = {}
+        self._written: dict[int, dict[int | None, list[tuple[Operation, int, int]]]] = {}
+        self.effects = tuple(self._effect(operation) for operation in recording.operations)
+        self.index = {
+            line[i].number: i for line in recording.lines.values() for i in range(len(line))
+        }  # place in its rank
+        self._structure = [effect for effect in self.effects if effect.entries]
+        self.changes: dict[int, list[Effect]] = {}  # changes of each file's data, in order
+        for effect in self.effects:
+            if effect.data and effect.node is not None:
+                self.changes.setdefault(effect.node, []).append(effect)
+        self._by = {node: _only({change.operation.rank for change in made}) for node, made in self.changes.items()}
+        self._indices = {
+            node: [self.index[change.operation.number] for change in made] for node, made in self.changes.items()
+        }
+        self._contents: dict[tuple[int, int], Content] = {}
+
+    def is_file(self, node: int) -> bool:
+        return self._kinds[node] == "file"
+
+    def before(self, node: int) -> Content:
+        """The content of the file before the recording, or when it was put; empty if it did not exist."""
+        return self._first.get(node, Content())
+
+    def content(self, node: int, done: int) -> Content:
+        """The content of the file after the first `done` of its changes."""
+        key = (node, done)
+        if key not in self._contents:
+            low = done - 1
+            while low > 0 and (node, low) not in self._contents:
+                low -= 1
+            content = self._contents.get((node, low), self.before(node))
+            self._contents[key] = changed(content, self.changes[node][max(low, 0) : done]) if done else content
+        return self._contents[key]
+
+    def content_after(self, node: int, changes: Sequence[Effect]) -> Content:
+        """The content of the file after these changes."""
+        first = self.changes.get(node, ())[: len(changes)]
+        if all(a is b for a, b in zip(first, changes, strict=True)):
+            return self.content(node, len(changes))
+        return changed(self.before(node), changes)
+
+    def tree(self, cut: Cut, half: frozenset[int] = frozenset()) -> Tree:
+        """The tree after the first operations of each rank. `half`: numbers of writes of which the first half was done
+        in addition."""
+        structure = (effect for effect in self._structure if self.has(cut, effect.operation))
+        return self.made(structure, lambda node: self._content_at(node, cut, half))
+
+    def tree_of(self, effects: Sequence[Effect]) -> Tree:
+        """The tree after these effects."""
+        changes: dict[int, list[Effect]] = {}
+        for effect in effects:
+            if effect.data and effect.node is not None:
+                changes.setdefault(effect.node, []).append(effect)
+        structure = [effect for effect in effects if effect.entries]
+        return self.made(structure, lambda node: self.content_after(node, changes.get(node, [])))
+
+    def has(self, cut: Cut, operation: Operation) -> bool:
+        """Whether the operation's rank has done the operation at this cut."""
+        return self.index[operation.number] < cut.get(operation.rank, 0)
+
+    def done(self, node: int, cut: Cut) -> list[Effect]:
+        """The changes of a file's data before this cut."""
+        changes = self.changes.get(node, [])
+        by = self._by[node] if changes else None
+        if by is None:  # no rank, or several ranks
+            return [change for change in changes if self.has(cut, change.operation)]
+        return changes[: bisect_left(self._indices[node], cut.get(by[0], 0))]
+
+    def _content_at(self, node: int, cut: Cut, half: frozenset[int]) -> Content:
+        content = self.content_after(node, self.done(node, cut))
+        torn = [change for change in self.changes.get(node, ()) if change.operation.number in half] if half else []
+        return changed(content, [part(change) for change in torn])
+
+    def made(self, structure: Iterable[Effect], content: Callable[[int], Content]) -> Tree:
+        """The tree of these changes of names, with the given contents of files."""
+        entries = dict(self.base)
+        for effect in structure:
+            for folder, name, node in effect.entries:
+                if node is not None:
+                    entries[folder, name] = node
+                elif self._stored or entries.get((folder, name)) == effect.node:
+                    entries.pop((folder, name), None)
+        inside: dict[int, list[tuple[str, int]]] = {}
+        for (folder, name), node in entries.items():
+            inside.setdefault(folder, []).append((name, node))
+        files, folders, links, open_ = {}, set(), {}, [("", ROOT)]
+        while open_:
+            above, folder = open_.pop()
+            for name, node in inside.get(folder, ()):
+                path, kind = above + name, self._kinds[node]
+                if kind == "folder":
+                    folders.add(path)
+                    open_.append((f"{path}/", node))
+                elif kind == "file":
+                    files[path] = content(node)
+                else:
+                    links[path] = kind.removeprefix("link:")
+        if self._stored:
+            folders = {str(folder) for path in files for folder in PurePosixPath(path).parents[:-1]}
+        return Tree(files, frozenset(folders), links)
+
+    def _start(self, base: Tree) -> None:
+        for path in () if self._stored else sorted(base.folders):
+            self._enter(path, self._new("folder"))
+        for path, content in base.files.items():
+            node = self._new("file")
+            self._first[node] = content
+            self._enter(path, node)
+        for path, to in base.links.items():
+            self._enter(path, self._new(f"link:{to}"))
+
+    def _new(self, kind: str) -> int:
+        node = next(self._numbers)
+        self._kinds[node] = kind
+        return node
+
+    def _enter(self, path: str, node: int) -> None:
+        self._entries[self._place(path)] = node
+
+    def _place(self, path: str) -> tuple[int, str]:
+        """The folder and the name of a path. If the recorder has missed the folder, the root. In a store, the name is
+        the whole key."""
+        if self._stored:
+            return ROOT, path
+        *above, name = path.split("/")
+        folder = ROOT
+        for part_ in above:
+            folder = self._entries.get((folder, part_), ROOT)
+        return folder, name
+
+    def _along(self, path: str) -> list[tuple[int, str]]:
+        parts = path.split("/") if path else []
+        return [self._place("/".join(parts[: end + 1])) for end in range(len(parts))]
+
+    def _effect(self, operation: Operation) -> Effect:
+        kind, path = operation.kind, operation.path
+        place = self._place(path) if path else None
+        there = ROOT if place is None else self._entries.get(place)
+        by_handle = self._files.get(operation.file) if operation.file is not None else None
+        along = (*self._along(path), *self._along(operation.to or ""))
+        seen = [self._changed[at] for at in along if at in self._changed]
+        if kind in (OperationKind.WRITE, OperationKind.TRUNCATE, OperationKind.CLOSE, *SYNCS) and by_handle is not None:
+            there, seen = by_handle, []  # the operation names an open file, so names don't matter
+        entries: tuple[tuple[int, str, int | None], ...] = ()
+        extent, size, replaces = None, None, False
+        if kind in (OperationKind.CREATE, OperationKind.MKDIR, OperationKind.SYMLINK):
+            assert place is not None
+            if kind is OperationKind.CREATE and there is not None and self._kinds[there] == "file":
+                size = 0
+            else:
+                names = {
+                    OperationKind.CREATE: "file",
+                    OperationKind.MKDIR: "folder",
+                    OperationKind.SYMLINK: f"link:{operation.to}",
+                }
+                there = self._new(names[kind])
+                entries = ((*place, there),)
+        elif kind is OperationKind.PUT and operation.blob is not None:
+            there = self._new("file")
+            extents = (Extent(0, operation.size, operation.blob),) if operation.size else ()
+            self._first[there] = Content(operation.size, extents)
+            entries = ((ROOT, path, there),)
+        elif kind is OperationKind.UNLINK and self._stored:
+            entries = ((ROOT, path, None),)  # also if the object is not there: in another order it may be
+        elif kind in (OperationKind.UNLINK, OperationKind.RMDIR) and there is not None and place is not None:
+            seen += self._inside(there)
+            entries = ((*place, None),)
+        elif kind is OperationKind.RENAME and there is not None and place is not None:
+            to = self._place(operation.to or "")
+            seen += self._inside(there)
+            replaces = to in self._entries and self._kinds[there] == "file"
+            entries = ((*place, None), (*to, there)) if to != place else ()
+        elif kind is OperationKind.LINK and there is not None:
+            entries = ((*self._place(operation.to or ""), there),)
+        elif kind is OperationKind.WRITE and operation.blob is not None:
+            extent = Extent(operation.offset, operation.size, operation.blob)
+        elif kind is OperationKind.TRUNCATE:
+            size = operation.size
+        if operation.file is not None and there is not None:
+            self._files[operation.file] = there
+        if there is not None and (extent is not None or size is not None):
+            seen += self._overlapping(operation, there, extent)
+        if there in self._made:
+            seen.append(self._made[there])
+        needs = frozenset(other.number for other in seen if other.rank != operation.rank)
+        for folder, name, node in entries:
+            self._changed[folder, name] = operation
+            if node is None:
+                self._entries.pop((folder, name), None)
+            else:
+                self._entries[folder, name] = node
+                self._made.setdefault(node, operation)
+        return Effect(operation, there, entries, extent, size, replaces, needs)
+
+    def _inside(self, node: int) -> list[Operation]:
+        """The last change of each entry below a folder: the folder is renamed or removed with these entries."""
+        found = [by for (folder, _name), by in self._changed.items() if folder == node]
+        below = [child for (folder, _name), child in self._entries.items() if folder == node]
+        return found + [by for child in below if self._kinds[child] == "folder" for by in self._inside(child)]
+
+    def _overlapping(self, operation: Operation, node: int, extent: Extent | None) -> list[Operation]:
+        """The last changes of the same bytes by other ranks; the recorded order of such changes is kept."""
+        start, end = (extent.offset, extent.end) if extent else (operation.size, 1 << 63)
+        written = self._written.setdefault(node, {})
+        others = [each for rank, made in written.items() if rank != operation.rank for each in made]
+        written.setdefault(operation.rank, []).append((operation, start, end))
+        return [by for by, low, high in others if low < end and start < high]
+
+
+def _only(ranks: set[int | None]) -> tuple[int | None] | None:
+    """The rank, if there is only one."""
+    return (ranks.pop(),) if len(ranks) == 1 else None
+
+
+def changed(content: Content, changes: Iterable[Effect]) -> Content:
+    """The content of the file after these changes of its data."""
+    for change in changes:
+        if change.extent is not None:
+            content = content.written(change.extent)
+        elif change.size is not None:
+            content = content.truncated(change.size)
+    return content
+
+
+def part(change: Effect, unit: int = 4096) -> Effect:
+    """A write of the first half of the bytes, in whole units of `unit` bytes."""
+    assert change.extent is not None
+    whole = change.extent
+    half = max(unit, whole.size // 2 // unit * unit)
+    return Effect(
+        change.operation, change.node, extent=Extent(whole.offset, min(half, whole.size), whole.blob, whole.start)
+    )

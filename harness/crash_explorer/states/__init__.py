@@ -1,2 +1,0 @@
-"""The contents of the checkpoint folder that a death can leave. One module for each model of death. Input: a recording.
-Output: states."""

@@ -1,0 +1,250 @@
+"""Warm resumes: the ranks of a resume are forked, and not started by the job's launcher. One of the first states is
+resumed both ways, and the two resumes must be equal, bit for bit. If they differ, or if ranks can't be forked, all
+states are resumed cold, and the report says why."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.crash_explorer.crash_state import State
+from torchaos.harness.crash_explorer.forked_ranks import ForkedResume, ForkServer, RankCommand
+from torchaos.harness.crash_explorer.launcher_resume import LauncherResume, StopRule
+from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers, Traced
+from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
+from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
+from torchaos.harness.crash_explorer.synthetic_crash import RECORDED
+from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.record.record import Record
+
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+_COMPARED = ("losses", "lr", "samples", "parameters", "moments", "opt_step", "sched_step")  # of an Execution
+_TRIES = 3  # states that are resumed cold, until a resume succeeds with which forked ranks can be compared
+
+
+class WarmResumes:
+    """Makes warm resumes, one after the other. A call with a state returns its outcome. Until a state was resumed both
+    ways, this is the outcome of a cold resume. None if ranks can't be forked."""
+
+    def __init__(
+        self, trials: ResumeRuns, cold: LauncherResume, beyond: int, home: Path, right: State | None = None
+    ) -> None:
+        """`right`: a state that is known to be resumed rightly, and is the one to compare with."""
+        self._right = right
+        self._trials, self._cold, self._beyond, self._home = trials, cold, beyond, home
+        self._run_id = f"{home.name}-warm-{secrets.token_hex(4)}"
+        self._ranks: dict[int, RankCommand] = {}
+        self._parent: ForkServer | None = None
+        self._imported: list[str] = []  # modules of the parent, in order
+        self._seen: set[str] = set()  # modules that a rank had to import itself
+        self._off = ""  # why ranks are not forked, as a clause
+        self._checked, self._tries = False, 0
+        self._stopped = False
+        self._current: ForkedResume | None = None
+        self.seconds: list[float] = []  # of each warm resume
+        self.looks: ReadSet | None = None  # of the last call; None: not known
+        self.record: Record | None = None  # of the last warm resume
+
+    @property
+    def in_words(self) -> str:
+        if self._off:
+            return f"by the job's own launcher: ranks could not be forked, because {self._off}"
+        return (
+            "by forking ranks from a process that had imported the job's libraries; one state was resumed both ways, "
+            "bit for bit the same, and whatever failed was started once more: by the job's own launcher, or, if it had "
+            "shown the same failure before, by new interpreters"
+        )
+
+    def stop(self, reason: str) -> None:
+        self._stopped = True
+        if self._current:
+            self._current.stop()
+
+    def close(self) -> None:
+        if self._parent:
+            self._parent.close()
+            self._parent = None
+
+    def __call__(self, state: State, lookout: ReadTracers | None = None) -> Outcome | None:
+        """`lookout`: as for a cold resume."""
+        self.looks = None
+        if not self._off and not self._checked:
+            try:
+                outcome = self._check(self._right or state)
+                if not self._right:
+                    return outcome
+            except (ChaosError, OSError, ValueError) as error:
+                self._off = str(error)
+        if self._off or self._stopped or not self._checked:
+            return None
+        try:
+            return self._resume(state, lookout)[0]
+        except ChaosError as error:  # for example, the parent died
+            self._off = str(error)
+            self.close()
+            return None
+
+    def anew(self, state: State, again: bool, lookout: ReadTracers | None) -> tuple[Outcome, Record] | None:
+        """A resume by ranks that are new interpreters, without the job's launcher. `again`: ranks that fail are started
+        once more. None if no ranks can be started."""
+        if self._off or self._stopped or not self._checked:
+            return None
+        try:
+            outcome, record = self._resume(state, lookout, 2 if again else 1, anew=True)
+        except ChaosError:
+            return None
+        return replace(outcome, warm=False), record
+
+    def _check(self, state: State) -> Outcome | None:
+        """Resumes a state cold and, if the outcome is right, also warm, and compares the two. Returns the outcome of
+        the cold resume."""
+        commands: dict[int, RankCommand | str] = {}
+        self._cold.on_event = lambda event: _note_rank(event, commands)
+        outcome, cold = self._cold(state)
+        self._cold.on_event = lambda event: None
+        if self._stopped:
+            return None
+        if outcome.kind is not Class.RIGHT:  # tries again with another state
+            self._tries += 1
+            why = f"none of the first {self._tries} states was resumed rightly, so there was nothing to compare with"
+            self._off = why if self._tries == _TRIES else ""
+            return outcome
+        self._checked, shown = True, Shown.of(cold)
+        if wrong := next((command for command in commands.values() if isinstance(command, str)), ""):
+            self._off = wrong
+            return outcome
+        self._ranks = {rank: command for rank, command in sorted(commands.items()) if isinstance(command, RankCommand)}
+        if len(self._ranks) != self._trials.plan.job.world_size:
+            self._off = f"{len(self._ranks)} of {self._trials.plan.job.world_size} ranks were seen"
+            return outcome
+        self._parent = self._new_parent()
+        if not self._learn(self._trials.imported):
+            self._resume(state)  # from here on, the parent has imported what this resume imports
+        warm = self._resume(state)[1] if not self._off else None
+        if warm and not self._stopped:
+            self._off = difference(shown, Shown.of(warm))
+        return outcome
+
+    def _new_parent(self) -> ForkServer:
+        return ForkServer(self._ranks[0], self._run_id, self._home / "warm.log")
+
+    def _learn(self, imported: Path) -> bool:
+        """Imports in the parent what rank 0 of a resume, or of the recorded run, had to import itself, in the same
+        order, without the job's own modules. The first resume may load no checkpoint, so later resumes may import more.
+        Returns whether there was anything to import. Raises ChaosError."""
+        assert self._parent
+        names = dict.fromkeys(imported.read_text().splitlines()) if imported.exists() else {}
+        new = [name for name in names if name not in self._seen and self._is_installed(name)]
+        self._seen.update(names)
+        if not new or self._stopped:
+            return False
+        why, good = self._parent.imports(new)
+        if why:  # a parent without the module that did it can still fork
+            self._parent.close()
+            self._parent, new = self._new_parent(), new[:good]
+            why, good = self._parent.imports([*self._imported, *new])
+        self._off = why
+        self._imported += new
+        return True
+
+    def _is_installed(self, name: str) -> bool:
+        """Whether the module is installed, and is not the job's own. The job's own modules may do anything when they
+        are imported, such as looking at RANK."""
+        rank, top = self._ranks[0], name.partition(".")[0]
+        own = [rank.cwd, os.path.dirname(os.path.join(rank.cwd, rank.argv[0]))]
+        own += rank.env.get("PYTHONPATH", "").split(os.pathsep)
+        paths = (os.path.join(folder, top) for folder in own if folder)
+        return not name.startswith(("_torchaos", "__main__", "sitecustomize", "usercustomize")) and not any(
+            os.path.isdir(path) or os.path.exists(f"{path}.py") for path in paths
+        )
+
+    def _resume(
+        self, state: State, lookout: ReadTracers | None = None, starts: int = 2, anew: bool = False
+    ) -> tuple[Outcome, Record]:  # fmt: skip
+        """Resumes by forked ranks, or by new interpreters. Raises ChaosError if the parent is gone."""
+        assert self._parent
+        began_s = time.monotonic()
+        folder = self._trials.stage(state)
+        self._trials.agent_plan(self._run_id, *(() if anew else ("imported",))).write(folder.agent_plan)
+        goal = StopRule(self._trials.died_at(state), self._beyond, len(self._ranks))
+        ranks, died_in = list(self._ranks.values()), self._trials.died_in
+        run = ForkedResume(
+            self._parent, ranks, self._run_id, folder, goal, self._cold.patience_s, died_in, starts, anew
+        )
+        self._current = run
+        if self._stopped:
+            run.stop()
+        looked = Traced(checkpoints_in(self._trials.plan, folder), lookout)
+        with looked:
+            hung = run(self._trials.is_untouched)
+            untouched = self._trials.is_untouched()
+        self._cold.left += looked.left
+        if looked.failed:  # and with it, perhaps, the job
+            return self._resume(state, None, starts, anew)
+        self._trials.take_inventory()  # now, because reading is slow while questions are noted
+        self._learn(folder.imported)
+        outcome, record = self._trials.judge(state, hung, time.monotonic() - began_s, warm=True)
+        if outcome.kind is Class.WONT_START and outcome.from_step is None:
+            mended = False if untouched and outcome.mended is None else outcome.mended
+            outcome = replace(outcome, mended=mended, printed=digest_of((folder.logs / "job-0.log").read_text()))
+        self.seconds.append(time.monotonic() - began_s)
+        self.looks, self.record = looked.before_inventory(record), record
+        return outcome, record
+
+
+def digest_of(printed: str) -> str:
+    """A digest of the lines that the ranks printed, without numbers. Which of the ranks printed a line, and which of
+    them was the first, makes no difference."""
+    lines = {_NUMBER.sub("", line).strip() for line in printed.splitlines()}
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() if lines else ""
+
+
+def _note_rank(event: Event, commands: dict[int, RankCommand | str]) -> None:
+    """Reads the command of a rank while it is alive. On failure, notes why forked ranks can't be used, as a text."""
+    if event.kind is Kind.RANK_UP and event.source != RECORDED and event.rank is not None:
+        try:
+            commands[event.rank] = RankCommand.of(event.data["pid"])
+        except (OSError, ValueError) as error:
+            commands[event.rank] = str(error)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is compared of a resume. `steps`: the values of _COMPARED, by step and rank. `loads`: path, rank, whether it
+    succeeded."""
+
+    steps: Mapping[tuple[int, int], Sequence[Any]]
+    loads: frozenset[tuple[str, int, bool]]
+
+    @classmethod
+    def of(cls, record: Record) -> Shown:
+        """Reads the record's files, which are gone when the next resume is prepared."""
+        last = max((attempt.number for attempt in record.history.attempts), default=0)
+        steps = {
+            (execution.global_step, execution.rank): [getattr(execution, name) for name in _COMPARED]
+            for execution in record.history.executions
+            if execution.attempt == last and execution.global_step is not None
+        }
+        return cls(steps, frozenset((load.path, load.rank, load.ok) for load in record.history.loads))
+
+
+def difference(cold: Shown, warm: Shown) -> str:
+    """The first difference between the two resumes, as a clause; empty if there is none. Compares the steps that both
+    made: losses, learning rates, samples, parameters, and the saves and loads."""
+    common = cold.steps.keys() & warm.steps.keys()
+    if not common:
+        return "a warm resume made none of the steps of a cold one"
+    for step, rank in sorted(common):
+        for name, ours, theirs in zip(_COMPARED, cold.steps[step, rank], warm.steps[step, rank], strict=True):
+            if ours != theirs:
+                return f"in step {step} of rank {rank}, a warm resume has other {name} than a cold one"
+    same = cold.loads == warm.loads
+    return "" if same else "a warm resume loads other files than a cold one, or not all its loads are seen"

@@ -1,2 +1,0 @@
-"""The release gate. It decides which runs count, which bounds hold in an environment, and until when a failure is
-waived."""

@@ -1,2 +1,0 @@
-"""Repetitions of one scenario: the distributions of the measured values, and verdicts on the share of runs that
-pass."""

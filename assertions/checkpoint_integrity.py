@@ -326,11 +326,13 @@ def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: 
     bitwise = next(differences(history.by_step(), twins[0].history.by_step(), 0.0), None)
     if bitwise and all(clash.kind == "checkpoint" and clash.ours is not None for clash in found):
         return inconclusive(f"{words(first)}: the losses are not the twin's either, and may decide that")
-    loss = Comparison(run, history, twins, tolerance).first if bitwise else None
+    losses = Comparison(run, history, twins, tolerance) if bitwise else None
+    loss = losses.first if losses else None
+    clear = losses is None or losses.are_clear
     seen = all(made.executions.loss_seen.any() for made in (history, twins[0].history))
     more = len({clash.name for clash in found}) - 1
     return failed(
-        f"{words(first)}{also(first, more)}. {meaning(loss, bitwise is None, first, seen=seen)}",
+        f"{words(first)}{also(first, more)}. {meaning(loss, bitwise is None, first, seen=seen, clear=clear)}",
         None if first.step is None else First(What.SAVED, first.step),
         step=first.step, entry=first.name, entries=more + 1,
     )  # fmt: skip

@@ -34,6 +34,7 @@ from torchaos.plugin import (
     passed,
 )
 
+_NOT_THERE = "Whether the newer one was still there is not known."
 _NOT_KNOWN = "No load of a checkpoint was seen, and whether this one was still there is not known."
 
 
@@ -98,7 +99,7 @@ class NoLostWork(Assertion):
             needless = f"{counted(resume.best.step - base, 'step', 'was/were')} lost needlessly"
             its = f"the checkpoint of step {resume.best.step} ({name_of(resume.best.path)})"
             cause = _cause(run, resume, resume.best, base)
-            was = "had been" if cause == _NOT_KNOWN else "was already"
+            was = "had been" if cause == _NOT_KNOWN or _NOT_THERE in cause else "was already"
             return failed(
                 f"attempt {attempt.number} {begun}: {its} had been complete, but {gone}: {needless}."
                 if (gone := _gone(run, resume, resume.best))
@@ -297,14 +298,30 @@ def _cause(run: Record, resume: Resume, best: SavedCheckpoint, base: int) -> str
     if absent := [one.path for one in run.history.loads if one.missing and one.attempt == resume.attempt.number]:
         then = f", and then loaded {name_of(loaded)}" if loaded else ""
         return f"It looked for {unloaded.in_words(absent)}, which did not exist{then}.{other}"
-    if loaded is not None:
+    if loaded is not None and _was_there(run, resume, best):
         return said("wrong checkpoint", name=name_of(loaded), other=other)
+    if loaded is not None:
+        return f"It loaded {name_of(loaded)}. {_NOT_THERE}{other}"
     if base == 0:
         if any(one.saved_s is not None and one.attempt == best.attempt and one.step == best.step and one.good
                for one in checkpoints_of(run) or []):  # fmt: skip
             return said("no load")
         return _NOT_KNOWN
     return f"Which checkpoint was loaded was not seen.{other}"
+
+
+def _was_there(run: Record, resume: Resume, best: SavedCheckpoint) -> bool:
+    """Whether a complete checkpoint was still there when the attempt made its first step, as far as anything shows it:
+    it is there at the end, or was removed, written over or loaded later. True if the end was not looked at."""
+    at_end = checkpoints_of(run)
+    if at_end is None:
+        return True
+    since_s, root = _first_s(run, resume) or inf, root_of(run)
+    there = [posixpath.join(root, one.path) for one in at_end]
+    later = [str(event.data["path"]) for event in run.of_kind(Kind.REMOVED) if event.mono_s >= since_s]
+    later += [load.path for load in run.history.loads if load.ok and load.mono_s >= since_s]
+    later += [save.path for save in run.history.saves if save.begun_s >= since_s]
+    return all(any(is_below(path, one) or is_below(one, path) for one in (*there, *later)) for path in best.paths)
 
 
 def _went_on(parts: Sequence[Record], number: int, one: Resume) -> bool:

@@ -86,7 +86,7 @@ def _lost(carried: Carried) -> Finding:
     return failed(
         said(
             "lost", state=state, attempt=carried.attempt.number, saver=carried.saver.number, step=carried.step,
-            found=in_words(carried.others, world) or carried.instead("parameters", "moments"), over=carried.in_words,
+            found=in_words(carried.others, world) or carried.instead("parameters", "moments"), sizes=carried.sizes,
         ),
         First(What.REPLICAS if on_some else What.PARAMETERS, carried.step), step=carried.step, lost=len(carried.lost),
     )  # fmt: skip

@@ -7,6 +7,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Sequence
+from importlib import import_module
 from types import ModuleType
 from typing import Any, Callable
 
@@ -126,6 +127,16 @@ class StepHooks:
             return zero(optimizer, *args, **kwargs)
 
         kind.zero_grad = zero_grad
+        owner = import_module("torch").nn.Module
+        clear, cleared = owner.zero_grad, agent.careful("steps")(self._cleared)
+
+        @functools.wraps(clear)
+        def clear_all(owning: Any, *args: Any, **kwargs: Any) -> Any:
+            if counter.fresh and agent.on:
+                cleared(owning)
+            return clear(owning, *args, **kwargs)
+
+        owner.zero_grad = clear_all
         load, put_back = kind.load_state_dict, agent.careful("steps")(self._state_loads)
         was_put_back = agent.careful("orders")(agent.orders.was_put_back)
 
@@ -305,12 +316,23 @@ class StepHooks:
         closed = self._counter.step_end(id(optimizer))
         return closed if closed is NOTHING else self._seal(closed)
 
+    def _cleared(self, module: Any) -> None:
+        """Handles a module whose gradients the job clears itself: as if the only optimizer's were, if it has them
+        all."""
+        if self._agent.changed is not None:
+            self._agent.changed()
+        optimizers = self._agent.optimizers
+        trained = [each for one in optimizers for group in one.param_groups for each in group["params"]]
+        if {id(each) for each in trained or self._updates.parameters()} <= {id(each) for each in module.parameters()}:
+            self._dropped(optimizers[0] if optimizers else None)
+
     def _dropped(self, optimizer: Any) -> None:
-        """Handles a job that clears gradients without a step (torchft does this when a replica is gone). This is no
-        iteration."""
-        if self._counter.dropped(id(optimizer)):
+        """Handles a job that clears gradients without a step: torchft when a replica is gone, or a job with a loss
+        scale of its own when they overflow. This is no step."""
+        if self._counter.dropped(_PLAIN if optimizer is None else id(optimizer)):
             self._trained.drop()
-            self._agent.tally.now = Segment(before=self._agent.tally.now.before)
+            now = self._agent.tally.now
+            self._agent.tally.now = Segment(before=now.before, dropped=now.dropped + 1)
 
     def _state_loads(self, optimizer: Any) -> None:
         """Handles a job that loads an optimizer's state during an iteration. This iteration does not count."""
@@ -373,10 +395,12 @@ class StepHooks:
             segment.losses, segment.lr, segment.opt_step, segment.sched_step, segment.skipped, samples, indices,
             agent.phases.take(), sums,
         )  # fmt: skip
-        if self._state is None:
+        dropped = {"dropped": segment.dropped} if segment.dropped else {}
+        if self._state is None and not dropped:
             agent.emit_step(agent.steps_over, *given)
         else:
-            agent.emit(Kind.STEP, {**payload(*given), **_of_state(segment)}, agent.steps_over)
+            of_state = {} if self._state is None else _of_state(segment)
+            agent.emit(Kind.STEP, {**payload(*given), **of_state, **dropped}, agent.steps_over)
         if late:
             self._losses.step_over(agent.steps_over, segment)
 

@@ -92,6 +92,7 @@ class Segment:
     opt_step: int | None = None
     sched_step: int | None = None
     skipped: bool | None = False  # None: only the GPU knows
+    dropped: int = 0  # iterations before it whose gradients were cleared without an optimizer step
     after: Shown | None = None  # the training state at its end
     before: Shown | None = None  # the state before it, in the first segment of a process and after a load
     norm: float | None = None  # of the gradient, at the end of the last backward
@@ -122,6 +123,7 @@ class Tally:
             whole.losses += segment.losses
             whole.batches += [batch for batch in segment.batches if batch not in whole.batches]
             whole.lr += segment.lr
+            whole.dropped += segment.dropped
             whole.after, whole.before = segment.after, whole.before or segment.before
             if segment.norm is not None:  # several optimizers may step after one backward
                 whole.norm = segment.norm

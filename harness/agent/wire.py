@@ -162,12 +162,12 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     # losses: a float for each backward (None: not copied yet); samples: a digest for each row that was trained on
     # (None: not seen); indices: dataset indices of the same batches (None: there are none); lr: a rate for each
     # parameter group; opt_step, sched_step: the step counters of the optimizer and the scheduler; phases: seconds by
-    # phase; skipped: a GradScaler skipped the optimizer step; sums: in place of samples and indices, see
-    # sample_budget.py
+    # phase; skipped: a GradScaler skipped the optimizer step; dropped: how many times gradients were cleared without an
+    # optimizer step since the step before; sums: in place of samples and indices, see sample_budget.py
     Kind.STEP: {
         "losses": _FLOATS, "samples": "list[str | float | None] | None", "indices": "Any", "lr": _FLOATS,
         "opt_step": "float | None", "sched_step": "float | None", "phases": "dict[str, float]",
-        "skipped": "bool | None", "sums?": "Sums",
+        "skipped": "bool | None", "dropped?": "Whole", "sums?": "Sums",
     },
     Kind.LOSS: {"losses": _FLOATS},  # late values (asynchronous copies) for the step of this event
     # When training begins, the optimizer's own counter is so many steps ahead; its state was not restored.

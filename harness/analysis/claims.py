@@ -32,11 +32,21 @@ CLAIMS: Mapping[str, Claim] = {
         "counter went on by {ours:g}, and by {theirs:g} in the twin",
         "the counters of the scheduler and of the optimizer, and the samples, of this step and the one before",
     ),
+    "dropped": Claim(
+        "other iterations were skipped (made no optimizer step) than in the twin: {ours} before step {step}, and "
+        "{theirs} in the twin",
+        "how often gradients were cleared without an optimizer step before that step (dropped), and its samples",
+    ),
     "torn": Claim(
         "{name} is of step {step}, and the job went on from there, but the weights that it began with are those after "
         "step {weights}{late}",
         "the state itself (state.begun, or check sums), the file's name, contents or save, and a counter or the "
         "samples of the next step",
+    ),
+    "mixed": Claim(
+        "the weights that it began with are those after step {weights}, and the optimizer's counter and the samples go "
+        "on after step {step}: it loaded {names}",
+        "the state itself (state.begun, or check sums), the counter, the samples of the next step, and the loads",
     ),
     "loss scale": Claim(
         "the loss scale (GradScaler) was not restored: every loss of step {step} is exactly {factor:g} times the "
@@ -145,8 +155,8 @@ CLAIMS: Mapping[str, Claim] = {
     "equal": Claim("{found} equal", "each of these quantities, on all ranks that are named or on all ranks"),
     "unseen": Claim("{found} not seen", "nothing: these quantities were not recorded on these ranks"),
     "lost": Claim(
-        "the {state} with which attempt {attempt} began are not those that attempt {saver} had after step {step}: "
-        "{found}, over {over}",
+        "the {state} with which attempt {attempt} began are not those that attempt {saver} had after step {step}"
+        "{sizes}: {found}",
         "the state before and after the resume, by name or as check sums of all ranks",
     ),
     "restored": Claim(
@@ -255,7 +265,7 @@ CLAIMS: Mapping[str, Claim] = {
     "losses agree": Claim("The losses agree", "the losses of both runs"),
     "losses near": Claim("The losses differ no more than noise or rounding explains", "the losses of both runs"),
     "decides saves": Claim(
-        "{agree}: the state that was not restored decides what is saved.", "the checkpoints of both runs"
+        "{agree}: most likely, state that was not restored decides what is saved.", "the checkpoints of both runs"
     ),
     "no loss shows": Claim(
         "{agree}: it is state that no loss shows, or it was damaged on disk.{hint}", "the checkpoints of both runs"

@@ -158,14 +158,15 @@ for x, y in DataLoader(data, batch_size=4):
     assert len(ran.steps) == 4
 
 
-def test_a_step_that_was_called_off(rank: Any) -> None:
+@pytest.mark.parametrize("clears", ["opt", "model"])
+def test_a_step_that_was_called_off(rank: Any, clears: str) -> None:
     """A backward whose gradients are thrown away is of no iteration, and neither is its batch (torchft, where another
-    replica is gone; a step of several backwards is made again as a whole)."""
+    replica is gone; a step of several backwards is made again as a whole). The next step says how many there were."""
     ran = rank.run(
         LOOP
-        + """
+        + f"""
 for n, (x, y) in enumerate(DataLoader(data, batch_size=2)):
-    opt.zero_grad()
+    {clears}.zero_grad()
     for _ in range(2):
         loss = model(x).sum() + n
         loss.backward()
@@ -178,6 +179,7 @@ for n, (x, y) in enumerate(DataLoader(data, batch_size=2)):
     assert losses(ran) == [[one, one] for one in printed], ran.output
     assert [step["indices"] for step in ran.steps] == [[0, 1], [2, 3], [8, 9], [10, 11], [12, 13], [14, 15]]
     assert [step["opt_step"] for step in ran.steps] == [1, 2, 3, 4, 5, 6]
+    assert [step.get("dropped", 0) for step in ran.steps] == [0, 0, 2, 0, 0, 0]
 
 
 def test_an_iteration_that_a_load_cuts_off(rank: Any) -> None:

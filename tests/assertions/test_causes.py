@@ -153,10 +153,11 @@ def test_what_a_checkpoint_that_differs_means() -> None:
     tensor, whole = (Clash(5, "a.pt", kind, "w", "1", "2") for kind in ("tensor", "checkpoint"))
     told = meaning(None, True, tensor, seen=True)
     assert told == "The losses agree: it is state that no loss shows, or it was damaged on disk."
+    assert meaning(None, False, tensor, seen=True, clear=False) == "Whether the losses agree is not clear."
     told = meaning(None, False, whole, seen=True)
     assert told == (
-        "The losses differ no more than noise or rounding explains: the state that was not restored decides what is "
-        "saved."
+        "The losses differ no more than noise or rounding explains: most likely, state that was not restored decides "
+        "what is saved."
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.interfaces import Assertion, Outcome
@@ -463,6 +465,23 @@ def test_a_checkpoint_without_a_load_may_be_gone(trainer: Any) -> None:
         finding = NoLostWork().judge(replace(run, events=kept), [])
         assert (finding.outcome, says in finding.reason) == (Outcome.FAILED, True), finding.reason
         assert ("most likely" in finding.reason) is bool(there)
+
+
+@pytest.mark.parametrize(
+    ("there", "says"), [(True, "chose the wrong"), (False, "It loaded step-10. Whether the newer")]
+)
+def test_an_older_checkpoint_whose_newer_one_may_be_gone(trainer: Any, there: bool, says: str) -> None:
+    """It is not there at the end, and nobody saw who removed it: the job may not have had a choice."""
+    entry = {
+        "path": "step-15", "format": "dir", "step": 15, "complete": True, "loadable": True,
+        "problem": None, "tensors": {}, "values": {},
+    }  # fmt: skip
+    run = trainer(kills=[(18, 1)]).record(inventory={"root": "/job/checkpoints", "checkpoints": [entry] * there})
+    run = _from(run, 10)
+    finding = NoLostWork().judge(run, [])
+    assert finding.outcome is Outcome.FAILED
+    assert says in finding.reason
+    assert ("had been complete" in finding.reason) is not there
 
 
 def test_no_step_again_is_no_work_lost(trainer: Any) -> None:

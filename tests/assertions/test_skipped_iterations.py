@@ -68,3 +68,53 @@ def test_what_was_not_seen_is_not_said(trainer: Any, seen: bool, other: bool) ->
     """Without the schedule's counter nothing shows the iterations; a schedule alone may be wrong by itself."""
     for assertion in (LossContinuity(), SampleAccounting(), Completed(steps=29)):
         assert "skipped (made" not in assertion.judge(_run(trainer, seen, other), [_twin(trainer, seen)]).reason
+
+
+def _early(trainer: Any, shift: int = 2) -> Any:
+    """It skipped two iterations before its first step, 16, and so consumed in step s what the twin did in s + 2."""
+
+    def edit(event: Event, step: int) -> dict[str, Any]:
+        first = (step - 1 + shift) * 8 + 4 * (event.rank or 0)
+        own = list(range(first, first + 4))
+        other = {"losses": [9.0 + step], "samples": [f"d{index}" for index in own], "indices": own}
+        dropped = {"dropped": 2} if event.attempt and event.step == 1 else {}
+        return {"sched_step": None, **dropped, **(other if event.attempt and shift else {})}
+
+    return _edited(trainer(kills=KILL).record(), edit)
+
+
+def test_iterations_that_are_skipped_before_the_first_step(trainer: Any) -> None:
+    """Gradients that were cleared without a step show it, also if no schedule counts."""
+    run, twin = _early(trainer), _twin(trainer, seen=False)
+    told = "(made no optimizer step) than in the twin: 2 before step 16, and 0 in the twin"
+    for assertion in (LossContinuity(), SampleAccounting(), Completed(steps=29)):
+        reason = assertion.judge(run, [twin]).reason
+        assert told in reason
+        assert "data order" not in reason
+        assert "too often" not in reason
+
+
+def test_iterations_that_only_the_twin_skipped(trainer: Any) -> None:
+    """The run trained on what the twin skipped, so these samples are in no step of the twin."""
+
+    def edit(event: Event, step: int) -> dict[str, Any]:
+        return {"sched_step": None, **({"dropped": 1} if step == 18 else {})}
+
+    finding = SampleAccounting().judge(_run(trainer, seen=False), [_edited(trainer().record(), edit)])
+    assert "than in the twin: 0 before step 18, and 1 in the twin" in finding.reason
+
+
+@pytest.mark.parametrize("shift", [0, -3])
+def test_gradients_that_a_warm_up_clears(trainer: Any, shift: int) -> None:
+    """They skip no iteration: the samples stay, or are others than those of the skipped iterations."""
+    run, twin = _early(trainer, shift), _twin(trainer, seen=False)
+    for assertion in (LossContinuity(), SampleAccounting(), Completed(steps=29)):
+        assert "skipped (made" not in assertion.judge(run, [twin]).reason
+    assert ("rewound" in SampleAccounting().judge(run, [twin]).reason) is bool(shift)
+
+
+def test_skips_that_come_after_a_difference_are_not_its_cause(trainer: Any) -> None:
+    """They may follow from it."""
+    run, twin = _run(trainer), _twin(trainer)
+    late = _edited(run, lambda event, step: {"losses": [5.0]} if event.attempt and step == 17 else {})
+    assert "skipped (made" not in LossContinuity().judge(late, [twin]).reason

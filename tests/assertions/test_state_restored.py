@@ -46,7 +46,7 @@ def test_what_is_not_put_back_fails(trainer: Any, sharded: bool, worlds: dict[in
 def test_without_names_the_sums_are_said_to_be_others(trainer: Any) -> None:
     """They are those of no step."""
     found = judged(trainer, off=1e-9)
-    assert "attempt 0 had after step 10: their check sums are others, over the resume from step 10" in found.reason
+    assert "attempt 0 had after step 10: their check sums are others" in found.reason
 
 
 def test_a_resume_from_nobody_knows_where_is_inconclusive(trainer: Any) -> None:
@@ -525,3 +525,21 @@ def test_parts_that_are_shared_out_in_another_way(trainer: Any) -> None:
         return begun_with(run, 1, 10, run.history.attempts[1].started_s).equal("parameters")
 
     assert (halves(101), halves(102)) == (True, False)
+
+
+def test_moments_that_are_missing_on_all_ranks_that_share_them(trainer: Any) -> None:
+    """Parameters and moments are shared out (FSDP2), and no rank has any moment after the resume."""
+
+    class Shared(trainer):  # type: ignore[misc]
+        def _step(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            for rank in range(world):
+                own = {"weight": ["float32 4x4", f"part{rank}-{step:016x}"]}
+                moments = {f"weight/{name}": of for name, of in own.items()} if not attempt else {}
+                data = {"parameters": own, "frozen": {}, "buffers": {}, "moments": moments, "rng": {}, "at": "forward"}
+                self.emit(Kind.BEGUN, data, rank, attempt, local - 1)
+            super()._step(attempt, world, state, step, local)
+
+    run = Shared(kills=((13, 1),), state_seen=True, sharded=True, parts=True, noise=True).record()
+    found = StateRestored().judge(run, ())
+    assert found.outcome is Outcome.FAILED, found.reason
+    assert "the moments of weight are missing" in found.reason

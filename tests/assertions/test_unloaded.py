@@ -57,6 +57,38 @@ def test_the_headline_names_the_file_that_kept_the_job_from_resuming(trainer: An
     assert not not_resumed(_refused(run, steps=False, later="step-10"))
 
 
+def test_a_file_that_is_missing_is_not_said_to_be_unloadable(trainer: Any) -> None:
+    """The attempt looked for it, and ended without a step."""
+    bad = _refused(trainer(kills=[(18, 1)]).record(), steps=False)
+    gone = [
+        replace(event, data={**event.data, "missing": True}) if event.kind is Kind.LOAD_END and event.attempt else event
+        for event in bad.events
+    ]
+    assert not_resumed(replace(bad, events=tuple(gone))) == "attempt 1 looked for step-15, which did not exist"
+
+
+def test_the_story_tells_what_the_job_removed(trainer: Any) -> None:
+    """Once for all files of a checkpoint; many in a row share a line, as those that were saved do."""
+    run = trainer(kills=[(18, 1)]).record()
+    last = [event for event in run.events if event.kind is Kind.SAVE_END and event.attempt == 1][-1]
+    names = ["step-5/a", "step-5/b", "step-10", "step-15"]
+    gone = [
+        replace(
+            last,
+            kind=Kind.REMOVED,
+            seq=9_000 + at,
+            mono_s=last.mono_s + 1e-5 * at,
+            data={"path": f"/job/checkpoints/{name}"},
+        )
+        for at, name in enumerate(names, 1)
+    ]
+    run = replace(run, events=tuple(sorted((*run.events, *gone), key=lambda event: event.mono_s)))
+    told = [moment.text for moment in happened(run) if "removes" in moment.text]
+    assert told == [f"attempt 1 removes step-{step}" for step in (5, 10, 15)]
+    (folded,) = [moment.text for moment in happened(run, whole=False) if "removes" in moment.text]
+    assert folded == "attempt 1 removes step-15; 2 more were removed before it"
+
+
 def test_a_load_that_failed_is_not_called_unseen(trainer: Any) -> None:
     """The job could not load the newest checkpoint and began anew, or went on from an older one: no_lost_work and the
     story say what it tried."""

@@ -89,6 +89,17 @@ def test_while_a_run_goes_on_only_causes_are_told(lost: Record) -> None:
     assert (told.text, narrator.tell(stale)) == ("recognised: gloo-stale-store", None)
 
 
+def test_while_a_run_goes_on_an_odd_norm_is_told_once(lost: Record) -> None:
+    """There may be one for each backward: once in each attempt, as any later one says the same."""
+    narrator = Narrator(lost.plan)
+    data = {"text": "the norm of the gradient is inf", "norm": float("inf")}
+    norms = [Event(Kind.NOTE, "rank1", at, 0.0, 0.0, 1, attempt, None, data) for attempt in (0, 1) for at in range(3)]
+    told = [narrator.tell(event) for event in norms]
+    assert [line.text if line else None for line in told] == [f"note: rank 1: {data['text']}", None, None] * 2
+    plain = Event(Kind.NOTE, "rank1", 9, 0.0, 0.0, 1, 0, None, {"text": "a note"})
+    assert [line.text for _ in range(2) if (line := narrator.tell(plain))] == ["note: a note"] * 2
+
+
 def test_a_cause_of_a_later_version_speaks_for_itself(lost: Record) -> None:
     """A name that this version does not know is shown with its own advice, and explains no verdict."""
     met = plus(lost, log_line(lost, "brand-new", 1, 0.5, "some line"))

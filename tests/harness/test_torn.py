@@ -123,3 +123,22 @@ def test_sums_say_of_which_step_the_moments_are() -> None:
 def test_a_copy_that_is_written_late_is_healthy(lag: int) -> None:
     """A thread writes a copy of an earlier step under that step's name."""
     assert [found.outcome for found in _told((), lag=lag)] == [Outcome.PASSED] * 3
+
+
+def test_weights_of_one_file_and_the_rest_of_another() -> None:
+    """No file claims a step, but the optimizer's counter and the samples are of one, and the weights of another, as if
+    those of another file had been loaded later."""
+    for found in _told(("weights",), by=3, contents="none", names="last.pt", saves=False):
+        assert (
+            "the weights that it began with are those after step 11, and the optimizer's counter and the samples go on "
+            "after step 8: it loaded last.pt" in found.reason
+        )
+        assert "rewound" not in found.reason
+
+
+def test_a_number_in_a_name_of_no_known_kind() -> None:
+    """It is the step of the data: the file was written over later."""
+    for found in _told(("weights", "moments", "opt_step"), contents="none", names="snap-{}.pt"):
+        assert "snap-8.pt is of step 8, and the job went on from there, but the weights that it began with" in (
+            found.reason
+        )

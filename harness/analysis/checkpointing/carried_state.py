@@ -19,6 +19,7 @@ from torchaos.harness.analysis.checkpointing.saved_parameters import ParameterSu
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING
 from torchaos.harness.record.history import Attempt, Execution, History
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 
 _RESTORED = {"parameters": "restored", "moments": "restored_moments"}
@@ -71,9 +72,13 @@ class Carried:
 
     @property
     def in_words(self) -> str:
-        worlds = f"{self.saver.world_size} ranks", f"{self.attempt.world_size} ranks"
-        sizes = f" (then {worlds[0]}, now {worlds[1]})" if self.resized else ""
-        return f"the resume from step {self.step} in attempt {self.attempt.number}{sizes}"
+        return f"the resume from step {self.step} in attempt {self.attempt.number}{self.sizes}"
+
+    @property
+    def sizes(self) -> str:
+        """The numbers of ranks, if they changed."""
+        then, now = (counted(one.world_size, "rank") for one in (self.saver, self.attempt))
+        return f" (then {then}, now {now})" if self.resized else ""
 
 
 def carried_into(run: Record, attempt: int) -> Carried | None:

@@ -323,6 +323,9 @@ def _of_parts(
             equal = _whole(before) == _whole(now)
             for rank in now:
                 found[rank][name] = now[rank] if equal else _MISSING
+        elif before:  # no rank has it
+            for rank in found:
+                found[rank][name] = before.get(rank, _MISSING)
     return found
 
 
@@ -351,7 +354,8 @@ def _compare(found: Begun, quantity: str, mine: Of, due: Mapping[int, Mapping[st
             continue
         if quantity in _WEIGHTS:  # a parameter that is no longer trained, or is now, is the same parameter
             have = {**mine[rank].sums.get("frozen", {}), **mine[rank].sums.get("parameters", {})}
-        found.seen[quantity].add(rank)
+        if values:
+            found.seen[quantity].add(rank)
         for name, entry in values.items():
             lacks = name not in have and (quantity == MOMENTS and name.partition("/")[0] in _trained(mine[rank]))
             differs = name in have and tuple(have[name]) != tuple(entry)

@@ -146,15 +146,15 @@ class _Resumed:
         """What differs, in the order of the data flow."""
         ours, theirs, since = self._ours, self._theirs, self._since
         exact = [_accumulation(self._base, ours, theirs, self._first), _loss_scale(ours, theirs, self._first)]
-        if skips := other_skips(ours, theirs):
-            return [_Fact("", self._first.step, skips)]  # the samples and the schedule follow from it
-        data, state = _data(since, ours, theirs), list(self._state())
+        skips = other_skips(ours, theirs, self._first.step)  # the samples and the schedule follow from them
+        exact.append(skips)
+        data, state = None if skips else _data(since, ours, theirs), list(self._state())
         if data and data.step > self._base + 1 and any(fact.quantity not in (RNG, *_UPDATE) for fact in state):
             data = None  # it came later than what differed from the start, and may follow from it
-        elif not data:
+        elif not data and not skips:
             state = [*self._inputs(), *state] if not any(fact.quantity == "parameters" for fact in state) else state
         counter = _counter(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
-        update = [self._trained(), *self._moments(), counter, self._schedule()]
+        update = [self._trained(), *self._moments(), counter, None if skips else self._schedule()]
         if exact[0] and data and data.step == self._first.step:
             data = None  # the samples of the rest of the step
         proved = [_Fact("", self._first.step, clause) for clause in exact if clause]

@@ -66,15 +66,17 @@ def also(first: Clash, more: int) -> str:
     return f", and {others} {'is' if more == 1 else 'are'} not as in the twin either"  # or missing, or of another step
 
 
-def meaning(loss: Difference | None, bitwise: bool, first: Clash, *, seen: bool) -> str:
+def meaning(loss: Difference | None, bitwise: bool, first: Clash, *, seen: bool, clear: bool = True) -> str:
     """A sentence about the meaning of the first clash. `loss`: the first difference of the losses that neither noise
     nor rounding explains; None: there is none. `bitwise`: the losses agree bit by bit, as far as both runs show
-    them. `seen`: both runs show losses."""
+    them. `seen`: both runs show losses. `clear`: it is known whether they agree."""
     agree = said("losses agree" if bitwise else "losses near")
     name = first.name.rpartition(":")[2]
     hint = f" If it may differ: checkpoint_integrity: {{ignore: [{name}]}}." if first.kind == "value" else ""
     if loss is None and not seen:
         return f"No losses were recorded that would show whether the training differs, too.{hint}"
+    if not clear:
+        return f"Whether the losses agree is not clear.{hint}"
     if loss is None and first.kind == "checkpoint":
         return said("decides saves", agree=agree)
     if loss is None:

@@ -28,7 +28,7 @@ from torchaos.harness.analysis.tolerance import (
     may_be_rounding,
     rounded_from,
 )
-from torchaos.harness.interfaces import Finding, First, What, failed, inconclusive, passed
+from torchaos.harness.interfaces import Finding, First, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.record.history import History, StepTable
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
@@ -108,6 +108,11 @@ class Comparison:
                 **measured_of(invalid),
             )
         return self._different() or self._gaps() or self._unseen() or self._too_noisy() or self._well()
+
+    @property
+    def are_clear(self) -> bool:
+        """Whether it is known if the losses agree."""
+        return self.first is not None or self.finding().outcome is not Outcome.INCONCLUSIVE
 
     @cached_property
     def first(self) -> Difference | None:

@@ -146,7 +146,7 @@ def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> 
         return failed(
             f"step {step} was done after the twin's last step ({max(theirs)}), with samples of its own", **measured
         )
-    if skips := other_skips(ours, theirs):
+    if skips := other_skips(ours, theirs, step):
         told = f"the samples of step {step} are not those of the twin, as those of later steps: {skips}."
         return failed(told, First(What.SAMPLES, step), **measured)
     total = _sum(skipped, repeated, new)

@@ -36,12 +36,18 @@ def not_resumed(run: Record) -> str:
     if not made or not idle or run.exit_code == 0:
         return ""
     ends = [{load.rank: load for load in _before_steps(run, attempt)}.values() for attempt in idle]
-    failed = [[checkpoint_of(load.path) for load in last if not load.ok] for last in ends]
+    failed = [[load for load in last if not load.ok] for last in ends]
     if not all(failed):
         return ""
-    paths = list(dict.fromkeys(path for each in failed for path in each))
+    every = [load for each in failed for load in each]
+    bad, missing = (
+        list(dict.fromkeys(checkpoint_of(load.path) for load in every if load.missing is gone))
+        for gone in (False, True)
+    )
     who = f"attempt {idle[0]}" if len(idle) == 1 else f"attempts {idle[0]} to {idle[-1]}"
-    return f"{who} could not load {in_words(paths)}{_found(run, paths[-1])}"
+    clauses = [f"could not load {in_words(bad)}{_found(run, bad[-1])}"] if bad else []
+    clauses += [f"looked for {in_words(missing)}, which did not exist"] if missing else []
+    return f"{who} {', and '.join(clauses)}"
 
 
 def _before_steps(run: Record, attempt: int) -> list[Load]:

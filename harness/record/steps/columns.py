@@ -253,6 +253,7 @@ _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
     "local_step": lambda block: block.own["step"],
     "mono_s": lambda block: block.own["mono_s"],
     "seq": lambda block: block.whole("seq"),
+    "dropped": lambda block: _same(len(block), 0),  # a step after dropped gradients is not packed
     "opt_step": _counter("opt_step"),
     "sched_step": _counter("sched_step"),
     "losses": _losses,
@@ -307,6 +308,7 @@ _OF_LOOSE: Mapping[str, Callable[[Sequence[Execution]], Array]] = {
     "attempt": _whole(lambda execution: execution.attempt),
     "local_step": _whole(lambda execution: execution.local_step),
     "mono_s": _real(lambda execution: execution.mono_s),
+    "dropped": _whole(lambda execution: execution.dropped),
     "opt_step": _real(lambda execution: execution.opt_step),
     "sched_step": _real(lambda execution: execution.sched_step),
     "losses": _rows(lambda execution: execution.losses),

@@ -48,6 +48,7 @@ class Execution:
     )
     moments: str | None = None  # the check sum of the optimizers' moments after the step, see agent/training_state.py
     restored_moments: str | None = None  # likewise, before the step
+    dropped: int = 0  # how many times gradients were cleared without an optimizer step since the step before
     segment: int = 0  # how many local steps came before its segment
 
     @property
@@ -69,7 +70,7 @@ def of_payload(rank: int, attempt: int, step: int, mono_s: float, data: Mapping[
         _number(data.get("opt_step")), _number(data.get("sched_step")),
         bool(data.get("skipped")), data.get("phases") or {}, data.get("parameters"), _number(data.get("norm")),
         floats(data.get("sketch")), floats(data.get("restored_sketch")), data.get("restored"), data.get("moments"),
-        data.get("restored_moments"),
+        data.get("restored_moments"), data.get("dropped") or 0,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.ending.unloaded import failed_loads, in_words
 from torchaos.harness.record.history import Attempt, Execution, Executions, Save
 from torchaos.harness.record.history.saved_steps import by_step, name_of_all
-from torchaos.harness.record.history.saves_and_loads import number_in_name
+from torchaos.harness.record.history.saves_and_loads import checkpoint_of, number_in_name
 from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.reporting.terminal.narrator import Narrator
 from torchaos.harness.reporting.terminal.text import on_one_line
@@ -34,6 +34,10 @@ class Moment(NamedTuple):
 
 class Saved(Moment):
     """A checkpoint that was saved, one of many."""
+
+
+class Removed(Moment):
+    """A checkpoint that the job removed, one of many."""
 
 
 def happened(run: Record, *, whole: bool = True) -> list[Moment]:
@@ -57,13 +61,19 @@ def happened(run: Record, *, whole: bool = True) -> list[Moment]:
 
 def _folded(moments: Sequence[Moment]) -> list[Moment]:
     found: list[Moment] = []
-    for are_saves, group in groupby(moments, key=lambda one: isinstance(one, Saved)):
+    for are_many, group in groupby(moments, key=lambda one: isinstance(one, (Saved, Removed))):
         some = list(group)
-        if are_saves and len(some) > _FEW:
-            more = f"; {len(some) - 1} more were saved before it"
-            some = [some[-1]._replace(text=some[-1].text + more)]
+        if are_many:
+            removed = [one for one in some if isinstance(one, Removed)]
+            some = sorted([*_few([one for one in some if one not in removed], "saved"), *_few(removed, "removed")])
         found += some
     return found
+
+
+def _few(many: Sequence[Moment], what: str) -> Sequence[Moment]:
+    if len(many) <= _FEW:
+        return many
+    return [many[-1]._replace(text=f"{many[-1].text}; {len(many) - 1} more were {what} before it")]
 
 
 def _events(run: Record) -> Iterator[Moment]:
@@ -97,7 +107,7 @@ def _of_history(run: Record) -> Iterator[Moment]:
     parts = records_of(run)
     for number, part in enumerate(parts):
         who = f"replica {number}: " if len(parts) > 1 else ""
-        for attempt in (*_attempts(part), *_saves(part)):
+        for attempt in (*_attempts(part), *_saves(part), *_removals(part)):
             yield attempt._replace(text=f"{who}{attempt.text}")
 
 
@@ -155,6 +165,15 @@ def _saves(run: Record) -> Iterator[Moment]:
         if not unfinished and not bad:
             ended_s = max(save.ended_s or 0.0 for save in saves)
             yield Saved(ended_s, f"the checkpoint{step} is saved: {_name(saves)}{_other_number(saves)}")
+
+
+def _removals(run: Record) -> Iterator[Moment]:
+    """Yields each path that was removed once, as all files of a folder may be reported one by one."""
+    gone: dict[tuple[int | None, str], float] = {}
+    for event in run.of_kind(Kind.REMOVED):
+        gone.setdefault((event.attempt, checkpoint_of(str(event.data["path"]))), event.mono_s)
+    for (attempt, path), at_s in gone.items():
+        yield Removed(at_s, f"attempt {attempt or 0} removes {posixpath.basename(path)}")
 
 
 def _other_number(saves: Sequence[Save]) -> str:

@@ -33,7 +33,7 @@ class Narrator:
         self._ended: dict[int, int] = {}
         self._tell: Mapping[Kind, Callable[[Event], Line | None]] = {
             Kind.STAGE: lambda e: self._stage(str(e.data["stage"])),
-            Kind.NOTE: lambda e: Line(f"note: {f'rank {e.rank}: ' if 'norm' in e.data else ''}{e.data['text']}"),
+            Kind.NOTE: self._note,
             Kind.STOPPED: lambda e: Line(f"the run is ended early: {e.data['reason']}", "bold yellow"),
             Kind.JOB_STARTED: self._job_started,
             Kind.JOB_EXITED: lambda e: Line(_end_in_words(e.data["exit_code"])),
@@ -70,6 +70,12 @@ class Narrator:
     def _stage(self, stage: str) -> Line | None:
         words = _STAGES.get(stage, stage)
         return Line(words, "dim") if words else None
+
+    def _note(self, event: Event) -> Line | None:
+        if "norm" not in event.data:
+            return Line(f"note: {event.data['text']}")
+        # There may be one for each backward; the report says how many there were.
+        return self._once(("norm", event.attempt), Line(f"note: rank {event.rank}: {event.data['text']}"))
 
     def _job_started(self, event: Event) -> Line:
         again = event.data["submission"]

@@ -48,6 +48,10 @@ CLAIMS: Mapping[str, Claim] = {
         "on after step {step}: it loaded {names}",
         "the state itself (state.begun, or check sums), the counter, the samples of the next step, and the loads",
     ),
+    "steps apart": Claim(
+        "rank {ranks} went on from the state of step {step}, and the others from that of step {base}",
+        "the loads of each rank, and the optimizer's counters, which agree",
+    ),
     "loss scale": Claim(
         "the loss scale (GradScaler) was not restored: every loss of step {step} is exactly {factor:g} times the "
         "twin's",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.interfaces import Assertion, Outcome
@@ -367,6 +368,13 @@ def test_a_rank_that_resumes_from_another_step_than_the_rest(trainer: Any) -> No
     kept = NoLostWork().judge(with_rank_2(lambda local: 10 + local), [])
     assert (kept.outcome, kept.measured["ranks"]) == (Outcome.FAILED, [2])
     assert "went on from step 15, but rank 2 from step 10" in kept.reason
+    late = with_rank_2(lambda local: 10 + local)
+    late = replace(late, events=tuple(
+        replace(e, data={**e.data, "losses": [9.0]}) if (e.kind, e.rank, e.attempt) == (Kind.STEP, 2, 1) else e
+        for e in late.events
+    ))  # fmt: skip
+    reason = LossContinuity().judge(late, [trainer(world=3).record()]).reason
+    assert "rank 2 went on from the state of step 10, and the others from that of step 15" in reason
     replaced = NoLostWork().judge(with_rank_2(lambda local: 15 + local), [])
     assert replaced.outcome is Outcome.PASSED, replaced.reason
     unknown = NoLostWork().judge(with_rank_2(lambda _local: None), [])

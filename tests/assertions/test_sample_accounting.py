@@ -518,3 +518,22 @@ def test_computed_samples_of_steps_that_were_done_again(trainer: Any) -> None:
         assert finding.outcome is outcome, finding.reason
     run = _computed(trainer(world=3, kills=[(18, 1)]).record(), 1e-7)
     assert "the job computes those of step 17" in SampleAccounting().judge(run, []).reason
+
+
+def test_samples_after_equal_parameters_are_not_computed_from_others(trainer: Any) -> None:
+    """The step began with the twin's parameters and moments, so nothing earlier explains other samples."""
+
+    def seen(record: Any) -> Any:
+        events = (
+            replace(e, data={**e.data, "parameters": f"of {(e.step or 0) + 15 * (e.attempt or 0)}", "moments": ""})
+            if e.kind is Kind.STEP else e
+            for e in record.events
+        )  # fmt: skip
+        return replace(record, events=tuple(events))
+
+    run = _computed(trainer(kills=[(18, 1)]).record(), 0.5)
+    twin = _computed(trainer().record())
+    may_follow = SampleAccounting().judge(run, [twin])
+    assert may_follow.first == First(What.COMPUTED, 17)
+    assert "the job may compute them, and then they may follow from what differed before" in may_follow.reason
+    assert SampleAccounting().judge(seen(run), [seen(twin)]).first == First(What.SAMPLES, 17)

@@ -24,6 +24,7 @@ from torchaos.harness.analysis.checkpointing.restored_state import (
     in_words,
     trained_since,
 )
+from torchaos.harness.analysis.checkpointing.resumed_from import apart
 from torchaos.harness.analysis.checkpointing.torn import torn
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
@@ -77,9 +78,9 @@ def _without_twin(words: str) -> str:
 def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, twin: Record | None) -> Cause:
     here = next(iter(ours[first.step].values()))
     part = _part_of(history, here)
-    apart = ranks_apart(run)
-    if apart and apart.attempt < here.attempt and not (twin and ranks_apart(twin)):
-        short = said("apart", step=apart.step, attempt=apart.attempt)
+    drifted = ranks_apart(run)
+    if drifted and drifted.attempt < here.attempt and not (twin and ranks_apart(twin)):
+        short = said("apart", step=drifted.step, attempt=drifted.attempt)
         return Cause(said("cause", where="before the job was restarted", causes=short, besides=""), short)
     if part is None or part.base is None:
         return Cause(said("unplaced"))
@@ -90,6 +91,9 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
     found = _Resumed(run, history, ours, theirs, first, part, later, twin)
     where = f"{'after the job went back to step' if later else 'in the attempt that resumed after step'} {part.base}"
     if words := torn(history, part):
+        return Cause(said("cause", where=where, causes=words, besides=""), words)
+    if (other := apart(part)) and other.sure:
+        words = said("steps apart", ranks=_list(other.ranks), step=other.step, base=part.base)
         return Cause(said("cause", where=where, causes=words, besides=""), words)
     facts = found.facts
     late = [fact for fact in facts if fact.quantity in _UPDATE and fact.step == first.step and first.what == "loss"]

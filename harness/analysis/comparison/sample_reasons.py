@@ -63,7 +63,7 @@ class Computed:
         step after a restart they come from what was restored, and must be the twin's. Samples that the twin used in
         another step were not computed."""
         mine, twins = self._ours.get(step, {}), self._theirs.get(step, {})
-        if not mine or not twins or self._resumed_in(step):
+        if not mine or not twins or self._resumed_in(step) or self._began_alike(step):
             return False
         other = (counts_of(mine) - counts_of(twins)).keys()
         return may_be_computed(mine, twins) and _as_many(mine, twins) and not other & self._used
@@ -83,6 +83,15 @@ class Computed:
         if first is None or step < first or self._losses_agree is None:
             return None
         return self._losses_agree
+
+    def _began_alike(self, step: int) -> bool:
+        """Whether the step is seen to have begun with the twin's parameters and moments: then its samples can't follow
+        from these."""
+        mine, twins = self._ours.get(step - 1, {}), self._theirs.get(step - 1, {})
+        if not mine or mine.keys() != twins.keys():
+            return False
+        pairs = [((one.parameters, one.moments), (twins[r].parameters, twins[r].moments)) for r, one in mine.items()]
+        return all(own == other and None not in own for own, other in pairs)
 
     def _resumed_in(self, step: int) -> bool:
         begun = {(attempt.number, attempt.base + 1) for attempt in self._history.attempts if attempt.base is not None}
@@ -105,14 +114,14 @@ def in_words(named_alike: bool) -> str:
     """A clause about samples that may be computed."""
     if named_alike:
         return "have the twin's indices and other contents: the job may compute them"
-    return "have no indices and come from no data loader: the job computes them"
+    return "have no indices and come from no data loader: the job may compute them"
 
 
 def other_inputs(step: int) -> Finding:
     """The failure of a step whose samples differ and may have been computed."""
     return failed(
         f"step {step} trained on other samples than in the twin, which the twin never used. They "
-        f"{in_words(False)}, and they follow from what it computed before",
+        f"{in_words(False)}, and then they may follow from what differed before",
         First(What.COMPUTED, step), step=step,
     )  # fmt: skip
 

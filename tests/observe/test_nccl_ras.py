@@ -121,6 +121,16 @@ def test_an_answer_of_the_guide() -> None:
     assert one.behind() == {}
 
 
+def test_a_missing_rank_in_the_json_of_nccl_2_28() -> None:
+    """Its text lacks a comma there (jsonWriteMissingRank in src/ras/client_support.cc of 2.28.7 to 2.28.9), so it is no
+    JSON just when a rank is missing."""
+    right = json.dumps(GUIDE, indent=2)
+    wrong = right.replace('"nvml_dev": 1,', '"nvml_dev": 1')
+    with pytest.raises(ValueError, match="delimiter"):
+        json.loads(wrong)
+    assert communicators(wrong) == communicators(wrong.encode()) == communicators(right)
+
+
 def test_a_rank_that_is_behind() -> None:
     """Ranks that launched fewer collectives than another are named, with both numbers."""
     (one,) = communicators(json.dumps(with_counts(42, 41, 42)))

@@ -9,6 +9,7 @@ client_support.cc (read at 2.30.7)."""
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ from torchaos.harness.monitoring.observers.opinions import Opinion
 
 ADDRESS = "localhost:28028"  # where RAS answers; NCCL_RAS_ADDR of the job says another address
 _EVERY_S, _TIMEOUT_S, _MOST_BYTES = 1.0, 2, 64 << 20
+_NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(?=\s+"status")')  # for a missing rank, NCCL 2.28 leaves it out
 _UNTIL_SUSPECTED_S = 0.5  # other observers suspect a hang when the job has been quiet for so long
 
 
@@ -70,7 +72,8 @@ def ask(address: str = ADDRESS) -> list[Communicator]:
 
 def communicators(answer: bytes | str) -> list[Communicator]:
     """The communicators in an answer of RAS. Raises ValueError if it is no such answer."""
-    raw = json.loads(answer)
+    text = answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+    raw = json.loads(_NO_COMMA.sub(r"\1,", text))
     try:
         return [_communicator(one) for one in raw["communicators"]]
     except (KeyError, TypeError, AttributeError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 from glob import glob
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +16,9 @@ from setuptools.command.build_ext import build_ext
 
 _PAGES = "https://github.com/torchaos/torchaos/blob/main/"
 _PICTURES = "https://raw.githubusercontent.com/torchaos/torchaos/main/"
+
+
+SIGN = runpy.run_path("harness/host/library_sources.py")["sign"]
 
 
 def packages() -> list[str]:
@@ -45,6 +49,10 @@ class PlainLibraries(build_ext):
         *folders, name = fullname.split(".")
         file = self.FILES.get(name)
         return os.path.join(*folders, file) if file else super().get_ext_filename(fullname)
+
+    def build_extension(self, ext: Extension) -> None:
+        super().build_extension(ext)
+        SIGN(Path(self.get_ext_fullpath(ext.name)), Path(ext.sources[0]).parent)
 
 
 class AnyPython(bdist_wheel):

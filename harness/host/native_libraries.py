@@ -3,7 +3,6 @@ cache."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import platformdirs
 from torchaos import harness
 from torchaos.harness.agent.control_pages import ENV_NVTX
 from torchaos.harness.agent.nccl_connections import ENV_NCCL_NET
+from torchaos.harness.host.library_sources import digest_of, is_made_of, sources_in
 from torchaos.harness.interfaces import UsageError
 
 _NATIVE = Path(harness.__path__[0]).resolve().parent / "injectors" / "native"
@@ -38,7 +38,7 @@ class Library:
     def path(self) -> Path:
         """The path of the library. Raises UsageError if it is not built and can't be compiled."""
         built, cached = self.sources / self.name, self._cache() / self.name
-        if built.exists() and built.stat().st_mtime >= max(path.stat().st_mtime for path in self._files()):
+        if is_made_of(built, self.sources):
             return built
         if cached.exists():
             return cached
@@ -50,7 +50,7 @@ class Library:
     def build(self, into: Path, program: str, *options: str) -> Path:
         """Compile it into the folder `into`, and return its path. Raises UsageError with the compiler's own words."""
         into.mkdir(parents=True, exist_ok=True)
-        sources = [str(path) for path in self._files() if path.suffix == ".c"]
+        sources = [str(path) for path in sources_in(self.sources) if path.suffix == ".c"]
         with tempfile.TemporaryDirectory(dir=into) as scratch:
             made = Path(scratch) / self.name
             command = [program, "-shared", "-fPIC", "-O2", "-fvisibility=hidden", "-o", str(made), *options, *sources]
@@ -60,14 +60,8 @@ class Library:
             os.replace(made, into / self.name)  # atomic, since another process may compile it now
         return into / self.name
 
-    def _files(self) -> list[Path]:
-        return sorted(self.sources.glob("*.[chi]*"))
-
     def _cache(self) -> Path:
-        state = hashlib.blake2b(digest_size=8)
-        for path in self._files():
-            state.update(path.name.encode() + path.read_bytes())
-        place = f"{os.uname().machine}-{state.hexdigest()}"
+        place = f"{os.uname().machine}-{digest_of(self.sources)}"
         return Path(platformdirs.user_cache_dir("torchaos")) / self.sources.name / place
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from torchaos.harness.host.native_libraries import compiler
+
 from .conftest import PIP, REPOSITORY, run
 
 FOLDERS = ("plugin", "harness", "injectors", "assertions", "scenarios")
@@ -114,3 +116,18 @@ def test_a_wheel_needs_no_compiler(checkout: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
         native = [name for name in archive.namelist() if "/native/nvtx/" in name]
     assert native == ["torchaos/injectors/native/nvtx/stall.c"]
+
+
+LIBRARIES = """
+from torchaos.harness.host.native_libraries import NCCL_NET, NVML, NVTX
+print(*(library.path() for library in (NCCL_NET, NVML, NVTX)))
+"""
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs a C compiler to make the wheel: install gcc or clang")
+def test_the_libraries_of_a_wheel_need_no_compiler(from_wheel: Path, tmp_path: Path) -> None:
+    """pip writes a library and its sources in any order, so their times do not say that the library is old."""
+    env = {**os.environ, "PATH": "", "XDG_CACHE_HOME": str(tmp_path)}
+    paths = run(from_wheel, "-c", LIBRARIES, cwd=tmp_path, env=env).split()
+    assert len(paths) == 3
+    assert all("site-packages/torchaos/injectors/native/" in path for path in paths), paths

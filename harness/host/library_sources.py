@@ -1,0 +1,30 @@
+"""Which sources a compiled C library was made of: a digest of them is at the end of its file. Times do not tell it: pip
+writes the files of a wheel in any order. setup.py runs this file alone, so it needs the standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+
+def sources_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.[chi]*"))
+
+
+def digest_of(folder: Path) -> str:
+    """A digest of the sources in a folder, as 16 hexadecimal digits."""
+    state = hashlib.blake2b(digest_size=8)
+    for path in sources_in(folder):
+        state.update(path.name.encode() + path.read_bytes())
+    return state.hexdigest()
+
+
+def sign(library: Path, folder: Path) -> None:
+    """Adds the digest of the sources in `folder` to the file; a loader ignores what follows the sections."""
+    if not is_made_of(library, folder):
+        with open(library, "ab") as file:
+            file.write(digest_of(folder).encode())
+
+
+def is_made_of(library: Path, folder: Path) -> bool:
+    return library.is_file() and library.read_bytes().endswith(digest_of(folder).encode())

@@ -34,6 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("system")
         if needs.is_slow(item):
             item.add_marker("slow")
+    # Jobs, which wait a lot, run beside the tests that compute, and none of them is the last.
+    items.sort(key=lambda item: item.get_closest_marker("job") is None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -63,9 +63,9 @@ def run(folder: Path, faults: tuple[str, ...]) -> list[Event]:
     }  # fmt: skip
     env.pop(wire.ENV_ARMED, None)
     (folder / "script.py").write_text(TRAINER)
-    rank = PARENT.start(folder / "script.py", env, folder / "output.txt")
-    said, _ = rank.communicate(300)
-    assert rank.returncode == 0, said
+    process = PARENT.start(folder / "script.py", env, folder / "output.txt")
+    said, _ = process.communicate(300)
+    assert process.returncode == 0, said
     lines = [line for path in (folder / "events").glob("*.jsonl") for line in path.read_bytes().split(b"\n") if line]
     return sorted((Event.from_line(line) for line in lines), key=lambda event: event.seq)
 

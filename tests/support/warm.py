@@ -187,8 +187,8 @@ if __name__ == "__main__":
     for name in _IMPORTS[sys.argv[2]]:
         module = import_module(name)
         if name.startswith("torchaos."):
-            for _, below, _ in pkgutil.iter_modules(module.__path__, f"{name}."):
-                import_module(below)
+            for below in pkgutil.iter_modules(module.__path__, f"{name}."):
+                import_module(below.name)
     gc.freeze()
     request = _next_request()
     _become(**request)

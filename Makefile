@@ -71,8 +71,7 @@ check-imports: setup links
 
 check-types: setup links
 	@echo "== mypy --strict"
-	@$(BIN)/mypy $(PACKAGES:%=-p torchaos.%)
-	@$(BIN)/mypy tests
+	@$(BIN)/mypy .links/torchaos tests
 
 bench: setup ## measure what the agent and the harness cost
 	@echo "== benchmarks"

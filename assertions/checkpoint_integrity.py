@@ -33,20 +33,8 @@ from torchaos.harness.analysis.missing_data import why_unplaced
 from torchaos.harness.record.history.saved_steps import main_of
 from torchaos.harness.record.history.saves_and_loads import final_path
 from torchaos.harness.record.plan import counted
-from torchaos.plugin import (
-    Assertion,
-    Attempt,
-    Finding,
-    First,
-    Harm,
-    Need,
-    Record,
-    What,
-    failed,
-    inconclusive,
-    landings,
-    passed,
-)
+from torchaos.plugin import Assertion, Finding, First, Harm, Need, Record, What, failed, inconclusive, passed
+from torchaos.plugin.analysis import Attempt, landings
 
 _BLIND = "without a twin, checkpoints that are whole but have wrong contents can't be found"
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from torchaos.harness.analysis.checkpointing.save_schedule import standstill
-from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, Save, Seconds, failed, inconclusive, passed
+from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, Seconds, failed, inconclusive, passed
+from torchaos.plugin.analysis import Save
 
 
 @dataclass(frozen=True)

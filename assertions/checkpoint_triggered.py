@@ -6,19 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchaos.harness import registry
-from torchaos.plugin import (
-    Assertion,
-    Finding,
-    Harm,
-    Kind,
-    Landing,
-    Need,
-    Record,
-    failed,
-    inconclusive,
-    landings,
-    passed,
-)
+from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Record, failed, inconclusive, passed
+from torchaos.plugin.analysis import Landing, landings
 
 
 @dataclass(frozen=True)

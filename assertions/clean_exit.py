@@ -18,11 +18,11 @@ from torchaos.plugin import (
     Need,
     Record,
     What,
-    as_one,
     failed,
     inconclusive,
     passed,
 )
+from torchaos.plugin.analysis import as_one
 
 _GRACE_S = 5.0  # A job that is done may take this many seconds longer than the twin to end.
 

@@ -28,11 +28,11 @@ from torchaos.plugin import (
     Outcome,
     Record,
     What,
-    each,
     failed,
     inconclusive,
     passed,
 )
+from torchaos.plugin.analysis import each
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from torchaos.plugin import (
     Kind,
     Need,
     Record,
-    Regex,
     Seconds,
     failed,
     inconclusive,
     passed,
     unhit,
 )
+from torchaos.plugin.analysis import Regex
 
 _LATE_S = 1.0  # seconds after the death of a rank in which a log line of the rank may still come
 

@@ -7,21 +7,8 @@ from dataclasses import dataclass, replace
 
 from torchaos.harness import registry
 from torchaos.harness.analysis.hit_targets import Gpu, gpus_of, ranks_on, unplaced
-from torchaos.plugin import (
-    Assertion,
-    Finding,
-    Harm,
-    Kind,
-    Landing,
-    Need,
-    Record,
-    Seconds,
-    failed,
-    inconclusive,
-    landings,
-    passed,
-    unhit,
-)
+from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Record, Seconds, failed, inconclusive, passed, unhit
+from torchaos.plugin.analysis import Landing, landings
 
 _PARTS = {
     "noticed": "a watcher of the GPUs was informed",

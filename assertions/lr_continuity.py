@@ -27,21 +27,8 @@ from torchaos.harness.record.plan import counted
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
 from torchaos.harness.record.steps.step_table import equal
-from torchaos.plugin import (
-    Assertion,
-    Finding,
-    First,
-    Harm,
-    History,
-    Need,
-    Record,
-    What,
-    each,
-    failed,
-    inconclusive,
-    landings,
-    passed,
-)
+from torchaos.plugin import Assertion, Finding, First, Harm, History, Need, Record, What, failed, inconclusive, passed
+from torchaos.plugin.analysis import each, landings
 
 Array = npt.NDArray[Any]
 

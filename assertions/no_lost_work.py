@@ -19,20 +19,8 @@ from torchaos.harness.record.history.saves_and_loads import checkpoint_of, final
 from torchaos.harness.record.history.step_evidence import in_words
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import records_of
-from torchaos.plugin import (
-    Assertion,
-    Event,
-    Finding,
-    Harm,
-    Kind,
-    Need,
-    Outcome,
-    Record,
-    each,
-    failed,
-    inconclusive,
-    passed,
-)
+from torchaos.plugin import Assertion, Event, Finding, Harm, Kind, Need, Outcome, Record, failed, inconclusive, passed
+from torchaos.plugin.analysis import each
 
 _NOT_THERE = "Whether the newer one was still there is not known."
 _NOT_KNOWN = "No load of a checkpoint was seen, and whether this one was still there is not known."

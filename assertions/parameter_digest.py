@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.agent.check_sums import is_whole
 from torchaos.harness.analysis.checkpointing.carried_state import carried_into
 from torchaos.harness.analysis.checkpointing.restored_state import in_words
 from torchaos.harness.analysis.checkpointing.resumed_from import resumed_in_words
@@ -16,10 +15,10 @@ from torchaos.harness.analysis.ending import final_step, teardown_aborts
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.analysis.replica_verdict import absent_in_words, why_no_steps
 from torchaos.harness.analysis.tolerance import ROUNDING, relative
+from torchaos.harness.protocol.check_sums import is_whole
 from torchaos.harness.record.record import records_of
 from torchaos.plugin import (
     Assertion,
-    Execution,
     Finding,
     First,
     Harm,
@@ -28,12 +27,11 @@ from torchaos.plugin import (
     Outcome,
     Record,
     What,
-    each,
     failed,
     inconclusive,
-    landings,
     passed,
 )
+from torchaos.plugin.analysis import Execution, each, landings
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from torchaos.plugin import (
     Record,
     Seconds,
     What,
-    each_hit,
     failed,
     inconclusive,
     passed,
     unhit,
 )
+from torchaos.plugin.analysis import each_hit
 
 # bound: (name of the part in a Recovery, words for the end of that part)
 _PARTS = {

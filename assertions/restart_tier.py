@@ -10,21 +10,8 @@ from typing import Literal, NamedTuple
 
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.analysis.recovery.recovery_times import end_of, why_moot
-from torchaos.plugin import (
-    Assertion,
-    Attempt,
-    Finding,
-    Harm,
-    Kind,
-    Landing,
-    Need,
-    Record,
-    failed,
-    inconclusive,
-    landings,
-    passed,
-    unhit,
-)
+from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Record, failed, inconclusive, passed, unhit
+from torchaos.plugin.analysis import Attempt, Landing, landings
 
 Tier = Literal["none", "in_place", "node_replaced", "shrunk", "grown", "resubmitted"]
 TIERS: tuple[Tier, ...] = ("none", "in_place", "node_replaced", "shrunk", "grown", "resubmitted")

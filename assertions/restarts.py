@@ -8,20 +8,8 @@ from itertools import pairwise
 from typing import Literal
 
 from torchaos.harness.analysis.ending import cause_of_end, final_step, teardown_aborts
-from torchaos.plugin import (
-    Assertion,
-    Attempt,
-    Finding,
-    Harm,
-    Kind,
-    Record,
-    Seconds,
-    each,
-    failed,
-    inconclusive,
-    landings,
-    passed,
-)
+from torchaos.plugin import Assertion, Finding, Harm, Kind, Record, Seconds, failed, inconclusive, passed
+from torchaos.plugin.analysis import Attempt, each, landings
 
 Who = Literal["torchelastic", "resubmission", "command"]
 _BY = {"torchelastic": "torchelastic", "resubmission": "resubmission", "command": "another torchrun of its command"}

@@ -52,12 +52,11 @@ from torchaos.plugin import (
     Outcome,
     Record,
     What,
-    each,
     failed,
     inconclusive,
-    landings,
     passed,
 )
+from torchaos.plugin.analysis import each, landings
 
 _BLIND = "without a twin, samples that were skipped in steps that were done only once can't be found"
 

@@ -10,19 +10,8 @@ from torchaos.harness import registry
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Clash, checkpoints_of
 from torchaos.harness.analysis.checkpointing.checkpoint_diff import clashes
 from torchaos.harness.analysis.corruption_evidence import Sighting, Step, bad_steps, sightings
-from torchaos.plugin import (
-    Assertion,
-    Finding,
-    Harm,
-    Landing,
-    Need,
-    Record,
-    failed,
-    inconclusive,
-    landings,
-    passed,
-    unhit,
-)
+from torchaos.plugin import Assertion, Finding, Harm, Need, Record, failed, inconclusive, passed, unhit
+from torchaos.plugin.analysis import Landing, landings
 
 _WHO = {
     "replicas": "comparing the replicas' parameters", "norm": "the gradient norm, over 10 times its rolling mean",

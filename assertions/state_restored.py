@@ -11,7 +11,8 @@ from torchaos.harness.analysis.checkpointing.torn import torn
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.ending import not_restarted
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
-from torchaos.plugin import Assertion, Finding, First, Harm, Need, Record, What, each, failed, inconclusive, passed
+from torchaos.plugin import Assertion, Finding, First, Harm, Need, Record, What, failed, inconclusive, passed
+from torchaos.plugin.analysis import each
 
 
 @dataclass(frozen=True)

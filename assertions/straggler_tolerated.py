@@ -8,19 +8,8 @@ from statistics import median
 
 from torchaos.harness.analysis.missing_data import why_unseen
 from torchaos.harness.analysis.recovery.recovery_times import on_until_s
-from torchaos.plugin import (
-    Assertion,
-    Finding,
-    Harm,
-    History,
-    Need,
-    Record,
-    failed,
-    inconclusive,
-    landings,
-    passed,
-    unhit,
-)
+from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, failed, inconclusive, passed, unhit
+from torchaos.plugin.analysis import landings
 
 _CALM = 5  # so many steps before the fault are needed to compare the speed of run and twin
 Times = Mapping[tuple[int, int], float]  # seconds that a step took, by (global step, rank)

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torchaos.harness.checkpoints.layout import Checkpoint
-from torchaos.harness.fault_drivers import checkpoint_edits
-from torchaos.harness.fault_drivers.checkpoint_edits import Edit
-from torchaos.plugin import CheckpointFault, Count
+from torchaos.plugin import Count
+from torchaos.plugin.families.checkpoints import Checkpoint, CheckpointFault, Edit, Mode, shard, tracker
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Tracker(CheckpointFault):
     name = "checkpoint.tracker"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [checkpoint_edits.tracker(checkpoint, others, self.how)]
+        return [tracker(checkpoint, others, self.how)]
 
 
 @dataclass(frozen=True)
@@ -40,4 +38,4 @@ class Permissions(CheckpointFault):
     name = "checkpoint.permissions"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [checkpoint_edits.Mode(checkpoint_edits.shard(checkpoint, draw), 0)]
+        return [Mode(shard(checkpoint, draw), 0)]

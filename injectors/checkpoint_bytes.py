@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torchaos.harness.checkpoints.layout import Checkpoint
-from torchaos.harness.fault_drivers import checkpoint_edits
-from torchaos.harness.fault_drivers.checkpoint_edits import Edit
-from torchaos.plugin import CheckpointFault, Count
+from torchaos.plugin import Count
+from torchaos.plugin.families.checkpoints import Checkpoint, CheckpointFault, Edit, flips, nan, shard, stretch, zeros
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class FlipBits(CheckpointFault):
     name = "checkpoint.flip_bits"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return checkpoint_edits.flips(checkpoint_edits.stretch(checkpoint, self.place, draw), self.bits, draw)
+        return flips(stretch(checkpoint, self.place, draw), self.bits, draw)
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class ZeroBlock(CheckpointFault):
     name = "checkpoint.zero_block"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [checkpoint_edits.zeros(checkpoint_edits.shard(checkpoint, draw), self.bytes, draw)]
+        return [zeros(shard(checkpoint, draw), self.bytes, draw)]
 
 
 @dataclass(frozen=True)
@@ -56,4 +54,4 @@ class Nan(CheckpointFault):
     name = "checkpoint.nan"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return checkpoint_edits.nan(checkpoint, self.fix_crc, draw)
+        return nan(checkpoint, self.fix_crc, draw)

@@ -8,10 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torchaos.harness.checkpoints.layout import Checkpoint
-from torchaos.harness.fault_drivers import checkpoint_edits
-from torchaos.harness.fault_drivers.checkpoint_edits import Edit
-from torchaos.plugin import CheckpointFault, Count, Share
+from torchaos.plugin import Count, Share
+from torchaos.plugin.families.checkpoints import (
+    Checkpoint,
+    CheckpointFault,
+    Edit,
+    Remove,
+    cut,
+    metadata,
+    partial,
+    shard,
+    torn,
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,7 @@ class Truncate(CheckpointFault):
     name = "checkpoint.truncate"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [checkpoint_edits.cut(checkpoint_edits.shard(checkpoint, draw), self.keep, draw)]
+        return [cut(shard(checkpoint, draw), self.keep, draw)]
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class TornWrite(CheckpointFault):
     name = "checkpoint.torn_write"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [checkpoint_edits.torn(checkpoint_edits.shard(checkpoint, draw), draw)]
+        return [torn(shard(checkpoint, draw), draw)]
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,8 @@ class Delete(CheckpointFault):
     name = "checkpoint.delete"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        find = checkpoint_edits.shard if self.what == "shard" else checkpoint_edits.metadata
-        return [checkpoint_edits.Remove(find(checkpoint, draw))]
+        find = shard if self.what == "shard" else metadata
+        return [Remove(find(checkpoint, draw))]
 
 
 @dataclass(frozen=True)
@@ -69,4 +77,4 @@ class Partial(CheckpointFault):
     name = "checkpoint.partial"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return checkpoint_edits.partial(checkpoint, draw)
+        return partial(checkpoint, draw)

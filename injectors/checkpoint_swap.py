@@ -6,10 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.checkpoints.layout import Checkpoint
-from torchaos.harness.fault_drivers import checkpoint_edits
-from torchaos.harness.fault_drivers.checkpoint_edits import Edit
-from torchaos.plugin import CheckpointFault, Count
+from torchaos.plugin import Count
+from torchaos.plugin.families.checkpoints import Checkpoint, CheckpointFault, Edit, foreign, stale
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class StaleShard(CheckpointFault):
     name = "checkpoint.stale_shard"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [checkpoint_edits.stale(checkpoint, others, draw)]
+        return [stale(checkpoint, others, draw)]
 
 
 @dataclass(frozen=True)
@@ -35,4 +33,4 @@ class ForeignShard(CheckpointFault):
     name = "checkpoint.foreign_shard"
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        return [checkpoint_edits.foreign(checkpoint, draw)]
+        return [foreign(checkpoint, draw)]

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from torchaos.plugin import DeathFault, RankSite
+from torchaos.plugin import RankSite
+from torchaos.plugin.families.ranks import DeathFault
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchaos.plugin import Collectives, Evidence, Fault, Handle, NodeSite, RankSite, Record, Seconds, Target, slower
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, RankSite, Record, Seconds, Target
+from torchaos.plugin.evidence import slower
+from torchaos.plugin.families.ranks import Collectives
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, out_of_step
+from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record
+from torchaos.plugin.evidence import out_of_step
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, RankSite, Record, Seconds, out_of_step
+from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, RankSite, Record, Seconds
+from torchaos.plugin.evidence import out_of_step
 
 
 @dataclass(frozen=True)

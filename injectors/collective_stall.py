@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.plugin import WaitingFault
+from torchaos.plugin.families.ranks import WaitingFault
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.plugin import Evidence, Fault, Handle, Kind, NodeSite, RankSite, Record, all_waited
+from torchaos.plugin import Evidence, Fault, Handle, Kind, NodeSite, RankSite, Record
+from torchaos.plugin.evidence import all_waited
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.plugin import ContainerFault, Hit
+from torchaos.plugin.families.containers import ContainerFault, Hit
 
 
 @dataclass(frozen=True)

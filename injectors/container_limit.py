@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.fault_drivers.containers import Held, limit
-from torchaos.plugin import ContainerFault, Hit, NodeSite, Probe
+from torchaos.plugin import NodeSite, Probe
+from torchaos.plugin.families.containers import ContainerFault, Held, Hit, limit
 
 
 @dataclass(frozen=True)

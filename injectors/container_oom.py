@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.harness.fault_drivers.containers import fill
-from torchaos.plugin import ContainerFault, Hit
+from torchaos.plugin.families.containers import ContainerFault, Hit, fill
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.plugin import ContainerDeath, Hit, Seconds
+from torchaos.plugin import Seconds
+from torchaos.plugin.families.containers import ContainerDeath, Hit
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import threading
 from dataclasses import dataclass
 from importlib import import_module
 
-from torchaos.harness.agent.cuda_errors import Kind, text
-from torchaos.plugin import DeathFault, RankSite
+from torchaos.injectors.cuda_errors import Kind, text
+from torchaos.plugin import RankSite
+from torchaos.plugin.families.ranks import DeathFault
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from torchaos.harness.agent.cuda_errors import Kind, error, poison
-from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, died
+from torchaos.injectors.cuda_errors import Kind, error, poison
+from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record
+from torchaos.plugin.evidence import died
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, died
+from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record
+from torchaos.plugin.evidence import died
 
 _MORE = 64 << 20  # bytes: more than the free memory that an allocator holds
 

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchaos.harness.fault_drivers.gpu.gpu_fault import first_effect
 from torchaos.plugin import ChaosError, Emit, Evidence, Fault, Irreversible, Kind, NodeSite, Probe, Record
+from torchaos.plugin.families.gpu import first_effect
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.plugin import OverlayFault
+from torchaos.plugin.families.gpu import OverlayFault
 
 
 @dataclass(frozen=True)

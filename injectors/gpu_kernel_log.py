@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torchaos.harness.fault_drivers.gpu.gpu_fault import XIDS, first_effect, pci_of
 from torchaos.plugin import Emit, Evidence, Fault, Irreversible, Kind, NodeSite, Probe, Record, UsageError
+from torchaos.plugin.families.gpu import XIDS, first_effect, pci_of
 
 DEVICE = "/dev/kmsg"
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torchaos.harness.fault_drivers.gpu.gpu_fault import XIDS, pci_of
-from torchaos.plugin import OverlayFault
+from torchaos.plugin.families.gpu import XIDS, OverlayFault, pci_of
 
 Number = Literal[48, 63, 64, 74, 79, 94, 95, 119, 120, 121, 140, 143, 144, 145, 146, 147, 148, 149, 150]
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torchaos.plugin import Evidence, NcclNetFault, NcclTransferFault, NetKind, Record, all_waited, out_of_step
+from torchaos.plugin import Evidence, Record
+from torchaos.plugin.evidence import all_waited, out_of_step
+from torchaos.plugin.families.ranks import NcclNetFault, NcclTransferFault, NetKind
 
 _CODES = {"system": 2, "remote": 6}  # ncclSystemError, ncclRemoteError
 

@@ -6,7 +6,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.plugin import Evidence, Irreversible, NcclTransferFault, NetKind, NodeSite, Record, Target
+from torchaos.plugin import Evidence, Irreversible, NodeSite, Record, Target
+from torchaos.plugin.evidence import seen_by_others, seen_by_twin
+from torchaos.plugin.families.ranks import NcclTransferFault, NetKind
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,7 @@ class Corrupt(NcclTransferFault):
         return Irreversible("the wrong byte was used in computations, which can't be undone; the job has to notice")
 
     def proof(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.analysis.corruption_evidence import seen_by_others
-
         return seen_by_others(record, fault)
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
-        from torchaos.harness.analysis.corruption_evidence import seen_by_twin
-
         return seen_by_twin(record, twins, fault)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.plugin import Evidence, NcclTransferFault, NetKind, Positive, Record, Seconds, slower
+from torchaos.plugin import Evidence, Positive, Record, Seconds
+from torchaos.plugin.evidence import slower
+from torchaos.plugin.families.ranks import NcclTransferFault, NetKind
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.plugin import Count, Evidence, Kind, NcclNetFault, NetKind, Record
+from torchaos.plugin import Count, Evidence, Kind, Record
+from torchaos.plugin.families.ranks import NcclNetFault, NetKind
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.fault_drivers.network.links import link_of
-from torchaos.harness.fault_drivers.network.traffic_counters import limited
-from torchaos.harness.rollback.network_handles import QDISC_MARK
-from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Probe, Qdisc, Record, counted
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Probe, Record
+from torchaos.plugin.families.network import QDISC_MARK, counted, limited, link_of
+from torchaos.plugin.undo import Qdisc
 
 
 @dataclass(frozen=True)

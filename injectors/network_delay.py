@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.plugin import Seconds, ShapedFault
+from torchaos.plugin import Seconds
+from torchaos.plugin.families.network import ShapedFault
 
 
 @dataclass(frozen=True)

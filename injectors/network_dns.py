@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchaos.harness.fault_drivers.network.links import link_of
-from torchaos.plugin import Evidence, Fault, Handle, Names, NodeSite, Record, logged
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
+from torchaos.plugin.families.network import link_of, logged
+from torchaos.plugin.undo import Names
 
 _OF_A_CLIENT = ("Name or service not known", "name resolution", "No address associated")  # in a client's line, too
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.fault_drivers.network.links import helper_of, link_of
-from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle, resent
-from torchaos.plugin import Evidence, Fault, Handle, LinkUp, NodeSite, Probe, Record, Seconds, counted, late
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Probe, Record, Seconds
+from torchaos.plugin.families.network import counted, helper_of, late, link_of, measured, meter_handle, resent
+from torchaos.plugin.undo import LinkUp
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torchaos.plugin import CutFault
+from torchaos.plugin.families.network import CutFault
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchaos.plugin import CutFault
+from torchaos.plugin.families.network import CutFault
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchaos.harness.fault_drivers.network.links import Link, link_of
-from torchaos.harness.fault_drivers.network.traffic_counters import refusals
-from torchaos.harness.rollback.network_handles import mark_of
-from torchaos.plugin import Evidence, Fault, Handle, NftTable, NodeSite, Probe, Record, counted
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Probe, Record
+from torchaos.plugin.families.network import Link, counted, link_of, mark_of, refusals
+from torchaos.plugin.undo import NftTable
 
 
 @dataclass(frozen=True)

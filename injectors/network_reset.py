@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torchaos.harness.fault_drivers.network.links import sides
-from torchaos.harness.fault_drivers.network.traffic_counters import read
-from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, Record, counted
+from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, Record
+from torchaos.plugin.families.network import counted, read, sides
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchaos.plugin import Handle, KubernetesNode, NodeSite, SchedulerFault
+from torchaos.plugin import Handle, NodeSite
+from torchaos.plugin.families.clusters import SchedulerFault
+from torchaos.plugin.undo import KubernetesNode
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.fault_drivers.network.node_processes import processes_of, resumed, stopped, tell
-from torchaos.harness.host import processes as proc
 from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
+from torchaos.plugin.families.nodes import processes_of, resumed, send, stopped, tell
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Freeze(Fault):
 
     def apply(self, site: NodeSite) -> None:
         targets = processes_of(site.nodes)
-        proc.send(targets, signal.SIGSTOP)
+        send(targets, signal.SIGSTOP)
         tell(site, targets, "stopped")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:

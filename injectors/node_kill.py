@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.harness.fault_drivers.network.node_processes import ended, kill
-from torchaos.plugin import Evidence, NodeDeath, NodeSite, Record
+from torchaos.plugin import Evidence, NodeSite, Record
+from torchaos.plugin.families.nodes import NodeDeath, ended, kill
 
 
 @dataclass(frozen=True)

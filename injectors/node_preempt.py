@@ -6,9 +6,8 @@ import signal
 import time
 from dataclasses import dataclass
 
-from torchaos.harness.fault_drivers.network.node_processes import heads, kill, left, processes_of, tell
-from torchaos.harness.host import processes as proc
-from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
+from torchaos.plugin import Evidence, Kind, NodeSite, Record, Seconds
+from torchaos.plugin.families.nodes import NodeDeath, heads, kill, left, processes_of, send, tell
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Preempt(NodeDeath):
 
     def apply(self, site: NodeSite) -> None:
         targets = processes_of(site.nodes)
-        proc.send(heads(targets), signal.SIGTERM)
+        send(heads(targets), signal.SIGTERM)
         tell(site, targets, "got SIGTERM")
         site.release()  # the job decides how it uses this time
         end = time.monotonic() + self.notice

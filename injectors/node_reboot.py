@@ -6,10 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from torchaos.harness.analysis.checkpointing.local_disks import DISK_LOST
-from torchaos.harness.analysis.recovery.node_return import BACK
-from torchaos.harness.fault_drivers.network.node_processes import ended, kill
-from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
+from torchaos.plugin import Evidence, Kind, NodeSite, Record, Seconds
+from torchaos.plugin.families.nodes import BACK, DISK_LOST, NodeDeath, ended, kill
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.fault_drivers.network.node_processes import resumed, slow_down, slow_helper, stopped
 from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
+from torchaos.plugin.families.nodes import resumed, slow_down, slow_helper, stopped
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, ClassVar, Literal, TypeVar
 
-from torchaos.harness.agent.check_sums import as_integers, local
-from torchaos.harness.agent.training_state import parameters
-from torchaos.plugin import Call, Evidence, Fault, Irreversible, Kind, NodeSite, RankSite, Record, Target
+from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, RankSite, Record, Target
+from torchaos.plugin.evidence import seen_by_others, seen_by_twin
+from torchaos.plugin.families.ranks import Call, as_integers, local
 
 Change = Literal["flip", "nan", "inf", "zero"]
 Self = TypeVar("Self")
@@ -35,13 +35,9 @@ class Corruption(Fault):
         return Irreversible("the wrong number was used in computations, which can't be undone; the job has to notice")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.analysis.corruption_evidence import seen_by_others
-
         return seen_by_others(record, fault)
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
-        from torchaos.harness.analysis.corruption_evidence import seen_by_twin
-
         return seen_by_twin(record, twins, fault)
 
 
@@ -80,11 +76,6 @@ def _corrupt(what: str, tensors: Sequence[Any], injector: Any) -> str:
             tensor[index] = _VALUES[injector.change]
         after = float(tensor[index])
     return f"{what} {number}, element {at}: {before!r} became {after!r}"
-
-
-def trained(site: RankSite) -> list[Any]:
-    """The parameters that this rank's optimizers train."""
-    return parameters(site.optimizers)
 
 
 def gradients(call: Call) -> list[Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torchaos.injectors.numeric import Change, Corruption, corrupt, gradients, trained
+from torchaos.injectors.numeric import Change, Corruption, corrupt, gradients
 from torchaos.plugin import RankSite
 
 
@@ -48,4 +48,4 @@ class ReducedGradient(Corruption):
     phase = "optimizer"
 
     def apply(self, site: RankSite) -> None:
-        corrupt(site, "reduced gradient", [one.grad for one in trained(site) if one.grad is not None], self)
+        corrupt(site, "reduced gradient", [one.grad for one in site.parameters if one.grad is not None], self)

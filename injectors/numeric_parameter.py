@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.injectors.numeric import Change, Corruption, corrupt, trained
+from torchaos.injectors.numeric import Change, Corruption, corrupt
 from torchaos.plugin import RankSite
 
 
@@ -19,7 +19,7 @@ class Parameter(Corruption):
     name = "numeric.parameter"
 
     def apply(self, site: RankSite) -> None:
-        corrupt(site, "parameter", trained(site), self)
+        corrupt(site, "parameter", site.parameters, self)
 
 
 @dataclass(frozen=True)

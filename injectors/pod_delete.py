@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torchaos.plugin import PodDeath, Seconds
+from torchaos.plugin import Seconds
+from torchaos.plugin.families.clusters import PodDeath
 
 
 @dataclass(frozen=True)

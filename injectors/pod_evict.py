@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torchaos.plugin import PodDeath
+from torchaos.plugin.families.clusters import PodDeath
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.plugin import DeathFault, RankSite
+from torchaos.plugin import RankSite
+from torchaos.plugin.families.ranks import DeathFault
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from torchaos.plugin import DeathFault, RankSite
+from torchaos.plugin import RankSite
+from torchaos.plugin.families.ranks import DeathFault
 
 
 @dataclass(frozen=True)

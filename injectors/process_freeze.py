@@ -6,7 +6,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Process, Record, stopped
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
+from torchaos.plugin.families.nodes import stopped
+from torchaos.plugin.undo import Process
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, Seconds, stood_still
+from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, Seconds
+from torchaos.plugin.evidence import stood_still
 
 
 @dataclass(frozen=True)

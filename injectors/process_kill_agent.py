@@ -6,7 +6,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.plugin import DeathFault, NodeSite
+from torchaos.plugin import NodeSite
+from torchaos.plugin.families.ranks import DeathFault
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.rollback.cgroup_handles import MemoryCgroup, starve
-from torchaos.plugin import Emit, Evidence, Fault, Handle, Kind, NodeSite, Probe, Record, died
+from torchaos.plugin import Emit, Evidence, Fault, Handle, Kind, NodeSite, Probe, Record
+from torchaos.plugin.evidence import died
+from torchaos.plugin.undo import MemoryCgroup, starve
 
 
 @dataclass(frozen=True)

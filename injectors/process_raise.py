@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, died
+from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record
+from torchaos.plugin.evidence import died
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.plugin import DeathFault, Evidence, Kind, NodeSite, Record, Seconds, gone
+from torchaos.plugin import Evidence, Kind, NodeSite, Record, Seconds
+from torchaos.plugin.evidence import gone
+from torchaos.plugin.families.ranks import DeathFault
 
 
 @dataclass(frozen=True)

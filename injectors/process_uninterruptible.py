@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.rollback.cgroup_handles import freeze, freezer_for
-from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record, all_waited
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
+from torchaos.plugin.evidence import all_waited
+from torchaos.plugin.undo import freeze, freezer_for
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchaos.plugin import Count, ProxyFault, Seconds
+from torchaos.plugin import Count, Seconds
+from torchaos.plugin.families.network import ProxyFault
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchaos.plugin import Count, Positive, ProxyFault, Seconds
+from torchaos.plugin import Count, Positive, Seconds
+from torchaos.plugin.families.network import ProxyFault
 
 _BACKLOG_MS = 100.0  # milliseconds; shorter waits may have another cause
 Stream = Literal["both", "upstream", "downstream"]  # upstream: data that the job sends; downstream: data that it gets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchaos.plugin import SchedulerFault
+from torchaos.plugin.families.clusters import SchedulerFault
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torchaos.harness.fault_drivers import fs_rules
-from torchaos.harness.fault_drivers.fs_rules import Rules
-from torchaos.plugin import Size, StorageFault, drawn
+from torchaos.plugin import Size, drawn
+from torchaos.plugin.families.storage import GROWS, SYNCS, Rules, StorageFault, operations
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Error(StorageFault):
     name = "storage.error"
 
     def rules(self) -> Rules:
-        return fs_rules.Rules(fs_rules.operations(self.on), self.ranks, self.error)
+        return Rules(operations(self.on), self.ranks, self.error)
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class FsyncError(StorageFault):
     name = "storage.fsync_error"
 
     def rules(self) -> Rules:
-        return fs_rules.Rules(tuple(sorted(fs_rules.SYNCS)), self.ranks, self.error)
+        return Rules(tuple(sorted(SYNCS)), self.ranks, self.error)
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class ReadOnly(StorageFault):
     name = "storage.read_only"
 
     def rules(self) -> Rules:
-        return fs_rules.Rules(fs_rules.operations("writes"), self.ranks, "EROFS")
+        return Rules(operations("writes"), self.ranks, "EROFS")
 
 
 @dataclass(frozen=True)
@@ -59,4 +58,4 @@ class Full(StorageFault):
     name = "storage.full"
 
     def rules(self) -> Rules:
-        return fs_rules.Rules(tuple(sorted(fs_rules.GROWS)), self.ranks, "ENOSPC", left=self.left)
+        return Rules(tuple(sorted(GROWS)), self.ranks, "ENOSPC", left=self.left)

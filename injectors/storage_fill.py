@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.plugin import FillFault, Size
+from torchaos.plugin import Size
+from torchaos.plugin.families.storage import FillFault
 
 
 @dataclass(frozen=True)

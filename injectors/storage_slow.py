@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torchaos.harness.fault_drivers import fs_rules
-from torchaos.harness.fault_drivers.fs_rules import Rules
-from torchaos.plugin import Positive, Seconds, StorageFault, drawn
+from torchaos.plugin import Positive, Seconds, drawn
+from torchaos.plugin.families.storage import Rules, StorageFault, operations
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Slow(StorageFault):
     name = "storage.slow"
 
     def rules(self) -> Rules:
-        return fs_rules.Rules(fs_rules.operations(self.on), self.ranks, delay_s=self.delay, rate=self.rate)
+        return Rules(operations(self.on), self.ranks, delay_s=self.delay, rate=self.rate)
 
 
 @dataclass(frozen=True)
@@ -37,4 +36,4 @@ class Stall(StorageFault):
     name = "storage.stall"
 
     def rules(self) -> Rules:
-        return fs_rules.Rules(fs_rules.operations(self.on), self.ranks, stall=True)
+        return Rules(operations(self.on), self.ranks, stall=True)

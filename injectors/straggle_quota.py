@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.rollback.cgroup_handles import CpuCgroup, throttle
 from torchaos.plugin import Emit, Evidence, Fault, Handle, Kind, NodeSite, Probe, Record
+from torchaos.plugin.undo import CpuCgroup, throttle
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.plugin import Evidence, Fault, Handle, NodeSite, RankSite, Record, slower
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, RankSite, Record
+from torchaos.plugin.evidence import slower
 
 
 @dataclass(frozen=True)

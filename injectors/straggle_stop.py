@@ -7,19 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.plugin import (
-    Emit,
-    Evidence,
-    Fault,
-    Handle,
-    NodeSite,
-    Probe,
-    Process,
-    Record,
-    Seconds,
-    TargetGone,
-    took_turns,
-)
+from torchaos.plugin import Emit, Evidence, Fault, Handle, NodeSite, Probe, Record, Seconds, TargetGone
+from torchaos.plugin.evidence import took_turns
+from torchaos.plugin.undo import Process
 
 
 @dataclass(frozen=True)

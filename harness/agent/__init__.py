@@ -2,10 +2,11 @@
 
 It reads its plan (`AgentPlan`: hooks and orders) and one control page per fault. It writes events to one file per rank,
 applies faults at their Moments, and holds a rank while the harness applies a fault from outside. It imports only the
-standard library and the job's torch, and no other room, because the job's Python may not have torchaos.
+standard library, the job's torch and `protocol`, because the job's Python may not have torchaos.
 
-Inside a job this folder is loaded by path as the package `_torchaos_agent` (see bootstrap/sitecustomize.py), so its
-modules import each other relatively. The harness imports the same files as `torchaos.harness.agent`.
+Inside a job this folder and `protocol` are loaded by path as `_torchaos.agent` and `_torchaos.protocol` (see
+bootstrap/sitecustomize.py), so their modules import each other relatively. The harness imports the same files as
+`torchaos.harness.agent` and `torchaos.harness.protocol`.
 """
 
 

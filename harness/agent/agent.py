@@ -9,8 +9,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
-from . import wire
-from .agent_plan import AgentPlan
+from ..protocol import wire
+from ..protocol.agent_plan import AgentPlan
 from .fault_triggers import Orders
 from .rank_faults import Lasting
 from .tally import Epochs, Phases, Tally

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Callable
 
-THREAD = "torchaos"  # name of our threads in the kernel; storage faults spare them
+from ..protocol.rank_files import THREAD
 
 
 class Helper:

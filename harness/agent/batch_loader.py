@@ -11,10 +11,10 @@ from collections import deque
 from types import ModuleType
 from typing import Any
 
+from ..protocol.wire import Phase
 from . import sample_digests
 from .agent import Agent
 from .batch_ring import Ring, Trained
-from .wire import Phase
 
 # Sees when the training loop takes a batch from a `queue.Queue` that is filled by a thread of the job.
 

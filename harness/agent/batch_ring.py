@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
+from ..protocol.wire import Phase
 from . import sample_digests
 from .agent import Agent
 from .sample_digests import Batch, Known, View
-from .wire import Phase
 
 # The last batches that were fetched for the training loop, and which of them it has trained on.
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
+from ..protocol.wire import Kind, Phase
 from .agent import Agent
 from .digesting import Digesting
 from .file_access import Buffers, absolute
 from .saved_check_sums import StateSums
-from .wire import Kind, Phase
 
 # Processes that a rank forks to save its checkpoints while it trains on.
 

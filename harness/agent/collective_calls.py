@@ -9,7 +9,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from .agent_plan import Collectives
+from ..protocol.agent_plan import Collectives
 
 # A collective that a rank is about to start, as faults and triggers see it. Fields that are costly to compute are
 # computed when they are read.

@@ -12,10 +12,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from ..protocol.wire import Kind, Phase
 from .agent import Agent
 from .collective_calls import Call
 from .stamp_writer import Stamping
-from .wire import Kind, Phase
 
 # Reports when this rank joined the default process group, and how many seconds it waited for the other ranks.
 

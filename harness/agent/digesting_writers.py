@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
+from ..protocol.manifest import CHUNK
 from .background import Helper
 
 # Digests of bytes in memory, chunk by chunk: xxh3 if the job's own Python has the package xxhash, else CRC-32.
@@ -25,7 +26,6 @@ def _xxh3() -> Any:
 
 
 xxh3_64: Any = _xxh3()
-CHUNK = 1 << 20
 ALGORITHM = "crc32" if xxh3_64 is None else "xxh3"
 ASIDE = 1 << 17  # bytes: less than this is digested in the calling thread, which is quicker than a handover
 _PIECE = 1 << 22  # bytes

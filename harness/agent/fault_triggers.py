@@ -10,12 +10,12 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.agent_plan import Moment, Order
+from ..protocol.control_pages import ControlPage, State, wait_until
+from ..protocol.wire import Kind, Phase
 from . import rank_faults
-from .agent_plan import Moment, Order
-from .control_pages import ControlPage, State, wait_until
 from .learning_rates import GoingBack
 from .rank_faults import Lease, RankSite
-from .wire import Kind, Phase
 
 if TYPE_CHECKING:
     from .agent import Agent

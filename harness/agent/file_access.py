@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from importlib.util import source_from_cache
 from typing import Any
 
+from ..protocol.rank_files import FAILED, LISTED, READ, WRITTEN
+from ..protocol.wire import ENV_STORE
 from .agent import Agent
-from .wire import ENV_STORE
 
 # The paths of checkpoints in events. During an exploration (`torchaos explore`), the objects of an S3 store are files
 # in the folder of ENV_STORE: they are reported by the paths of these files.
@@ -49,7 +50,6 @@ def objects() -> Iterator[tuple[str, os.stat_result]]:
 # module. Each is written once to this rank's file in agent/reads, as a letter, the path and a NUL. Forked children
 # (data-loader workers) write to the same file.
 
-READ, LISTED, WRITTEN, FAILED = "r", "l", "w", "!"  # FAILED: nothing was recorded after this
 MOST = 5000  # paths that a process records at most
 _MADE = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1}  # which argument is the path that is created
 _FOLDERS = {"os.listdir", "os.scandir"}

@@ -8,7 +8,7 @@ import weakref
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .wire import Kind
+from ..protocol.wire import Kind
 
 if TYPE_CHECKING:
     from .agent import Agent

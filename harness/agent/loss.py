@@ -6,9 +6,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from ..protocol.wire import Kind
 from .agent import Agent
 from .tally import Segment
-from .wire import Kind
 
 
 class _Copy:

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from math import prod
 from typing import Any, NamedTuple, Sequence
 
-from .packed_lines import ROW
+from ..protocol.packed_lines import ROW
 
 MAX_ROW_BYTES = 4096
 MAX_ROWS = 512  # in a batch with more rows, a digest covers several rows

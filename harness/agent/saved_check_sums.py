@@ -17,11 +17,11 @@ from hashlib import blake2b
 from importlib import import_module
 from typing import Any
 
+from ..protocol.check_sums import plain_of_each
+from ..protocol.wire import Kind, Phase
 from .agent import Agent
-from .check_sums import plain_of_each
 from .loss import is_capturing
 from .training_state import Named, Names, kind_of, tensors_in, trained_by
-from .wire import Kind, Phase
 
 HOOK = "kept"
 _MOST, _INPUTS = 20_000, 64  # tensors of one quantity; inputs of the model

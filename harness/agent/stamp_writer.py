@@ -16,9 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import wire
+from ..protocol import wire
+from ..protocol.collective_stamps import Stamps
 from .collective_calls import Call
-from .collective_stamps import Stamps
 
 if TYPE_CHECKING:
     from .agent import Agent

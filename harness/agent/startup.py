@@ -17,8 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from . import wire
-from .agent_plan import AgentPlan
+from ..protocol import wire
+from ..protocol.agent_plan import AgentPlan
+from ..protocol.rank_files import STACKS, STACKS_SIGNAL
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -109,30 +110,26 @@ def install(agent: Agent) -> None:
 
 def leave_alone(rules: ModuleType) -> None:
     """Makes torch.compile skip the agent's files. `rules`: the module torch._dynamo.trace_rules."""
-    rules.SKIP_DIRS.append(str(Path(__file__).parent))
+    rules.SKIP_DIRS.extend(str(Path(__file__).parents[1] / room) for room in ("agent", "protocol"))
     rules._recompile_re()
 
 
 # Python stacks of a rank on request: at a signal, Python's faulthandler writes the main thread's stack to a file. It is
 # C code that needs no interpreter lock, so it also works in a rank that hangs in a call, and costs nothing before.
 #
-# Both sides import this file; standard library only. The harness sends the signal only when it is about to end the job,
-# and only to a process that handles it. A rank's file is `RUN_DIR/agent/stacks/rank<R>-a<attempt>-p<pid>.txt`.
-
-SIGNAL = signal.SIGRTMAX - 7  # real-time signals have no use of their own
-FOLDER = "stacks"
+# The harness sends the signal only when it is about to end the job, and only to a process that handles it.
 
 
 def listen(who: Identity) -> None:
     """Installs the handler, unless the job has one for this signal. Without a place for the file, there is none."""
-    if signal.getsignal(SIGNAL) is not signal.SIG_DFL:
+    if signal.getsignal(STACKS_SIGNAL) is not signal.SIG_DFL:
         return
     with suppress(OSError, RuntimeError, ValueError):
-        folder = Path(os.environ[wire.ENV_PLAN]).parent / FOLDER
+        folder = Path(os.environ[wire.ENV_PLAN]).parent / STACKS
         folder.mkdir(mode=0o700, exist_ok=True)
         path = folder / f"rank{who.rank}-a{who.attempt}-p{who.pid}.txt"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        faulthandler.register(SIGNAL, os.open(path, flags, 0o600), all_threads=False)
+        faulthandler.register(STACKS_SIGNAL, os.open(path, flags, 0o600), all_threads=False)
 
 
 # Runs in the torchrun of a job of one node, and records the number of its first attempt. Each torchrun counts its

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import wire
+from ..protocol import wire
 
 # Remembers across restarts how the optimizers of this job take turns: whether some optimizers step more often than
 # others, and which optimizers do not step in each iteration. Without this, a step could count as an iteration before a

@@ -11,16 +11,17 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Callable
 
+from ..protocol.packed_lines import payload
+from ..protocol.sample_sums import Sums
+from ..protocol.wire import Kind, Phase
 from .agent import Agent
 from .batch_ring import UNSEEN, Trained
 from .learning_rates import Ahead, Rates, optimizer_step
 from .loss import Losses, arrived
-from .packed_lines import payload
-from .sample_budget import Allowance, Sums
+from .sample_budget import Allowance
 from .step_counter import NOTHING, Closed, Cycle, StepCounter
 from .tally import Segment
 from .updates import Updates
-from .wire import Kind, Phase
 
 _PLAIN = "plain"  # the key of all optimizers together that are none of torch's
 _NO_STEP = (

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.wire import Phase
 from .sample_digests import Batch
-from .wire import Phase
 
 if TYPE_CHECKING:
     from .agent import Agent

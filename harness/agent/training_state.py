@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from ..protocol.check_sums import SHARD, check_sum, is_whole, local, plain_name, stacked
+from ..protocol.wire import Kind
 from .agent import Agent
-from .check_sums import SHARD, check_sum, is_whole, local, stacked
 from .loss import is_capturing
 from .tally import Shown
-from .wire import Kind
 
 # The training state in a few bytes: check sums (check_sums.py) of the parameters and of the optimizers' moments after
 # each step and before the first, and the norm of the gradient.
@@ -142,7 +142,7 @@ def is_shared_out(optimizer: Any) -> bool:
 # teacher, gets its class as a prefix: `AveragedModel:0.weight`. A name that two tensors share is left out.
 
 # The parts that wrappers (DDP, torch.compile, FSDP, checkpointing of activations) add to a parameter's name.
-WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
 _ALWAYS, _TRIES = 2, 4  # searches: in any case, and at most
 _DEEP = 4  # containers inside each other
 
@@ -232,11 +232,6 @@ class Names:
 
     def _tensors(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return tensors_in(name, value, self._torch.Tensor)
-
-
-def plain_name(name: str) -> str:
-    """The name without the parts that wrappers added."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def kind_of(tensor: Any) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
+from ..protocol.check_sums import local, plain_of_each
 from .agent import Agent
-from .check_sums import local, plain_of_each
 
 _MOST_NODES = 20_000  # of the graph of a loss
 _FEW, _MOST_ELEMENTS = 8, 1 << 16  # parameters whose values are compared, and values of each

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.agent.check_sums import is_whole
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.interfaces import Evidence
+from torchaos.harness.protocol.check_sums import is_whole
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Execution
 from torchaos.harness.record.record import Record
 

@@ -10,9 +10,9 @@ from math import inf
 
 import numpy as np
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.ending import ABORT, aborts_at_exit
 from torchaos.harness.interfaces import Evidence
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Executions
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.monitoring.diagnosis.wait_graph import ranges
 from torchaos.harness.monitoring.observers.opinions import PROGRESS
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt
 from torchaos.harness.record.record import Record
 

@@ -6,8 +6,8 @@ from collections.abc import Container, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.interfaces import Target
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record

@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Load, saved_as
 from torchaos.harness.record.history.step_evidence import RECORD
 from torchaos.harness.record.record import Record

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torchaos.harness.analysis.missing_data import why_unplaced
-from torchaos.harness.interfaces import Assertion, Finding, Outcome, inconclusive
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Finding, Outcome, inconclusive
 from torchaos.harness.record.record import Record, records_of
 
 _WORST = (Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.PASSED)

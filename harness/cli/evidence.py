@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hangs import ranks_in_words
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Files, locate
@@ -26,6 +25,7 @@ from torchaos.harness.monitoring.diagnosis.diagnosis import Diagnosis
 from torchaos.harness.monitoring.diagnosis.kernel_trace import watch
 from torchaos.harness.monitoring.diagnosis.live_job import of_job, ranks_of
 from torchaos.harness.monitoring.diagnosis.wait_graph import read_stamps
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, worst

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
-from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.sample_budget import of_each
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.agent_plan import AgentPlan
+from torchaos.harness.protocol.sample_sums import of_each
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.node_channel import PATIENCE_S, await_place, is_made
 from torchaos.harness.running.nodes.node_exec import NodeExec, node_index, node_of

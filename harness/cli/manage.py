@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
-from torchaos.harness.agent.rank_faults import parse_duration
 from torchaos.harness.cli.options import AS_JSON, PATH, RunFolder, cli
 from torchaos.harness.cli.run_output import RUNS, is_told
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.quantities import parse_duration
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.recovery import Recovered, await_reapers, find, in_words, recover

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from torchaos.harness.agent.collective_stamps import ranks_in
 from torchaos.harness.cli.commands import Commands
 from torchaos.harness.cli.run_output import RUNS, Command, json_only, json_option, outs_of
+from torchaos.harness.protocol.collective_stamps import ranks_in
 
 if TYPE_CHECKING:
     _PathType = click.ParamType[Path]

@@ -19,7 +19,6 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.cli import manage
 from torchaos.harness.cli.interrupt import Interrupt, signals
 from torchaos.harness.cli.options import (
@@ -46,6 +45,7 @@ from torchaos.harness.cli.options import (
 )
 from torchaos.harness.cli.run_output import RUNS, is_told, remember
 from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import ExitCode, Result, Verdict, worst

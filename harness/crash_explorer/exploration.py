@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.exploration_summary import NAME as SCRIPT
 from torchaos.harness.crash_explorer.exploration_summary import STATE, Explored, files_of, script_of
@@ -48,6 +47,7 @@ from torchaos.harness.crash_explorer.selection import chosen, nodes_of
 from torchaos.harness.crash_explorer.warm_resumes import WarmResumes
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import Plan, PlannedFault, counted
 from torchaos.harness.record.record import Record
 from torchaos.harness.running.engine.watches import check_disk

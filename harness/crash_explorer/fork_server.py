@@ -18,7 +18,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
-import importlib.util
 import json
 import os
 import random
@@ -30,7 +29,7 @@ from typing import Any
 
 from torchaos.harness.host.processes import end_with
 
-_AGENT = "_torchaos_agent"
+_AGENT = "_torchaos"
 
 
 def serve(sock: socket.socket) -> dict[str, Any] | None:
@@ -174,18 +173,12 @@ def leave_at_once() -> None:
 
 
 def start_agent(folder: str) -> None:
-    """Loads the agent as its sitecustomize would, although torch is imported already. The agent replaces functions of
+    """Starts the agent as its sitecustomize would, although torch is imported already. The agent replaces functions of
     torch. A module that imported such a function earlier (`from torch import save`) gets the replacement too."""
     before = {name: dict(vars(module)) for name, module in list(sys.modules.items()) if _may_be_patched(name, module)}
-    spec = importlib.util.spec_from_file_location(
-        _AGENT, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
-    )
-    if spec is None or spec.loader is None:
-        return
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[_AGENT] = package
-    spec.loader.exec_module(package)
-    package.start()
+    package = sys.modules[_AGENT] = types.ModuleType(_AGENT)
+    package.__path__ = [folder]
+    importlib.import_module(f"{_AGENT}.agent").start()
     new = {}  # by id of the old function, which `before` keeps alive: its module, and the replacement
     for name, was in before.items():
         now = vars(sys.modules[name])

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness import agent
-from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID, Kind, start_ticks
 from torchaos.harness.crash_explorer.launcher_resume import Patience, StopRule
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID, Kind, start_ticks
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.rundir import RunDir
 
@@ -127,7 +127,7 @@ class ForkServer:
         self, ranks: Sequence[RankCommand], envs: Sequence[Mapping[str, str]], log: Path, anew: bool = False
     ) -> list[int]:  # fmt: skip
         """Forks the ranks. Returns their pids. `anew`: each rank is a new interpreter, with nothing imported."""
-        folder = str(Path(agent.__path__[0]).resolve())
+        folder = str(Path(agent.__path__[0]).resolve().parent)
         asked = [
             {
                 "env": dict(env), "argv": list(rank.argv), "cwd": rank.cwd, "log": str(log), "agent": folder,

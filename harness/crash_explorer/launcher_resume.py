@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers, Traced
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome
 from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.history import base_of
 from torchaos.harness.record.plan import Plan

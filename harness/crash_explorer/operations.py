@@ -31,10 +31,10 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from torchaos.harness.agent.collective_stamps import Stamp, read_stamps
-from torchaos.harness.agent.wire import ENV_PLAN, Event, Kind, Phase
 from torchaos.harness.crash_explorer.folder_contents import Blobs, Content, Extent, Tree
 from torchaos.harness.fault_drivers.fs_rules import rank_of
+from torchaos.harness.protocol.collective_stamps import Stamp, read_stamps
+from torchaos.harness.protocol.wire import ENV_PLAN, Event, Kind, Phase
 
 _VERSION = 1
 

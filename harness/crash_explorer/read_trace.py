@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.crash_explorer.folder_contents import Tree
 from torchaos.harness.crash_explorer.fuse_mount import FuseMount
 from torchaos.harness.crash_explorer.recording_log import Query
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.reaper_client import Reaper, UndoError
 

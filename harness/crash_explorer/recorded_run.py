@@ -17,9 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.collective_stamps import Stamp
-from torchaos.harness.agent.wire import Event
 from torchaos.harness.analysis.comparison.agreement import wants_more
 from torchaos.harness.analysis.ending import died_by_itself
 from torchaos.harness.crash_explorer.folder_contents import Blobs, Tree
@@ -29,6 +26,9 @@ from torchaos.harness.crash_explorer.recording_log import RecordingLog
 from torchaos.harness.crash_explorer.resume_runs import asked_of, checkpoints_in
 from torchaos.harness.crash_explorer.s3_store import Served, is_stored
 from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.protocol.agent_plan import AgentPlan
+from torchaos.harness.protocol.collective_stamps import Stamp
+from torchaos.harness.protocol.wire import Event
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record

@@ -13,12 +13,12 @@ from enum import Enum
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.ending import last_error
 from torchaos.harness.analysis.verdict.verdict import SPLIT_BRAIN
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.synthetic_crash import DEATH
 from torchaos.harness.interfaces import Harm
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 

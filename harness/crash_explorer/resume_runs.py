@@ -16,9 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.manifest import FOLDER as MANIFESTS
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
 from torchaos.harness.analysis.checkpointing.resumed_from import resumes
 from torchaos.harness.analysis.ending import final_step
@@ -33,6 +30,9 @@ from torchaos.harness.crash_explorer.s3_store import date_objects
 from torchaos.harness.crash_explorer.synthetic_crash import cut_together
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import Harm, Need, UsageError
+from torchaos.harness.protocol.agent_plan import AgentPlan
+from torchaos.harness.protocol.manifest import FOLDER as MANIFESTS
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history.saves_and_loads import handled_paths
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.record.record import Record

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchaos.harness.agent.manifest import FOLDER as MANIFESTS
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers
@@ -23,6 +22,7 @@ from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
 from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
 from torchaos.harness.crash_explorer.warm_resumes import Shown, difference
 from torchaos.harness.host.disk import owner_only, write_atomically
+from torchaos.harness.protocol.manifest import FOLDER as MANIFESTS
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 

@@ -22,11 +22,11 @@ from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
 
-from torchaos.harness.agent.wire import ENV_STORE
 from torchaos.harness.crash_explorer.folder_contents import Tree
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind
 from torchaos.harness.host.processes import end_with
 from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.protocol.wire import ENV_STORE
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 

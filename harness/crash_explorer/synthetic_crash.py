@@ -22,12 +22,12 @@ from types import MappingProxyType
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of
 from torchaos.harness.analysis.checkpointing.resume_points import are_alternatives
 from torchaos.harness.crash_explorer.operations import Operation
 from torchaos.harness.host.disk import owner_only
 from torchaos.harness.interfaces import Target
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Save
 from torchaos.harness.record.history.saves_and_loads import final_path
 from torchaos.harness.record.plan import After, Plan, PlannedFault

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.forked_ranks import ForkedResume, ForkServer, RankCommand
 from torchaos.harness.crash_explorer.launcher_resume import LauncherResume, StopRule
@@ -23,6 +22,7 @@ from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
 from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
 from torchaos.harness.crash_explorer.synthetic_crash import RECORDED
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")

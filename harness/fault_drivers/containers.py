@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torchaos.harness.agent.rank_faults import Fault
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.base_classes import Fault
 from torchaos.harness.fault_drivers.site import TargetGone
 from torchaos.harness.host.cluster_tools import EngineError, container_of, engine, events
 from torchaos.harness.interfaces import (
@@ -25,6 +24,7 @@ from torchaos.harness.interfaces import (
     NodeSite,
     Where,
 )
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.container_handles import Container, limits_of
 

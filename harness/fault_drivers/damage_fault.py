@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from torchaos.harness.agent.rank_faults import Fault
-from torchaos.harness.agent.wire import Kind, Phase
+from torchaos.harness.base_classes import Fault
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.layout import Checkpoint, Trouble
 from torchaos.harness.fault_drivers.checkpoint_edits import Edit, Remove, in_words
 from torchaos.harness.interfaces import ChaosError, Emit, Evidence, Handle, Hits, NodeSite, Target, Where
+from torchaos.harness.protocol.wire import Kind, Phase
 from torchaos.harness.record.history.saves_and_loads import final_path
 from torchaos.harness.rollback.file_handles import File
 

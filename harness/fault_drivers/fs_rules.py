@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from torchaos.harness.agent.background import THREAD
+from torchaos.harness.protocol.rank_files import THREAD
 
 READS = frozenset({"open_read", "read", "readdir", "readlink"})
 LOOKS = frozenset({"getattr", "statfs"})

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchaos.harness.agent.rank_faults import Fault
-from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
+from torchaos.harness.base_classes import Fault
 from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.fault_drivers.network.traffic_counters import Watch, logged
 from torchaos.harness.host import processes
 from torchaos.harness.host.toxiproxy import Api
 from torchaos.harness.interfaces import ChaosError, Evidence, Handle, Hits, NodeSite, Probe, Where
+from torchaos.harness.protocol.wire import ENV_RUN_ID, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.network_handles import Toxic, mark_of
 
@@ -318,7 +318,8 @@ class ProxyFault(Fault):
         return named or next((words for way in ways if (words := self.effect(way, counts))), None)
 
     def _endpoint(self, site: NodeSite) -> Endpoint:
+        endpoints: Mapping[str, Endpoint] = site.endpoints
         try:
-            return site.endpoints[self.endpoint]
+            return endpoints[self.endpoint]
         except KeyError as error:
             raise ChaosError(f"there is no proxy in front of {self.endpoint}; name it in job.endpoints") from error

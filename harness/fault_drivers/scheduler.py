@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torchaos.harness.agent.rank_faults import Fault
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.base_classes import Fault
 from torchaos.harness.interfaces import (
     ChaosError,
     Emit,
@@ -22,6 +21,7 @@ from torchaos.harness.interfaces import (
     Probe,
     Where,
 )
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
 
 

@@ -10,13 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from torchaos.harness.agent.wire import Phase, start_ticks
 from torchaos.harness.interfaces import ChaosError, Emit, Handle, LiveNode
-
-if TYPE_CHECKING:
-    from torchaos.harness.fault_drivers.proxy import Endpoint
+from torchaos.harness.protocol.wire import Phase, start_ticks
 
 
 class TargetGone(ChaosError):
@@ -60,7 +57,7 @@ class OutsideSite:
     undo_copies: Path = Path(os.devnull)  # a dry run saves no copies
     nodes: Sequence[LiveNode] = ()
     cluster: Sequence[LiveNode] = ()
-    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
+    endpoints: Mapping[str, Any] = field(default_factory=dict)
     guarded: Sequence[Handle] = ()
 
     @property

@@ -26,10 +26,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from torchaos.harness.agent.rank_faults import Fault
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.base_classes import Fault
 from torchaos.harness.fault_drivers.fs_rules import Rules
 from torchaos.harness.interfaces import ChaosError, Emit, Evidence, Handle, Hits, NodeSite, Target, Where
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.rollback.file_handles import File, Mount, mounts
 
 if TYPE_CHECKING:

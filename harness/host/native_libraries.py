@@ -13,10 +13,10 @@ from pathlib import Path
 import platformdirs
 
 from torchaos import harness
-from torchaos.harness.agent.control_pages import ENV_NVTX
-from torchaos.harness.agent.nccl_connections import ENV_NCCL_NET
 from torchaos.harness.host.library_sources import digest_of, is_made_of, sources_in
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.control_pages import ENV_NVTX
+from torchaos.harness.protocol.nccl_connections import ENV_NCCL_NET
 
 _NATIVE = Path(harness.__path__[0]).resolve().parent / "injectors" / "native"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchaos.harness.agent.wire import start_ticks
+from torchaos.harness.protocol.wire import start_ticks
 
 TOOL_S = 20.0  # seconds; more than ip, tc or nft ever take
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
-from torchaos.harness.agent.wire import ENV_RUN_ID, start_ticks
+from torchaos.harness.protocol.wire import ENV_RUN_ID, start_ticks
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None)

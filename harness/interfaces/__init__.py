@@ -1,10 +1,9 @@
-"""The interfaces that plug-ins and the harness agree on: for faults, assertions, launchers, probes, conditions and
-checkpoint formats. No interface mentions a particular implementation. All names are imported from this package."""
+"""The interfaces on which plug-ins and the harness agree. No interface mentions a particular implementation. All names
+are imported from this package. The base classes of faults, assertions and conditions are in `base_classes`."""
 
 from torchaos.harness.interfaces.errors import ChaosError, UsageError
-from torchaos.harness.interfaces.faults import Evidence, Handle, Hits, Injector, Irreversible, Target, Where
+from torchaos.harness.interfaces.faults import Evidence, Handle, Hits, Irreversible, Target, Touches, Where
 from torchaos.harness.interfaces.findings import (
-    Assertion,
     Finding,
     First,
     Harm,
@@ -26,40 +25,11 @@ from torchaos.harness.interfaces.jobs import (
     RemoteLauncher,
     Site,
 )
-from torchaos.harness.interfaces.observers import CheckpointFormat, Condition, Emit, Probe, Watched
+from torchaos.harness.interfaces.observers import CheckpointFormat, Emit, Probe, Watched
 
 __all__ = [
-    "Assertion",
-    "ChaosError",
-    "CheckpointFormat",
-    "Condition",
-    "Emit",
-    "Evidence",
-    "RemoteLauncher",
-    "Finding",
-    "First",
-    "Handle",
-    "Harm",
-    "Hits",
-    "Injector",
-    "Irreversible",
-    "JobSpec",
-    "Launcher",
-    "LiveNode",
-    "Need",
-    "Node",
-    "NodeSite",
-    "Outcome",
-    "Probe",
-    "RankProcess",
-    "Site",
-    "Target",
-    "UsageError",
-    "Watched",
-    "What",
-    "Where",
-    "failed",
-    "inconclusive",
-    "passed",
-    "unhit",
-]
+    "ChaosError", "CheckpointFormat", "Emit", "Evidence", "RemoteLauncher", "Finding", "First",
+    "Handle", "Harm", "Hits", "Irreversible", "JobSpec", "Launcher", "LiveNode", "Need", "Node", "NodeSite",
+    "Outcome", "Probe", "RankProcess", "Site", "Target", "Touches", "UsageError", "Watched", "What", "Where", "failed",
+    "inconclusive", "passed", "unhit",
+]  # fmt: skip

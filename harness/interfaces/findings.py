@@ -1,13 +1,10 @@
-"""A question about a run, and the answers to it."""
+"""What an assertion may need, and its answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Protocol, Sequence, runtime_checkable
-
-if TYPE_CHECKING:
-    from torchaos.harness.record.record import Record
+from typing import Any, Mapping
 
 
 class Need(str, Enum):
@@ -22,7 +19,7 @@ class Need(str, Enum):
     STATE = "state"  # a check sum of the parameters after each step, and the gradient's norm
     HANGS = "hangs"  # hangs as seen from outside: suspected, declared, and the ranks to blame
     LEFTOVERS = "leftovers"  # processes, ports and shared memory that are still there when the job has ended
-    COLLECTIVES = "collectives"  # begin and end of each collective, in the files of agent/collective_stamps.py
+    COLLECTIVES = "collectives"  # begin and end of each collective, in the files of protocol/collective_stamps.py
 
 
 class Outcome(str, Enum):
@@ -95,28 +92,3 @@ def inconclusive(reason: str, **measured: Any) -> Finding:
 def unhit(reason: str) -> Finding:
     """An inconclusive finding: no fault landed that this assertion is about."""
     return Finding(Outcome.INCONCLUSIVE, reason, first=First(What.UNHIT, 0))
-
-
-@runtime_checkable
-class Assertion(Protocol):
-    """One question about a run. A frozen dataclass: its fields are the bounds that the scenario gives. `harm`,
-    `expects_recovery` and `judge_replicas` are optional: the registry adds them to a class that lacks them."""
-
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[Need]]
-    harm: ClassVar[Harm] = Harm.OTHER  # what a failure means for the job
-
-    @property
-    def expects_recovery(self) -> bool:
-        """Whether the job is expected to recover from its faults, and not to give up."""
-        return True
-
-    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """The answer, from the records alone. Pure. `twins`: the records of the twins, if there are any."""
-
-    def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """The answer for a job of several replicas. The method may be one of the functions of
-        analysis/replica_verdict.py."""
-        return inconclusive(
-            f"{self.name} judges the ranks of one torchrun only, not a job of {run.plan.job.replicas} replicas"
-        )

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from torchaos.harness.agent.wire import Event, Kind, Phase
+from torchaos.harness.protocol.wire import Event, Kind, Phase
 
 if TYPE_CHECKING:
-    from torchaos.harness.fault_drivers.network.links import Link
-    from torchaos.harness.fault_drivers.proxy import Endpoint
     from torchaos.harness.interfaces.faults import Handle
 
 
@@ -73,8 +71,8 @@ class Node(Protocol):
         kept."""
 
     @property
-    def link(self) -> Link | None:
-        """Its link to the other nodes. None if faults can't change the link."""
+    def link(self) -> Any:
+        """Its link to the other nodes, see fault_drivers/network/links.py. None if faults can't change the link."""
 
     def argv(self, command: Sequence[str]) -> list[str]:
         """The command with the prefix that runs it on this node: none, nsenter, docker exec, srun."""
@@ -200,8 +198,9 @@ class NodeSite(Site, Protocol):
         """All nodes of the job."""
 
     @property
-    def endpoints(self) -> Mapping[str, Endpoint]:
-        """The job's endpoints that have a proxy, by name. Empty if the fault hits no endpoint."""
+    def endpoints(self) -> Mapping[str, Any]:
+        """The job's endpoints that have a proxy (fault_drivers/proxy.py), by name. Empty if the fault hits no
+        endpoint."""
 
     @property
     def checkpoints(self) -> Path | None:

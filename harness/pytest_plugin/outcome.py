@@ -16,7 +16,7 @@ from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLoca
 from torchaos.harness.record.secrecy import mask
 
 if TYPE_CHECKING:
-    from torchaos.harness.agent.wire import Event
+    from torchaos.harness.protocol.wire import Event
     from torchaos.harness.record.record import Record
 
 
@@ -201,8 +201,8 @@ def _around(run: Run) -> Iterator[str]:
     """The journal's notable events around the first fault that landed."""
     if not run.result or not run.folder.is_dir():
         return
-    from torchaos.harness.agent.wire import Kind
     from torchaos.harness.interfaces import ChaosError
+    from torchaos.harness.protocol.wire import Kind
     from torchaos.harness.reporting.terminal.narrator import Narrator
 
     try:

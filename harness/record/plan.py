@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 
-from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.host.disk import owner_only
 from torchaos.harness.interfaces import Need, Target, Where
+from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.record.secrecy import mask_env, mask_words
 from torchaos.harness.record.typed_json import read_as
 

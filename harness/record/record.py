@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.host.processes import uncollected
 from torchaos.harness.interfaces import Target, UsageError
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.events.merged import RunEvents
 from torchaos.harness.record.events.payloads import Gaps

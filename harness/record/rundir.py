@@ -3,7 +3,7 @@
 scenario.yaml       the scenario file, unchanged; with the other job in it, if it was run with another job
 plan.json           the plan (plan.Plan)
 agent/plan.json     the plan for the ranks (plan.AgentPlan); agent/pages/*.page: one control page per fault
-agent/manifests/    digests of each save, chunk by chunk (agent/manifest.py), if checkpoints are watched
+agent/manifests/    digests of each save, chunk by chunk (protocol/manifest.py), if checkpoints are watched
 agent/reads/        the job's own files that each rank of a twin read (agent/file_access.py)
 agent/imported      the modules that rank 0 of an exploration imported (agent/startup.py)
 agent/stamps/       begin and end of each rank's last collectives, if an assertion needs them

@@ -1,26 +1,21 @@
 """Finds plug-ins by name: injectors, assertions, conditions, launchers and checkpoint formats, of torchaos and of other
-packages. A class is imported only when it is needed. It is refused if it doesn't fit its interface in contracts; in
+packages. A class is imported only when it is needed. It is refused if it lacks what its base class demands; in
 particular, an injector is refused if it doesn't declare how it is undone."""
 
 from __future__ import annotations
 
-import ast
 import difflib
-import inspect
 import sys
-import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from torchaos.harness import interfaces
-from torchaos.harness.agent.rank_faults import Fault
-from torchaos.harness.agent.wire import Phase
-from torchaos.harness.interfaces import UsageError
+from torchaos.harness.base_classes import API, Assertion, Condition, Fault
+from torchaos.harness.interfaces import CheckpointFormat, Launcher, UsageError
+from torchaos.harness.protocol.wire import Phase
 from torchaos.harness.registry.offers import Offer, offered
 from torchaos.harness.registry.offers import forget as forget_offers
-from torchaos.harness.rollback.handles import REGISTRY as HANDLES
 
 if TYPE_CHECKING:
     from torchaos.harness.record.plan import PlannedFault
@@ -29,64 +24,21 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Group:
     singular: str  # what messages call a plug-in of this group
-    shape: type
-    says: tuple[str, ...]  # class attributes that every plug-in must have
-    does: tuple[str, ...]  # methods that every plug-in must have
-    defaults: type[Any] = object  # the class that has the default of each optional attribute
-    may: tuple[str, ...] = ()  # optional attributes and methods
+    base: type[Any]  # each plug-in inherits from it
+    face: str  # where a plug-in imports the base
+    says: tuple[str, ...]  # class attributes without a default
+    does: tuple[str, ...]  # methods without a default
 
 
 _GROUPS = {
-    "injectors": _Group(
-        "injector",
-        interfaces.Injector,
-        ("name", "where", "needs", "lethal", "hits"),
-        ("plan", "changes", "apply", "probes", "felt"),
-        Fault,
-        (
-            "lasting",
-            "phase",
-            "late",
-            "family",
-            "imitates",
-            "replays",
-            "consent",
-            "hooks",
-            "on_collectives",
-            "own_disk",
-            "felt_by_twin",
-            "asked",
-            "signals",
-        ),
-    ),
-    "assertions": _Group(
-        "assertion",
-        interfaces.Assertion,
-        ("name", "needs"),
-        ("judge",),
-        interfaces.Assertion,
-        ("harm", "expects_recovery", "judge_replicas"),
-    ),
-    "conditions": _Group(
-        "condition", interfaces.Condition, (), ("holds",), interfaces.Condition, ("about_job", "probes", "of_faults")
-    ),
-    "launchers": _Group(
-        "launcher",
-        interfaces.Launcher,
-        ("name",),
-        ("resources", "create"),
-        interfaces.Launcher,
-        ("needs", "cannot", "needs_of", "replicas", "sets_rendezvous", "on_nodes"),
-    ),
-    "formats": _Group(
-        "checkpoint format",
-        interfaces.CheckpointFormat,
-        ("name", "suffixes"),
-        ("is_folder", "read_file", "read_folder"),
-    ),
+    "injectors": _Group("injector", Fault, "torchaos.plugin.Fault", ("name", "where"), ("changes", "apply", "felt")),
+    "assertions": _Group("assertion", Assertion, "torchaos.plugin.Assertion", ("name", "needs"), ("judge",)),
+    "conditions": _Group("condition", Condition, "torchaos.plugin.Condition", (), ("holds",)),
+    "launchers": _Group("launcher", Launcher, "torchaos.plugin.launchers.Launcher", ("name",), ("resources", "create")),
+    "formats": _Group("checkpoint format", CheckpointFormat, "torchaos.plugin.checkpoints.Format", ("name",), ()),
 }
 GROUPS = tuple(_GROUPS)
-_PLAIN = (interfaces.Launcher, interfaces.CheckpointFormat)  # a scenario gives them no parameters
+_PLAIN = (Launcher, CheckpointFormat)  # a scenario gives them no parameters
 
 
 def phase_of(injector: str) -> Phase | None:
@@ -116,16 +68,16 @@ def lasts(injector: str) -> bool:
     return not found.lethal and bool("node" in found.where or found.lasting)
 
 
-def injectors() -> dict[str, type[interfaces.Injector]]:
+def injectors() -> dict[str, type[Fault]]:
     """All injectors by name. Raises UsageError if one of them can't be loaded."""
     return all_of("injectors")
 
 
-def assertions() -> dict[str, type[interfaces.Assertion]]:
+def assertions() -> dict[str, type[Assertion]]:
     return all_of("assertions")
 
 
-def conditions() -> dict[str, type[interfaces.Condition]]:
+def conditions() -> dict[str, type[Condition]]:
     return all_of("conditions")
 
 
@@ -169,9 +121,9 @@ def suggest(word: str, names: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)), None)
 
 
-def injector_of(fault: PlannedFault) -> interfaces.Injector:
+def injector_of(fault: PlannedFault) -> Fault:
     """The injector with the planned parameters."""
-    found: interfaces.Injector = find("injectors", fault.inject)(**fault.params)
+    found: Fault = find("injectors", fault.inject)(**fault.params)
     return found
 
 
@@ -198,53 +150,27 @@ def _load(kind: _Group, offer: Offer) -> type[Any]:
         ) from error
     if not isinstance(found, type):
         raise UsageError(f"{who} is not a class; its entry point must name one")
-    if (lacks := _missing(kind, found)) and lacks[0] == "changes":
-        raise UsageError(f"{who} has no changes(): it doesn't declare how it is undone, so it is not loaded; add it")
-    if kind.singular == "injector" and not _declares_undo(found):
+    wants = getattr(sys.modules.get(found.__module__), "API", API)
+    if wants != API:
         raise UsageError(
-            f"{who}: its changes() returns neither handles nor Irreversible: it doesn't declare how it is "
-            "undone, so it is not loaded; annotate which of the two it returns"
+            f"{who} is written for API {wants} of torchaos.plugin, and this torchaos has API {API}; install another "
+            "release of one of them"
         )
+    if kind.base not in found.__mro__:
+        raise UsageError(f"{who} does not inherit from {kind.face}; let it do so")
+    lacks = _missing(kind, found)
+    if "changes" in lacks:
+        raise UsageError(f"{who} has no changes(): it doesn't declare how it is undone, so it is not loaded; add it")
     if lacks:
-        raise UsageError(f"{who} lacks {', '.join(lacks)}; see {kind.shape.__name__} in torchaos.harness.interfaces")
+        raise UsageError(f"{who} lacks {', '.join(lacks)}; see {kind.face}")
     if (declared := getattr(found, "name", offer.name)) != offer.name:
         raise UsageError(f"{who} declares the name {declared!r}; the entry point must have the same name")
-    if kind.shape not in _PLAIN and not is_dataclass(found):
+    if kind.base not in _PLAIN and not is_dataclass(found):
         raise UsageError(f"{who} is not a dataclass; its fields are the parameters that a scenario gives")
-    for name in kind.may:
-        if not hasattr(found, name):
-            setattr(found, name, inspect.getattr_static(kind.defaults, name))
     return found
 
 
 def _missing(kind: _Group, found: type[Any]) -> list[str]:
-    """The attributes and methods that the class lacks, `changes` first. A method that the class inherits from the
-    protocol is only a stub, so it counts as missing."""
-    methods = [
-        name
-        for name in kind.does
-        if not callable(getattr(found, name, None)) or getattr(found, name) is getattr(kind.shape, name, None)
-    ]
-    lacks = [*methods, *(name for name in kind.says if not hasattr(found, name))]
-    return sorted(lacks, key=lambda name: name != "changes")
-
-
-def _declares_undo(injector: type[Any]) -> bool:
-    """Whether `changes` seems to return something. What it returns can't be known before it is called."""
-    changes = inspect.unwrap(injector.changes)
-    says = str(
-        getattr(changes, "__annotations__", {}).get("return", "Handle")
-    )  # no annotation: its source must return something
-    if not any(word in says for word in ("Handle", "Irreversible", *(one.__name__ for one in HANDLES.values()))):
-        return False
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(changes)))
-    except (OSError, TypeError, SyntaxError):  # no source: the check before the fault is applied decides
-        return True
-    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
-    given = [value for value in returned if value is not None and not _is_none(value)]
-    return bool(given) or any(isinstance(node, (ast.Raise, ast.Yield)) for node in ast.walk(tree))
-
-
-def _is_none(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value in (None, Ellipsis)
+    """The attributes and methods that the class lacks. The methods of the base are only stubs."""
+    methods = [name for name in kind.does if getattr(found, name) is getattr(kind.base, name)]
+    return [*(name for name in kind.says if not hasattr(found, name)), *methods]

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Mapping
 
-from torchaos.harness.agent.control_pages import ControlPage
 from torchaos.harness.host import processes
+from torchaos.harness.protocol.control_pages import ControlPage
 from torchaos.harness.rollback.cgroup_handles import CpuCgroup, FreezerCgroup, MemoryCgroup
 from torchaos.harness.rollback.cluster_handles import (
     KubernetesAgent,

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Sequence
 
-from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.host.disk import owner_only
 from torchaos.harness.interfaces import ChaosError, Handle, Irreversible, UsageError
+from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.handles import to_json
 from torchaos.harness.rollback.healer import BOUND_S, Healed, Healer

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.interfaces import ChaosError, Handle, Launcher
+from torchaos.harness.interfaces import ChaosError, Handle, Launcher, Touches
 from torchaos.harness.record.plan import Plan
-from torchaos.harness.rollback.file_handles import Touches
 
 _MADE = {
     "links": ("needs links between nodes", "write launcher: netns, and two nodes or more"),

@@ -26,10 +26,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.host import processes
 from torchaos.harness.host import processes as proc
 from torchaos.harness.host.disk import owner_only, write_atomically
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.recovery import Recovered, await_reapers, find, left_over, recover

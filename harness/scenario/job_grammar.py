@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from torchaos.harness.agent.rank_faults import Seconds
+from torchaos.harness.protocol.quantities import Seconds
 from torchaos.harness.scenario.values import NAME, Bytes, Count, Strict
 
 

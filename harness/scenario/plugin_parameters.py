@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from torchaos.harness import registry
-from torchaos.harness.agent.rank_faults import DRAWN
+from torchaos.harness.protocol.quantities import DRAWN
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.mistakes import words
 from torchaos.harness.scenario.yaml_source import Keys

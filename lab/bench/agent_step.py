@@ -34,13 +34,14 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from counters import KINDS, Counter
 from intervals import median_interval
 from parts import Parts
 
-FOLDER = Path(__file__).resolve().parents[2] / "harness" / "agent"
+HARNESS = Path(__file__).resolve().parents[2] / "harness"
 PLAIN = ("steps", "loss", "lr")
 SETS = {
     "plain": PLAIN, "samples": (*PLAIN, "samples"), "parameters": (*PLAIN, "state"),
@@ -50,25 +51,19 @@ SETS = {
 
 def arm(folder: Path, hooks: tuple[str, ...], rank: int = 0, parts: Parts | None = None) -> Any:
     """Starts the agent in this process, before torch is imported, and returns it."""
-    spec = importlib.util.spec_from_file_location(
-        "_torchaos_agent", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    package = importlib.util.module_from_spec(spec)
-    sys.modules["_torchaos_agent"] = package
-    spec.loader.exec_module(package)
+    package = sys.modules["_torchaos"] = ModuleType("_torchaos")
+    package.__path__ = [str(HARNESS)]
     if parts is not None:
-        parts.cover("_torchaos_agent", FOLDER)
-    wire = importlib.import_module("_torchaos_agent.wire")
-    agents = importlib.import_module("_torchaos_agent.agent")
-    plans = importlib.import_module("_torchaos_agent.agent_plan")
+        parts.cover("_torchaos", HARNESS)
+    wire = importlib.import_module("_torchaos.protocol.wire")
+    agents = importlib.import_module("_torchaos.agent.agent")
+    plans = importlib.import_module("_torchaos.protocol.agent_plan")
     os.environ[wire.ENV_PLAN] = str(folder / "plan.json")  # the stamps are written beside the plan
-    who = importlib.import_module("_torchaos_agent.startup").Identity(rank, 0, 1, 0, os.getpid())
+    who = importlib.import_module("_torchaos.agent.startup").Identity(rank, 0, 1, 0, os.getpid())
     events = wire.EventFile(folder / f"rank{rank}.jsonl", f"rank{rank}", rank, 0)
     agent = agents.Agent(plans.AgentPlan("bench", str(folder), hooks), who, events)
     agent.live.discard("collectives")  # `measure` installs and removes them
-    importlib.import_module("_torchaos_agent.hooks").install(agent)
+    importlib.import_module("_torchaos.agent.hooks").install(agent)
     return agent
 
 
@@ -126,7 +121,7 @@ class OurAgent:
     def begin(self, training: Training) -> None:
         self._agent.on = True
         if self._watches_collectives:
-            self._collectives = importlib.import_module("_torchaos_agent.collectives").CollectiveHook(self._agent)
+            self._collectives = importlib.import_module("_torchaos.agent.collectives").CollectiveHook(self._agent)
             self._collectives.install()
 
     def end(self) -> None:

@@ -16,8 +16,8 @@ import time
 from multiprocessing.synchronize import Event as Flag
 from pathlib import Path
 
-from torchaos.harness.agent.packed_lines import ROW
-from torchaos.harness.agent.wire import Event, EventFile, Kind
+from torchaos.harness.protocol.packed_lines import ROW
+from torchaos.harness.protocol.wire import Event, EventFile, Kind
 from torchaos.harness.record.events.journal import Journal
 
 WRITERS = 2

@@ -25,7 +25,7 @@ from clusters.slurm import SlurmRun, cluster, missing
 from dying.families import STAND_IN
 from waiting import wait_until
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 
 STEPS, STEP_S = 160, 0.25
 WATCH_S = 15.0  # how long the controller is watched, once all agents are connected

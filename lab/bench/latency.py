@@ -76,9 +76,9 @@ def train(folder: Path, steps: int) -> None:
 
 def in_the_agent(firings: int) -> dict[str, list[float]]:
     """Times in milliseconds, by the name of the measurement."""
-    from torchaos.harness.agent.agent_plan import AgentPlan, Moment, Order
-    from torchaos.harness.agent.control_pages import ControlPage
-    from torchaos.harness.agent.wire import Phase
+    from torchaos.harness.protocol.agent_plan import AgentPlan, Moment, Order
+    from torchaos.harness.protocol.control_pages import ControlPage
+    from torchaos.harness.protocol.wire import Phase
     from torchaos.harness.running.launchers.job import job_env
 
     with tempfile.TemporaryDirectory() as name:

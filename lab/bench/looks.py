@@ -21,8 +21,8 @@ from pathlib import Path
 
 from judge import STEP_S, Grown
 
-from torchaos.harness.agent.wire import Event
 from torchaos.harness.host.processes import give_back
+from torchaos.harness.protocol.wire import Event
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.running.conditions.progress import Recovered
 

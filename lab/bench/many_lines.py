@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.node_channel import LEASE_S, VERSION, Handler, NodeChannel
 

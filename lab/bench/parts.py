@@ -32,8 +32,9 @@ class Parts:
         return sorted(found, key=lambda row: -row[2])
 
     def cover(self, package: str, folder: Path) -> None:
-        """Import all modules of the package, and measure the functions that are defined in them."""
-        names = [path.stem for path in sorted(folder.glob("*.py")) if path.stem not in ("__init__", "fault", "nvtx")]
+        """Import all modules of the agent in the package, and measure the functions that are defined in them."""
+        paths = [path for room in ("agent", "protocol") for path in sorted((folder / room).glob("*.py"))]
+        names = [f"{path.parent.name}.{path.stem}" for path in paths if path.stem != "__init__"]
         modules = [importlib.import_module(f"{package}.{name}") for name in names]
         new: dict[Any, Any] = {}
         places = [vars(module) for module in modules]

@@ -29,8 +29,8 @@ import time
 from importlib.resources import files
 from pathlib import Path
 
-from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
+from torchaos.harness.protocol.agent_plan import AgentPlan
+from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 
 STATE = """
 import gc, json, os, shutil, sys, time, warnings

@@ -22,11 +22,11 @@ from collections.abc import Callable
 from importlib.resources import files as resources
 from pathlib import Path
 
-from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.verify import Manifests, verify
+from torchaos.harness.protocol.agent_plan import AgentPlan
+from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.record.result import ExitCode
 
 # Saves the same kind of state a few times in each format: STEPS saves, numbered from 1.

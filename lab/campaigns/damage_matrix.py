@@ -31,13 +31,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 import marks
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.wire import ENV_PLAN, Event, Kind
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.verify import Manifests, verify
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.interfaces import ChaosError, Target, UsageError
+from torchaos.harness.protocol.agent_plan import AgentPlan
+from torchaos.harness.protocol.wire import ENV_PLAN, Event, Kind
 from torchaos.harness.record.result import ExitCode
 
 HERE = Path(__file__).parent

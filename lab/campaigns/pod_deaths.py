@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from clusters.kubernetes import Kubernetes, KubernetesRun, await_ready, cluster, missing
 from clusters.runs import FROZEN, KILL
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.running.launchers.node_channel import LEASE_S
 
 BOUND_S = LEASE_S + 5.0  # seconds after a death, in which everything must be undone

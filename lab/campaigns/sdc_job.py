@@ -23,11 +23,11 @@ WARM_UP, STEPS, EVERY = 30, 20, 5
 
 def arm() -> Any:
     """Starts the agent, before torch is imported, as in a rank."""
-    from torchaos.harness.agent import wire
     from torchaos.harness.agent.agent import Agent
-    from torchaos.harness.agent.agent_plan import AgentPlan
     from torchaos.harness.agent.hooks import install
     from torchaos.harness.agent.startup import identify
+    from torchaos.harness.protocol import wire
+    from torchaos.harness.protocol.agent_plan import AgentPlan
 
     os.environ[wire.ENV_PLAN] = "none"
     who = identify(os.environ, os.getpid())

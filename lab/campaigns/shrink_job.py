@@ -24,7 +24,7 @@ STEP_S, FROZEN_S = 0.005, 0.8
 def main() -> None:
     folder, needs, every = Path(sys.argv[1]), set(sys.argv[2].split(",")), int(sys.argv[3])
     agent: Any = next(thing for thing in gc.get_objects() if type(thing).__name__ == "Agent")
-    from _torchaos_agent.wire import Kind, Phase  # type: ignore[import-not-found]
+    from _torchaos.protocol.wire import Kind, Phase  # type: ignore[import-not-found]
 
     folder.mkdir(parents=True, exist_ok=True)
     rank, alive = agent.who.rank, folder / f".alive{agent.who.rank}"

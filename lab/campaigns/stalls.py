@@ -105,7 +105,7 @@ def _stall(order: Path, lock: threading.Lock, folder: Path) -> None:
             with open(folder / "pipe", "rb", buffering=0) as file:
                 file.read(1)
         elif kind == "held":
-            from torchaos.harness.agent.control_pages import wait_until
+            from torchaos.harness.protocol.control_pages import wait_until
 
             wait_until(lambda: False, time.monotonic() + 3600)
     except GoOn:
@@ -158,8 +158,8 @@ class Session:
     watching: Any = None
 
     def start(self) -> Session:
-        from torchaos.harness.agent.agent_plan import AgentPlan
         from torchaos.harness.interfaces import JobSpec
+        from torchaos.harness.protocol.agent_plan import AgentPlan
         from torchaos.harness.record.events.journal import Journal
         from torchaos.harness.rollback.handles import JobProcesses
         from torchaos.harness.running.launchers.job import job_env

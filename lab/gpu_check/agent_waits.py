@@ -11,7 +11,7 @@ from typing import Any
 
 from row import need_gpu
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol.wire import Event, Kind
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 

@@ -10,7 +10,7 @@ from row import NOT_POSSIBLE, need_gpu, need_kernels
 
 FAIL = """
 import torch
-from torchaos.harness.agent import cuda_errors as cuda
+from torchaos.injectors import cuda_errors as cuda
 cuda.ERRORS["assert"] = (710, "cudaErrorAssert", "device-side assert triggered")
 data = torch.zeros(4, device="cuda")
 try:

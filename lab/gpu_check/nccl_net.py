@@ -41,7 +41,7 @@ def rank(what: str, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from torchaos.harness.agent.nccl_connections import CONNECTIONS, HITS, VERSION, NetKind, NetOrder, NetPage
+    from torchaos.harness.protocol.nccl_connections import CONNECTIONS, HITS, VERSION, NetKind, NetOrder, NetPage
 
     number, page = int(os.environ["RANK"]), NetPage.of_this_process()
     orders = {
@@ -101,14 +101,14 @@ def rank(what: str, folder: Path) -> None:
 
 
 def _order(page: Any, order: Any, control: Path, lease_s: float = 600.0) -> int:
-    from torchaos.harness.agent.control_pages import ControlPage
+    from torchaos.harness.protocol.control_pages import ControlPage
 
     ControlPage(control, create=True).write(ControlPage.FIRED, 1)
     return int(page.order(order, str(control), 1, lease_s))
 
 
 def _take_back(control: Path) -> None:
-    from torchaos.harness.agent.control_pages import ControlPage
+    from torchaos.harness.protocol.control_pages import ControlPage
 
     ControlPage(control).write(ControlPage.GO, 1)
 

@@ -32,7 +32,7 @@ def rank(watchdog: bool, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from torchaos.harness.agent.control_pages import LAST_BYTES, STALLED, ControlPage, NcclCall, NvtxPage
+    from torchaos.harness.protocol.control_pages import LAST_BYTES, STALLED, ControlPage, NcclCall, NvtxPage
 
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", timeout=timedelta(seconds=TIMEOUT_S))

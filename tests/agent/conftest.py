@@ -5,7 +5,6 @@ The agent is loaded by path, so that these tests need nothing but pytest and tor
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -19,30 +18,21 @@ from typing import Any, Callable
 import pytest
 from warm import PARENT, WarmProcess
 
-FOLDER = Path(__file__).parents[2] / "harness" / "agent"
+HARNESS = Path(__file__).parents[2] / "harness"
 HOOKS = ("steps", "loss", "samples", "lr", "checkpoints")
 
 
-def _load() -> None:
-    spec = importlib.util.spec_from_file_location(
-        "_torchaos_agent", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules["_torchaos_agent"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["_torchaos_agent"])
-
-
-_load()
-wire: Any = import_module("_torchaos_agent.wire")
-plan: Any = import_module("_torchaos_agent.agent_plan")
-pages: Any = import_module("_torchaos_agent.control_pages")
+sys.modules["_torchaos"] = ModuleType("_torchaos")
+sys.modules["_torchaos"].__path__ = [str(HARNESS)]
+wire: Any = import_module("_torchaos.protocol.wire")
+plan: Any = import_module("_torchaos.protocol.agent_plan")
+pages: Any = import_module("_torchaos.protocol.control_pages")
 
 
 @pytest.fixture(scope="session")
 def agent_module() -> Callable[[str], ModuleType]:
-    """Imports a module of the agent under the name that it has inside a rank."""
-    return lambda name: import_module(f"_torchaos_agent.{name}")
+    """Imports a module, such as `protocol.wire`, under the name that it has inside a rank."""
+    return lambda name: import_module(f"_torchaos.{name}")
 
 
 @dataclass
@@ -89,11 +79,18 @@ class Rank:
             path
         )
         mine = {
-            "PYTHONPATH": str(FOLDER / "bootstrap"), wire.ENV_PLAN: str(path), wire.ENV_RUN_ID: f"agent-{os.getpid()}",
-            wire.ENV_ATTEMPT_BASE: "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
-            "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": str(attempt), "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(HARNESS / "agent" / "bootstrap"),
+            wire.ENV_PLAN: str(path),
+            wire.ENV_RUN_ID: f"agent-{os.getpid()}",
+            wire.ENV_ATTEMPT_BASE: "0",
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "OMP_NUM_THREADS": "1",
             "FOLDER": str(self.folder),
-        }  # fmt: skip
+        }
         return {**os.environ, **mine}
 
     def start(

@@ -28,7 +28,7 @@ def _summed(steps: list[Any]) -> list[int]:
 def test_sums_beyond_the_bound(rank: Any, agent_module: Callable[[str], Any]) -> None:
     """The first steps, those after a save and those near a fault keep each sample; the sums of the others are those of
     their samples, and the record says it."""
-    allowance, sums_of = agent_module("sample_budget"), agent_module("sample_budget").sums_of
+    allowance, sums_of = agent_module("agent.sample_budget"), agent_module("agent.sample_budget").sums_of
     assert (allowance.NEAR, allowance.AFTER_SAVE) == (NEAR, AFTER_SAVE)
     full = {event.step: event.data for event in rank.run(JOB, hooks=HOOKS).of("step")}
     assert len(full) == STEPS

@@ -161,7 +161,7 @@ torch.load(file)
 def test_the_url_of_an_object(agent_module: Callable[[str], Any], monkeypatch: Any, tmp_path: Any) -> None:
     """With a store, an S3 URL is reported as the file of the object; any other URL, and an S3 URL without a store, stay
     as they are."""
-    absolute = agent_module("file_access").absolute
+    absolute = agent_module("agent.file_access").absolute
     urls = ["s3://saved/run/step-1", "gs://saved/run/step-1"]
     monkeypatch.delenv("TORCHAOS_STORE", raising=False)
     assert list(map(absolute, urls)) == urls
@@ -306,7 +306,7 @@ for _ in range(2):
 
 def test_numbers(agent_module: Callable[[str], Any]) -> None:
     """Step-like integers are found in nested containers; an optimizer's state is looked at once, cycles are bounded."""
-    step_numbers = agent_module("checkpoint_hooks").step_numbers
+    step_numbers = agent_module("agent.checkpoint_hooks").step_numbers
     state = {n: {"step": 12.0} for n in range(1000)}
     loop: dict[str, Any] = {"iteration": 5, "lr": 0.1, "done": True, "step": "x"}
     loop["self"] = [loop, {"epoch": 1.5}]

@@ -39,7 +39,7 @@ STALL = Path(__file__).parents[2] / "injectors" / "collective_stall.py"
 
 
 def stamps_of(rank: Any, agent_module: Callable[[str], Any]) -> list[Any]:
-    (found,) = agent_module("collective_stamps").read_folder(rank.folder / "stamps")
+    (found,) = agent_module("protocol.collective_stamps").read_folder(rank.folder / "stamps")
     return list(found)
 
 
@@ -80,7 +80,7 @@ def test_what_never_ends_stays_open(rank: Any, agent_module: Callable[[str], Any
         port = str(free.getsockname()[1])
     hooks = ("steps", "collectives", "stamps")
     ranks = [rank.start(TWO, hooks=hooks, env={"RANK": str(number), "PORT": port}) for number in (0, 1)]
-    read = agent_module("collective_stamps").read_folder
+    read = agent_module("protocol.collective_stamps").read_folder
 
     def is_so() -> bool:
         found = sorted([stamp.open for stamp in stamps] for stamps in read(rank.folder / "stamps"))
@@ -161,7 +161,7 @@ def test_what_ends_at_the_very_end_is_closed(rank: Any, agent_module: Callable[[
     ranks = [rank.start(AT_EXIT, hooks=hooks, env={"RANK": str(number), "PORT": port}) for number in (0, 1)]
     outputs = [one.communicate()[0] for one in ranks]
     assert [one.returncode for one in ranks] == [0, 0], outputs
-    found = agent_module("collective_stamps").read_folder(rank.folder / "stamps")
+    found = agent_module("protocol.collective_stamps").read_folder(rank.folder / "stamps")
     assert [[stamp.open for stamp in stamps] for stamps in found] == [[False], [False]]
 
 
@@ -180,8 +180,8 @@ def test_the_thread_sleeps_while_nothing_is_open(
 ) -> None:
     """While a collective is in progress the thread looks at it again and again. When none is, it waits without a time
     limit; the next collective wakes it, and so does the end of the process."""
-    stamping = agent_module("stamp_writer")
-    monkeypatch.setenv(agent_module("wire").ENV_PLAN, str(tmp_path / "plan.json"))
+    stamping = agent_module("agent.stamp_writer")
+    monkeypatch.setenv(agent_module("protocol.wire").ENV_PLAN, str(tmp_path / "plan.json"))
     monkeypatch.setattr(stamping, "_PERIOD_S", 0.001)
     who = SimpleNamespace(rank=0, attempt=0, pid=os.getpid())
     own = stamping.Stamping(SimpleNamespace(who=who, on=True, careful=lambda hook: lambda function: function))
@@ -202,7 +202,9 @@ def test_the_thread_sleeps_while_nothing_is_open(
         wait_until(lambda: waits[number - 1 :])  # noqa: B023 (called at once)
         assert waits == [()] * number
         (path,) = (tmp_path / "stamps").iterdir()
-        assert [stamp.open for stamp in agent_module("collective_stamps").read_stamps(path)] == [False] * number
+        assert [stamp.open for stamp in agent_module("protocol.collective_stamps").read_stamps(path)] == [
+            False
+        ] * number
     own.stop()
     assert not own._thread.is_alive()
 
@@ -308,7 +310,7 @@ def test_a_group_that_does_not_exist_is_missed(rank: Any) -> None:
 
 def test_stamps_go_round(agent_module: Callable[[str], Any], tmp_path: Path) -> None:
     """The ring holds the last collectives; an end that comes for one which is no longer in it changes nothing."""
-    stamps = agent_module("collective_stamps")
+    stamps = agent_module("protocol.collective_stamps")
     writer = stamps.Stamps(tmp_path / "a.stamps", 3, 1, 77)
     first = writer.begin("all_reduce", writer.group("tp", [0, 1, 2, 3, 6]), 8, 0)
     others = [writer.begin("barrier", writer.group("dp", [1, 3]), 0, n) for n in range(stamps.SLOTS)]
@@ -322,7 +324,7 @@ def test_stamps_go_round(agent_module: Callable[[str], Any], tmp_path: Path) -> 
 
 def test_groups_beyond_the_table_share_its_last_place(agent_module: Callable[[str], Any], tmp_path: Path) -> None:
     """More groups than the table holds, names and lists of ranks too long for it: nothing breaks, ranks are unknown."""
-    stamps = agent_module("collective_stamps")
+    stamps = agent_module("protocol.collective_stamps")
     writer = stamps.Stamps(tmp_path / "a.stamps", 0, 0, 7)
     codes = [writer.group(f"{n}-" + "x" * 200, range(0, 2000, 2)) for n in range(stamps.GROUPS + 5)]
     writer.begin("gather", codes[-1], 1, 0)
@@ -335,7 +337,7 @@ def test_what_is_no_file_of_stamps_is_refused(
     agent_module: Callable[[str], Any], tmp_path: Path, content: bytes
 ) -> None:
     """A file that is none of ours, or is not finished, is an error to one who names it and is left out of a folder."""
-    stamps = agent_module("collective_stamps")
+    stamps = agent_module("protocol.collective_stamps")
     path = tmp_path / "a.stamps"
     path.write_bytes(content.ljust(stamps.SIZE, b"\0") if len(content) > 1000 else content)
     with pytest.raises(ValueError, match="stamps"):

@@ -13,13 +13,13 @@ def play(agent_module: Callable[[str], Any]) -> Callable[..., str]:
     `(` and `)` enclose a backward with steps in it; `[A` and `A]` a step with calls in it; `!` a failing backward."""
 
     def run(script: str, made: str = "A", uneven: bool = False) -> str:
-        counter = agent_module("step_counter").StepCounter()
+        counter = agent_module("agent.step_counter").StepCounter()
         counter.uneven = uneven
         for key in made:
             counter.made(key)
         said = ""
         for token in script.split():
-            closed = agent_module("step_counter").NOTHING
+            closed = agent_module("agent.step_counter").NOTHING
             if token in ("b", "!"):
                 counter.backward_begin()
                 closed = counter.backward_end(ok=token == "b")

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 @pytest.fixture
 def rows(agent_module: Callable[[str], Any]) -> Callable[..., int]:
     """How many samples a batch is told to have."""
-    digests = agent_module("sample_digests")
+    digests = agent_module("agent.sample_digests")
 
     def count(batch: Any, drawn: int | None = None) -> int:
         found = digests.digest(digests.look(batch), None if drawn is None else tuple(range(drawn)))
@@ -52,7 +52,7 @@ def test_samples_are_what_most_of_a_batch_has(rows: Callable[..., int], batch: A
 
 def test_counters_of_a_loader_are_no_part_of_a_sample(agent_module: Callable[[str], Any]) -> None:
     """LitData's loader counts the samples that each stream gave. After a resume its counts may be others."""
-    digests = agent_module("sample_digests")
+    digests = agent_module("agent.sample_digests")
 
     def samples(count: int) -> Any:
         batch = {"__SAMPLES__": torch.arange(8), "__NUM_SAMPLES_YIELDED__": [torch.full((8,), count)]}
@@ -70,15 +70,15 @@ class NotAskedWithIn(dict[str, Any]):
 
 def test_a_mapping_that_refuses_in(agent_module: Callable[[str], Any]) -> None:
     """Its values are seen as those of any other mapping."""
-    digests, rows = agent_module("sample_digests"), {"x": torch.arange(8)}
+    digests, rows = agent_module("agent.sample_digests"), {"x": torch.arange(8)}
     seen = [digests.digest(digests.look(batch)).samples for batch in (NotAskedWithIn(rows), rows)]
     assert seen[0] == seen[1] != b""
 
 
 def test_contents_of_samples_are_told_apart_behind_a_mask(agent_module: Callable[[str], Any]) -> None:
     """Two batches with one mask and other samples have no digest in common."""
-    digests = agent_module("sample_digests")
-    in_hex = agent_module("packed_lines").in_hex
+    digests = agent_module("agent.sample_digests")
+    in_hex = agent_module("protocol.packed_lines").in_hex
     batches = ({"mask": ones(5, 5), "x": torch.arange(n, n + 8.0)[:, None].repeat(1, 4)} for n in (0, 8))
     first, second = (in_hex(digests.digest(digests.look(batch)).samples) for batch in batches)
     assert not set(first) & set(second)
@@ -88,7 +88,7 @@ def test_contents_of_samples_are_told_apart_behind_a_mask(agent_module: Callable
 def test_digest_of_a_row_depends_on_the_row_alone(agent_module: Callable[[str], Any], width: int) -> None:
     """A row has the same digest in a small batch, whose memory is copied, and in a large batch, whose memory is viewed,
     whether all of the row is digested, or bytes or words of it; a row that differs all over has another digest."""
-    digests, in_hex = agent_module("sample_digests"), agent_module("packed_lines").in_hex
+    digests, in_hex = agent_module("agent.sample_digests"), agent_module("protocol.packed_lines").in_hex
     values = torch.arange(100.0 * width).view(100, width)
     few, many = (in_hex(digests.digest(digests.look([part, part[:, 0]])).samples) for part in (values[:2], values))
     assert many[:2] == few

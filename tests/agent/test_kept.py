@@ -241,7 +241,7 @@ torch.save({}, folder + "/a.pt")
 def test_equal_parts_have_equal_places(agent_module: Any) -> None:
     """A tensor that is shared out over one dimension of a mesh alone, by that mesh or by the whole mesh: ranks with the
     same part write the same place, and each other part has another."""
-    sums = agent_module("check_sums")
+    sums = agent_module("protocol.check_sums")
 
     class Placement:
         def __init__(self, replicate: bool) -> None:

@@ -58,7 +58,7 @@ def test_every_way_of_saving(rank: Any, agent_module: Callable[[str], Any]) -> N
         path = {"new.tmp": path.with_name("new.pt"), ".metadata.tmp": path.with_name(".metadata")}.get(name, path)
         about = path.stat()
         assert (saved["size"], saved["dev"], saved["ino"]) == (about.st_size, about.st_dev, about.st_ino), name
-        told, seen = digests(saved, path.read_bytes(), agent_module("digesting_writers"))
+        told, seen = digests(saved, path.read_bytes(), agent_module("agent.digesting_writers"))
         assert told == seen, name
         assert sum(length for _, length, _ in saved["spans"]) > 0.9 * about.st_size
     assert len(found["path.pt"]["spans"]) > 2  # record by record: torch writes the file by itself
@@ -67,7 +67,7 @@ def test_every_way_of_saving(rank: Any, agent_module: Callable[[str], Any]) -> N
 def test_crcs_where_the_format_has_none(rank: Any, agent_module: Callable[[str], Any]) -> None:
     """Safetensors keep no checksum: a CRC of each chunk is added in the background, from which one bit is found."""
     pytest.importorskip("safetensors")
-    hashing = agent_module("digesting_writers")
+    hashing = agent_module("agent.digesting_writers")
     ran = rank.run(
         """
 import os, torch
@@ -112,7 +112,7 @@ with open(os.environ["FOLDER"] + "/a.pt", "wb") as file: torch.save({"a": torch.
     )
     assert ran.code == 0, ran.output
     saved = manifests(rank.folder)["a.pt"]
-    hashing, data = agent_module("digesting_writers"), (rank.folder / "a.pt").read_bytes()
+    hashing, data = agent_module("agent.digesting_writers"), (rank.folder / "a.pt").read_bytes()
     told = saved["spans"][0][2]
     digester = hashing.Digester()
     digester.update(memoryview(data))
@@ -156,7 +156,7 @@ with open(folder + "/plain.pt", "wb") as file:
     assert set(found) == {"path.pt", "open.pt"}  # what is not written from the start of a file is in no manifest
     plain = (rank.folder / "plain.pt").read_bytes()[1:]
     for name, saved in found.items():
-        data, hashing = (rank.folder / name).read_bytes(), agent_module("digesting_writers")
+        data, hashing = (rank.folder / name).read_bytes(), agent_module("agent.digesting_writers")
         assert len(data) == len(plain) == saved["size"]
         assert saved["spans"][0][:2] == [0, len(data)]
         told, seen = digests(saved, data, hashing)
@@ -165,7 +165,7 @@ with open(folder + "/plain.pt", "wb") as file:
 
 def test_a_save_lends_a_hand(agent_module: Callable[[str], Any]) -> None:
     """What the helper has not begun when a save is over is done by the thread that saves, and nothing twice."""
-    helper, begun, go = agent_module("background").Helper(), threading.Event(), threading.Event()
+    helper, begun, go = agent_module("agent.background").Helper(), threading.Event(), threading.Event()
     done: list[tuple[int, int]] = []
 
     def hold() -> None:
@@ -186,7 +186,7 @@ def test_a_save_lends_a_hand(agent_module: Callable[[str], Any]) -> None:
 @pytest.mark.parametrize("sizes", [[5], [1 << 20], [1000, (1 << 20) - 1000, 7], [(3 << 20) + 1]])
 def test_chunks(sizes: list[int], agent_module: Callable[[str], Any]) -> None:
     """Digests are of whole chunks, however the bytes come."""
-    hashing = agent_module("digesting_writers")
+    hashing = agent_module("agent.digesting_writers")
     data = bytes(range(256)) * (sum(sizes) // 256 + 1)
     digester, at = hashing.Digester(), 0
     for size in sizes:
@@ -205,7 +205,7 @@ def test_a_save_is_announced_before_its_digests_are_known(rank: Any) -> None:
     one than that of the save before."""
     ran = rank.run(
         """
-import os, time, torch, _torchaos_agent.manifest_writer as ledger
+import os, time, torch, _torchaos.agent.manifest_writer as ledger
 ledger.rest_of = lambda *_: time.sleep(60)
 torch.save({"a": torch.ones(3)}, os.environ["FOLDER"] + "/path.pt")
 with open(os.environ["FOLDER"] + "/open.pt", "wb") as file: torch.save({"a": torch.ones(3)}, file)

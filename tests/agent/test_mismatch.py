@@ -118,7 +118,7 @@ def test_each_is_late(silent: Any, agent_module: Callable[[str], Any]) -> None:
     assert peer[4:] == own[4:] == [HEALTHY] * 5
     (stamps,) = [
         stamps
-        for stamps in agent_module("collective_stamps").read_folder(rank.folder / "stamps")
+        for stamps in agent_module("protocol.collective_stamps").read_folder(rank.folder / "stamps")
         if stamps[0].rank == 1
     ]
     gaps = [later.start_mono_s - (earlier.returned_mono_s or 0) for earlier, later in pairwise(stamps)]
@@ -142,7 +142,7 @@ def test_it_dies_inside(rank: Any, agent_module: Callable[[str], Any], how: str,
     assert codes[0] not in (0, code)
     (own,) = [
         stamps
-        for stamps in agent_module("collective_stamps").read_folder(rank.folder / "stamps")
+        for stamps in agent_module("protocol.collective_stamps").read_folder(rank.folder / "stamps")
         if stamps[0].rank == 1
     ]
     assert own[-1].returned_mono_s is not None

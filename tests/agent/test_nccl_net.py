@@ -91,7 +91,7 @@ def started(rank: Any, library: Path) -> Callable[..., Any]:
 
 
 def page_of(rank: Any, process: Any, agent_module: Callable[[str], ModuleType]) -> tuple[Any, Any]:
-    net: Any = agent_module("nccl_connections")
+    net: Any = agent_module("protocol.nccl_connections")
     path = rank.folder / "net" / f"p{process.pid}.net"
     wait_until(path.exists, timeout_s=150)
     return net, net.NetPage(path)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
-from torchaos.harness.agent.rank_faults import Fault
-from torchaos.harness.agent.rank_faults import Seconds
+from torchaos.harness.base_classes import Fault
+from torchaos.harness.protocol.quantities import Seconds
 if TYPE_CHECKING:
     from torchaos.harness.interfaces import Site
 
@@ -67,7 +67,7 @@ def source(tmp_path: Path) -> str:
 
 @pytest.fixture
 def phase(agent_module: Callable[[str], Any]) -> Any:
-    return agent_module("wire").Phase
+    return agent_module("protocol.wire").Phase
 
 
 def missed(ran: Any) -> list[str]:
@@ -493,12 +493,12 @@ def test_nth_collective(rank: Any, source: str, phase: Any) -> None:
 
 def test_a_look_at_a_phase_is_cheap(agent_module: Callable[[str], Any], tmp_path: Path) -> None:
     """Orders of later steps are not looked at in this one."""
-    wire, plan = agent_module("wire"), agent_module("agent_plan")
-    agent_module("control_pages").ControlPage(tmp_path / "page", create=True)
+    wire, plan = agent_module("protocol.wire"), agent_module("protocol.agent_plan")
+    agent_module("protocol.control_pages").ControlPage(tmp_path / "page", create=True)
     order = plan.Order("f1", plan.Moment(0, 50, wire.Phase.BACKWARD), str(tmp_path / "page"))
-    who = agent_module("startup").Identity(0, 0, 1, 0, 1)
+    who = agent_module("agent.startup").Identity(0, 0, 1, 0, 1)
     events = wire.EventFile(tmp_path / "events.jsonl", "rank0")
-    agent = agent_module("agent").Agent(plan.AgentPlan("run", "", (), (order,)), who, events)
+    agent = agent_module("agent.agent").Agent(plan.AgentPlan("run", "", (), (order,)), who, events)
     agent.orders.load()
     assert agent.orders.current == []
     agent.steps_over = 49

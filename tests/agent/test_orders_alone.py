@@ -46,7 +46,7 @@ class Bench:
 
     def __init__(self, folder: Path, module: Callable[[str], Any], clock: Clock) -> None:
         self.folder, self.module, self.clock = folder, module, clock
-        self.phase, self.page_type = module("wire").Phase, module("control_pages").ControlPage
+        self.phase, self.page_type = module("protocol.wire").Phase, module("protocol.control_pages").ControlPage
         self.faults: dict[str, Fault] = {}
         self.told: list[tuple[str, Any]] = []
         self.failed: list[str] = []
@@ -59,7 +59,7 @@ class Bench:
         return page
 
     def order(self, name: str = "f1", outside: bool = False, **when: Any) -> Any:
-        plan = self.module("agent_plan")
+        plan = self.module("protocol.agent_plan")
         moment = plan.Moment(**{"pacer": 1, "step": None, "phase": None, **when})
         return plan.Order(name, moment, str(self.folder / name), None if outside else "faults.py", name, {}, 50.0)
 
@@ -71,7 +71,7 @@ class Bench:
             emit=lambda kind, data: self.told.append((kind.value, data)),
             lasting=SimpleNamespace(on_steps=[], step_over=self._lasts),
         )  # fmt: skip
-        found = self.module("fault_triggers").Orders(agent)
+        found = self.module("agent.fault_triggers").Orders(agent)
         found.agent = agent
         found.load()
         return found
@@ -102,10 +102,10 @@ class Bench:
 def bench(
     tmp_path: Path, agent_module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bench]:  # fmt: skip
-    clock, orders = Clock(), agent_module("fault_triggers")
+    clock, orders = Clock(), agent_module("agent.fault_triggers")
     found = Bench(tmp_path, agent_module, clock)
     monkeypatch.setattr(orders, "time", clock)
-    monkeypatch.setattr(agent_module("control_pages"), "time", clock)
+    monkeypatch.setattr(agent_module("protocol.control_pages"), "time", clock)
     monkeypatch.setattr(
         orders.rank_faults, "load", lambda _source, name, _params: found.faults.setdefault(name, Fault())
     )  # fmt: skip
@@ -251,7 +251,7 @@ def test_a_long_wait_costs_few_looks(bench: Bench) -> None:
         looks.append(bench.clock.now)
         return bench.clock.now >= 60.0
 
-    bench.module("control_pages").wait_until(is_over, 100.0)
+    bench.module("protocol.control_pages").wait_until(is_over, 100.0)
     assert 60.0 <= bench.clock.now <= 60.02
     assert 50 * 60 <= len(looks) <= 50 * 60 + 400
 
@@ -418,7 +418,7 @@ def test_what_is_past_is_missed(bench: Bench) -> None:
 
 def test_collectives_of_a_kind(bench: Bench) -> None:
     """Only collectives that the order names count for `nth`; the event says which collective it was."""
-    plan = bench.module("agent_plan")
+    plan = bench.module("protocol.agent_plan")
     for name in ("f1", "f2"):
         bench.page(name)
     calls = [

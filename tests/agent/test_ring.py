@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def ring(agent_module: Callable[[str], Any]) -> Any:
-    return agent_module("batch_ring").Ring()
+    return agent_module("agent.batch_ring").Ring()
 
 
 @pytest.fixture
 def receive(agent_module: Callable[[str], Any], ring: Any) -> Callable[..., Any]:
     """Lets the loop receive a batch of these tensors, and returns what is remembered of it."""
-    digests = agent_module("sample_digests")
+    digests = agent_module("agent.sample_digests")
 
     def received(*tensors: Any) -> Any:
         batch = digests.digest(digests.look(list(tensors)))

@@ -15,10 +15,10 @@ class Script:
     """Starts torchruns one after another, each of which may leave journals of its ranks."""
 
     def __init__(self, folder: Path, agent_module: Callable[[str], ModuleType], patch: pytest.MonkeyPatch) -> None:
-        self.folder, self.wire = folder / "events", agent_module("wire")
-        self._wrap = agent_module("startup")._wrap_torchrun
+        self.folder, self.wire = folder / "events", agent_module("protocol.wire")
+        self._wrap = agent_module("agent.startup")._wrap_torchrun
         self.folder.mkdir()
-        agent_module("agent_plan").AgentPlan("run", str(self.folder), (), ()).write(folder / "plan.json")
+        agent_module("protocol.agent_plan").AgentPlan("run", str(self.folder), (), ()).write(folder / "plan.json")
         self._patch = patch
         patch.setenv(self.wire.ENV_PLAN, str(folder / "plan.json"))
 

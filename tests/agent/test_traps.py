@@ -396,7 +396,7 @@ for one in opts:
         hooks=("steps", "state"),
     )
     left = [torch.full((2,), n + 0.5) for n in range(12) if n != 3]
-    wanted = agent_module("check_sums").check_sum(torch, list(enumerate(left)))
+    wanted = agent_module("protocol.check_sums").check_sum(torch, list(enumerate(left)))
     assert ran.steps[-1]["parameters"] == wanted, ran.output
 
 
@@ -1024,7 +1024,7 @@ step()
 def test_the_moments_that_each_rank_keeps_of_its_own_parameters(rank_in: Any, tmp_path: Any, agent_module: Any) -> None:
     """With ZeroRedundancyOptimizer the ranks' check sums add up to those of an optimizer that keeps all, before and
     after a state was put back; the parameters are whole on each."""
-    sums, ranks = agent_module("check_sums"), []
+    sums, ranks = agent_module("protocol.check_sums"), []
     for part in (0, 1):
         (tmp_path / str(part)).mkdir()
         ran = rank_in(tmp_path / str(part)).run(ZERO, hooks=("state",), env={"PART": str(part)})

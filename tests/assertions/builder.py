@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchaos.harness.agent.check_sums import MODULUS, SHARD
-from torchaos.harness.agent.wire import FIELDS, Event, Kind
+from torchaos.harness.protocol.check_sums import MODULUS, SHARD
+from torchaos.harness.protocol.wire import FIELDS, Event, Kind
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 

@@ -11,12 +11,12 @@ import pytest
 
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.parameter_digest import ParameterDigest
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Clash
 from torchaos.harness.analysis.comparison.agreement import Difference
 from torchaos.harness.analysis.comparison.causes import likeliest_cause
 from torchaos.harness.analysis.comparison.checkpoint_reasons import meaning
 from torchaos.harness.interfaces import Outcome
+from torchaos.harness.protocol.wire import Event, Kind
 
 KILL = [(18, 1)]
 SUM, OTHER = ["float32 4x4", "1" * 16], ["float32 4x4", "2" * 16]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.checkpointing import damage_reaction
 from torchaos.harness.analysis.checkpointing.damage_reaction import Did
 from torchaos.harness.interfaces import Finding, Outcome
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 
 ROOT = "/job/checkpoints"

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
 from torchaos.harness.analysis.checkpointing.resume_points import pairs
 from torchaos.harness.analysis.comparison.agreement import wants_more
 from torchaos.harness.analysis.verdict.verdict import verdict_of
-from torchaos.harness.interfaces import Assertion, Finding, Outcome
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Finding, Outcome
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from torchaos.assertions.clean_exit import CleanExit
-from torchaos.harness.agent.wire import Kind
-from torchaos.harness.interfaces import Assertion, Outcome
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Outcome
+from torchaos.harness.protocol.wire import Kind
 
 NOTHING: dict[str, Any] = {"waited_s": 0.0, "processes": [], "shared_memory": [], "gpu_memory": None}
 PROCESS = {"pid": 77, "command": "python metrics.py", "ports": [4242], "rank": "0"}

@@ -11,8 +11,9 @@ from torchaos.assertions.completed import Completed
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.restarts import Restarts
 from torchaos.assertions.sample_accounting import SampleAccounting
-from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.interfaces import Assertion, Outcome
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Outcome
+from torchaos.harness.protocol.wire import Event, Kind
 
 KILL = [(18, 1)]
 GOOD = {"path": "step-30", "format": "dcp", "step": 30, "complete": True, "loadable": True, "problem": None}

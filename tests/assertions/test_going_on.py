@@ -14,7 +14,6 @@ import pytest
 from torchaos.assertions.recovery_time import RecoveryTime
 from torchaos.assertions.restart_tier import RestartTier
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hit_targets import Landing, landings
 from torchaos.harness.analysis.recovery.caught_up import Pace
 from torchaos.harness.analysis.recovery.node_return import way_back_s
@@ -22,6 +21,7 @@ from torchaos.harness.analysis.recovery.recovery_times import end_of, recoveries
 from torchaos.harness.analysis.verdict.verdict import records_of
 from torchaos.harness.fault_drivers.network import node_processes
 from torchaos.harness.interfaces import Outcome, Target
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.record.record import Record

@@ -10,10 +10,11 @@ import pytest
 
 from torchaos.assertions.checkpoint_triggered import CheckpointTriggered
 from torchaos.assertions.health_reaction import HealthReaction
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hit_targets import landings
-from torchaos.harness.interfaces import Assertion, Outcome, Target
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Outcome, Target
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.registry import offers

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.reporting.explain.happened import happened
 
 

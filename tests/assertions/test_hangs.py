@@ -9,8 +9,9 @@ import pytest
 
 from torchaos.assertions.culprit_identified import CulpritIdentified
 from torchaos.assertions.hang_detected import HangDetected
-from torchaos.harness.agent.wire import FIELDS, Event, Kind
-from torchaos.harness.interfaces import Assertion, Need, Outcome
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Need, Outcome
+from torchaos.harness.protocol.wire import FIELDS, Event, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.scenario.plugin_parameters import check_parameters
 

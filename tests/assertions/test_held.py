@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.interfaces import Finding, Outcome
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.saves_and_loads import number_in_name
 from torchaos.harness.record.record import Record
 

@@ -12,10 +12,11 @@ from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.lr_continuity import LrContinuity
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.comparison.agreement import agree, wants_more
 from torchaos.harness.analysis.tolerance import Tolerances
-from torchaos.harness.interfaces import Assertion, Outcome
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Outcome
+from torchaos.harness.protocol.wire import Event, Kind
 
 KILL = [(18, 1)]
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.lr_continuity import LrContinuity
-from torchaos.harness.agent.wire import Kind
-from torchaos.harness.interfaces import Assertion, Outcome
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Outcome
+from torchaos.harness.protocol.wire import Kind
 
 KILL = [(18, 1)]
 

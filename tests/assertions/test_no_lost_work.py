@@ -12,8 +12,9 @@ import pytest
 
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.no_lost_work import NoLostWork
-from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.interfaces import Assertion, Outcome
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Outcome
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Execution, Executions, History
 from torchaos.harness.record.record import Record
 

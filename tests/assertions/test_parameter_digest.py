@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.parameter_digest import ParameterDigest
-from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.interfaces import Assertion, Outcome
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Outcome
+from torchaos.harness.protocol.wire import Event, Kind
 
 KILL = [(18, 1)]
 

@@ -10,10 +10,11 @@ import pytest
 from pydantic import TypeAdapter
 
 from torchaos.assertions.recovery_time import RecoveryTime
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.recovery.recovery_times import PARTS, recoveries
 from torchaos.harness.analysis.verdict.verdict import records_of
-from torchaos.harness.interfaces import Assertion, Outcome
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Outcome
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.rundir import RunDir
 
 KILL = [(18, 1)]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.restart_tier import TIERS, RestartTier, Tier
-from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.interfaces import Assertion, Outcome, Target
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Outcome, Target
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import After, PlannedFault
 
 KILL = [(18, 1)]

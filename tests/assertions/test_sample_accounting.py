@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.sample_accounting import SampleAccounting
-from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.interfaces import Assertion, First, Outcome, What
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import First, Outcome, What
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.step_evidence import SAMPLES
 from torchaos.harness.record.steps.execution import of_payload, sums_of
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.sdc_detected import SdcDetected
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.corruption_evidence import seen_by_others, seen_by_twin, sightings
-from torchaos.harness.interfaces import Assertion, Outcome, Target
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Outcome, Target
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.record.record import Record
 

@@ -11,7 +11,7 @@ import pytest
 from torchaos.assertions.completed import Completed
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.sample_accounting import SampleAccounting
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol.wire import Event, Kind
 
 KILL = [(18, 1)]
 SKIPS = (

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.straggler_tolerated import StragglerTolerated
-from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.interfaces import Assertion, Finding, Outcome, Target
+from torchaos.harness.base_classes import Assertion
+from torchaos.harness.interfaces import Finding, Outcome, Target
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import After, PlannedFault
 
 FIRST, LAST = 12, 20  # steps during which the fault is on

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from torchaos.assertions.no_lost_work import NoLostWork
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.ending.unloaded import not_resumed
 from torchaos.harness.analysis.verdict.verdict import verdict_of
 from torchaos.harness.interfaces import Outcome
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record
 from torchaos.harness.reporting.explain.happened import happened

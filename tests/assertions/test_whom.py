@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.verdict.gates import fault_result
 from torchaos.harness.interfaces import Target
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import FaultResult, Verdict

@@ -77,7 +77,7 @@ def test_it_does_not_matter_in_which_parts_the_bytes_come() -> None:
 @pytest.mark.parametrize("dtype", [*FLOATS, "int64", "int32", "uint8", "bool"])
 def test_the_bits_are_those_of_the_check_sum_of_parameters(dtype: str) -> None:
     """The sum that the agent makes of a parameter after each step is the first number of its sketch."""
-    from torchaos.harness.agent.check_sums import as_integers
+    from torchaos.harness.protocol.check_sums import as_integers
 
     tensor = torch.randn(777, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype))
     assert _sketch(tensor)[0] == int(as_integers(torch, tensor).sum(dtype=torch.int64))

@@ -20,8 +20,6 @@ import torch
 from click.testing import CliRunner
 from warm import PARENT
 
-from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.files import locate as files_of
@@ -29,6 +27,8 @@ from torchaos.harness.checkpoints.layout import Trouble
 from torchaos.harness.checkpoints.verify import Manifests, verify
 from torchaos.harness.checkpoints.zip_records import combine, locate
 from torchaos.harness.cli import cli
+from torchaos.harness.protocol.agent_plan import AgentPlan
+from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 
 ROOT = Path(__file__).parents[2]
 CAMPAIGNS = ROOT / "lab" / "campaigns"

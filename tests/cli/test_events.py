@@ -8,8 +8,8 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from torchaos.harness.agent.wire import EventFile, Phase
 from torchaos.harness.cli import cli
+from torchaos.harness.protocol.wire import EventFile, Phase
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 

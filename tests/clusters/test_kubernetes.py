@@ -13,7 +13,7 @@ from clusters.kubernetes import USER, Kubernetes, KubernetesRun
 from clusters.runs import DEATHS, FROZEN, KILL
 from waiting import wait_until
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.running.launchers.node_channel import LEASE_S
 

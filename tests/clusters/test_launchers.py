@@ -17,7 +17,7 @@ from clusters.runs import ClusterRun
 from clusters.slurm import SlurmRun
 from clusters.ssh import SshRun
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.running import capabilities
 

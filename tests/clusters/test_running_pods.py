@@ -13,7 +13,7 @@ from clusters.kubernetes import Kubernetes, KubernetesRun
 from dying.families import BARE_PYTHON, STAND_IN
 from waiting import wait_until
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.result import Verdict
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]

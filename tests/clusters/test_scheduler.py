@@ -10,7 +10,7 @@ from clusters.runs import FROZEN, KILL, STEP, ClusterRun
 from clusters.slurm import Slurm, SlurmRun
 from waiting import wait_until
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.result import Verdict
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]

@@ -12,7 +12,7 @@ import pytest
 from clusters.runs import DEATHS, FROZEN, KILL, STEP
 from clusters.slurm import Slurm, SlurmRun
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.running.launchers.node_channel import LEASE_S
 

@@ -7,7 +7,7 @@ from clusters.runs import FROZEN
 from clusters.slurm import Slurm
 from clusters.ssh import SshRun
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dying import clean
 
-from torchaos.harness.agent.packed_lines import Packer
-from torchaos.harness.agent.wire import EventFile, Kind
+from torchaos.harness.protocol.packed_lines import Packer
+from torchaos.harness.protocol.wire import EventFile, Kind
 
 
 def test_lines_of_a_journal(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.agent.control_pages import ControlPage
 from torchaos.harness.agent.rank_faults import Lease
+from torchaos.harness.protocol.control_pages import ControlPage
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.collective_stamps import Stamps
 from torchaos.harness.monitoring.diagnosis.blame import diagnose
 from torchaos.harness.monitoring.diagnosis.flight_recorder import read_folder
 from torchaos.harness.monitoring.diagnosis.wait_graph import Call, Calls, RankCalls, read_stamps
+from torchaos.harness.protocol.collective_stamps import Stamps
 
 ALL = (0, 1, 2, 3)
 Make = Callable[..., Any]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent import wire
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.diagnosis import live_job
+from torchaos.harness.protocol import wire
 
 LISTENS = """
 import os
@@ -63,6 +63,8 @@ def test_a_process_without_the_handler_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "stacks" / "rank0-a1-p1.txt").touch()
     with _rank(tmp_path, HANGS["in a sleep"]) as ranks:
         assert live_job.ask(ranks, tmp_path / "stacks") == {}
-    own = "import signal\nfrom torchaos.harness.agent.startup import SIGNAL\nsignal.signal(SIGNAL, print)\n"
+    own = (
+        "import signal\nfrom torchaos.harness.protocol.rank_files import STACKS_SIGNAL as S\nsignal.signal(S, print)\n"
+    )
     with _rank(tmp_path / "own", own + LISTENS + HANGS["in a sleep"]) as ranks:
         assert live_job.ask(ranks, tmp_path / "own" / "stacks") == {}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from torchaos.harness.agent.collective_stamps import Stamps
 from torchaos.harness.cli import cli
+from torchaos.harness.protocol.collective_stamps import Stamps
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.diagnosis import live_job
 from torchaos.harness.monitoring.diagnosis.live_job import find_py_spy
+from torchaos.harness.protocol.wire import start_ticks
 
 LIBRARY = "import time\ndef all_reduce(seconds): time.sleep(seconds)\n"
 FOREVER = "def train(): time.sleep(600)\ntrain()"

@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 import torchaos.plugin as face
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.base_classes import Fault
 from torchaos.harness.fault_drivers.site import OutsideSite, Victim
-from torchaos.harness.interfaces import Injector
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.rollback.handles import from_json, to_json
 
 from .conftest import REPOSITORY, Torchaos, blocks
@@ -55,7 +55,7 @@ def test_the_examples_import_the_public_face_alone() -> None:
 def test_the_guide_explains_every_part() -> None:
     """What an injector may declare and do, each base class, each handle and each proof that plug-ins get is named."""
     text = (GUIDES / "write-an-injector.md").read_text()
-    parts = [name for name in {**vars(Injector), **Injector.__annotations__} if not name.startswith("_")]
+    parts = [name for name in {**vars(Fault), **Fault.__annotations__} if not name.startswith("_")]
     ours = [name for name in face.__all__ if name.endswith(("Fault", "Death")) or hasattr(getattr(face, name), "kind")]
     assert [name for name in (*parts, *ours) if f"`{name}" not in text] == []
 

@@ -9,8 +9,8 @@ from reference import PAGES, comments, plugins
 from reference.commands import all_commands
 
 from torchaos.harness import registry
-from torchaos.harness.agent import wire
 from torchaos.harness.gameday.day_grammar import GameDay
+from torchaos.harness.protocol import wire
 from torchaos.harness.record import result
 from torchaos.harness.running.capabilities import CHECKS
 from torchaos.harness.scenario.grammar import Scenario

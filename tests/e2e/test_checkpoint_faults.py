@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from chaos import REPOSITORY, RunScenario, kill_rank, left_over, trainer
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.fault_drivers.damage_fault import survey
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.file_handles import mounts

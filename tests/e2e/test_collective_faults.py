@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from chaos import REPOSITORY, RunScenario, left_over, trainer
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
 
 SCENARIOS = sorted((REPOSITORY / "scenarios" / "collective").glob("*.yaml"))

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from chaos import REPOSITORY, RunScenario
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import read_events
 
 pytestmark = [pytest.mark.job, pytest.mark.long, pytest.mark.timeout(400), pytest.mark.needs("links")]

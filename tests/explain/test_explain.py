@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.wire import EventFile, Kind
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting.explain.happened import happened
 from torchaos.harness.reporting.explain.story import Story, story_of, tell

@@ -11,13 +11,13 @@ import torch
 from resumes import after_step, recorded
 from saves import Disk
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.checkpointing.damage_reaction import damages
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.folder_contents import Blobs
 from torchaos.harness.crash_explorer.second_fault import faults_of, with_damage
 from torchaos.harness.crash_explorer.selection import Choice, chosen
 from torchaos.harness.interfaces import Target, UsageError
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.record.record import Record

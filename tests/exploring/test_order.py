@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torchaos.harness.agent.collective_stamps import Stamp
-from torchaos.harness.agent.wire import Event
-from torchaos.harness.agent.wire import Kind as Happened
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, order, with_steps
+from torchaos.harness.protocol.collective_stamps import Stamp
+from torchaos.harness.protocol.wire import Event
+from torchaos.harness.protocol.wire import Kind as Happened
 
 
 def _stamp(rank: int, seq: int, at: float, thread: int = 0, group: str = "0", number: int | None = None) -> Stamp:

@@ -15,12 +15,12 @@ import pytest
 from saves import contents
 from waiting import wait_until
 
-from torchaos.harness.agent.agent_plan import AgentPlan
 from torchaos.harness.crash_explorer import selection
 from torchaos.harness.crash_explorer.crash_points import CrashPoints
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 from torchaos.harness.crash_explorer.recorded_run import Recorder
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.protocol.agent_plan import AgentPlan
 from torchaos.harness.rollback.file_handles import mounts
 from torchaos.harness.running import capabilities
 
@@ -124,7 +124,7 @@ def test_without_stamps_only_the_seen_order_is_tried(tmp_path: Path) -> None:
 WAITING_RANK = """
 import os, sys
 from pathlib import Path
-from torchaos.harness.agent.collective_stamps import Stamps
+from torchaos.harness.protocol.collective_stamps import Stamps
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 stamps = Stamps(Path(os.environ["TORCHAOS_PLAN"]).parent / "stamps" / f"{rank}.stamps", rank, 0, os.getpid())
 with open(folder / f"shard-{rank}", "wb", buffering=0) as file:

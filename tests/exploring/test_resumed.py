@@ -11,7 +11,6 @@ import pytest
 from packing import pack
 from resumes import ENDED, ENOUGH, FAILED, LATER_S, Trainer, after_step, recorded, resumed
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.verdict.verdict import verdict_of
 from torchaos.harness.crash_explorer import operations, synthetic_crash
@@ -20,6 +19,7 @@ from torchaos.harness.crash_explorer.operations import Operation
 from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, seen_in
 from torchaos.harness.crash_explorer.synthetic_crash import cut_of, cut_together
 from torchaos.harness.crash_explorer.warm_resumes import Shown, difference
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict

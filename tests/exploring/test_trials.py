@@ -12,7 +12,6 @@ import pytest
 from explorations import choice, saves
 from resumes import ENDED, ENOUGH, LATER_S, Trainer, next_attempt, recorded, resumed
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.verdict.verdict import verdict_of
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.operations import Recording
@@ -20,6 +19,7 @@ from torchaos.harness.crash_explorer.resume_outcomes import Class, seen_in
 from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, asked_of, checkpoints_in, judged, saves_of
 from torchaos.harness.crash_explorer.synthetic_crash import cut_of, cut_together
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.crash_explorer import warm_resumes
 from torchaos.harness.crash_explorer.forked_ranks import ForkedResume, ForkServer, RankCommand
 from torchaos.harness.crash_explorer.launcher_resume import StopRule
 from torchaos.harness.crash_explorer.resume_outcomes import Class
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.rundir import RunDir
 

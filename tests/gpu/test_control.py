@@ -14,10 +14,10 @@ from typing import Any
 import dcgmi_stand_in
 import pytest
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.fault_drivers.gpu import gpu_fault
 from torchaos.harness.fault_drivers.gpu.gpu_fault import XIDS
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.protocol.wire import Kind
 from torchaos.injectors.gpu_lost import Lost
 from torchaos.injectors.gpu_xid import Xid
 

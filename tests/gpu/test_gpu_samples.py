@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.host import gpu_devices as driver_side
 from torchaos.harness.host.gpu_devices import READER, held_by, parent_of
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.probes import gpu_probe
 from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
+from torchaos.harness.protocol.wire import Event, Kind
 
 from . import fake_driver
 

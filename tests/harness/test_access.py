@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness import agent
+from torchaos.harness import agent, protocol
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.rundir import RunDir
 
@@ -61,7 +61,8 @@ def test_it_is_never_made_over_something(folder: RunDir, tmp_path: Path) -> None
 def test_the_agent_opens_no_socket() -> None:
     """No module of the agent imports anything that talks over a network, or starts a process."""
     forbidden = {"socket", "socketserver", "http", "urllib", "asyncio", "subprocess", "multiprocessing", "ssl"}
-    for path in sorted(Path(agent.__path__[0]).rglob("*.py")):
+    paths = [path for room in (agent, protocol) for path in Path(room.__path__[0]).rglob("*.py")]
+    for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.control_pages import ControlPage
-from torchaos.harness.agent.wire import Event, EventFile, Kind
 from torchaos.harness.interfaces import ChaosError, Target
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.wire import Event, EventFile, Kind
 from torchaos.harness.record.events import arrivals
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.events.merged import Merged, beside_steps

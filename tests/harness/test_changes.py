@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.host.disk import Changes
 from torchaos.harness.monitoring.probes.job_log import JobLog
+from torchaos.harness.protocol.wire import EventFile, Kind
 from torchaos.harness.record.events import journal
 from torchaos.harness.record.events.journal import Journal
 

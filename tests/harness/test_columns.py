@@ -15,11 +15,11 @@ import pytest
 from mutating.mutate import damaged
 from packing import pack
 
-from torchaos.harness.agent.sample_budget import Sums, sums_of
-from torchaos.harness.agent.wire import Event, EventFile, Kind, Phase
 from torchaos.harness.analysis.comparison.sample_counts import FirstUses, came_earlier
 from torchaos.harness.analysis.recovery.caught_up import pace_of
 from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.protocol.sample_sums import Sums, sums_of
+from torchaos.harness.protocol.wire import Event, EventFile, Kind, Phase
 from torchaos.harness.record.events import arrivals
 from torchaos.harness.record.events.arrivals import Arrived, Growing, Snapshot
 from torchaos.harness.record.events.journal import read_events, read_journal

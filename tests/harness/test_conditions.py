@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.interfaces import Condition
+from torchaos.harness.base_classes import Condition
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.running.conditions.progress import Attempts, LossBelow, NoProgress, RanksUp, Steps, Time, Wall
 
 _seq = count()

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.control_pages import ControlPage, State
-from torchaos.harness.agent.wire import Event, Kind, start_ticks
 from torchaos.harness.cli.interrupt import Interrupt, signals
 from torchaos.harness.cli.run import Planned, _apart
 from torchaos.harness.fault_drivers.site import OutsideSite, Victim
 from torchaos.harness.host.processes import stat
 from torchaos.harness.interfaces import ChaosError, Need, RankProcess, Target, UsageError
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.control_pages import ControlPage, State
+from torchaos.harness.protocol.wire import Event, Kind, start_ticks
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import After, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.result import ExitCode

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Executions, History, base_of, saved_as
 from torchaos.harness.record.history.first_steps import align
 from torchaos.harness.record.history.saves_and_loads import number_in_contents, number_in_name, read_saves

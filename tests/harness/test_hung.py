@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hangs import hang_at_end
 from torchaos.harness.analysis.verdict.explanations import because
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 
 BARRIER = {"rank": 0, "waits": True, "verb": "waits", "where": "in barrier 1 of group 1 (newest at train.py:48)"}

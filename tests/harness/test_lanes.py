@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.hit_targets import landings
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.reporting.html.page_timeline import timeline_of
 
 RANKS = 40

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, UsageError, Watched
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Named, Plan, PlannedJob
 from torchaos.harness.running.conditions.commands import CommandFails, CommandSucceeds, DiskFree

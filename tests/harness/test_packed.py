@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from mutating.mutate import damaged
 
-from torchaos.harness.agent import packed_lines
-from torchaos.harness.agent.sample_budget import Sums
-from torchaos.harness.agent.wire import Event, EventFile, Kind, Phase
+from torchaos.harness.protocol import packed_lines
+from torchaos.harness.protocol.sample_sums import Sums
+from torchaos.harness.protocol.wire import Event, EventFile, Kind, Phase
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.events.payloads import Gaps, read
 from torchaos.harness.record.steps.packed_blocks import blocks_of
@@ -135,7 +135,7 @@ def test_killed_writer_loses_no_step(tmp_path: Path) -> None:
     script = f"""
 import sys
 from pathlib import Path
-from torchaos.harness.agent.wire import EventFile
+from torchaos.harness.protocol.wire import EventFile
 file = EventFile(Path({str(tmp_path)!r}) / "rank1.jsonl", "rank1-a2-p3", 1, 2)
 for step in range(1, 10**9):
     file.emit_step(step, [0.5], [0.1], step, None, False, None, None, {{}})

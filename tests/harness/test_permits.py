@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.rank_faults import Fault
-from torchaos.harness.agent.wire import Phase
+from torchaos.harness.base_classes import Fault
 from torchaos.harness.interfaces import Irreversible, UsageError
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Phase
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.rollback.file_handles import File, Touches
 from torchaos.harness.rollback.handles import JobProcesses, PageSlot, Process

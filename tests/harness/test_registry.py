@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness import interfaces, registry
+from torchaos.harness import base_classes as face
+from torchaos.harness import registry
+from torchaos.harness.base_classes import Fault
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.registry import offers
 
@@ -24,40 +26,17 @@ Offer = Callable[..., None]
 def _nothing(*_: Any) -> None: ...
 
 
-def _changes(self: Any, site: Any) -> Any:
-    return []
-
-
-def _changes_nothing(self: Any, site: Any) -> None:
-    site.look()
-
-
-def _falls_through(self, site):  # type: ignore[no-untyped-def]  # as others may write it
-    site.look()
-    return
-
-
-def _other_things(self: Any, site: Any) -> list[str]:
-    return ["rm -r /tmp/it"]
-
-
-_changes.__annotations__["return"] = "Sequence[Handle]"
-
 PARTS: dict[str, Any] = {
     "name": "fake.fits",
     "where": ("node",),
-    "needs": frozenset(),
-    "lethal": False,
-    "hits": "ranks",
-    **dict.fromkeys(("plan", "apply", "probes", "felt"), _nothing),
-    "changes": _changes,
+    **dict.fromkeys(("changes", "apply", "felt"), _nothing),
 }
 
 
-def without(*parts: str, base: type[Any] = object) -> type[Any]:
-    """An injector that has all that the protocol asks for, save these parts."""
+def without(*parts: str) -> type[Any]:
+    """An injector that has all that its base class asks for, save these parts."""
     kept = {name: value for name, value in PARTS.items() if name not in parts}
-    made: type[Any] = dataclass(frozen=True)(type("Fault", (base,), kept))
+    made: type[Any] = dataclass(frozen=True)(type("It", (Fault,), kept))
     return made
 
 
@@ -95,14 +74,6 @@ def test_a_class_is_found_by_name(offer: Offer) -> None:
     assert registry.assertions() == {}
 
 
-@pytest.mark.parametrize("changes", [_changes_nothing, _falls_through, _other_things])
-def test_what_does_not_declare_its_undo_is_not_loaded(offer: Offer, changes: Any) -> None:
-    """An injector whose `changes` returns neither handles nor Irreversible is refused, and the text says why."""
-    offer("fake.fits", dataclass(frozen=True)(type("Fault", (), {**PARTS, "changes": changes})))
-    with pytest.raises(UsageError, match=r"returns neither handles nor Irreversible.*not loaded"):
-        registry.find("injectors", "fake.fits")
-
-
 def test_others_are_not_loaded(offer: Offer) -> None:
     """A package that can't be imported does no harm to those who don't ask for its fault."""
     offer("fake.fits", Fits)
@@ -125,44 +96,36 @@ def test_an_undeclared_undo_does_not_load(offer: Offer) -> None:
         registry.find("injectors", "fake.fits")
 
 
-def test_a_stub_of_the_protocol_is_no_undo(offer: Offer) -> None:
-    """Inheriting the protocol's empty changes() declares nothing."""
-    offer("fake.fits", without("changes", base=interfaces.Injector))
-    with pytest.raises(UsageError, match=r"has no changes\(\)"):
-        registry.find("injectors", "fake.fits")
-
-
-@pytest.mark.parametrize("part", ["name", "where", "needs", "lethal", "hits", "plan", "apply", "probes", "felt"])
+@pytest.mark.parametrize("part", ["name", "where", "apply", "felt"])
 def test_a_part_that_lacks_is_named(offer: Offer, part: str) -> None:
-    """Whatever the protocol asks for and the class has not is named."""
+    """Whatever the base class asks for and the class has not is named."""
     offer("fake.fits", without(part))
-    with pytest.raises(UsageError, match=rf"lacks {part}; see Injector"):
+    with pytest.raises(UsageError, match=rf"lacks {part}; see torchaos.plugin.Fault"):
         registry.find("injectors", "fake.fits")
 
 
-def test_what_is_optional_need_not_be_declared(offer: Offer) -> None:
-    """An injector that builds on no class of ours gets the defaults; what it declares itself stays."""
-    offer("fake.fits", without())
-    offer("fake.late", dataclass(frozen=True)(type("Fault", (), {**PARTS, "name": "fake.late", "late": True})))
-    found = registry.find("injectors", "fake.fits")
-    assert (found.late, found.lasting, found.phase, found.family, found.hooks) == (False, False, None, "", ())
-    one = found()
-    assert (one.asked(), one.signals(1.0), one.felt_by_twin(None, (), "f")) == ({}, None, None)
-    assert registry.find("injectors", "fake.late").late is True
+@pytest.mark.parametrize("group", registry.GROUPS)
+def test_a_plug_in_builds_on_its_base_class(offer: Offer, group: str) -> None:
+    """A class that has all parts and does not inherit is refused, and the text names the class to inherit from."""
+    offer("fake.fits", dataclass(frozen=True)(type("It", (), dict(PARTS))), group)
+    with pytest.raises(
+        UsageError, match=r"does not inherit from torchaos\.plugin\.\w*\.?[A-Z]\w+; let it do so"
+    ) as refused:
+        registry.find(group, "fake.fits")
+    module, _, name = str(refused.value).split("inherit from ")[1].split(";")[0].rpartition(".")
+    assert getattr(importlib.import_module(module), name)
 
 
-def test_the_optional_parts_of_the_other_groups(offer: Offer) -> None:
-    """So do assertions, conditions and launchers."""
-    offer(
-        "bound", dataclass(type("Bound", (), {"name": "bound", "needs": frozenset(), "judge": _nothing})), "assertions"
-    )
-    offer("seen", dataclass(type("Seen", (), {"holds": _nothing})), "conditions")
-    offer("far", type("Far", (), {"name": "far", "resources": _nothing, "create": _nothing}), "launchers")
-    bound, seen = registry.find("assertions", "bound")(), registry.find("conditions", "seen")()
-    far = registry.find("launchers", "far")
-    assert (bound.harm, bound.expects_recovery) == (interfaces.Harm.OTHER, True)
-    assert (seen.about_job, seen.probes(None), seen.of_faults({}, ())) == (True, (), {})
-    assert (far.needs, far.cannot, far.needs_of((), {})) == (frozenset(), {}, frozenset())
+def test_a_plug_in_may_state_its_api(offer: Offer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module written for this API, or for none in particular, is loaded; one for another API gets one error."""
+    offer("fake.fits", Fits)
+    assert registry.find("injectors", "fake.fits") is Fits
+    registry.forget()
+    monkeypatch.setattr(sys.modules[Fits.__module__], "API", 99, raising=False)
+    with pytest.raises(
+        UsageError, match=rf"is written for API 99 of torchaos.plugin, and .* has API {face.API}; install"
+    ):
+        registry.find("injectors", "fake.fits")
 
 
 def test_what_is_no_class_is_refused(offer: Offer) -> None:
@@ -174,7 +137,7 @@ def test_what_is_no_class_is_refused(offer: Offer) -> None:
 
 def test_parameters_need_a_dataclass(offer: Offer) -> None:
     """A plain class has no fields that a scenario could give."""
-    offer("fake.fits", type("Plain", (), dict(PARTS)))
+    offer("fake.fits", type("Plain", (Fault,), dict(PARTS)))
     with pytest.raises(UsageError, match="is not a dataclass"):
         registry.find("injectors", "fake.fits")
 
@@ -210,9 +173,10 @@ def test_an_unknown_name_gets_the_nearest(offer: Offer) -> None:
 CONDITION = """
 from dataclasses import dataclass
 from typing import ClassVar
+from torchaos.plugin import Condition
 
 @dataclass(frozen=True)
-class It:
+class It(Condition):
     {name}
 
     def holds(self, events, now_s):

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.agent import startup, wire
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.wire import Event, Kind, Phase
+from torchaos.harness.agent import startup
 from torchaos.harness.analysis.comparison.agreement import wants_more
 from torchaos.harness.analysis.replica_verdict import judged
 from torchaos.harness.analysis.verdict.verdict import verdict_of
 from torchaos.harness.interfaces import Outcome, Target, UsageError
 from torchaos.harness.monitoring.probes.census import Identity
+from torchaos.harness.protocol import wire
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Event, Kind, Phase
 from torchaos.harness.record.plan import Named, Plan, PlannedFault
 from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.record.result import Verdict

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history.saved_steps import name_of_all
 from torchaos.harness.reporting.explain.happened import happened
 from torchaos.harness.reporting.terminal.live import Progress

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.verdict.verdict import judge
 from torchaos.harness.interfaces import Target
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.ending import cause_of_end, last_error
 from torchaos.harness.analysis.verdict.verdict import judge, verdict_of
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import Target, UsageError
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Named, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict

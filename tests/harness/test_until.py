@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.recovery.caught_up import SETTLED
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After
 from torchaos.harness.running.conditions.progress import Recovered, after_is_due, new_steps

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.analysis.felt_evidence import died, stood_still
 from torchaos.harness.analysis.recovery.recovery_times import recoveries
 from torchaos.harness.analysis.verdict.verdict import judge, verdict_of
 from torchaos.harness.interfaces import Target, UsageError
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Event, Kind, Phase
 from torchaos.harness.record.plan import ENDED_BEFORE, After, Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict

@@ -13,9 +13,9 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.interfaces import Handle, Target
+from torchaos.harness.protocol.wire import Event, Kind, Phase
 
 Snapshot = dict[Path, tuple[str, int, int]]
 

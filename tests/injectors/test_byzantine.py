@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.injectors.numeric_byzantine import ScaledGradient, StaleGradient
 
 

@@ -16,10 +16,10 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Kind, Phase
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.protocol.wire import Kind, Phase
 from torchaos.harness.scenario.plugin_parameters import check_parameters
 
 from .conftest import Operation, snapshot, state_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.felt_evidence import all_waited, out_of_step, slower, took_turns
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.injectors.collective_stall_nccl import StallNccl

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Event, Kind, start_ticks
 from torchaos.harness.fault_drivers.site import OutsideSite, Victim
+from torchaos.harness.protocol.wire import Event, Kind, start_ticks
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.injectors.straggle_quota import StraggleQuota

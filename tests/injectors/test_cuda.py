@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchaos.harness.agent import cuda_errors
+from torchaos.injectors import cuda_errors
 
 PAGE = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
 UNKNOWN = f"""CUDA error: unknown error
@@ -74,7 +74,7 @@ def test_with_a_broken_gpu_the_wait_for_it_fails_too() -> None:
     """A job may catch the error, and ask with synchronize() whether the GPU is well again. The CPU still works."""
     code = """
 import torch
-from torchaos.harness.agent import cuda_errors as cuda
+from torchaos.injectors import cuda_errors as cuda
 torch.cuda.is_available = lambda: True
 cuda.poison(torch, "ecc")
 assert (torch.ones(3) + 1).sum().item() == 6.0

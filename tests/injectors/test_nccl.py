@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.agent.nccl_connections import ENV_NCCL_NET, NetKind, NetOrder
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.host import native_libraries
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.nccl_connections import ENV_NCCL_NET, NetKind, NetOrder
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from warm import PARENT
 
-from torchaos.harness.agent import wire
-from torchaos.harness.agent.agent_plan import AgentPlan, Moment, Order
-from torchaos.harness.agent.control_pages import ControlPage
-from torchaos.harness.agent.wire import Event, Kind, Phase
+from torchaos.harness.protocol import wire
+from torchaos.harness.protocol.agent_plan import AgentPlan, Moment, Order
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.wire import Event, Kind, Phase
 from torchaos.harness.running.launchers.job import BOOTSTRAP
 
 INJECTORS = Path(__file__).parents[2] / "injectors"

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Event, Kind, start_ticks
 from torchaos.harness.fault_drivers.site import OutsideSite, TargetGone, Victim
+from torchaos.harness.protocol.wire import Event, Kind, start_ticks
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback import cgroup_handles

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.fault_drivers.storage_faults import OwnDisk, room
 from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.file_handles import File, mounts
 from torchaos.harness.rollback.handles import from_json, to_json

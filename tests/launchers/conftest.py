@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import pytest
 import waiting
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import JobSpec, RankProcess
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.job import RunningJob, job_env
 from torchaos.harness.running.launchers.local import Local

@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.monitoring.probes.log_adapters import AutoAdapter
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.running.launchers.local_job import Attached
 
 pytestmark = pytest.mark.job

@@ -17,14 +17,14 @@ from docker_engine import missing
 from waiting import wait_until
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.fault_drivers.containers import changes
 from torchaos.harness.fault_drivers.network.links import Cut, Link, counts
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.host import processes
 from torchaos.harness.host.cluster_tools import address, engine, of_run
 from torchaos.harness.interfaces import ChaosError, JobSpec, UsageError
+from torchaos.harness.protocol.agent_plan import AgentPlan
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.host import processes
 from torchaos.harness.host.cluster_tools import engine, of_run
+from torchaos.harness.protocol.wire import ENV_RUN_ID
 
 DEATHS = int(os.environ.get("DEATHS", "20"))
 LATEST_S = 5.0  # after the harness has its reaper; nodes are up within two or three seconds

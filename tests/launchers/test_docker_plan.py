@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import FIELDS, Event, Kind
 from torchaos.harness.fault_drivers import containers
 from torchaos.harness.fault_drivers.site import OutsideSite, TargetGone
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.wire import FIELDS, Event, Kind
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.events.node_clocks import OuterPids
 from torchaos.harness.record.plan import Plan, PlannedJob

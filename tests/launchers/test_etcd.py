@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, JobSpec, UsageError
+from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers import etcd

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.wire import FIELDS, Event, EventFile, Kind
 from torchaos.harness.analysis.felt_evidence import died
 from torchaos.harness.analysis.verdict.verdict import judge
 from torchaos.harness.cli.exec import make
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.agent_plan import AgentPlan
+from torchaos.harness.protocol.wire import FIELDS, Event, EventFile, Kind
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.events.node_clocks import Clock, Clocks
 from torchaos.harness.record.record import Record

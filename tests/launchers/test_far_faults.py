@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.interfaces import Target
+from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.running.launchers.remote_job import RemoteFaults
 

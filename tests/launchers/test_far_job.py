@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.interfaces import Handle, JobSpec, Node, RemoteLauncher
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.running.launchers import remote_job
 from torchaos.harness.running.launchers.job import job_env
 from torchaos.harness.running.launchers.local import LocalNode

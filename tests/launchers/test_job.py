@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.monitoring.probes.log_adapters import adapter_for
+from torchaos.harness.protocol.wire import Kind
 
 pytestmark = pytest.mark.job
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, JobSpec
+from torchaos.harness.protocol.agent_plan import AgentPlan
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers.job import job_env

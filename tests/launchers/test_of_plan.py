@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.rundir import RunDir

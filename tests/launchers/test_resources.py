@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import pytest
 
-from torchaos.harness.agent.wire import ENV_NODE, ENV_RUN_ID
 from torchaos.harness.host.native_libraries import ENV_CONTROL
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, Node
+from torchaos.harness.protocol.wire import ENV_NODE, ENV_RUN_ID
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.file_handles import File

@@ -15,9 +15,9 @@ import pytest
 import slurm_programs
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.running.launchers.slurm import Slurm, SlurmNode
 from torchaos.harness.running.nodes import agent_life
 from torchaos.harness.running.nodes.agent_socket import JOB, place_of

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from torchaos.harness.agent.wire import ENV_NODE, Kind
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher
+from torchaos.harness.protocol.wire import ENV_NODE, Kind
 from torchaos.harness.running.launchers.job import job_env
 from torchaos.harness.running.launchers.local import LocalNode
 from torchaos.harness.running.launchers.local_job import Job

@@ -13,8 +13,8 @@ from typing import Any
 
 from waiting import wait_until
 
-from torchaos.harness.agent.control_pages import ControlPage
-from torchaos.harness.agent.nccl_connections import ENV_NCCL_NET, HITS, NetOrder, NetPage
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.nccl_connections import ENV_NCCL_NET, HITS, NetOrder, NetPage
 
 LIMIT_S = 120.0
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from native_library import path_of
 
-from torchaos.harness.agent.nccl_connections import (
+from torchaos.harness.host.native_libraries import NCCL_NET, compiler
+from torchaos.harness.protocol.nccl_connections import (
     CONNECTIONS,
     ENV_NCCL_NET,
     LAST_BYTES,
@@ -25,7 +26,6 @@ from torchaos.harness.agent.nccl_connections import (
     NetKind,
     NetOrder,
 )
-from torchaos.harness.host.native_libraries import NCCL_NET, compiler
 
 from .net_hosts import Fault, Host, Pair
 

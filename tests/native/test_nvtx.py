@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from native_library import path_of
 
-from torchaos.harness.agent.control_pages import (
+from torchaos.harness.host.native_libraries import ENV_INJECTION, NVTX
+from torchaos.harness.protocol.control_pages import (
     BEGUN_NS,
     CALLS,
     ENDED_NS,
@@ -31,7 +32,6 @@ from torchaos.harness.agent.control_pages import (
     NcclCall,
     NvtxPage,
 )
-from torchaos.harness.host.native_libraries import ENV_INJECTION, NVTX
 
 STALL_S = 0.2
 ASCII, REGISTERED, PAYLOAD_EXT = 1, 3, 0xDFBD0009 - 2**32
@@ -229,8 +229,8 @@ def test_a_name_that_is_too_long_is_refused(nccl: Nccl, text: str) -> None:
 
 REAL = """
 import ctypes, json, os, sys, time
-from torchaos.harness.agent.control_pages import CALLS, LAST_BYTES, NcclCall, NvtxPage
-from torchaos.harness.agent.control_pages import ControlPage
+from torchaos.harness.protocol.control_pages import CALLS, LAST_BYTES, NcclCall, NvtxPage
+from torchaos.harness.protocol.control_pages import ControlPage
 
 library, control = ctypes.CDLL(sys.argv[1]), sys.argv[2]
 ControlPage(control, create=True).write(ControlPage.FIRED, 1)

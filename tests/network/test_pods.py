@@ -26,7 +26,7 @@ AGENT = """
 import json, sys, time
 from pathlib import Path
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.running.nodes.node_agent import NodePart
 from torchaos.harness.running.nodes.node_exec import links_of_pods

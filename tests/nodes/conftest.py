@@ -21,8 +21,8 @@ from dying.families import stand_in
 from needs import need
 from waiting import wait_until
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.host import processes
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.wire import EventFile, Kind
+from torchaos.harness.protocol.wire import EventFile, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.node_channel import VERSION
 from torchaos.harness.running.nodes.agent_socket import address_of

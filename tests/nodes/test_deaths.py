@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.host import processes
+from torchaos.harness.protocol.wire import Kind
 
 FROZEN = {"inject": "node.freeze", "target": {"node": 1}, "when": {"step": 8, "phase": "backward"}, "for": "90s"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 
 STEP = {"step": 8, "phase": "backward"}
 

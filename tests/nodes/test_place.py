@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
 from torchaos.harness.cli.node import recover as recover_node
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.wire import ENV_RUN_ID, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback import recovery, undo_log

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import read_events
 
 pytestmark = pytest.mark.timeout(600)  # each call of the stand-in for kubectl starts an interpreter

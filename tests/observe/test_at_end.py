@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent import wire
-from torchaos.harness.agent.collective_stamps import Stamps
 from torchaos.harness.analysis.hangs import ranks_in_words
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.diagnosis import live_job
 from torchaos.harness.monitoring.observers import at_end
+from torchaos.harness.protocol import wire
+from torchaos.harness.protocol.collective_stamps import Stamps
 
 TORCH = "/v/site-packages/torch/distributed/distributed_c10d.py"
 HOOK = ("CollectiveHook._hook.<locals>.collective", "/v/site-packages/torchaos/harness/agent/collectives.py")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.interfaces import Need
 from torchaos.harness.monitoring.observers import at_end
 from torchaos.harness.monitoring.observers.at_end import Leftovers
+from torchaos.harness.protocol.wire import start_ticks
 from torchaos.harness.record.plan import Plan, PlannedJob
 
 JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0, None)

@@ -16,12 +16,12 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.collective_stamps import Stamps
-from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.observers import at_end
 from torchaos.harness.monitoring.observers.opinions import LogSilence, Opinion, Overdue, Stagnation
 from torchaos.harness.monitoring.observers.resource_use import Idle
+from torchaos.harness.protocol.collective_stamps import Stamps
+from torchaos.harness.protocol.wire import start_ticks
 from torchaos.harness.record.plan import Named, Plan, PlannedJob
 from torchaos.harness.record.rundir import RunDir
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.diagnosis import live_job
 from torchaos.harness.monitoring.diagnosis.diagnosis import Diagnosis
@@ -15,6 +14,7 @@ from torchaos.harness.monitoring.observers.hang_watch import HangWatch
 from torchaos.harness.monitoring.observers.opinions import Opinion
 from torchaos.harness.monitoring.observers.resource_use import spinning
 from torchaos.harness.monitoring.probes.gpu_probe import Sample
+from torchaos.harness.protocol.wire import Event, Kind
 
 
 def samples(*values: dict[str, float]) -> list[Sample]:

@@ -12,7 +12,8 @@ import pytest
 from torchaos.harness import registry
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-AGENT, PLUGIN = "torchaos.harness.agent", "torchaos.plugin"
+IN_RANKS = ("agent", "base_classes", "interfaces", "protocol")
+OURS = ("torchaos.plugin", "torchaos.injectors", *(f"torchaos.harness.{room}" for room in IN_RANKS))
 FOLDERS = ("plugin", "harness", "injectors", "assertions", "scenarios")
 SOURCES = sorted(path for folder in (*FOLDERS, "tests") for path in (REPOSITORY / folder).rglob("*.py"))
 
@@ -30,7 +31,7 @@ def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
 def executed(nodes: Iterable[ast.AST], *, functions: bool) -> Iterator[ast.AST]:
     """All that runs below `nodes`: not what only type checkers read, and bodies of `functions` only if wanted."""
     for node in nodes:
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        if isinstance(node, ast.If) and ast.unparse(node.test).startswith(("TYPE_CHECKING", "typing.TYPE_CHECKING")):
             yield from executed(node.orelse, functions=functions)
         elif functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
@@ -61,14 +62,19 @@ def test_pytest_at_the_root_did_not_import_them_either() -> None:
     assert [name for name in sys.modules if name.partition(".")[0] in FOLDERS] == []
 
 
-@pytest.mark.parametrize("path", modules("harness/agent"), ids=relative)
+AGENT = [*modules("harness/agent"), *modules("harness/protocol")]
+
+
+@pytest.mark.parametrize("path", AGENT, ids=relative)
 def test_the_agent_imports_nothing_of_ours_but_itself(path: Path) -> None:
-    """It runs under a private name in the job's Python, which may have no torchaos."""
-    for name in imported(executed(tree(path), functions=True)):
-        assert not name.startswith(("..", "torchaos")), f"{relative(path)} imports {name}"
+    """It runs under a private name in the job's Python, which may have no torchaos: it imports itself and the protocol,
+    and the protocol only itself."""
+    for name in imported(ast.walk(ast.parse(path.read_text()))):
+        assert not name.startswith(("...", "torchaos")), f"{relative(path)} imports {name}"
+        assert not name.startswith("..") or (name.startswith("..protocol") and path.parent.name == "agent")
 
 
-@pytest.mark.parametrize("path", modules("harness/agent"), ids=relative)
+@pytest.mark.parametrize("path", AGENT, ids=relative)
 def test_the_agent_loads_with_the_standard_library_alone(path: Path) -> None:
     """On import it needs nothing installed, not even torch, which the job may import later or never."""
     for name in imported(executed(tree(path), functions=False)):
@@ -83,9 +89,11 @@ def in_ranks() -> list[Path]:
         for module in {found.__module__ for found in registry.injectors().values()}
         if all("rank" not in found.where for found in registry.injectors().values() if found.__module__ == module)
     }
-    return [path for path in modules("injectors") if f"torchaos.injectors.{path.stem}" not in outside] + modules(
-        "plugin"
-    )
+    shared = [REPOSITORY / "harness" / "base_classes.py", *modules("harness/interfaces")]
+    face = [
+        REPOSITORY / "plugin" / f"{name}.py" for name in ("__init__", "_outside", "evidence", "families/ranks", "undo")
+    ]
+    return [path for path in modules("injectors") if f"torchaos.injectors.{path.stem}" not in outside] + face + shared
 
 
 @pytest.mark.parametrize("path", in_ranks(), ids=relative)
@@ -93,5 +101,5 @@ def test_an_injector_loads_with_the_standard_library_and_the_agent(path: Path) -
     """The agent loads an injector's file by path in the job's Python, where nothing else need be installed: only what
     lies beside it."""
     for name in imported(executed(tree(path), functions=False)):
-        ours = name in (AGENT, PLUGIN) or name.startswith((f"{AGENT}.", "torchaos.injectors."))
+        ours = name.startswith(OURS)
         assert ours or name.partition(".")[0] in sys.stdlib_module_names, f"on import: {name}"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.monitoring.probes.job_log import MetricsFile, read_metrics
 from torchaos.harness.monitoring.probes.log_adapters import LogStep
+from torchaos.harness.protocol.wire import Event, Kind
 
 SAMPLE = Path(__file__).parent.parent / "data" / "logs" / "lightning-metrics.csv"
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.wire import Event, Kind, start_ticks
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch, exit_code
+from torchaos.harness.protocol.wire import Event, Kind, start_ticks
 from torchaos.harness.record.events.journal import Journal
 
 AGENT = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.agent.wire import FIELDS, Kind
 from torchaos.harness.monitoring.probes.job_log import ElasticReader, LogFact, parse
+from torchaos.harness.protocol.wire import FIELDS, Kind
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.fault_drivers import proxy
 from torchaos.harness.fault_drivers.proxy import Endpoint
 from torchaos.harness.host.toxiproxy import Api
 from torchaos.harness.interfaces import ChaosError, JobSpec, Launcher, UsageError
+from torchaos.harness.protocol.wire import start_ticks
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.local import LocalNode

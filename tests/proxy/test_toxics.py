@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.fault_drivers.proxy import Endpoint
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.host import toxiproxy
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.protocol.wire import EventFile, Kind
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.rollback.handles import from_json, to_json
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 from paper import Paper
 from rich.console import Console
 
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.rank_faults import Fault
-from torchaos.harness.agent.wire import Phase
+from torchaos.harness.base_classes import Fault
 from torchaos.harness.interfaces import Target
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Phase
 from torchaos.harness.record.plan import After, Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.reporting.terminal import console as show
 

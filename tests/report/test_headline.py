@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from recorded import judged, recorded
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
 from torchaos.harness.record.rundir import RunDir

@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 from recorded import RECORDED, change_events, judged, lose, recorded
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Verdict
 from torchaos.harness.record.rundir import RunDir

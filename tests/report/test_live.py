@@ -10,9 +10,9 @@ import pytest
 from paper import Paper
 from rich.console import Console
 
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.interfaces import Target
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Event, Kind, Phase
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.reporting.terminal import live

@@ -6,7 +6,7 @@ import json
 import struct
 from pathlib import Path
 
-from torchaos.harness.agent import packed_lines
+from torchaos.harness.protocol import packed_lines
 
 
 def pack(path: Path) -> int:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.crash_explorer import synthetic_crash
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record

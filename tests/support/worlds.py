@@ -18,9 +18,9 @@ from torchaos.assertions.lr_continuity import LrContinuity
 from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
-from torchaos.harness.agent.check_sums import MODULUS
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.interfaces import Outcome
+from torchaos.harness.protocol.check_sums import MODULUS
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record

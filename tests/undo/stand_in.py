@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from torchaos.harness.agent.control_pages import ControlPage
-from torchaos.harness.agent.wire import ENV_RUN_ID
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import JobProcesses, PageSlot, Process
 from torchaos.harness.rollback.reaper_client import Reaper

@@ -21,9 +21,9 @@ import slurm_programs
 import toxiproxied
 from waiting import wait_until
 
-from torchaos.harness.agent.control_pages import ControlPage
-from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.interfaces import Handle
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback.cgroup_handles import CpuCgroup, MemoryCgroup, freeze, freezer_for, starve, throttle
 from torchaos.harness.rollback.file_handles import File, Mount
 from torchaos.harness.rollback.handles import REGISTRY, JobProcesses, PageSlot, Process, from_json, to_json

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.control_pages import ControlPage
-from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.interfaces import Handle
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.wire import start_ticks
 from torchaos.harness.rollback import healer
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import PageSlot, to_json

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.agent.control_pages import ControlPage
-from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.interfaces import Irreversible, UsageError
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import JobProcesses, PageSlot, Process

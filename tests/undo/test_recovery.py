@@ -19,9 +19,9 @@ from click.testing import CliRunner
 from waiting import wait_until
 from warm import torchaos
 
-from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.cli import cli
 from torchaos.harness.host import processes
+from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.recovery import LeftBehind, before_a_run, find, left_over, recover, why
 from torchaos.harness.rollback.undo_log import OpenRun

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError, of_run
 from torchaos.harness.interfaces import JobSpec
+from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback import container_handles, healer
 from torchaos.harness.rollback.container_handles import Containers
 from torchaos.harness.running.launchers.docker import Docker

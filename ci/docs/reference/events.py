@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchaos.harness.agent import wire
+from torchaos.harness.protocol import wire
 
 from . import comments
 from .markdown import code, doc, table

@@ -8,23 +8,18 @@ import sys
 
 
 def _load_agent() -> None:
-    """Loads the folder above as the package `_torchaos_agent`. An error is printed; the job goes on."""
+    """Starts the folder above as the package `_torchaos.agent`. An error is printed; the job goes on."""
     in_rank = {"RANK", "LOCAL_RANK"} <= os.environ.keys()
     before_ranks = "RANK" not in os.environ  # it may be a torchrun
-    if "_torchaos_agent" in sys.modules or "TORCHAOS_PLAN" not in os.environ or not (in_rank or before_ranks):
+    if "_torchaos" in sys.modules or "TORCHAOS_PLAN" not in os.environ or not (in_rank or before_ranks):
         return
     try:
-        import importlib.util
+        from importlib import import_module
+        from types import ModuleType
 
-        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        spec = importlib.util.spec_from_file_location(
-            "_torchaos_agent", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
-        )
-        if spec is not None and spec.loader is not None:
-            package = importlib.util.module_from_spec(spec)
-            sys.modules["_torchaos_agent"] = package
-            spec.loader.exec_module(package)
-            package.start()
+        package = sys.modules["_torchaos"] = ModuleType("_torchaos")
+        package.__path__ = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
+        import_module("_torchaos.agent").start()
     except Exception as error:
         print(f"torchaos: the agent did not start: {error!r}", file=sys.stderr)
 

@@ -2,9 +2,9 @@
 job died before that, with the state that was saved: did the resume restore it?
 
 The state is compared by name (restored_state.py). In a run without such a record, the check sums of all parameters and
-of all moments are compared. No twin is needed, and the number of ranks may change. The check sums (agent/check_sums.py)
-add up over the ranks that share the parameters, so the sum of eight ranks before a resume is comparable with the sum of
-six ranks after it."""
+of all moments are compared. No twin is needed, and the number of ranks may change. The check sums
+(protocol/check_sums.py) add up over the ranks that share the parameters, so the sum of eight ranks before a resume is
+comparable with the sum of six ranks after it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from torchaos.harness.agent.check_sums import is_whole, over_all, plain
 from torchaos.harness.analysis.checkpointing.restored_state import MOMENTS, Begun, Other, begun_with
 from torchaos.harness.analysis.checkpointing.saved_parameters import ParameterSums
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING
+from torchaos.harness.protocol.check_sums import is_whole, over_all, plain
 from torchaos.harness.record.history import Attempt, Execution, History
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.checkpointing.resume_points import are_copies, points_of
 from torchaos.harness.interfaces import Evidence
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt, Load, saved_as
 from torchaos.harness.record.history.saves_and_loads import final_path, whole_loads
 from torchaos.harness.record.record import Record

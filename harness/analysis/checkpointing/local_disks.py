@@ -7,8 +7,8 @@ import posixpath
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import is_below, root_of
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Save
 from torchaos.harness.record.record import Record
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, Clash, is_below, root_of
 from torchaos.harness.analysis.checkpointing.resume_points import family, lacking, moved, points_of
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history.saves_and_loads import final_path
 from torchaos.harness.record.record import Record
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from torchaos.harness.agent.check_sums import is_whole
 from torchaos.harness.analysis.checkpointing.saved_parameters import step_of
+from torchaos.harness.protocol.check_sums import is_whole
 from torchaos.harness.record.history.snapshots import states
 from torchaos.harness.record.record import Record
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
-from torchaos.harness.agent.check_sums import MODULUS, is_whole
 from torchaos.harness.analysis.checkpointing.saved_parameters import step_of
 from torchaos.harness.analysis.claims import said
+from torchaos.harness.protocol.check_sums import MODULUS, is_whole
 from torchaos.harness.record.history.snapshots import State, states
 from torchaos.harness.record.record import Record
 

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import is_below, root_of
 from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, damages
 from torchaos.harness.analysis.checkpointing.local_disks import out_of_reach
 from torchaos.harness.analysis.checkpointing.resume_points import Points, points_of
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Execution, History, Load, Save, Segment, saved_as
 from torchaos.harness.record.history.saves_and_loads import checkpoint_of
 from torchaos.harness.record.history.step_evidence import OPTIMIZER, RECORD, Witness

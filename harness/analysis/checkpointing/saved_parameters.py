@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from torchaos.harness.agent.check_sums import COPY, MODULUS, PART, SHARD
-from torchaos.harness.agent.training_state import plain_name
-from torchaos.harness.agent.wire import Event
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, root_of
 from torchaos.harness.analysis.checkpointing.resume_points import family, points_of
 from torchaos.harness.interfaces import Finding, First, What, failed
+from torchaos.harness.protocol.check_sums import COPY, MODULUS, PART, SHARD, plain_name
+from torchaos.harness.protocol.wire import Event
 from torchaos.harness.record.history import History
 from torchaos.harness.record.history.snapshots import states
 from torchaos.harness.record.record import Record

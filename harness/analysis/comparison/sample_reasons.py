@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
-from torchaos.harness.agent.wire import Phase
 from torchaos.harness.analysis.checkpointing.torn import torn
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.sample_counts import (
@@ -25,6 +24,7 @@ from torchaos.harness.analysis.comparison.sample_counts import (
 from torchaos.harness.analysis.comparison.skipped_iterations import other_skips
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING, Steps, may_be_rounding, rounded_from, rounds_on
 from torchaos.harness.interfaces import Finding, First, What, failed
+from torchaos.harness.protocol.wire import Phase
 from torchaos.harness.record.history import Execution, History, StepTable
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.steps.execution import sums_of

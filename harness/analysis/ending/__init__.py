@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
 from torchaos.harness.analysis.hit_targets import RunSoFar
 from torchaos.harness.interfaces import Finding, inconclusive, passed
 from torchaos.harness.monitoring.probes.job_log import BY_NAME, cause_of
 from torchaos.harness.monitoring.probes.log_adapters import without_ansi
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt
 from torchaos.harness.record.plan import last_words_in_words
 from torchaos.harness.record.record import Record

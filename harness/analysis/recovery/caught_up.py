@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.ending import aborts_at_exit
 from torchaos.harness.analysis.hit_targets import Landing, RunSoFar, landings
 from torchaos.harness.analysis.recovery.node_return import growths, way_back_s
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Attempt, Execution, Executions, History, Save, Segment
 from torchaos.harness.record.history.saves_and_loads import final_path
 from torchaos.harness.record.steps.executions import UNPLACED

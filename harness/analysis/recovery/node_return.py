@@ -7,8 +7,8 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hit_targets import Landing, RunSoFar, landings
+from torchaos.harness.protocol.wire import Event, Kind
 
 BACK = "back"  # `what` of an effect event: the injector itself ended the fault
 

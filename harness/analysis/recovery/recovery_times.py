@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
 from torchaos.harness.analysis.checkpointing.save_schedule import standstill
 from torchaos.harness.analysis.ending import final_step, own_exit_code
 from torchaos.harness.analysis.hit_targets import Landing, landings
 from torchaos.harness.analysis.recovery.caught_up import End, highest_up_to, owed, put_back, steps_beyond, went_on
 from torchaos.harness.analysis.recovery.node_return import growths, lasted_s, over_s
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt, History
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record

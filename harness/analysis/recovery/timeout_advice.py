@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.hit_targets import Landing
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
 

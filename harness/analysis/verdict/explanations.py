@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.ending import TeardownAbort, aborts_at_exit, survived, teardown_aborts
 from torchaos.harness.analysis.hangs import hang_at_end
 from torchaos.harness.analysis.recovery.recovery_times import recoveries
 from torchaos.harness.interfaces import Finding, First, What
 from torchaos.harness.monitoring.probes.known_failures import BY_NAME
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.saves_and_loads import final_path, number_in_name
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Verdict

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.ending import ended_on_purpose_s, failed_rank, own_exit_code
 from torchaos.harness.analysis.hit_targets import hit_target, strayed
 from torchaos.harness.analysis.missing_data import ended_before_steps, why_unplaced, why_unseen
 from torchaos.harness.analysis.recovery.recovery_times import never_in_words, recoveries, why_moot
 from torchaos.harness.interfaces import ChaosError, Evidence, Target
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.history import is_down
 from torchaos.harness.record.plan import ENDED_BEFORE, PlannedFault, moment_in_words, target_in_words
 from torchaos.harness.record.record import Record

@@ -13,7 +13,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.checkpointing.ranks_apart import ranks_apart
 from torchaos.harness.analysis.comparison.agreement import history_of
 from torchaos.harness.analysis.ending import died_by_itself, last_error, last_words
@@ -32,8 +31,10 @@ from torchaos.harness.analysis.verdict.gates import (
     ranks_repeat,
     synthetic,
 )
+from torchaos.harness.base_classes import Assertion
 from torchaos.harness.host.processes import uncollected
-from torchaos.harness.interfaces import Assertion, ChaosError, Finding, Need, Outcome, UsageError, What, inconclusive
+from torchaos.harness.interfaces import ChaosError, Finding, Need, Outcome, UsageError, What, inconclusive
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.record import records_of as replicas_of

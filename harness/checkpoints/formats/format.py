@@ -17,6 +17,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
+from torchaos.harness.interfaces import CheckpointFormat
+
 from ..files import Files
 from ..layout import Checkpoint, File, Problem, Trouble, Unreadable
 from ..tensor_values import Contents
@@ -24,7 +26,7 @@ from . import format
 from .format_table import of_folder, of_name, of_start, role_of, table
 
 
-class Format:
+class Format(CheckpointFormat):
     """A checkpoint format. It is recognised by the name of a file (`suffixes`), by the first bytes of a file
     (`starts`), or by the names in a folder (`is_folder`). Everything except `name` has a default.
 

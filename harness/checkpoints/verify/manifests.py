@@ -1,4 +1,5 @@
-"""The manifests that the agent wrote during saves (agent/manifest.py): digests, chunk by chunk, of the bytes in memory.
+"""The manifests that the agent wrote during saves (protocol/manifest.py): digests, chunk by chunk, of the bytes in
+memory.
 
 A file's manifest is found by the file's path at save time, without marks such as `.tmp`; the newest save to that path
 counts. If no file was saved under that path, it is found by the file's inode, which a rename keeps. The manifest of a
@@ -18,10 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent.digesting_writers import CHUNK
-from torchaos.harness.agent.manifest import FOLDER, VERSION
 from torchaos.harness.host.disk import born_ns
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.manifest import CHUNK, FOLDER, VERSION
 from torchaos.harness.record.history.saves_and_loads import final_path
 
 from ..formats.format_table import may_hold_tensors

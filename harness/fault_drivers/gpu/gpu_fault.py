@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from torchaos.harness.agent.rank_faults import Fault
-from torchaos.harness.agent.wire import ENV_NODE, Kind
+from torchaos.harness.base_classes import Fault
 from torchaos.harness.host.gpu_devices import gpu_of, gpus_here, parent_of
 from torchaos.harness.host.native_libraries import ENV_CONTROL
 from torchaos.harness.interfaces import ChaosError, Emit, Evidence, Handle, NodeSite, Probe, Where
 from torchaos.harness.monitoring.probes.census import environ_of
+from torchaos.harness.protocol.wire import ENV_NODE, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.file_handles import File
 

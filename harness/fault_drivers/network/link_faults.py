@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.rank_faults import Fault
+from torchaos.harness.base_classes import Fault
 from torchaos.harness.fault_drivers.network import packet_queue
 from torchaos.harness.fault_drivers.network.links import Cut, Helper, Link, helper_of, link_of, sides
 from torchaos.harness.fault_drivers.network.packet_queue import Shape as Shape

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.interfaces import ChaosError, LiveNode
+from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.network_handles import NftTable, mark_of
 
@@ -39,9 +39,10 @@ class Link:
 def link_of(live: LiveNode) -> Link:
     """The node's link. Raises ChaosError if it has none, because the node is the machine itself, or was not made by the
     run."""
-    if live.node.link is None:
+    link: Link | None = live.node.link
+    if link is None:
         raise ChaosError(f"node {live.node.index} has no link that could be changed; write launcher: netns")
-    return live.node.link
+    return link
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from torchaos.harness.agent.rank_faults import Fault
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.base_classes import Fault
 from torchaos.harness.fault_drivers.network import cpu_throttle
 from torchaos.harness.fault_drivers.network.links import Helper
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, Evidence, Handle, Hits, Irreversible, LiveNode, NodeSite, Where
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.handles import Process
 from torchaos.harness.rollback.network_handles import mark_of

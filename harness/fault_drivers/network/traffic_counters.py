@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.fault_drivers.network import udp_probe
 from torchaos.harness.fault_drivers.network.links import Cut, Helper, Link, counts, link_of
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.interfaces import Emit, Evidence, Handle, NodeSite
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.network_handles import NftTable, mark_of
 

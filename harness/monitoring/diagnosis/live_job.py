@@ -20,8 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchaos.harness.agent import startup
-from torchaos.harness.agent.startup import SIGNAL
+from torchaos.harness import protocol
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import RankProcess, UsageError
 from torchaos.harness.monitoring.diagnosis import blame
@@ -29,9 +28,11 @@ from torchaos.harness.monitoring.diagnosis.diagnosis import HIGH, LOW, MEDIUM, D
 from torchaos.harness.monitoring.diagnosis.wait_graph import Calls, ranges, read_stamps
 from torchaos.harness.monitoring.probes.census import Census, check_agent, find_ranks, rank_process
 from torchaos.harness.monitoring.probes.rank_probe import Sockets
+from torchaos.harness.protocol.rank_files import STACKS_SIGNAL
 
 _TIMEOUT_S = 5.0
-_AGENT = f"{Path(startup.__file__).parent}/"
+_HARNESS = Path(protocol.__file__).parents[1]
+_AGENT = tuple(f"{above}/{room}/" for above in (_HARNESS, "/torchaos/harness") for room in ("agent", "protocol"))
 _STDLIB = sysconfig.get_paths()["stdlib"].rpartition("/")[2]  # such as python3.11; the job's Python may be another
 _COLLECTIVES = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/")
 
@@ -45,7 +46,7 @@ class Frame:
     @property
     def is_of_agent(self) -> bool:
         """Whether it is of torchaos's agent, whose hooks call what the job called."""
-        return self.file.startswith(_AGENT) or "/torchaos/harness/agent/" in self.file
+        return any(part in self.file for part in _AGENT)
 
     def __str__(self) -> str:
         return f"{self.function} ({self.file}:{self.line})"
@@ -181,7 +182,7 @@ def ask(ranks: Mapping[int, RankProcess], folder: Path) -> dict[int, Stack]:
             before = path.stat().st_size
             with suppress(OSError), processes.hold(process.pid, process.start_ticks) as fd:
                 if fd is not None:
-                    signal.pidfd_send_signal(fd, SIGNAL)
+                    signal.pidfd_send_signal(fd, STACKS_SIGNAL)
                     asked[rank] = path, before
     end = time.monotonic() + _WAIT_S
     found: dict[int, Stack] = {}
@@ -206,7 +207,7 @@ def _handles_it(pid: int) -> bool:
     with suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             if line.startswith(b"SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (SIGNAL - 1) & 1)
+                return bool(int(line.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
     return False
 
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent.collective_stamps import Stamp, read_folder
+from torchaos.harness.protocol.collective_stamps import Stamp, read_folder
 
 _MUTUAL = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all", "alltoall", "barrier")
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import psutil
 
-from torchaos.harness.agent import collective_stamps as stamped
 from torchaos.harness.host.gpu_devices import held_by
 from torchaos.harness.interfaces import Emit, Need, RankProcess
 from torchaos.harness.monitoring.diagnosis import live_job
@@ -33,6 +32,7 @@ from torchaos.harness.monitoring.diagnosis.live_job import Stack
 from torchaos.harness.monitoring.diagnosis.wait_graph import ranges
 from torchaos.harness.monitoring.observers.resource_use import IDLE, Use
 from torchaos.harness.monitoring.probes.rank_probe import Sampling
+from torchaos.harness.protocol import collective_stamps as stamped
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.interfaces import Emit, Need, RankProcess
 from torchaos.harness.monitoring.diagnosis import live_job
 from torchaos.harness.monitoring.diagnosis.live_job import find_py_spy
@@ -17,6 +16,7 @@ from torchaos.harness.monitoring.observers.nccl_ras import NcclRas
 from torchaos.harness.monitoring.observers.opinions import LogSilence, Opinion, Overdue, Rule, Stagnation, Tick
 from torchaos.harness.monitoring.observers.resource_use import Idle, spinning
 from torchaos.harness.monitoring.probes.gpu_probe import Sample
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchaos.harness.agent import collective_stamps
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.diagnosis.live_job import Stack, find_py_spy, sample
+from torchaos.harness.protocol import collective_stamps
 
 # These observers look at the progress of the job, the others at its processes. They often err together: a rank that
 # writes the first checkpoint of a run neither logs nor calls collectives. So another observer has to confirm a hang.

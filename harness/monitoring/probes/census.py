@@ -21,10 +21,10 @@ from pathlib import Path
 
 import psutil
 
-from torchaos.harness.agent.wire import ENV_NODE, ENV_REPLICA, ENV_RUN_ID, attempt_of, rank_of
 from torchaos.harness.host import processes
 from torchaos.harness.host.gpu_devices import gpu_of
 from torchaos.harness.interfaces import RankProcess, UsageError
+from torchaos.harness.protocol.wire import ENV_NODE, ENV_REPLICA, ENV_RUN_ID, attempt_of, rank_of
 
 _YOUNG_S = 10.0  # a younger process may still exec another program, as after a fork or in a shell wrapper
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from importlib import util
 from typing import Any
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.host.gpu_devices import READER, driver_is_here
 from torchaos.harness.interfaces import Emit, RankProcess
+from torchaos.harness.protocol.wire import Kind
 
 KEPT = 120  # samples of each GPU
 _LOOK_S = 0.2

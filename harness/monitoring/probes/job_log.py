@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.interfaces import Emit
 from torchaos.harness.monitoring.probes.known_failures import BY_NAME as BY_NAME
 from torchaos.harness.monitoring.probes.known_failures import CAUSES as CAUSES
 from torchaos.harness.monitoring.probes.known_failures import Cause as Cause
 from torchaos.harness.monitoring.probes.log_adapters import LIGHTNING, Adapter, LogStep, without_ansi
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 
 _NAME = "metrics.csv"

@@ -19,10 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import Emit, Probe, RankProcess
 from torchaos.harness.monitoring.probes.census import Census, Claims, Key, RanksFound, find_ranks, rank_process
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 
 _SS_S = 5.0  # a busy machine needs much longer than the usual 10 ms

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import overload
 
-from torchaos.harness.agent import packed_lines
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol import packed_lines
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.merged import OF_STEPS, Merged, Unmerged
 from torchaos.harness.record.steps.packed_blocks import Block, blocks_of
 

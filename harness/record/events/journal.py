@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent.packed_lines import is_packed
-from torchaos.harness.agent.wire import Event, EventFile, Kind
 from torchaos.harness.host.disk import Changes
 from torchaos.harness.host.processes import give_back
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.protocol.packed_lines import is_packed
+from torchaos.harness.protocol.wire import Event, EventFile, Kind
 from torchaos.harness.record.events.arrivals import Arrived, Growing, Snapshot
 from torchaos.harness.record.events.merged import Merged
 from torchaos.harness.record.events.node_clocks import Clocks, OuterPids, nodes_of, with_unique_pids

@@ -9,7 +9,7 @@ from heapq import merge
 from itertools import islice
 from typing import overload
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.steps.columns import Columns
 from torchaos.harness.record.steps.executions import Executions
 from torchaos.harness.record.steps.packed_blocks import Block, in_order

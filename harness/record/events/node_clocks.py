@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.interfaces import Emit
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.steps.packed_blocks import Block
 
 # The node of each source of events, and pids that are unique in the whole job.

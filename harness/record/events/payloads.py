@@ -14,8 +14,8 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
-from torchaos.harness.agent.packed_lines import is_packed
-from torchaos.harness.agent.wire import PAYLOADS, Event, Kind
+from torchaos.harness.protocol.packed_lines import is_packed
+from torchaos.harness.protocol.wire import PAYLOADS, Event, Kind
 
 # Reads one line of a journal. A line is damaged if a value has another type than in `wire.PAYLOADS`. Ranks may die
 # while they write, disks may be full, and run directories are copied, so every line may be damaged.

@@ -10,7 +10,7 @@ from math import inf
 
 import numpy as np
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.saves_and_loads import Load, number_in_contents, number_in_name
 from torchaos.harness.record.history.step_evidence import LOSSES, SAMPLES, STATE, Witness
 from torchaos.harness.record.steps import Execution, Executions

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.merged import Merged
 from torchaos.harness.record.history import attempts, saves_and_loads
 from torchaos.harness.record.history.attempts import Attempt, Segment

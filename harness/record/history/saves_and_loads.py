@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.steps import Executions
 
 # step-20, step_20, checkpoint-20, iter_0000020, global_step20, epoch=0-step=10.ckpt, ep0-ba10

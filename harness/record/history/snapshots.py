@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchaos.harness.agent.check_sums import MODULUS, PART, SHARD, is_whole
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol.check_sums import MODULUS, PART, SHARD, is_whole
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.attempts import Segment
 from torchaos.harness.record.steps import Executions
 

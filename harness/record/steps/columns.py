@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchaos.harness.agent import packed_lines
-from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.host.processes import give_back
+from torchaos.harness.protocol import packed_lines
+from torchaos.harness.protocol.wire import Event, Kind, Phase
 from torchaos.harness.record.steps import execution
 from torchaos.harness.record.steps.execution import Execution, floats, merged, of_payload, with_values
 from torchaos.harness.record.steps.packed_blocks import Block, narrow

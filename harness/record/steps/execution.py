@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from torchaos.harness.agent.packed_lines import ROW
-from torchaos.harness.agent.sample_budget import Sums, mixed_sum
+from torchaos.harness.protocol.packed_lines import ROW
+from torchaos.harness.protocol.sample_sums import Sums, mixed_sum
 
 # What one rank did in one step of an attempt.
 

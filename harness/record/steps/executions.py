@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from torchaos.harness.agent.wire import Event
+from torchaos.harness.protocol.wire import Event
 from torchaos.harness.record.steps.columns import Columns, is_none, lengths
 from torchaos.harness.record.steps.execution import Execution, with_values
 

@@ -1,5 +1,5 @@
-"""Packed lines (agent/packed_lines.py) of one process as columns: all lines of one length are read at once, without an
-object for each line. Values that every judgement compares are kept in columns. The other values are read again from
+"""Packed lines (protocol/packed_lines.py) of one process as columns: all lines of one length are read at once, without
+an object for each line. Values that every judgement compares are kept in columns. The other values are read again from
 their line when they are needed."""
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from torchaos.harness.agent import packed_lines
-from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.protocol import packed_lines
+from torchaos.harness.protocol.wire import Event, Kind, Phase
 from torchaos.harness.record.steps import execution
 
 Array = npt.NDArray[Any]
@@ -38,7 +38,7 @@ class Block:
     phases: tuple[str, ...]
     in_samples: int  # samples of each step; -1: not seen
     in_indices: int
-    summed: bool  # only the sums of the samples are known, see agent/sample_budget.py
+    summed: bool  # only the sums of the samples are known, see protocol/sample_sums.py
     layout: np.dtype[Any] = field(repr=False)  # of a record, see _layout
     # A row for each step. As in packed._HEAD: "mono_s", "step", "nones" (without it, all losses were seen); "losses",
     # "lr"; numbers for the samples: "samples", "samples_sum" (see execution.py), and

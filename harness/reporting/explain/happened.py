@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.ending.unloaded import failed_loads, in_words
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt, Execution, Executions, Save
 from torchaos.harness.record.history.saved_steps import by_step, name_of_all
 from torchaos.harness.record.history.saves_and_loads import checkpoint_of, number_in_name

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.verdict.verdict import judge
 from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.plan import Plan, moment_in_words, seconds_in_words, target_in_words
 from torchaos.harness.record.record import Record

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.comparison.agreement import differences, history_of
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.tolerance import relative
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import StepTable
 from torchaos.harness.record.steps.columns import is_absent, is_none, lengths

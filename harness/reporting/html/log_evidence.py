@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent import collective_stamps
-from torchaos.harness.agent.collective_stamps import Stamp
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hit_targets import Landing, landings
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.monitoring.diagnosis import flight_recorder
 from torchaos.harness.monitoring.diagnosis.wait_graph import Call
+from torchaos.harness.protocol import collective_stamps
+from torchaos.harness.protocol.collective_stamps import Stamp
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir

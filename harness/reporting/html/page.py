@@ -13,10 +13,10 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.verdict.verdict import records_of
 from torchaos.harness.host.disk import write_atomically
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import seconds_in_words
 from torchaos.harness.record.record import Record, without_steps
 from torchaos.harness.record.result import Recovery, Result

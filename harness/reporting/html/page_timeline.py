@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from torchaos.harness.agent.collective_stamps import Stamp
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.hit_targets import Landing, landings
 from torchaos.harness.analysis.recovery.recovery_times import on_until_s
+from torchaos.harness.protocol.collective_stamps import Stamp
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Execution, History
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
 from torchaos.harness.analysis.checkpointing.checkpoint_diff import clashes
 from torchaos.harness.analysis.comparison.agreement import differences, history_of, until
@@ -18,6 +16,8 @@ from torchaos.harness.analysis.ending import final_step
 from torchaos.harness.analysis.hit_targets import Landing, landings
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.monitoring.probes.log_adapters import ADAPTERS
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history.step_witnesses import log_lead
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record

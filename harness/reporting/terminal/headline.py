@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.analysis.ending import died_by_itself
 from torchaos.harness.analysis.ending.unloaded import failed_loads, in_words
 from torchaos.harness.analysis.hangs import hang_at_end
 from torchaos.harness.analysis.hit_targets import Landing, landings
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import seconds_in_words
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict

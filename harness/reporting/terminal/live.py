@@ -16,7 +16,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.text import Text
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.history import base_of
 from torchaos.harness.record.history.saved_steps import main_of

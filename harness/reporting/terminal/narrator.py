@@ -7,9 +7,9 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hangs import ranks_in_words
 from torchaos.harness.monitoring.probes.known_failures import BY_NAME
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Plan, target_in_words
 from torchaos.harness.reporting.terminal.text import on_one_line, shortened
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.interfaces import Irreversible, UsageError
+from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.record.plan import (
     Named,
     Plan,

@@ -18,10 +18,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from torchaos.harness.agent.rank_faults import Seconds
-from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
+from torchaos.harness.base_classes import Condition
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import Emit, Probe, Watched
+from torchaos.harness.protocol.quantities import Seconds
+from torchaos.harness.protocol.wire import ENV_RUN_ID, Event, Kind
 from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.scenario.values import Bytes, size_in_words
 
@@ -31,7 +32,7 @@ _ENV_TAG = "TORCHAOS_COMMAND"  # a mark that distinguishes the processes of one 
 
 
 @dataclass(frozen=True)
-class DiskFree:
+class DiskFree(Condition):
     """Less than `below` bytes are free on a disk. `of`: the disk of the run directory (`run`) or of the job's
     checkpoints (`checkpoints`)."""
 
@@ -53,7 +54,7 @@ class DiskFree:
 
 
 @dataclass(frozen=True)
-class CommandFails:
+class CommandFails(Condition):
     """The command `run` (a program and its arguments; no shell) can't be started, takes longer than `timeout`, or ends
     with an exit code other than 0. It is run each `every` seconds."""
 

@@ -17,11 +17,12 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from torchaos.harness import registry
-from torchaos.harness.agent.rank_faults import DRAWN, Seconds
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.recovery.caught_up import has_settled, went_on
+from torchaos.harness.base_classes import Condition
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.protocol.quantities import DRAWN, Seconds
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.merged import Merged, RunEvents, beside_steps
 from torchaos.harness.record.history import History
 from torchaos.harness.record.history.history import is_down
@@ -117,7 +118,7 @@ _LONG, _LEAST_S = 3.0, 10.0  # a halt lasts _LONG times the longest step, and _L
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(Condition):
     """Every rank has done at least `at_least` steps in the newest attempt."""
 
     at_least: PositiveInt
@@ -143,7 +144,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class RanksUp:
+class RanksUp(Condition):
     """Every rank of the job has a live process."""
 
     name: ClassVar[str] = "ranks_up"
@@ -165,7 +166,7 @@ class RanksUp:
 
 
 @dataclass(frozen=True)
-class LossBelow:
+class LossBelow(Condition):
     """The newest loss of every rank that reports a loss is below `value`."""
 
     value: float
@@ -182,7 +183,7 @@ class LossBelow:
 
 
 @dataclass(frozen=True)
-class NoProgress:
+class NoProgress(Condition):
     """No rank has ended a step for longer than `longer_than` seconds, after the first step of the job."""
 
     longer_than: Time
@@ -197,7 +198,7 @@ class NoProgress:
 
 
 @dataclass(frozen=True)
-class Attempts:
+class Attempts(Condition):
     """The job has been started more than `more_than` times; restarts and resubmissions both count."""
 
     more_than: PositiveInt
@@ -210,7 +211,7 @@ class Attempts:
 
 
 @dataclass(frozen=True)
-class Wall:
+class Wall(Condition):
     """`longer_than` seconds have passed since the job was first started."""
 
     longer_than: Time
@@ -223,7 +224,7 @@ class Wall:
 
 
 @dataclass(frozen=True)
-class Recovered:
+class Recovered(Condition):
     """The job has recovered from every fault (or from the faults in `faults`), `rest` seconds have passed since then,
     and it still makes new steps."""
 

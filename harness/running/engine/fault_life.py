@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import Moment, Order
-from torchaos.harness.agent.control_pages import ControlPage, State
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.fault_drivers.site import OutsideSite, Victim
 from torchaos.harness.interfaces import ChaosError, Handle, Hits, Irreversible, RankProcess
 from torchaos.harness.monitoring.probes.rank_probe import Sampling
+from torchaos.harness.protocol.agent_plan import Moment, Order
+from torchaos.harness.protocol.control_pages import ControlPage, State
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.record.rundir import RunDir
@@ -31,7 +31,7 @@ from torchaos.harness.rollback.handles import PageSlot
 from torchaos.harness.rollback.healer import Healed
 from torchaos.harness.rollback.reaper_client import Reaper, UndoError
 from torchaos.harness.running.conditions.progress import after_is_due
-from torchaos.harness.running.fault_checks import Permits
+from torchaos.harness.running.fault_checks import NotPermitted, Permits
 from torchaos.harness.running.launchers.job import JobView
 
 SHARE = 10
@@ -319,9 +319,11 @@ class FaultLife:
             bad = [result.reason for result in healed if not result.verified]
             self._emit(Kind.ROLLED_BACK, {"fault": self.fault.id, "verified": not bad, "reason": "; ".join(bad)})
 
-    def _guard(self, changes: Sequence[Handle] | Irreversible) -> None:
+    def _guard(self, changes: Sequence[Handle] | Irreversible | None) -> None:
         """Writes the undo of these changes to disk, before the fault can be applied. Raises UndoError if that fails,
-        and NotPermitted if a change touches anything that does not belong to the job."""
+        and NotPermitted if a change touches anything that does not belong to the job, or the injector declares none."""
+        if changes is None:
+            raise NotPermitted(f"changes() of {self.fault.inject} returned neither handles nor Irreversible")
         if self._on.permits and not isinstance(changes, Irreversible):
             self._on.permits.check_changes(changes)
         self._changes: Sequence[Handle] = () if isinstance(changes, Irreversible) else changes

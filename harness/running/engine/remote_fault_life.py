@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.control_pages import ControlPage
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.running.engine.fault_life import FAR_S, Context, Slots
 from torchaos.harness.running.launchers.remote_job import RemoteJob

@@ -18,9 +18,6 @@ from itertools import islice
 from pathlib import Path
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import AgentPlan, Moment
-from torchaos.harness.agent.sample_budget import of_each
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.ending import has_aborted
 from torchaos.harness.fault_drivers.storage_faults import OwnDisk
 from torchaos.harness.host.disk import write_atomically
@@ -29,6 +26,9 @@ from torchaos.harness.monitoring.observers import at_end
 from torchaos.harness.monitoring.observers.at_end import Leftovers
 from torchaos.harness.monitoring.observers.hang_watch import hangs_of
 from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
+from torchaos.harness.protocol.agent_plan import AgentPlan, Moment
+from torchaos.harness.protocol.sample_sums import of_each
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.environment import describe, installed, job_python
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Event
-from torchaos.harness.interfaces import Condition, Emit, Probe, UsageError, Watched
+from torchaos.harness.base_classes import Condition
+from torchaos.harness.interfaces import Emit, Probe, UsageError, Watched
+from torchaos.harness.protocol.wire import Event
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.running.conditions.commands import last_reason
 from torchaos.harness.running.engine.fault_life import Throttle

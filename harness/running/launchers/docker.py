@@ -21,12 +21,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_RUN_ID
 from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
 from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError, address, container_of, engine
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, UsageError
+from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_RUN_ID
 from torchaos.harness.record.environment import editable, job_python
 from torchaos.harness.rollback.container_handles import Containers, DockerImage, DockerNetwork
 from torchaos.harness.rollback.handles import JobProcesses

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.host import processes
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.running.launchers import holder
 
 PROGRAM = "etcd"

@@ -17,16 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchaos.harness import agent
-from torchaos.harness.agent.wire import (
-    ENV_ARMED,
-    ENV_ATTEMPT_BASE,
-    ENV_NODE,
-    ENV_PLAN,
-    ENV_REPLICA,
-    ENV_ROUND,
-    ENV_RUN_ID,
-    Kind,
-)
 from torchaos.harness.fault_drivers.proxy import Endpoint
 from torchaos.harness.fault_drivers.site import Victim
 from torchaos.harness.host import processes
@@ -36,6 +26,16 @@ from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, L
 from torchaos.harness.monitoring.probes.census import environ_of
 from torchaos.harness.monitoring.probes.job_log import JobLog
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch
+from torchaos.harness.protocol.wire import (
+    ENV_ARMED,
+    ENV_ATTEMPT_BASE,
+    ENV_NODE,
+    ENV_PLAN,
+    ENV_REPLICA,
+    ENV_ROUND,
+    ENV_RUN_ID,
+    Kind,
+)
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
 

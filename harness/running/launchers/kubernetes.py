@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.host.cluster_tools import Kubectl
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
+from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.cluster_handles import LABEL, OVER, KubernetesObjects, label_of

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from torchaos.harness.agent.wire import ENV_REPLICA, ENV_RUN_ID
 from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, Node
+from torchaos.harness.protocol.wire import ENV_REPLICA, ENV_RUN_ID
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers import etcd, holder
 from torchaos.harness.running.launchers.torchrun_line import elastic_env

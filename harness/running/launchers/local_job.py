@@ -14,10 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
-from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.fault_drivers.proxy import Endpoint, mark_of_server, start_toxiproxy
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, Node, UsageError
@@ -25,6 +23,7 @@ from torchaos.harness.monitoring.probes.census import check_agent
 from torchaos.harness.monitoring.probes.job_log import JobLog, MetricsFile
 from torchaos.harness.monitoring.probes.log_adapters import Adapter
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch, Sampling, exit_code
+from torchaos.harness.protocol.wire import ENV_RUN_ID, Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.rollback.handles import JobProcesses
@@ -49,7 +48,7 @@ class ProxiedNode:
         return self.inner.index
 
     @property
-    def link(self) -> Link | None:
+    def link(self) -> Any:
         return self.inner.link
 
     def argv(self, command: Sequence[str]) -> list[str]:

@@ -39,8 +39,8 @@ from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from torchaos.harness.agent.wire import Event
 from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.protocol.wire import Event
 from torchaos.harness.record.events.node_clocks import on_node
 from torchaos.harness.record.events.payloads import read
 from torchaos.harness.record.rundir import RunDir

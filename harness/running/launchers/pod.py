@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.host.cluster_tools import Kubectl
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, UsageError
+from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback.cluster_handles import OVER, KubernetesAgent, status_of
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers.node_channel import mark_of, packed

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchaos.harness import registry
-from torchaos.harness.agent.control_pages import ControlPage
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.host import disk, processes
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RankProcess, RemoteLauncher
 from torchaos.harness.monitoring.probes.job_log import JobLog
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.record.events.node_clocks import NodePid

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.host.cluster_tools import about_job, about_node, ask, hosts_of
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
+from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback.cluster_handles import SlurmWork
 
 

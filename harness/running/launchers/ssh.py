@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.interfaces import Handle, JobSpec, Node, RemoteLauncher, UsageError
+from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback.handles import JobProcesses
 
 _OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-T")

@@ -9,8 +9,8 @@ from argparse import ArgumentError, ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from torchaos.harness.agent.wire import ENV_NODE, ENV_RUN_ID
 from torchaos.harness.interfaces import JobSpec
+from torchaos.harness.protocol.wire import ENV_NODE, ENV_RUN_ID
 
 RENDEZVOUS_PORT = 29400
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir

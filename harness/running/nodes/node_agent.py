@@ -17,13 +17,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.control_pages import ControlPage
-from torchaos.harness.agent.wire import ENV_NODE, Kind
 from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, Target
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch
+from torchaos.harness.protocol.agent_plan import AgentPlan
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.wire import ENV_NODE, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir

@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import IO
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import AgentPlan
-from torchaos.harness.agent.wire import ENV_NODE, ENV_PLAN, ENV_REPLICA, ENV_RUN_ID, Event, Kind
 from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.interfaces import ChaosError, JobSpec, UsageError
@@ -31,6 +29,8 @@ from torchaos.harness.monitoring.probes.census import check_agent, environ_of, t
 from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
 from torchaos.harness.monitoring.probes.job_log import JobLog
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch, exit_code
+from torchaos.harness.protocol.agent_plan import AgentPlan
+from torchaos.harness.protocol.wire import ENV_NODE, ENV_PLAN, ENV_REPLICA, ENV_RUN_ID, Event, Kind
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.events.node_clocks import Clock
 from torchaos.harness.record.plan import Plan

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import Moment
-from torchaos.harness.agent.wire import Phase
 from torchaos.harness.interfaces import Need, UsageError
+from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.protocol.wire import Phase
 from torchaos.harness.record.environment import installed, job_python
 from torchaos.harness.record.plan import Plan, PlannedFault, stream
 from torchaos.harness.running import capabilities

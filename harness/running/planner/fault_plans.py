@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import Collectives, Moment
-from torchaos.harness.agent.wire import Phase
-from torchaos.harness.interfaces import Injector, Target, UsageError, Where
+from torchaos.harness import base_classes, registry
+from torchaos.harness.interfaces import Target, UsageError, Where
+from torchaos.harness.protocol.agent_plan import Collectives, Moment
+from torchaos.harness.protocol.wire import Phase
 from torchaos.harness.record.plan import After, Named, PlannedFault, PlannedJob
 from torchaos.harness.running.fault_checks import misfit
 from torchaos.harness.running.launchers.pod_manifest import Manifest
@@ -283,7 +283,7 @@ def planned_fault(
             )
     if "nccl_net" in found.needs and (wrong := kept_from_plugin({**os.environ, **job.env}, job.nodes)):
         raise UsageError(f"{at}: {fault.inject} can't reach NCCL's connections: {wrong}")
-    injector: Injector = found(**check_parameters(found, fault.with_, (), ignore)).plan(target, draw)
+    injector: base_classes.Fault = found(**check_parameters(found, fault.with_, (), ignore)).plan(target, draw)
     return PlannedFault(
         id=fault.id or fault.inject,
         inject=fault.inject,

@@ -19,10 +19,10 @@ from typing import Any
 import xxhash
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.fault_drivers.storage_faults import memory_left
 from torchaos.harness.host.native_libraries import NVML
 from torchaos.harness.interfaces import Need, UsageError
+from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.record.environment import job_python, ranks_per_node, resolve_program
 from torchaos.harness.record.plan import PlannedFault, PlannedJob
 from torchaos.harness.running.fault_checks import is_controllers

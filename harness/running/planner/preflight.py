@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from torchaos.harness import registry
-from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.interfaces import Need, UsageError
+from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.running.launchers.torchrun_line import restarts_of
 from torchaos.harness.running.planner.fault_plans import OWN_STORE, Machine, consents, target_of

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.protocol.wire import EventFile, Kind
 from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record

@@ -22,10 +22,10 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from torchaos.harness.agent.agent_plan import Moment
 from torchaos.harness.analysis.ending import died_by_itself
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.record.rundir import RunDir

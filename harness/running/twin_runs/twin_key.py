@@ -28,8 +28,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness import agent, checkpoints
-from torchaos.harness.agent.file_access import FAILED, LISTED, READ, WRITTEN
+from torchaos.harness import agent, checkpoints, protocol
+from torchaos.harness.protocol.rank_files import FAILED, LISTED, READ, WRITTEN
 from torchaos.harness.record.environment import editable, importable, installed, job_python
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
@@ -236,7 +236,9 @@ def parts_of(plan: Plan) -> Parts:
         "sources": {str(path): digest(path) for path in sources},
         "data": {str(path): [*stamp(path)] for path in _files_below(_named(plan, Path.is_dir))},
         "observers": [
-            digest(path) for room in (agent, checkpoints) for path in sorted(Path(room.__path__[0]).glob("*.py"))
+            digest(path)
+            for room in (agent, protocol, checkpoints)
+            for path in sorted(Path(room.__path__[0]).glob("*.py"))
         ],
         "installed": installed(python),
         "machine": [platform.machine(), platform.release(), platform.node(), os.cpu_count()],

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.verdict.verdict import verdict_of as judged
 from torchaos.harness.gameday import fault_outcomes
@@ -28,6 +27,7 @@ from torchaos.harness.gameday.score import (
     verdict_of,
 )
 from torchaos.harness.interfaces import Harm, Target
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import After, Named, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, ExitCode, Verdict, each_restart

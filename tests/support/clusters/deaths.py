@@ -18,7 +18,7 @@ from dying.scene import At
 
 from clusters.runs import FROZEN, KILL
 from clusters.slurm import Slurm, SlurmRun
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.running.launchers.node_channel import LEASE_S
 
 BOUND_S = LEASE_S + 5.0  # seconds after a death, in which everything must be undone

@@ -12,7 +12,7 @@ from dying.families import STAND_IN
 from waiting import wait_until
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Result

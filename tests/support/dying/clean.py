@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from dying.stand_in.checkpoint import checkpoint
-from torchaos.harness.agent.control_pages import ControlPage
-from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.host import processes as proc
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.rollback import undo_log as log
 from torchaos.harness.rollback.file_handles import mounts
 

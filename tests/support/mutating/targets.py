@@ -27,15 +27,16 @@ from mutating import inputs
 from mutating.guard import Guard
 from mutating.mutate import damaged
 from torchaos.harness import registry
-from torchaos.harness.agent import hooks, packed_lines, startup
-from torchaos.harness.agent.agent_plan import Moment, Order
-from torchaos.harness.agent.control_pages import ControlPage
+from torchaos.harness.agent import hooks, startup
 from torchaos.harness.agent.fault_triggers import Pending
-from torchaos.harness.agent.sample_budget import sums_of
-from torchaos.harness.agent.wire import ENV_ARMED, ENV_PLAN, FIELDS, EventFile, Kind
 from torchaos.harness.analysis.verdict.verdict import judge
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.protocol import packed_lines
+from torchaos.harness.protocol.agent_plan import Moment, Order
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.sample_sums import sums_of
+from torchaos.harness.protocol.wire import ENV_ARMED, ENV_PLAN, FIELDS, EventFile, Kind
 from torchaos.harness.record.events import payloads
 from torchaos.harness.record.history import base_of
 from torchaos.harness.record.plan import After, Plan

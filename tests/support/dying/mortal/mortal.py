@@ -68,10 +68,10 @@ def make_mortal(module: str) -> None:
 
 
 def _harness(at: dict[str, Any]) -> None:
-    from torchaos.harness.agent import wire
-    from torchaos.harness.agent.control_pages import ControlPage
     from torchaos.harness.fault_drivers.site import OutsideSite
     from torchaos.harness.host import disk
+    from torchaos.harness.protocol import wire
+    from torchaos.harness.protocol.control_pages import ControlPage
     from torchaos.harness.rollback import reaper_client
 
     points = Points("harness", at)

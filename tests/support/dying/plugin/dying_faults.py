@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
-from torchaos.harness.agent.rank_faults import Fault
+from torchaos.harness.base_classes import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.interfaces import Handle

@@ -69,7 +69,9 @@ class AgentPlan:
     hooks: tuple[str, ...]
     orders: tuple[Order, ...] = ()
     checkpoints: str | None = None
-    sample_bytes: int | None = None  # what this rank may write about samples, see sample_budget.py; None: no bound
+    sample_bytes: int | None = (
+        None  # what this rank may write about samples, see agent/sample_budget.py; None: no bound
+    )
 
     def write(self, path: Path) -> None:
         """Writes the plan to `path`, readable only by its owner."""

@@ -1,4 +1,4 @@
-"""The base classes of faults that are applied in a rank. Injectors import them from `torchaos.plugin`."""
+"""Faults that are applied in a rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torchaos.harness.agent.nccl_connections import NetKind, NetOrder
+from torchaos.harness.agent.collective_calls import Call
+from torchaos.harness.agent.rank_faults import Lease
+from torchaos.harness.protocol.agent_plan import Collectives
+from torchaos.harness.protocol.check_sums import as_integers, local
+from torchaos.harness.protocol.nccl_connections import NetKind, NetOrder
 from torchaos.plugin import (
     Count,
     Evidence,
@@ -19,9 +23,21 @@ from torchaos.plugin import (
     RankSite,
     Record,
     Size,
-    all_waited,
-    died,
 )
+from torchaos.plugin.evidence import all_waited, died
+
+__all__ = [
+    "Call",
+    "Collectives",
+    "DeathFault",
+    "Lease",
+    "NcclNetFault",
+    "NcclTransferFault",
+    "NetKind",
+    "WaitingFault",
+    "as_integers",
+    "local",
+]
 
 
 class DeathFault(Fault):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 if TYPE_CHECKING:
-    from .sample_budget import Sums
+    from .sample_sums import Sums
 
 
 TEXT_MARK = b"!"
@@ -64,7 +64,7 @@ def unpack_text(line: bytes, phases: Sequence[str], payload: Callable[..., dict[
 # the fixed part (_HEAD); which values are None (only if there are such); the microseconds in each phase, the losses,
 # the learning rates, the digests of the samples (ROW bytes each), the indices (4 or 8 bytes each), and the CRC-32 of
 # everything before it, including the text. So a damaged line is detected. With the flag SUMS, the sums of the samples
-# and of the indices (sample_budget.py, 8 bytes each) stand in place of digests and indices.
+# and of the indices (sample_sums.py, 8 bytes each) stand in place of digests and indices.
 #
 # No byte of the line but its last is a newline: after each 240 bytes of the record the next part begins, and each part
 # begins with a byte with which all its bytes were XORed so that none of them is a newline.

@@ -20,6 +20,7 @@ from typing import Any
 SHARD, PART, COPY, MIXED = "shard-", "part", "copy-", "mixed-"
 MODULUS, _DIGITS = 1 << 64, 16
 _PART = 1 << 16  # elements
+_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 def check_sum(torch: Any, tensors: Sequence[tuple[int, Any]]) -> str:
@@ -51,6 +52,11 @@ def stacked(torch: Any, scalars: Sequence[Any]) -> Any:
     if any(each.device != here for each in scalars):
         scalars = [each.to(here) for each in scalars]
     return torch.stack(scalars)
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter without the parts that wrappers added."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def plain(text: str) -> int:

@@ -1,0 +1,1 @@
+"""The base classes of the families of faults, and what their injectors share."""

@@ -1,0 +1,41 @@
+"""Damage to the newest checkpoints."""
+
+from torchaos.harness.checkpoints.layout import Checkpoint
+from torchaos.harness.fault_drivers.checkpoint_edits import (
+    Edit,
+    Mode,
+    Remove,
+    cut,
+    flips,
+    foreign,
+    metadata,
+    nan,
+    partial,
+    shard,
+    stale,
+    stretch,
+    torn,
+    tracker,
+    zeros,
+)
+from torchaos.harness.fault_drivers.damage_fault import CheckpointFault
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointFault",
+    "Edit",
+    "Mode",
+    "Remove",
+    "cut",
+    "flips",
+    "foreign",
+    "metadata",
+    "nan",
+    "partial",
+    "shard",
+    "stale",
+    "stretch",
+    "torn",
+    "tracker",
+    "zeros",
+]

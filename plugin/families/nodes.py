@@ -1,0 +1,35 @@
+"""Faults of whole nodes: all processes of the job on a machine."""
+
+from torchaos.harness.analysis.checkpointing.local_disks import DISK_LOST
+from torchaos.harness.analysis.recovery.node_return import BACK
+from torchaos.harness.fault_drivers.network.node_processes import (
+    NodeDeath,
+    ended,
+    heads,
+    kill,
+    left,
+    processes_of,
+    resumed,
+    slow_down,
+    slow_helper,
+    stopped,
+    tell,
+)
+from torchaos.harness.host.processes import send
+
+__all__ = [
+    "DISK_LOST",
+    "BACK",
+    "NodeDeath",
+    "ended",
+    "heads",
+    "kill",
+    "left",
+    "processes_of",
+    "resumed",
+    "send",
+    "slow_down",
+    "slow_helper",
+    "stopped",
+    "tell",
+]

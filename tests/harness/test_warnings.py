@@ -277,6 +277,7 @@ def test_ranks_are_counted_as_torchrun_counts_them(tmp_path: Path, monkeypatch: 
         assert json.loads(planned(tmp_path, text, "--json").stdout)["job"]["world_size"] == (6 if word == "cpu" else 4)
 
 
+@pytest.mark.slow
 def test_torch_itself_is_asked() -> None:
     """The number of processors, and nothing for a word that torchrun does not know."""
     env = frozenset(os.environ.items())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from warm import python
 
 from torchaos.injectors import cuda_errors
 
@@ -30,7 +30,7 @@ def apply(source: str, injector: str, then: str) -> subprocess.CompletedProcess[
         f"import torch, types\nfrom torchaos.injectors.{source} import {injector}\none = {injector}()\n"
         f"site = types.SimpleNamespace(fault='f')\ntensor = torch.ones(3, requires_grad=True)\n{then}"
     )
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=170)
+    return python(code)
 
 
 def test_the_error_is_torchs_own() -> None:
@@ -86,7 +86,7 @@ for wait in (torch.cuda.synchronize, torch.accelerator.synchronize):
     else:
         raise AssertionError("it did not fail")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=170)
+    done = python(code)
     assert done.returncode == 0, done.stderr
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib.util
 import json
 import os
 import pkgutil
@@ -108,14 +109,29 @@ def torchaos(
     *words: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, stdin: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`torchaos WORDS`, and what it printed. Without `stdin` there is nothing to read. `env` is added to our own."""
-    argv = ["torchaos", *map(str, words)]
     with tempfile.TemporaryDirectory() as folder:
-        said, errors = Path(folder, "stdout"), Path(folder, "stderr")
-        with open(os.devnull) as nothing, open(said, "wb") as out, open(errors, "wb") as error:
-            streams = (nothing.fileno() if stdin is None else stdin, out.fileno(), error.fileno())
-            process = COMMANDS.start_with(argv, {**os.environ, **(env or {})}, cwd or Path.cwd(), streams, said)
-        output, _ = process.communicate(600)
-        return subprocess.CompletedProcess(argv, process.returncode or 0, output, errors.read_text())
+        argv = ["torchaos", *map(str, words)]
+        return _finished(COMMANDS, argv, Path(folder), cwd or Path.cwd(), {**os.environ, **(env or {})}, stdin)
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """`python -c CODE`, where torch is imported already, and what it printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_text(code)
+        return _finished(PARENT, [str(script)], Path(folder), Path(folder), {**os.environ})
+
+
+def _finished(
+    parent: WarmParent, argv: list[str], folder: Path, cwd: Path, env: dict[str, str], stdin: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What ran to its end, with its output in files in `folder`."""
+    said, errors = folder / "stdout", folder / "stderr"
+    with open(os.devnull) as nothing, open(said, "wb") as out, open(errors, "wb") as error:
+        streams = (nothing.fileno() if stdin is None else stdin, out.fileno(), error.fileno())
+        process = parent.start_with(argv, env, cwd, streams, said)
+    output, _ = process.communicate(600)
+    return subprocess.CompletedProcess(argv, process.returncode or 0, output, errors.read_text())
 
 
 def _next_request() -> dict[str, Any]:
@@ -197,7 +213,8 @@ if __name__ == "__main__":
             import_module("torchaos.harness.cli").main()
         else:
             sys.modules.pop("sitecustomize", None)
-            import_module("sitecustomize")
+            if importlib.util.find_spec("sitecustomize"):
+                import_module("sitecustomize")
             _run(sys.argv[0])
     except SystemExit as end:
         _code = end.code

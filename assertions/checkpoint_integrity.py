@@ -14,24 +14,25 @@ from torchaos.harness.analysis.checkpointing.checkpoint_contents import (
     root_of,
     unread_of,
 )
-from torchaos.harness.analysis.checkpointing.checkpoint_diff import compare, in_order, may_be_a_clock
-from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, Did, counts, damages, meetings
-from torchaos.harness.analysis.checkpointing.missing_checkpoints import (
+from torchaos.harness.analysis.checkpointing.checkpoint_diff import (
     claimed_whole,
+    compare,
+    in_order,
     is_aside,
+    may_be_a_clock,
     of_another_world,
     unexcused,
 )
+from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, Did, counts, damages, meetings
 from torchaos.harness.analysis.checkpointing.resume_points import alike, pairs
 from torchaos.harness.analysis.checkpointing.save_schedule import saves_vary
 from torchaos.harness.analysis.checkpointing.saved_parameters import Held
 from torchaos.harness.analysis.comparison.agreement import differences, history_of
-from torchaos.harness.analysis.comparison.checkpoint_reasons import also, but, left_out, listed, meaning, words
 from torchaos.harness.analysis.comparison.losses import Comparison, apart_before
+from torchaos.harness.analysis.comparison.parameters import also, but, left_out, listed, meaning, words
 from torchaos.harness.analysis.ending import teardown_aborts
 from torchaos.harness.analysis.missing_data import why_unplaced
-from torchaos.harness.record.history.saved_steps import main_of
-from torchaos.harness.record.history.saves_and_loads import final_path
+from torchaos.harness.record.history.saves_and_loads import final_path, main_of
 from torchaos.harness.record.plan import counted
 from torchaos.plugin import Assertion, Finding, First, Harm, Need, Record, What, failed, inconclusive, passed
 from torchaos.plugin.analysis import Attempt, landings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from torchaos.harness.analysis.comparison.agreement import history_of
-from torchaos.harness.analysis.comparison.skipped_iterations import other_skips
+from torchaos.harness.analysis.comparison.sample_counts import other_skips
 from torchaos.harness.analysis.ending import (
     TeardownAbort,
     aborts_at_exit,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchaos.harness.analysis.caught_up import pace_of
 from torchaos.harness.analysis.hangs import Stall, stalls_of, why_unread, why_unseen
-from torchaos.harness.analysis.recovery.caught_up import pace_of
 from torchaos.harness.monitoring.observers.opinions import Rule
 from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Outcome, Record, failed, inconclusive, passed
 

@@ -13,7 +13,7 @@ from torchaos.harness.analysis.comparison.losses import Comparison, first_of, in
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.analysis.replica_verdict import absent_in_words, why_no_steps
 from torchaos.harness.record.record import records_of
-from torchaos.harness.record.steps.step_table import equal
+from torchaos.harness.record.steps.executions import equal
 from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, failed, inconclusive, passed
 from torchaos.plugin.analysis import each
 

@@ -26,7 +26,7 @@ from torchaos.harness.record.history import Executions, StepTable
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
-from torchaos.harness.record.steps.step_table import equal
+from torchaos.harness.record.steps.executions import equal
 from torchaos.plugin import Assertion, Finding, First, Harm, History, Need, Record, What, failed, inconclusive, passed
 from torchaos.plugin.analysis import each, landings
 

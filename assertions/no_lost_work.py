@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from torchaos.harness.analysis import ending
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, is_below, root_of
 from torchaos.harness.analysis.checkpointing.resume_points import points_of
 from torchaos.harness.analysis.checkpointing.resumed_from import Apart, Resume, SavedCheckpoint, apart, name_of, resumes
 from torchaos.harness.analysis.claims import said
-from torchaos.harness.analysis.ending import not_restarted, unloaded
+from torchaos.harness.analysis.ending import not_restarted
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.analysis.replica_verdict import why_no_steps
 from torchaos.harness.record.history import Save, saved_as
@@ -277,15 +278,15 @@ def _written_over(run: Record, best: SavedCheckpoint, after_s: float, before_s: 
 def _cause(run: Record, resume: Resume, best: SavedCheckpoint, base: int) -> str:
     loaded, tried = (
         resume.attempt.loaded,
-        unloaded.failed_loads(run, resume.attempt.number) if not resume.attempt.after else [],
+        ending.failed_loads(run, resume.attempt.number) if not resume.attempt.after else [],
     )
     other = f" Moreover {resume.attempt.conflicts[0]}." if resume.attempt.conflicts else ""
     if tried:
         then = f", and then it loaded {name_of(loaded)}" if loaded else ""
-        return f"It tried to load {unloaded.in_words(tried)}, and that failed{then}.{other}"
+        return f"It tried to load {ending.in_words(tried)}, and that failed{then}.{other}"
     if absent := [one.path for one in run.history.loads if one.missing and one.attempt == resume.attempt.number]:
         then = f", and then loaded {name_of(loaded)}" if loaded else ""
-        return f"It looked for {unloaded.in_words(absent)}, which did not exist{then}.{other}"
+        return f"It looked for {ending.in_words(absent)}, which did not exist{then}.{other}"
     if loaded is not None and _was_there(run, resume, best):
         return said("wrong checkpoint", name=name_of(loaded), other=other)
     if loaded is not None:

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
-from torchaos.harness.analysis.recovery.recovery_times import (
-    interruptions,
-    invalid_s,
-    never_in_words,
-    recoveries,
-    why_moot,
-)
+from torchaos.harness.analysis.recovery_times import interruptions, invalid_s, never_in_words, recoveries, why_moot
 from torchaos.harness.record.result import Recovery
 from torchaos.plugin import (
     Assertion,

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
-from torchaos.harness.analysis.recovery.recovery_times import end_of, why_moot
+from torchaos.harness.analysis.recovery_times import end_of, why_moot
 from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Record, failed, inconclusive, passed, unhit
 from torchaos.plugin.analysis import Attempt, Landing, landings
 

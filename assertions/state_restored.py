@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.analysis.checkpointing.carried_state import Carried, resumes_carried
+from torchaos.harness.analysis.checkpointing.carried_state import Carried, resumes_carried, torn
 from torchaos.harness.analysis.checkpointing.restored_state import in_words
-from torchaos.harness.analysis.checkpointing.torn import torn
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.ending import not_restarted
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from torchaos.harness.analysis.missing_data import why_unseen
-from torchaos.harness.analysis.recovery.recovery_times import on_until_s
+from torchaos.harness.analysis.recovery_times import on_until_s
 from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, failed, inconclusive, passed, unhit
 from torchaos.plugin.analysis import landings
 

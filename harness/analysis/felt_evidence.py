@@ -1,5 +1,9 @@
 """Evidence that processes died, were stopped, made no step, or kept others waiting. Injectors use it to prove that
-their fault was felt."""
+their fault was felt.
+
+A report of the target's own agent is never proof by itself: the kernel, torchelastic or the other ranks must agree.
+That a rank kept others waiting is shown by the other ranks. Each has its own agent, which knows nothing of the fault,
+and in synchronous training no rank can finish a step while another rank is missing in a collective."""
 
 from __future__ import annotations
 
@@ -15,9 +19,6 @@ from torchaos.harness.interfaces import Evidence
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Executions
-
-# Evidence that processes died, were stopped, or made no step. Injectors use it to prove that their fault was felt. A
-# report of the target's own agent is never proof by itself: the kernel, torchelastic or the other ranks must agree.
 
 _EXITS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE, Kind.JOB_EXITED)
 
@@ -94,11 +95,6 @@ def _silence(record: Record, hit: Event) -> tuple[float, Event | None]:
     silences = np.diff(ends.mono_s, prepend=hit.mono_s)
     return float(silences.max()), ends.event(int(silences.argmax()))
 
-
-# Evidence that a rank kept the other ranks waiting. Injectors use it to prove that their fault was felt.
-#
-# The witnesses are the other ranks. Each has its own agent, which knows nothing of the fault, and in synchronous
-# training no rank can finish a step while another rank is missing in a collective.
 
 _SHARE = 0.8  # of the time that the fault was on, because the other ranks first finish their present step
 _ENDS = (Kind.ROLLED_BACK, Kind.RANK_EXITED, Kind.JOB_EXITED, Kind.STOPPED)

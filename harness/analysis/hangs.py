@@ -1,5 +1,5 @@
-"""How a job hung that the run had to end; and the times during which faults held up a job, and what the observers of
-hangs could see of them. Pure."""
+"""How a job hung that the run had to end, from what its ranks did at that moment; and the times during which faults
+held up a job, and what the observers of hangs could see of them. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from torchaos.harness.monitoring.observers.opinions import PROGRESS
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt
 from torchaos.harness.record.record import Record
-
-# How a job hung that the run had to end: from what its ranks did at that moment. Pure.
 
 # Signs of life of a rank, beside its steps.
 _SIGNS = frozenset({
@@ -128,9 +126,6 @@ def _is_loading(run: Record, attempt: Attempt) -> bool:
 def _unread(end: Event, ranks: Sequence[dict[str, object]]) -> str:
     unread = [rank for one in ranks if not one.get("where") and isinstance(rank := one.get("rank"), int)]
     return f"; the stacks of {ranges(unread)} could not be had" if unread else ""
-
-
-# The times during which faults held up a job, and what the observers of hangs could see of them.
 
 
 @dataclass(frozen=True)

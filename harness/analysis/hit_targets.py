@@ -1,4 +1,7 @@
-"""The time, the attempt, and the ranks, nodes and GPUs of each hit of a fault."""
+"""The time, the attempt, and the ranks, nodes and GPUs that each hit of a fault really hit, according to the processes
+that ran when it landed.
+
+torchelastic numbers the ranks again in each attempt. GPUs are numbered on each node, so a GPU is (node, NVML index)."""
 
 from __future__ import annotations
 
@@ -11,8 +14,6 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record
-
-# The time, the attempt and the ranks of each hit of a fault.
 
 
 class RunSoFar(Protocol):
@@ -58,10 +59,6 @@ def _landing(fault: str, attempt: int, events: Sequence[Event]) -> Landing:
     pids = frozenset(event.data["pid"] for event in events if event.data.get("pid"))
     return Landing(fault, min(event.mono_s for event in events), attempt, ranks, pids)
 
-
-# The ranks, nodes and GPUs that a fault really hit, according to the processes that ran when it landed.
-#
-# torchelastic numbers the ranks again in each attempt. GPUs are numbered on each node, so a GPU is (node, NVML index).
 
 Gpu = tuple[int, int]
 

@@ -1,4 +1,6 @@
-"""Says why an assertion could not see the data that it needs, by clauses that name the missing source."""
+"""Says why an assertion could not see the data that it needs, by clauses that name the missing source.
+
+Finds out whether a journal lost events that, by other parts of the record, must have existed."""
 
 from __future__ import annotations
 
@@ -10,8 +12,6 @@ from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Load, saved_as
 from torchaos.harness.record.history.step_evidence import RECORD
 from torchaos.harness.record.record import Record
-
-# Finds out whether a journal lost events that, by other parts of the record, must have existed.
 
 
 def missing_in_words(run: Record, twins: Sequence[Record]) -> str:
@@ -60,8 +60,6 @@ def _who(record: Record, *kinds: Kind) -> Iterable[tuple[int, int]]:
         if event.rank is not None and event.attempt is not None
     )
 
-
-# Explains why an assertion could not see the data that it needs, by clauses that name the missing source.
 
 _NEVER = {
     "loss": "the backward hook never fired (it can't see a job that calls the autograd engine itself, as "

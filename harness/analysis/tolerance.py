@@ -1,5 +1,37 @@
 """By how much two healthy runs of a job may differ, for each quantity and each step: from rounding, and as its twins
-differ from one another."""
+differ from one another.
+
+By how much a run may differ from its twin through rounding alone. All assertions use this rule: for losses,
+parameters, checkpoints, and samples that the job computes from its parameters (twins/computed.py).
+
+With three ranks or more, DDP sums gradients in another order after any restart: it rebuilds its buckets after the
+first step of a process, so the first step after a restart has other buckets than the same step of the twin. The sums
+then differ in their last bits, and training makes the difference grow. Two ranks have only one order, because a + b =
+b + a.
+
+So bits must be equal before the first restart, and always on two ranks. On three ranks or more, a value that was
+computed after a restart counts as equal if its relative difference is at most ROUNDING. With
+`find_unused_parameters=True`, DDP does not rebuild its buckets, and FSDP has no buckets. Such jobs are bitwise equal,
+and an assertion says so.
+
+Finds out how a run's parameters move away from those of its twin: at once because of a defect, or slowly by rounding.
+It uses the sketches of the parameters (agent/training_state.py).
+
+The distance that a step adds is measured in units of the twin's own update in that step. Rounding of sums adds about a
+millionth of an update. A lost optimizer state leads to a different update, and adds most of an update.
+
+If the twins are bitwise equal, the run must be bitwise equal to them. If they differ among themselves, no run can
+equal them bit by bit, and the tolerance is learned from the twins:
+
+- A difference is relative to the value, or to the typical size of the quantity (the median over the run) if the value
+  is smaller: near zero, a relative difference says nothing.
+- The *spread* in a step is the largest difference between any two twins in this step and the NEAR steps before and
+  after it. There are few twins, and in a single step they may be close by chance.
+- A run is equal if it is within LEARNED_FACTOR spreads of the nearest twin. It is different if it is beyond CERTAIN
+  spreads in several steps. A difference between the two limits may be chance.
+- If LEARNED_FACTOR spreads are more than CAP, the twins are too noisy to judge a run. A lost optimizer state often
+  changes a loss by no more than one per cent, and a larger tolerance would excuse it.
+- Nothing is learned from values that are not finite, and their step can't be judged."""
 
 from __future__ import annotations
 
@@ -14,8 +46,6 @@ import numpy as np
 
 from torchaos.harness.record.history import Execution, History, StepTable
 from torchaos.harness.record.steps import Both
-
-# The quantities of a step that can be compared with a twin's, and how the difference of two values is measured.
 
 Steps = Mapping[int, Mapping[int, Execution]]  # by global step, then rank
 Values = Sequence[float | None]
@@ -103,19 +133,6 @@ WEIGHTS = Quantity(
 )  # half of the last bit in each parameter
 
 
-# By how much a run may differ from its twin through rounding alone. All assertions use this rule: for losses,
-# parameters, checkpoints, and samples that the job computes from its parameters (twins/computed.py).
-#
-# With three ranks or more, DDP sums gradients in another order after any restart: it rebuilds its buckets after the
-# first step of a process, so the first step after a restart has other buckets than the same step of the twin. The sums
-# then differ in their last bits, and training makes the difference grow. Two ranks have only one order, because a + b =
-# b + a.
-#
-# So bits must be equal before the first restart, and always on two ranks. On three ranks or more, a value that was
-# computed after a restart counts as equal if its relative difference is at most ROUNDING. With
-# `find_unused_parameters=True`, DDP does not rebuild its buckets, and FSDP has no buckets. Such jobs are bitwise equal,
-# and an assertion says so.
-
 ROUNDING = 1e-5  # relative: float32 sums differ by about 1e-7 at first, which stays below this for about 100 steps
 LOW_PRECISION = 2**-7  # relative: the last bit of a bfloat16
 _ROUNDING_GROWTH = 100.0  # the largest factor by which rounding may grow from a step to the next
@@ -169,12 +186,6 @@ def but_for_rounding(largest: float, history: History) -> str:
         "three or more ranks sum in another order"
     )
 
-
-# Finds out how a run's parameters move away from those of its twin: at once because of a defect, or slowly by rounding.
-# It uses the sketches of the parameters (agent/training_state.py).
-#
-# The distance that a step adds is measured in units of the twin's own update in that step. Rounding of sums adds about
-# a millionth of an update. A lost optimizer state leads to a different update, and adds most of an update.
 
 LIKE = 1e-3  # in updates: rounding adds at most this to the distance from the twin in a step
 OTHER = 0.03  # in updates: a step that adds more made another update, even if gradients are summed in bfloat16
@@ -243,21 +254,6 @@ def drift(ours: Steps, theirs: Steps) -> Drift | None:
             unclear = step if unclear is None else unclear
     return Drift(max(far.values()), other, unclear)
 
-
-# By how much a run may differ from its twins, for each quantity and each step.
-#
-# If the twins are bitwise equal, the run must be bitwise equal to them. If they differ among themselves, no run can
-# equal them bit by bit, and the tolerance is learned from the twins:
-#
-# - A difference is relative to the value, or to the typical size of the quantity (the median over the run) if the value
-#   is smaller: near zero, a relative difference says nothing.
-# - The *spread* in a step is the largest difference between any two twins in this step and the NEAR steps before and
-#   after it. There are few twins, and in a single step they may be close by chance.
-# - A run is equal if it is within LEARNED_FACTOR spreads of the nearest twin. It is different if it is beyond CERTAIN
-#   spreads in several steps. A difference between the two limits may be chance.
-# - If LEARNED_FACTOR spreads are more than CAP, the twins are too noisy to judge a run. A lost optimizer state often
-#   changes a loss by no more than one per cent, and a larger tolerance would excuse it.
-# - Nothing is learned from values that are not finite, and their step can't be judged.
 
 LEARNED_FACTOR, CERTAIN = 3.0, 10.0  # spreads
 CAP = 0.01  # relative

@@ -32,12 +32,11 @@ from torchaos.harness.cli.options import (
 )
 from torchaos.harness.cli.results import summarize
 from torchaos.harness.cli.run import GONE, Planned, plans_of, working_on, write_reports
-from torchaos.harness.crash_explorer.exploration import Exploration, Limits
+from torchaos.harness.crash_explorer.exploration import FOLDER, Exploration, Limits, RecordedResume, faults_of
 from torchaos.harness.crash_explorer.exploration_summary import Explored, result_of
 from torchaos.harness.crash_explorer.recorded_run import check
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome
 from torchaos.harness.crash_explorer.s3_store import in_folder
-from torchaos.harness.crash_explorer.second_fault import FOLDER, RecordedResume, faults_of
 from torchaos.harness.crash_explorer.selection import MODELS, models_of
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import UsageError
@@ -46,10 +45,10 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask_words
 from torchaos.harness.registry import ready
 from torchaos.harness.release.repeats import ask_of
-from torchaos.harness.reporting.files import json_file as files
-from torchaos.harness.reporting.files.junit import placeholder_result
+from torchaos.harness.reporting import result_files as files
 from torchaos.harness.reporting.html import exploration_page as page
-from torchaos.harness.reporting.terminal import exploration_result as show
+from torchaos.harness.reporting.result_files import placeholder_result
+from torchaos.harness.reporting.terminal import many_runs as show
 from torchaos.harness.rollback.recovery import before_a_run
 from torchaos.harness.scenario.job_override import other_job
 

@@ -38,9 +38,9 @@ from torchaos.harness.gameday.score import (
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import Case, ExitCode
-from torchaos.harness.reporting.trends import gameday_history, trend_store
-from torchaos.harness.reporting.trends.gameday_history import Night
-from torchaos.harness.reporting.trends.trend_store import path_of
+from torchaos.harness.reporting import gameday_history, trend_store
+from torchaos.harness.reporting.gameday_history import Night
+from torchaos.harness.reporting.trend_store import path_of
 
 
 @cli.command()

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from torchaos.harness import registry
-from torchaos.harness.analysis.verdict.verdict import judge as judge_folder
+from torchaos.harness.analysis.verdict import judge as judge_folder
 from torchaos.harness.cli.options import AS_JSON, JSON, JUNIT, RUN_DIR, RUN_DIRS, SUMMARY, VERBOSE, cli
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.cli.run_output import is_told

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import JOB, PATH, QUIET, RUN_DIR, SEED, SET, ScenarioFile, WithCommand, cli
 from torchaos.harness.cli.run import plans_of

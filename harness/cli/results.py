@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from torchaos.harness.analysis.verdict.verdict import judge, records_of, verdict_of
+from torchaos.harness.analysis.verdict import judge, records_of, verdict_of
 from torchaos.harness.cli.options import AS_JSON, OTEL, PATH, RUN_DIR, RUN_DIRS, SUMMARY, VERBOSE, Ranks, RunFolder, cli
 from torchaos.harness.cli.run_output import RUNS, Command, is_told
 from torchaos.harness.host.disk import write_atomically
@@ -21,18 +21,16 @@ from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir, commit_in
-from torchaos.harness.reporting import html
-from torchaos.harness.reporting.explain.story import story_of, tell
-from torchaos.harness.reporting.files import prometheus as metrics
-from torchaos.harness.reporting.files import short_report, traces
-from torchaos.harness.reporting.files import short_report as markdown
+from torchaos.harness.reporting import gameday_history, html, short_report, traces, trend_store
+from torchaos.harness.reporting import prometheus as metrics
+from torchaos.harness.reporting import short_report as markdown
+from torchaos.harness.reporting.compare_runs import TOLERANCE, Change, compare, overall
+from torchaos.harness.reporting.gameday_history import Night
 from torchaos.harness.reporting.html import index
 from torchaos.harness.reporting.repro.case import case_of, script_of
+from torchaos.harness.reporting.story import story_of, tell
 from torchaos.harness.reporting.terminal import headline, many_runs
-from torchaos.harness.reporting.trends import gameday_history, trend_store
-from torchaos.harness.reporting.trends.compare import TOLERANCE, Change, compare, overall
-from torchaos.harness.reporting.trends.gameday_history import Night
-from torchaos.harness.reporting.trends.trend_store import Kept, path_of
+from torchaos.harness.reporting.trend_store import Kept, path_of
 
 Records = tuple[Record, list[Record]]
 

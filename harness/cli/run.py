@@ -53,10 +53,10 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask, mask_words
 from torchaos.harness.registry import ready
 from torchaos.harness.release.repeats import Ask, Repeats, Repetitions, ask_of
-from torchaos.harness.reporting.files import json_file as jsonfile
-from torchaos.harness.reporting.files import junit
-from torchaos.harness.reporting.files.junit import placeholder_result
-from torchaos.harness.reporting.files.short_report import annotation
+from torchaos.harness.reporting import result_files
+from torchaos.harness.reporting import result_files as jsonfile
+from torchaos.harness.reporting.result_files import placeholder_result
+from torchaos.harness.reporting.short_report import annotation
 from torchaos.harness.reporting.terminal import console as show
 from torchaos.harness.reporting.terminal.live import Live
 from torchaos.harness.reporting.terminal.many_runs import show_repeats
@@ -183,9 +183,9 @@ def write_reports(
 ) -> None:
     try:
         if junit_file:
-            junit.write(results, junit_file, repeats)
+            result_files.write_junit(results, junit_file, repeats)
         if json_file:
-            jsonfile.write(results, json_file, repeats)
+            jsonfile.write_json(results, json_file, repeats)
     except OSError as error:
         raise UsageError(f"{error.filename}: the report can't be written: {error.strerror}") from error
 

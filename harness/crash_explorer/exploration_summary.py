@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.folder_contents import Content
+from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 from torchaos.harness.crash_explorer.resume_outcomes import FATAL, Class, Outcome, is_suspected
 from torchaos.harness.crash_explorer.s3_store import store_in_shell

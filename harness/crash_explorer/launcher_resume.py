@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from torchaos.harness.crash_explorer.crash_state import State
+from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers, Traced
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome
 from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in

@@ -28,9 +28,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from torchaos.harness.crash_explorer.crash_points import CrashPoints, most_of
-from torchaos.harness.crash_explorer.crash_state import State, joined
 from torchaos.harness.crash_explorer.folder_contents import Content, Tree
-from torchaos.harness.crash_explorer.fs_model import ROOT, SYNCS, Effect, FilesystemModel, changed
+from torchaos.harness.crash_explorer.fs_model import ROOT, SYNCS, Effect, FilesystemModel, State, changed, joined
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 
 _SURE = 1 << 20  # bytes; the largest file that auto_da_alloc protects

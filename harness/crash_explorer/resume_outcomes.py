@@ -14,7 +14,7 @@ from typing import Any
 
 from torchaos.harness import registry
 from torchaos.harness.analysis.ending import last_error
-from torchaos.harness.analysis.verdict.verdict import SPLIT_BRAIN
+from torchaos.harness.analysis.verdict import SPLIT_BRAIN
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.synthetic_crash import DEATH
 from torchaos.harness.interfaces import Harm

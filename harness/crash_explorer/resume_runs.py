@@ -19,10 +19,10 @@ from torchaos.harness import registry
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
 from torchaos.harness.analysis.checkpointing.resumed_from import resumes
 from torchaos.harness.analysis.ending import final_step
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.checkpoints import inventory
 from torchaos.harness.crash_explorer import synthetic_crash
-from torchaos.harness.crash_explorer.crash_state import State
+from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.operations import Operation, Recording
 from torchaos.harness.crash_explorer.recording_log import Stats, stats_of
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome, seen_in

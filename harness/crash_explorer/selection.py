@@ -20,8 +20,7 @@ from functools import cache, partial
 
 from torchaos.harness.crash_explorer import power_loss
 from torchaos.harness.crash_explorer.crash_points import CrashPoints
-from torchaos.harness.crash_explorer.crash_state import State, choose, joined
-from torchaos.harness.crash_explorer.fs_model import Cut, FilesystemModel
+from torchaos.harness.crash_explorer.fs_model import Cut, FilesystemModel, State, choose, joined
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 from torchaos.harness.crash_explorer.power_loss import Persistence
 from torchaos.harness.crash_explorer.s3_store import is_stored

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.forked_ranks import ForkedResume, ForkServer, RankCommand
+from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.launcher_resume import LauncherResume, StopRule
 from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers, Traced
 from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome

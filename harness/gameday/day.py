@@ -34,7 +34,7 @@ from torchaos.harness.gameday.fault_outcomes import Outcome
 from torchaos.harness.gameday.score import RoundScore, score_round
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
-from torchaos.harness.minimize.child_run import JUDGED, Child
+from torchaos.harness.minimize.scenario_shrink import JUDGED, Child
 from torchaos.harness.record.plan import seconds_in_words
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode

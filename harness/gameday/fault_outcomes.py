@@ -20,7 +20,7 @@ from statistics import median
 from torchaos.harness import registry
 from torchaos.harness.analysis.checkpointing.save_schedule import standstill
 from torchaos.harness.analysis.hit_targets import Landing, landings
-from torchaos.harness.analysis.verdict.verdict import SPLIT_BRAIN
+from torchaos.harness.analysis.verdict import SPLIT_BRAIN
 from torchaos.harness.interfaces import Harm
 from torchaos.harness.record.history import Executions, History
 from torchaos.harness.record.record import Record

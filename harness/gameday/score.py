@@ -12,10 +12,10 @@ from statistics import fmean, median
 from typing import Any
 
 from torchaos.harness.analysis.checkpointing.save_schedule import standstill
-from torchaos.harness.analysis.recovery.recovery_times import PARTS, interruptions, invalid_s
+from torchaos.harness.analysis.recovery_times import PARTS, interruptions, invalid_s
 from torchaos.harness.gameday.day_grammar import Bounds
 from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome, clock_of, outcomes_of
-from torchaos.harness.minimize.child_run import JUDGED
+from torchaos.harness.minimize.scenario_shrink import JUDGED
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 from torchaos.harness.release.repeats import p90

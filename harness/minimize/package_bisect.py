@@ -22,8 +22,7 @@ from typing import NamedTuple
 from platformdirs import user_cache_path
 
 from torchaos.harness.interfaces import ChaosError, UsageError
-from torchaos.harness.minimize.child_run import JUDGED, Child
-from torchaos.harness.minimize.scenario_shrink import ddmin
+from torchaos.harness.minimize.scenario_shrink import JUDGED, Child, ddmin
 from torchaos.harness.record.environment import installed
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import results_in

@@ -1,25 +1,98 @@
-"""Delta debugging: the smallest part of a list that still fails. The algorithm is ddmin (Zeller and Hildebrandt,
-Simplifying and Isolating Failure-Inducing Input, 2002). It tries subsets and then their complements, in smaller and
-smaller parts. The result is 1-minimal: without any single one of its items it does not fail."""
+"""Delta debugging: the smallest part of a list of faults that still fails. The algorithm is ddmin (Zeller and
+Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002). It tries subsets and then their complements, in
+smaller and smaller parts, each in a child process. The result is 1-minimal: without any single one of its items it does
+not fail."""
 
 from __future__ import annotations
 
 import copy
 import shlex
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torchaos.harness.host.processes import wait_for
 from torchaos.harness.interfaces import ChaosError, UsageError
-from torchaos.harness.minimize.child_run import JUDGED, Child
 from torchaos.harness.record.plan import Plan
-from torchaos.harness.record.result import Result, Verdict
-from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.record.result import ExitCode, Result, Verdict
+from torchaos.harness.record.rundir import RunDir, results_in
 from torchaos.harness.scenario.job_override import settled_scenario
 from torchaos.harness.scenario.loader import override
-from torchaos.harness.scenario.yaml_source import read
+from torchaos.harness.scenario.yaml_source import dumped, read
+
+# Runs one scenario by the command line, in its own process, so that its memory is freed when it ends.
+
+JUDGED = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    result: Result
+
+
+class Child:
+    """Runs one scenario at a time. A signal handler may call `stop`: then the run is ended normally, and judged."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.stopped = ""
+
+    def stop(self, reason: str) -> None:
+        """Ends the run normally. After a second call, the job gets no grace period."""
+        self.stopped = self.stopped or reason
+        if self._process and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def hurry(self, reason: str) -> None:
+        self.stop(reason)
+
+    def run(
+        self, scenario: dict[str, Any], home: Path, seed: int, consent: Sequence[str], fds: Sequence[int] = ()
+    ) -> Ran:
+        """Runs the scenario in the new folder `home`, which gets scenario.yaml, console.log, results.json, and the run
+        directory in run/. `fds`: file descriptors that the process also keeps open. Raises ChaosError if the run left
+        no result."""
+        home.mkdir(parents=True, mode=0o700)
+        path = home / "scenario.yaml"
+        path.write_text(dumped(scenario))
+        consents = (word for name in consent for word in ("--consent", name))
+        return self.call([str(path), "--seed", str(seed), *consents], home, fds)
+
+    def call(self, words: Sequence[str], home: Path, fds: Sequence[int] = ()) -> Ran:
+        """Runs `torchaos run` with these words; returns what `run` returns."""
+        home.mkdir(parents=True, mode=0o700, exist_ok=True)
+        command = [
+            sys.executable, "-m", "torchaos.harness", "run", "--out", str(home / "run"),
+            "--json", str(home / "results.json"), *words,
+        ]  # fmt: skip
+        with open(home / "console.log", "wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=tuple(fds),
+                start_new_session=True,
+            )  # fmt: skip
+            if self.stopped:
+                self.stop(self.stopped)
+            code = wait_for(self._process)
+        return Ran(code, _result(home))
+
+
+def _result(home: Path) -> Result:
+    try:
+        return results_in(home / "results.json")[0]
+    except (OSError, IndexError, UsageError) as error:
+        told = (home / "console.log").read_text(errors="replace").strip().splitlines()[-1:]
+        raise ChaosError(f"{home}: the run left no result: {told[0] if told else error}") from error
+
+
+# Delta debugging: the smallest part of a list that still fails. The algorithm is ddmin (Zeller and Hildebrandt,
+# Simplifying and Isolating Failure-Inducing Input, 2002). It tries subsets and then their complements, in smaller and
+# smaller parts. The result is 1-minimal: without any single one of its items it does not fail.
 
 Item = TypeVar("Item")
 

@@ -118,7 +118,7 @@ _STATE = {
 }  # fmt: skip
 _RANK = {"pid": "Whole", "start_ticks": "Whole | None", "local_rank": "Whole | None", "world_size": "Whole | None"}
 
-# The keys of each kind of event, and the types of their values, which `record/events/payloads.py` explains (`Whole`: an
+# The keys of each kind of event, and the types of their values, which `record/events/journal.py` explains (`Whole`: an
 # integer of 64 bits). A key with a question mark may be missing. Writers refuse a payload that lacks another key.
 # Readers refuse values of other types, and accept further keys. Times are in seconds, sizes in bytes.
 PAYLOADS: Mapping[Kind, Mapping[str, str]] = {

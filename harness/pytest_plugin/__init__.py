@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if live is not None and live < 1:
         raise pytest.UsageError(f"--torchaos-live {live}: at least one scenario must be allowed to run")
     if config.getoption("--torchaos-seeds") or config.getoption("--torchaos-each"):
-        from torchaos.harness.pytest_plugin.variations import of_options
+        from torchaos.harness.pytest_plugin.outcome import of_options
 
         of_options(config)
     _matching(config)
@@ -143,8 +143,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("torchaos")
     name = next((name for name in ("torchaos_run", "run") if name in metafunc.fixturenames), None)
     if marker is not None and name:
-        from torchaos.harness.pytest_plugin.outcome import Broken
-        from torchaos.harness.pytest_plugin.variations import of_marker
+        from torchaos.harness.pytest_plugin.outcome import Broken, of_marker
 
         try:
             found = of_marker(marker.kwargs)

@@ -12,9 +12,17 @@ from typing import Any
 import pytest
 
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run, failure_text, shown
+from torchaos.harness.pytest_plugin.outcome import (
+    Broken,
+    Failed,
+    Inconclusive,
+    Run,
+    Variation,
+    failure_text,
+    of_options,
+    shown,
+)
 from torchaos.harness.pytest_plugin.session_runs import runs_of
-from torchaos.harness.pytest_plugin.variations import Variation, of_options
 from torchaos.harness.scenario.yaml_source import Source, read
 
 _FIRST = pytest.StashKey[dict[str, str]]()  # run directory: the test whose failure shows the story

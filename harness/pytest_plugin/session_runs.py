@@ -26,8 +26,7 @@ import pytest
 from torchaos.harness.host.processes import end_with
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.pytest_plugin import ENDINGS, RAN
-from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run, failure_text
-from torchaos.harness.pytest_plugin.variations import Variation, of_marker
+from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run, Variation, failure_text, of_marker
 from torchaos.harness.registry import ready, suggest
 
 _LOOK_S = 0.2  # seconds between two tries to get a slot

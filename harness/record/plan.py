@@ -1,7 +1,9 @@
 """The plan of a run, made before anything is done: targets, moments, parameters, needs.
 
 A Plan is data (JSON): `run` executes it, a dry run prints it, a replay reads it again. All random choices are already
-made. Each fault has its own random stream, so removing a fault changes no other."""
+made. Each fault has its own random stream, so removing a fault changes no other.
+
+Describes parts of a plan in words: targets, triggers, durations."""
 
 from __future__ import annotations
 
@@ -151,9 +153,6 @@ def stream(seed: int, fault: str) -> random.Random:
     """The random stream of one fault. It depends only on the seed and the fault's id."""
     digest = hashlib.blake2b(f"{seed}/{fault}".encode(), digest_size=8).digest()
     return random.Random(int.from_bytes(digest, "big"))
-
-
-# Describes parts of a plan in words: targets, triggers, durations.
 
 
 def target_in_words(target: Target, endpoint: object = None, job: PlannedJob | None = None) -> str:

@@ -1,4 +1,10 @@
-"""Everything that a run left, for assertions and injectors to judge. It is read-only, and opens no file later."""
+"""Everything that a run left, for assertions and injectors to judge. It is read-only, and opens no file later.
+
+Splits the record of a job of several replicas, each with its own torchrun, as in torchft. Pure.
+
+In the journal, the ranks of all replicas are numbered one after the other. The record of one replica looks like the
+record of an ordinary job: its ranks count from 0, its torchrun is the job's command, and its restarts are the
+attempts."""
 
 from __future__ import annotations
 
@@ -13,9 +19,8 @@ from torchaos.harness.host.processes import uncollected
 from torchaos.harness.interfaces import Target, UsageError
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Event, Kind
-from torchaos.harness.record.events.journal import read_journal
+from torchaos.harness.record.events.journal import Gaps, read_journal
 from torchaos.harness.record.events.merged import RunEvents
-from torchaos.harness.record.events.payloads import Gaps
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.rundir import RunDir
@@ -81,12 +86,6 @@ def _log_end(folder: RunDir) -> tuple[str, ...]:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
         return tuple(mask(file.read(_LOG_END).decode(errors="replace")).splitlines())
 
-
-# Splits the record of a job of several replicas, each with its own torchrun, as in torchft. Pure.
-#
-# In the journal, the ranks of all replicas are numbered one after the other. The record of one replica looks like the
-# record of an ordinary job: its ranks count from 0, its torchrun is the job's command, and its restarts are the
-# attempts.
 
 _COMMAND = {Kind.NODE_STARTED: Kind.JOB_STARTED, Kind.NODE_EXITED: Kind.JOB_EXITED}
 

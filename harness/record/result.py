@@ -105,7 +105,7 @@ class Recovery:
     """One recovery, in seconds since the fault was applied; a part that was not seen is None."""
 
     fault: str
-    parts: Mapping[str, float | None]  # by the names of analysis/recovery/recovery_times.py, PARTS
+    parts: Mapping[str, float | None]  # by the names of analysis/recovery_times.py, PARTS
     lost_steps: int | None
     advice: tuple[str, ...] = ()  # which waits were long, and which settings shorten them; no verdict depends on it
     lasted_s: float | None = None  # how long the fault itself was on; None if it does not last, or stayed on

@@ -13,7 +13,9 @@ undo/               undo.jsonl, and the saved copies for File handles
 job/                the folder `{run}` of the scenario: the job's own files
 artifacts/*.json    data from the collect stage: inventory.json, environment.json
 twins/N             a link to (or copy of) the record of the Nth twin
-result.json, junit.xml, report.html"""
+result.json, junit.xml, report.html
+
+Reads finished runs from disk: run directories, and files of `--json`. They may have been moved, cut off or damaged."""
 
 from __future__ import annotations
 
@@ -151,8 +153,6 @@ class RunDir:
                 below.remove("job")
             yield from (Path(folder, name) for name in (*below, *names))
 
-
-# Reads finished runs from disk: run directories, and files of `--json`. They may have been moved, cut off or damaged.
 
 _MOST_BYTES = 32 << 20  # of a file
 

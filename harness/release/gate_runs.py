@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.plan import seconds_in_words
 from torchaos.harness.record.result import Result

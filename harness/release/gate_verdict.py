@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
-from torchaos.harness.analysis.verdict.verdict import records_of, verdict_of
+from torchaos.harness.analysis.verdict import records_of, verdict_of
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict, worst

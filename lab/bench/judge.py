@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.analysis.verdict.verdict import records_of, verdict_of
+from torchaos.harness.analysis.verdict import records_of, verdict_of
 from torchaos.harness.protocol import packed_lines
 from torchaos.harness.protocol.wire import FIELDS, Kind
 from torchaos.harness.record.result import Verdict

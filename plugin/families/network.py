@@ -1,7 +1,7 @@
 """Faults of the network between nodes, and of the addresses that the job uses."""
 
-from torchaos.harness.fault_drivers.network.link_faults import CutFault, ShapedFault
 from torchaos.harness.fault_drivers.network.links import Link, helper_of, link_of, sides
+from torchaos.harness.fault_drivers.network.network_faults import CutFault, ShapedFault
 from torchaos.harness.fault_drivers.network.traffic_counters import (
     counted,
     late,

@@ -1,8 +1,8 @@
 """Faults of whole nodes: all processes of the job on a machine."""
 
+from torchaos.harness.analysis.caught_up import BACK
 from torchaos.harness.analysis.checkpointing.local_disks import DISK_LOST
-from torchaos.harness.analysis.recovery.node_return import BACK
-from torchaos.harness.fault_drivers.network.node_processes import (
+from torchaos.harness.fault_drivers.network.network_faults import (
     NodeDeath,
     ended,
     heads,

@@ -14,7 +14,7 @@ from torchaos.assertions.parameter_digest import ParameterDigest
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Clash
 from torchaos.harness.analysis.comparison.agreement import Difference
 from torchaos.harness.analysis.comparison.causes import likeliest_cause
-from torchaos.harness.analysis.comparison.checkpoint_reasons import meaning
+from torchaos.harness.analysis.comparison.parameters import meaning
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
 

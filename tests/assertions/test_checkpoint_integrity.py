@@ -11,7 +11,7 @@ from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
 from torchaos.harness.analysis.checkpointing.resume_points import pairs
 from torchaos.harness.analysis.comparison.agreement import wants_more
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Finding, Outcome
 from torchaos.harness.protocol.wire import Event, Kind

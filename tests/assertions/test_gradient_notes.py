@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.protocol.wire import Kind
-from torchaos.harness.reporting.explain.happened import happened
+from torchaos.harness.reporting.story import happened
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from torchaos.assertions.recovery_time import RecoveryTime
-from torchaos.harness.analysis.recovery.recovery_times import PARTS, recoveries
-from torchaos.harness.analysis.verdict.verdict import records_of
+from torchaos.harness.analysis.recovery_times import PARTS, recoveries
+from torchaos.harness.analysis.verdict import records_of
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind

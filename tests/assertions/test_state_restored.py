@@ -11,11 +11,11 @@ from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.analysis.checkpointing.restored_state import RNG, begun_with, in_words
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.interfaces import Finding, Outcome, What
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import Named
-from torchaos.harness.reporting.explain.story import _why
+from torchaos.harness.reporting.story import _why
 
 
 def judged(trainer: Any, **more: Any) -> Finding:

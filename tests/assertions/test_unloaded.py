@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from torchaos.assertions.no_lost_work import NoLostWork
-from torchaos.harness.analysis.ending.unloaded import not_resumed
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.ending import not_resumed
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record
-from torchaos.harness.reporting.explain.happened import happened
-from torchaos.harness.reporting.terminal.brief import why
+from torchaos.harness.reporting.story import happened
+from torchaos.harness.reporting.terminal.console import why
 
 TORN = {"path": "step-15", "format": "dcp", "step": 15, "complete": False, "loadable": False, "tensors": {},
         "values": {}, "problem": "step-15: __1_0.distcp is cut off", "problems": []}  # fmt: skip

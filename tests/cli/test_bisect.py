@@ -10,11 +10,11 @@ from click.testing import CliRunner, Result
 
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.minimize.child_run import Child, Ran
 from torchaos.harness.minimize.package_bisect import Packages
+from torchaos.harness.minimize.scenario_shrink import Child, Ran
 from torchaos.harness.record import result
 from torchaos.harness.record.result import Verdict
-from torchaos.harness.reporting.files import json_file
+from torchaos.harness.reporting import result_files
 
 SCENARIO = """\
 scenario: mine
@@ -46,7 +46,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
                  result.Case("restarts", "assertion", verdict, ""))  # fmt: skip
         found = result.Result("mine", "", 0, verdict, verdict.exit_code, "too many", "", "", 0.0, cases=cases)
         home.mkdir(parents=True)
-        json_file.write([found], home / "results.json")
+        result_files.write_json([found], home / "results.json")
         return Ran(verdict.exit_code, found)
 
     monkeypatch.setattr(Packages, "releases", lambda self, name: [str(number) for number in range(1, 9)])

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from torchaos.harness import registry
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.record.rundir import RunDir
 
 folder = Path(sys.argv[1])

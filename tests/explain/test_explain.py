@@ -19,8 +19,7 @@ from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.wire import EventFile, Kind
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.reporting.explain.happened import happened
-from torchaos.harness.reporting.explain.story import Story, story_of, tell
+from torchaos.harness.reporting.story import Story, happened, story_of, tell
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 GOLDEN = Path(__file__).parent / "golden"

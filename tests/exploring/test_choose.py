@@ -8,8 +8,8 @@ import pytest
 from saves import Disk, table
 
 from torchaos.harness.crash_explorer import power_loss, selection
-from torchaos.harness.crash_explorer.crash_state import State, choose
 from torchaos.harness.crash_explorer.folder_contents import Blobs
+from torchaos.harness.crash_explorer.fs_model import State, choose
 from torchaos.harness.crash_explorer.power_loss import Persistence
 
 

@@ -13,8 +13,8 @@ from saves import Disk
 
 from torchaos.harness.analysis.checkpointing.damage_reaction import damages
 from torchaos.harness.crash_explorer import synthetic_crash
+from torchaos.harness.crash_explorer.exploration import faults_of, with_damage
 from torchaos.harness.crash_explorer.folder_contents import Blobs
-from torchaos.harness.crash_explorer.second_fault import faults_of, with_damage
 from torchaos.harness.crash_explorer.selection import Choice, chosen
 from torchaos.harness.interfaces import Target, UsageError
 from torchaos.harness.protocol.wire import Kind

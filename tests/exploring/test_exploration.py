@@ -12,9 +12,9 @@ from explorations import choice, outcome_of, saves
 from resumes import recorded
 
 from torchaos.harness.crash_explorer import exploration as module
-from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.exploration import Exploration, Limits, read_outcomes
 from torchaos.harness.crash_explorer.exploration_summary import Explored
+from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.read_trace import ReadSet
 from torchaos.harness.crash_explorer.recording_log import Query
 from torchaos.harness.crash_explorer.resume_outcomes import Class

@@ -21,10 +21,10 @@ from torchaos.harness.crash_explorer.selection import chosen
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.reporting.files import json_file as files
-from torchaos.harness.reporting.files import junit
+from torchaos.harness.reporting import result_files
+from torchaos.harness.reporting import result_files as files
 from torchaos.harness.reporting.html import exploration_page as page
-from torchaos.harness.reporting.terminal import exploration_result as terminal
+from torchaos.harness.reporting.terminal import many_runs as terminal
 
 JOB = PlannedJob(("torchrun", "train.py", "--dir", "{run}/it's here"), "/", {"WORDS": "a b"}, 2, 1, 60.0, "{run}/saved")
 PLAN = Plan("made-up", "", 7, JOB, (), ())
@@ -53,7 +53,7 @@ def test_one_state_decides(tmp_path: Path, kind: Class, code: ExitCode) -> None:
     result = _result(found)
     assert result.exit_code is code
     assert result.decided_by == kind.value
-    suite = ElementTree.fromstring(junit.text([result]))[0]
+    suite = ElementTree.fromstring(result_files.text([result]))[0]
     red = {case.get("name") for case in suite if case.find("failure") is not None or case.find("error") is not None}
     assert red == {kind.value}
 

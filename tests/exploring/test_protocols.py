@@ -10,8 +10,8 @@ from protocols import PROCESS, PROTOCOLS, SIZE, Broken, Protocol, data
 from saves import Disk
 
 from torchaos.harness.crash_explorer import power_loss, selection
-from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.folder_contents import Blobs, Content, Extent, Tree
+from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.operations import Recording
 from torchaos.harness.crash_explorer.power_loss import Persistence
 

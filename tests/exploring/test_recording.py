@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.crash_explorer import folder_contents as module
-from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.folder_contents import Blobs, Content, Extent, Tree
+from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 
 

@@ -12,7 +12,7 @@ from packing import pack
 from resumes import ENDED, ENOUGH, FAILED, LATER_S, Trainer, after_step, recorded, resumed
 
 from torchaos.harness.analysis.hit_targets import landings
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.crash_explorer import operations, synthetic_crash
 from torchaos.harness.crash_explorer.launcher_resume import Patience, StopRule
 from torchaos.harness.crash_explorer.operations import Operation

@@ -12,7 +12,7 @@ import pytest
 from explorations import choice, saves
 from resumes import ENDED, ENOUGH, LATER_S, Trainer, next_attempt, recorded, resumed
 
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.operations import Recording
 from torchaos.harness.crash_explorer.resume_outcomes import Class, seen_in

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.record.result import Case, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.release import gate_verdict

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
-from torchaos.harness.analysis.verdict.gates import faults_case, synthetic
+from torchaos.harness.analysis.gates import faults_case, synthetic
 from torchaos.harness.record.result import FaultResult, Verdict
-from torchaos.harness.registry import shown
+from torchaos.harness.reporting.terminal import plan_preview
 
 PROGRAM = Path(__file__).parents[2] / "lab" / "gpu-check"
 KEYS = ("injector", "row", "tier", "card", "driver", "nccl", "torch", "date", "commit")
@@ -27,50 +27,50 @@ def injectors() -> list[Any]:
 def test_each_record_is_whole_and_names_an_injector_and_a_row() -> None:
     """A record that names none, or lacks a version, is no evidence."""
     rows = runpy.run_path(str(PROGRAM))["ROWS"]
-    for record in shown.records():
+    for record in plan_preview.records():
         assert tuple(record) == KEYS
         assert all(record.values())
         assert record["injector"] in registry.names("injectors")
         assert record["row"] in rows
-        assert record["tier"] == shown.tier_of(registry.find("injectors", record["injector"]))
+        assert record["tier"] == plan_preview.tier_of(registry.find("injectors", record["injector"]))
 
 
 def test_no_replay_is_claimed_without_a_record() -> None:
     """What a real machine said must have been recorded, with its versions."""
-    recorded = {record["injector"] for record in shown.records() if record["tier"] == "replayed"}
+    recorded = {record["injector"] for record in plan_preview.records() if record["tier"] == "replayed"}
     assert {injector.name for injector in injectors() if injector.replays} <= recorded
 
 
 def test_the_table_of_all_tiers_is_up_to_date() -> None:
     """Each injector and each ready scenario that needs a GPU or is not real has a row, as the records say today."""
     made = (PROGRAM.parent / "results" / "shown.md").read_text()
-    assert made == runpy.run_path(str(PROGRAM))["TABLE"] + shown.table(), "run lab/gpu-check --record"
+    assert made == runpy.run_path(str(PROGRAM))["TABLE"] + plan_preview.table(), "run lab/gpu-check --record"
 
 
 def test_a_scenario_is_as_real_as_its_least_real_fault() -> None:
     """A scenario of a GPU's report is synthetic, one of a kill is real; a GPU is claimed by a record of it alone."""
     kill, xid = registry.find("injectors", "process.kill"), registry.find("injectors", "gpu.xid")
-    assert shown.scenario_in_words("a/kill", [kill], []) == "effect: real"
-    assert shown.scenario_in_words("a/both", [kill, xid], []) == "effect: synthetic; not shown on a GPU yet"
+    assert plan_preview.scenario_in_words("a/kill", [kill], []) == "effect: real"
+    assert plan_preview.scenario_in_words("a/both", [kill, xid], []) == "effect: synthetic; not shown on a GPU yet"
     known = [{"injector": "gpu.xid", "row": "a/both", "tier": "synthetic", **MACHINE}]
-    words = shown.scenario_in_words("a/both", [kill, xid], known)
+    words = plan_preview.scenario_in_words("a/both", [kill, xid], known)
     assert words.startswith("effect: synthetic; shown on NVIDIA H100 (driver 580.1, ")
-    assert "not shown" in shown.scenario_in_words("another/one", [xid], known)
+    assert "not shown" in plan_preview.scenario_in_words("another/one", [xid], known)
 
 
 def test_no_fault_of_gpus_is_called_real_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without records each says that it was not shown; with one it names the card, driver, NCCL, torch and commit."""
-    monkeypatch.setattr(shown, "records", lambda: ())
-    for injector in filter(shown.needs_a_gpu, injectors()):
-        words = shown.shown_in_words(injector)
+    monkeypatch.setattr(plan_preview, "records", lambda: ())
+    for injector in filter(plan_preview.needs_a_gpu, injectors()):
+        words = plan_preview.shown_in_words(injector)
         assert "not shown on a GPU yet" in words
         assert "real" not in words
         assert ("synthetic" in words) == bool(injector.imitates)
     monkeypatch.setattr(
-        shown, "records", lambda: ({"injector": "nccl.stall", "row": "nccl_net", "tier": "real", **MACHINE},)
+        plan_preview, "records", lambda: ({"injector": "nccl.stall", "row": "nccl_net", "tier": "real", **MACHINE},)
     )
     words = "(driver 580.1, NCCL 2.28.9, torch 2.11.0; 2026-11-26, commit abc1234)"
-    told = shown.shown_in_words(registry.find("injectors", "nccl.stall"))
+    told = plan_preview.shown_in_words(registry.find("injectors", "nccl.stall"))
     assert told == f"effect: real; shown on NVIDIA H100 {words}"
 
 

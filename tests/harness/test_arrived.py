@@ -15,7 +15,7 @@ from torchaos.harness.interfaces import ChaosError, Target
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.control_pages import ControlPage
 from torchaos.harness.protocol.wire import Event, EventFile, Kind
-from torchaos.harness.record.events import arrivals
+from torchaos.harness.record.events import merged as arrivals
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.events.merged import Merged, beside_steps
 from torchaos.harness.record.plan import PlannedFault

@@ -15,24 +15,21 @@ import pytest
 from mutating.mutate import damaged
 from packing import pack
 
+from torchaos.harness.analysis.caught_up import pace_of
 from torchaos.harness.analysis.comparison.sample_counts import FirstUses, came_earlier
-from torchaos.harness.analysis.recovery.caught_up import pace_of
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.protocol.sample_sums import Sums, sums_of
 from torchaos.harness.protocol.wire import Event, EventFile, Kind, Phase
-from torchaos.harness.record.events import arrivals
-from torchaos.harness.record.events.arrivals import Arrived, Growing, Snapshot
-from torchaos.harness.record.events.journal import read_events, read_journal
-from torchaos.harness.record.events.merged import Merged
-from torchaos.harness.record.events.payloads import read
+from torchaos.harness.record.events import merged
+from torchaos.harness.record.events.journal import read, read_events, read_journal
+from torchaos.harness.record.events.merged import Arrived, Growing, Merged, Snapshot
 from torchaos.harness.record.history import Executions, History
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.steps import executions
 from torchaos.harness.record.steps.columns import Columns
-from torchaos.harness.record.steps.executions import UNPLACED
+from torchaos.harness.record.steps.executions import UNPLACED, StepTable
 from torchaos.harness.record.steps.packed_blocks import blocks_of
-from torchaos.harness.record.steps.step_table import StepTable
 
 RUNS = sorted((Path(__file__).parents[1] / "data" / "runs").iterdir())
 USUAL: dict[str, Any] = {
@@ -206,7 +203,7 @@ def test_rows_of_a_file_are_read_again_while_it_grows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_looks_at_a_growing_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at a run in progress has the history that all its events have, and puts each step into one block."""
-    monkeypatch.setattr(arrivals, "_ENOUGH", 2)
+    monkeypatch.setattr(merged, "_ENOUGH", 2)
     copy = tmp_path / run.name
     shutil.copytree(run, copy)
     for path in copy.glob("events/*.jsonl"):

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from torchaos.harness.analysis.verdict.explanations import linked
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.explanations import linked
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.interfaces import Finding, First, Outcome, What
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.result import Case, Result, Verdict, root_first
-from torchaos.harness.reporting.files import junit
+from torchaos.harness.reporting import result_files
 from torchaos.harness.reporting.terminal import console
 
 
@@ -145,7 +145,7 @@ def test_every_report_says_it(trainer: Any) -> None:
     result = judged(run, trainer().record(), ["loss_continuity", "sample_accounting"])
     paper = io.StringIO()
     console.show(result, Console(file=paper, width=200))
-    for text in (paper.getvalue(), junit.text([result])):
+    for text in (paper.getvalue(), result_files.text([result])):
         told = text[text.index("Verdicts") :] if "Verdicts" in text else text
         assert "(follows from sample_accounting) the loss differs first" in told
         assert told.index("skipped") < told.index("(follows from")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from torchaos.harness.analysis.explanations import because
 from torchaos.harness.analysis.hangs import hang_at_end
-from torchaos.harness.analysis.verdict.explanations import because
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from torchaos.harness.analysis.ending import aborts_at_exit, has_aborted, teardown_aborts
-from torchaos.harness.analysis.verdict.explanations import because, causes_in_words
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.explanations import because, causes_in_words
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.interfaces import Target
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Event, Kind, Phase

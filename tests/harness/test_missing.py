@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.analysis.verdict.verdict import judge
-from torchaos.harness.record.events.payloads import Gaps
+from torchaos.harness.analysis.verdict import judge
+from torchaos.harness.record.events.journal import Gaps
 from torchaos.harness.record.result import Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 

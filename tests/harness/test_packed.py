@@ -17,8 +17,7 @@ from mutating.mutate import damaged
 from torchaos.harness.protocol import packed_lines
 from torchaos.harness.protocol.sample_sums import Sums
 from torchaos.harness.protocol.wire import Event, EventFile, Kind, Phase
-from torchaos.harness.record.events.journal import read_events
-from torchaos.harness.record.events.payloads import Gaps, read
+from torchaos.harness.record.events.journal import Gaps, read, read_events
 from torchaos.harness.record.steps.packed_blocks import blocks_of
 
 USUAL: dict[str, Any] = {

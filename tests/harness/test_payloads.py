@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from mutating.inputs import RUN
 
-from torchaos.harness.analysis.verdict.verdict import judge
-from torchaos.harness.record.events import payloads
+from torchaos.harness.analysis.verdict import judge
+from torchaos.harness.record.events import journal
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
@@ -39,9 +39,9 @@ def test_what_a_run_writes_is_read() -> None:
 )  # fmt: skip
 def test_damaged_events_are_refused(change: dict[str, object]) -> None:
     """A wrong envelope or payload is a ValueError, and nothing else."""
-    assert payloads.read(STEP)
+    assert journal.read(STEP)
     with pytest.raises(ValueError, match=r"\w"):
-        payloads.read(json.dumps({**json.loads(STEP), **change}))
+        journal.read(json.dumps({**json.loads(STEP), **change}))
 
 
 def test_a_damaged_journal_never_passes(run: RunDir) -> None:

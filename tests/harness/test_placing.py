@@ -16,7 +16,7 @@ from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
 from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.analysis.checkpointing.resumed_from import resumes
 from torchaos.harness.analysis.missing_data import why_unplaced
-from torchaos.harness.analysis.recovery.recovery_times import recoveries
+from torchaos.harness.analysis.recovery_times import recoveries
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt, Execution, History, Load, base_of, saved_as

@@ -13,7 +13,7 @@ import yaml
 from torchaos.harness.agent import startup
 from torchaos.harness.analysis.comparison.agreement import wants_more
 from torchaos.harness.analysis.replica_verdict import judged
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.interfaces import Outcome, Target, UsageError
 from torchaos.harness.monitoring.probes.census import Identity
 from torchaos.harness.protocol import wire
@@ -23,7 +23,7 @@ from torchaos.harness.record.plan import Named, Plan, PlannedFault
 from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.registry import find
-from torchaos.harness.reporting.explain.happened import happened
+from torchaos.harness.reporting.story import happened
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.analysis.verdict.explanations import split_brain
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.explanations import split_brain
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.protocol.wire import FIELDS, Event, Kind
 from torchaos.harness.record.plan import Named, Plan, PlannedJob
 from torchaos.harness.record.record import Record

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.interfaces import Target
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Kind

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from torchaos.harness.analysis.ending import cause_of_end, last_error
-from torchaos.harness.analysis.verdict.verdict import judge, verdict_of
+from torchaos.harness.analysis.verdict import judge, verdict_of
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import Target, UsageError
 from torchaos.harness.protocol.agent_plan import Moment
@@ -20,7 +20,7 @@ from torchaos.harness.record.plan import Named, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.reporting.files import junit
+from torchaos.harness.reporting import result_files
 from torchaos.harness.running.launchers.torchrun_line import script_of
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
@@ -90,7 +90,7 @@ def test_a_job_that_dies_later_by_itself_shows_its_own_error(trainer: Any) -> No
     result = verdict_of(failing(trainer(steps=6).record(), 500), (), "/run")
     assert result.verdict is Verdict.INCONCLUSIVE
     case = next(case for case in result.cases if case.name == result.decided_by)
-    for text in (result.reason, case.reason, junit.text([result])):
+    for text in (result.reason, case.reason, result_files.text([result])):
         assert "the job died by itself after step 6, before any fault (exit code 1)" in text
         assert "RuntimeError: the data set ends here" in text
         assert "process group" not in text

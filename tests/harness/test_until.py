@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.analysis.recovery.caught_up import SETTLED
+from torchaos.harness.analysis.caught_up import SETTLED
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import History

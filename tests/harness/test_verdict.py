@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from torchaos.harness.analysis.felt_evidence import died, stood_still
-from torchaos.harness.analysis.recovery.recovery_times import recoveries
-from torchaos.harness.analysis.verdict.verdict import judge, verdict_of
+from torchaos.harness.analysis.recovery_times import recoveries
+from torchaos.harness.analysis.verdict import judge, verdict_of
 from torchaos.harness.interfaces import Target, UsageError
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Event, Kind, Phase

@@ -11,8 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchaos.harness.minimize.child_run import Child, Ran
-from torchaos.harness.minimize.scenario_shrink import Shrink
+from torchaos.harness.minimize.scenario_shrink import Child, Ran, Shrink
 from torchaos.harness.record.result import Case, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.scenario import load

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from torchaos.harness.analysis.felt_evidence import died
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.cli.exec import make
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.agent_plan import AgentPlan

@@ -36,7 +36,7 @@ from torchaos.harness.running.launchers.local import Netns
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.fault_drivers.network.links import Cut
 from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle
-from torchaos.harness.fault_drivers.network.link_faults import Shape, Shaper
+from torchaos.harness.fault_drivers.network.network_faults import Shape, Shaper
 from torchaos.harness.running.launchers.local_job import Proxied
 from torchaos.harness.rollback.reaper_client import Reaper
 run, folder, proxied = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "proxied"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.fault_drivers.network.link_faults import Shape, netem
 from torchaos.harness.fault_drivers.network.links import Cut, Link
+from torchaos.harness.fault_drivers.network.network_faults import Shape, netem
 from torchaos.harness.fault_drivers.network.packet_queue import flipped
 from torchaos.harness.fault_drivers.network.traffic_counters import at_least
 from torchaos.harness.host.netspace import Space

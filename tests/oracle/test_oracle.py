@@ -14,7 +14,7 @@ import scoring
 from oracle import BenchRun, Trainer
 
 from torchaos.harness import registry
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 

@@ -21,7 +21,7 @@ from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.result import Case, ExitCode, Recovery, Result, Verdict, worst
 from torchaos.harness.release import repeats
 from torchaos.harness.release.repeats import Ask, Distribution, Repeats, Repetitions, State, ask_of, judge_repeats
-from torchaos.harness.reporting.files import json_file, junit
+from torchaos.harness.reporting import result_files
 from torchaos.harness.reporting.terminal.many_runs import show_repeats
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Repeat
@@ -302,7 +302,7 @@ def test_junit_has_one_case_for_a_rate(tmp_path: Path) -> None:
     """With a rate, failed repetitions are no failures in the file; without one they are. The text has the figures."""
     for ask, failures, suites in ((Ask(4, at_least=3), 0, 1), (Ask(4), 2, 5)):
         path = tmp_path / "junit.xml"
-        junit.write(results("pfpp"), path, series(ask).judged(results("pfpp"), ended=True))
+        result_files.write_junit(results("pfpp"), path, series(ask).judged(results("pfpp"), ended=True))
         root = ET.parse(path).getroot()
         assert len(root.findall("testsuite")) == suites
         assert len(root.findall(".//failure")) == failures
@@ -313,14 +313,14 @@ def test_junit_has_one_case_for_a_rate(tmp_path: Path) -> None:
 def test_junit_keeps_the_runs_of_others(tmp_path: Path) -> None:
     """Another file with a scenario of the same name, which is not repeated, fails in the file as ever."""
     path, got = tmp_path / "junit.xml", results("ppff")
-    junit.write(got, path, series(Ask(3, at_least=2), Ask(1)).judged(got, ended=True))
+    result_files.write_junit(got, path, series(Ask(3, at_least=2), Ask(1)).judged(got, ended=True))
     assert len(ET.parse(path).getroot().findall(".//failure")) == 1
 
 
 def test_json_has_all(tmp_path: Path) -> None:
     """Every repetition is there, and what they are together."""
     path = tmp_path / "all.json"
-    json_file.write(results("pfpp"), path, series(Ask(4, at_least=3)).judged(results("pfpp"), ended=True))
+    result_files.write_json(results("pfpp"), path, series(Ask(4, at_least=3)).judged(results("pfpp"), ended=True))
     found = json.loads(path.read_text())
     assert len(found["results"]) == 4
     (together,) = found["repeats"]

@@ -14,12 +14,12 @@ from chromium import Opened, axe_core, chromium
 from day_page import day_page
 from recorded import change_events, judged, lose, recorded
 
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.gameday.fault_outcomes import Outcome
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting import html
 from torchaos.harness.reporting.html import index
-from torchaos.harness.reporting.trends.trend_store import kept_of
+from torchaos.harness.reporting.trend_store import kept_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

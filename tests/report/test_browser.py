@@ -14,7 +14,7 @@ from recorded import change_events, judged, lose, recorded
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting import html
 from torchaos.harness.reporting.html import index
-from torchaos.harness.reporting.trends.trend_store import kept_of
+from torchaos.harness.reporting.trend_store import kept_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

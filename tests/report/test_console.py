@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from paper import Paper
 from rich.console import Console
 
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting.terminal import console as show
-from torchaos.harness.reporting.terminal import recovery_timeline, text
-from torchaos.harness.reporting.terminal.brief import why
+from torchaos.harness.reporting.terminal import headline, text
+from torchaos.harness.reporting.terminal.console import why
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 
@@ -137,8 +137,8 @@ def test_bars_stay_in_their_column(parts: dict[str, float | None]) -> None:
     """Every part that was seen gets a bar, none is wider than its column, and none takes less than no time."""
     whole = max((at for at in parts.values() if at is not None), default=0.0)
     for marks in (text._UNICODE, text._ASCII):
-        for span in recovery_timeline.spans(parts):
-            bar = recovery_timeline.bar(span, whole, 30, marks)
+        for span in headline.spans(parts):
+            bar = headline.bar(span, whole, 30, marks)
             assert len(bar) <= 30
             assert bool(bar) == (span.end_s is not None)
             assert span.took_s >= 0

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from recorded import judged, recorded
 
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.reporting.terminal.headline import cards, failures_first, gauges, happened
-from torchaos.harness.reporting.terminal.recovery_timeline import outcome_in_words
+from torchaos.harness.reporting.terminal.headline import cards, failures_first, gauges, happened, outcome_in_words
 
 GOLDEN = Path(__file__).parents[1] / "data" / "runs"
 

@@ -24,9 +24,9 @@ from torchaos.harness.record.result import Case, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting import html
 from torchaos.harness.reporting.html import page
-from torchaos.harness.reporting.html.account import checkpoints_of, folded, samples_of
 from torchaos.harness.reporting.html.charts import curves_of, gpus_of
 from torchaos.harness.reporting.html.log_evidence import hangs_of, logs_of, words
+from torchaos.harness.reporting.html.page import checkpoints_of, folded, samples_of
 from torchaos.harness.reporting.html.page_timeline import timeline_of
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)> {{ 7*7 }} \x1b[2J\u2028 & ]]>"

@@ -10,7 +10,7 @@ import pytest
 
 from torchaos.harness.record.result import Case, Result, Verdict
 from torchaos.harness.reporting.html import index
-from torchaos.harness.reporting.trends.trend_store import Kept
+from torchaos.harness.reporting.trend_store import Kept
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import Named, Plan, PlannedJob
 from torchaos.harness.record.result import Case, Result, Verdict
-from torchaos.harness.reporting.files import json_file, junit
-from torchaos.harness.reporting.files.junit import placeholder_result
+from torchaos.harness.reporting import result_files
+from torchaos.harness.reporting.result_files import placeholder_result
 
 
 def refuse(word: str) -> None:
@@ -23,7 +23,7 @@ def refuse(word: str) -> None:
 @pytest.mark.parametrize("name", ["passed", "failed", "inconclusive", "several"])
 def test_a_result_comes_back(results: dict[str, Result], name: str, tmp_path: Path) -> None:
     """A result that was written to a file reads back as the same result."""
-    json_file.write([results[name]], tmp_path / "out.json")
+    result_files.write_json([results[name]], tmp_path / "out.json")
     raw = json.loads((tmp_path / "out.json").read_text())
     assert raw["schema"] == 1
     assert Result.from_json(raw["results"][0]) == results[name]
@@ -64,6 +64,6 @@ def test_a_run_that_has_not_finished_is_all_errors(tmp_path: Path) -> None:
     assert [(case.name, case.verdict, case.reason) for case in result.cases] == [
         (name, Verdict.ERROR, "not finished") for name in ("recovery_time", "completed", "rollback")
     ]
-    json_file.write([result], tmp_path / "out.json")
+    result_files.write_json([result], tmp_path / "out.json")
     assert '"verdict": "passed"' not in (tmp_path / "out.json").read_text()
-    assert 'tests="3" failures="0" errors="3"' in junit.text([result])
+    assert 'tests="3" failures="0" errors="3"' in result_files.text([result])

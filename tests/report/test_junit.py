@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from torchaos.harness.record.result import Case, FaultResult, Result, Verdict
-from torchaos.harness.reporting.files import junit
+from torchaos.harness.reporting import result_files
 
 # By hand from junit-10.xsd of Jenkins's xUnit plugin: per element: required attributes, others, children.
 _TIME = re.compile(r"(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]*)?")
@@ -39,7 +39,7 @@ def check_xsd(element: ElementTree.Element) -> None:
 
 
 def parsed(results: list[Result]) -> ElementTree.Element:
-    root = ElementTree.fromstring(junit.text(results).encode())
+    root = ElementTree.fromstring(result_files.text(results).encode())
     check_xsd(root)
     return root
 
@@ -118,16 +118,16 @@ def test_a_failure_without_a_reason_is_still_a_failure(results: dict[str, Result
 def test_sizes_are_bounded(results: dict[str, Result]) -> None:
     """A reason as long as a log file makes a small file, which says how much was left out."""
     case = Case("a", "assertion", Verdict.FAILED, "<&\0" * 10**6)
-    text = junit.text([replace(results["failed"], cases=(case,))])
+    text = result_files.text([replace(results["failed"], cases=(case,))])
     assert len(text) < 200_000
     assert "characters and more left out" in text
 
 
 def test_a_file_of_very_many_cases_is_still_taken(results: dict[str, Result], monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader takes files up to a size: of too many long reasons each is told more briefly, and none is left out."""
-    monkeypatch.setattr(junit, "_FILE", 1_000_000)
+    monkeypatch.setattr(result_files, "_FILE", 1_000_000)
     case = Case("a", "assertion", Verdict.FAILED, "&<>" * 3000)
-    text = junit.text([replace(results["failed"], seed=seed, cases=(case,)) for seed in range(40)])
+    text = result_files.text([replace(results["failed"], seed=seed, cases=(case,)) for seed in range(40)])
     assert 300_000 < len(text.encode()) < 1_000_000
     assert ElementTree.fromstring(text.encode()).get("failures") == "40"
 
@@ -150,13 +150,13 @@ def test_the_page_is_attached(results: dict[str, Result], tmp_path: Path) -> Non
 def test_secrets_of_a_job_are_masked(results: dict[str, Result]) -> None:
     """A token that a reason quotes from a log is in neither the message nor the text."""
     case = Case("a", "assertion", Verdict.FAILED, "401 for HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz")
-    assert "hf_abc" not in junit.text([replace(results["failed"], cases=(case,))])
+    assert "hf_abc" not in result_files.text([replace(results["failed"], cases=(case,))])
 
 
 def test_the_parser_of_a_github_action_reads_it(results: dict[str, Result]) -> None:
     """junitparser, which publish-unit-test-result-action reads reports with, counts the same cases and verdicts."""
     parser = pytest.importorskip("junitparser", reason="needs junitparser")
-    suites = parser.JUnitXml.fromstring(junit.text([*results.values()]).encode())
+    suites = parser.JUnitXml.fromstring(result_files.text([*results.values()]).encode())
     assert (suites.tests, suites.failures, suites.errors) == (19, 3, 3)
     cases = [case for suite in suites for case in suite]
     assert sum(isinstance(one, parser.Failure) for case in cases for one in case.result) == 3
@@ -167,8 +167,8 @@ def test_the_parser_of_a_github_action_reads_it(results: dict[str, Result]) -> N
 def test_the_file_is_replaced_whole(results: dict[str, Result], tmp_path: Path) -> None:
     """The placeholder's file is replaced, and nothing else stays in the folder."""
     path = tmp_path / "deep" / "junit.xml"
-    junit.write([replace(results["passed"], verdict=Verdict.ERROR, cases=())], path)
-    junit.write([results["passed"]], path)
+    result_files.write_junit([replace(results["passed"], verdict=Verdict.ERROR, cases=())], path)
+    result_files.write_junit([results["passed"]], path)
     root = ElementTree.parse(path).getroot()
     assert root.get("errors") == "0"
     assert [one.name for one in path.parent.iterdir()] == ["junit.xml"]

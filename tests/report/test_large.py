@@ -12,7 +12,7 @@ import pytest
 from chromium import chromium
 from recorded import recorded
 
-from torchaos.harness.analysis.verdict.verdict import records_of, verdict_of
+from torchaos.harness.analysis.verdict import records_of, verdict_of
 from torchaos.harness.reporting import html
 
 RANKS, STEPS, KILLED, RESUMED = 16, 10_000, 6_000, 5_900

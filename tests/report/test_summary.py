@@ -9,12 +9,12 @@ from pathlib import Path
 from click.testing import CliRunner
 from recorded import change_events, judged, lose, recorded
 
-from torchaos.harness.analysis.verdict.verdict import records_of
+from torchaos.harness.analysis.verdict import records_of
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import Result, Verdict
 from torchaos.harness.reporting import html
-from torchaos.harness.reporting.files.short_report import annotation, markdown
+from torchaos.harness.reporting.short_report import annotation, markdown
 
 NASTY = "<b>bold</b> | cell `code` @everybody [link](http://x) *star*\n# heading"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.record.plan import last_words_in_words
 from torchaos.harness.record.result import Case, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.reporting.terminal.brief import why, without_words
+from torchaos.harness.reporting.terminal.console import why, without_words
 
 GOLDEN = Path(__file__).parents[1] / "data" / "runs"
 

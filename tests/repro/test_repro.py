@@ -18,7 +18,7 @@ import torch
 from click.testing import CliRunner
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.wire import Kind

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from saves import Disk
 
-from torchaos.harness.crash_explorer.crash_state import State
 from torchaos.harness.crash_explorer.exploration_summary import Explored
 from torchaos.harness.crash_explorer.folder_contents import Blobs
+from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.operations import Recording
 from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
 from torchaos.harness.crash_explorer.selection import Choice, chosen

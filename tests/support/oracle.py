@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.scenario.yaml_source import dumped

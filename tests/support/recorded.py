@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir
 

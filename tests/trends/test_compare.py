@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchaos.harness.record.result import Recovery, Result, Verdict
-from torchaos.harness.reporting.trends.compare import Change, compare, overall, p_greater
-from torchaos.harness.reporting.trends.trend_store import Kept
+from torchaos.harness.reporting.compare_runs import Change, compare, overall, p_greater
+from torchaos.harness.reporting.trend_store import Kept
 
 PASSED = Result("kill-rank", "", 0, Verdict.PASSED, 0, "all well", "/runs/a", "2026-11-20T00:00:00", 30.0)
 

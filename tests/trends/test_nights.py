@@ -13,10 +13,10 @@ from torchaos.harness.cli import cli
 from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
 from torchaos.harness.gameday.score import RoundScore, total
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.reporting.trends import gameday_history
-from torchaos.harness.reporting.trends.compare import Change, overall
-from torchaos.harness.reporting.trends.gameday_history import Night, compare_nights
-from torchaos.harness.reporting.trends.trend_store import path_of
+from torchaos.harness.reporting import gameday_history
+from torchaos.harness.reporting.compare_runs import Change, overall
+from torchaos.harness.reporting.gameday_history import Night, compare_nights
+from torchaos.harness.reporting.trend_store import path_of
 
 
 def night(folder: Path, caught_up: float, verdict: str = "passed", commit: str = "a" * 40, down: float = 0.0) -> Path:

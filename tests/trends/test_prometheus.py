@@ -13,8 +13,8 @@ from recorded import judged, recorded
 
 from torchaos.harness.cli import cli
 from torchaos.harness.record.result import Result, Verdict
-from torchaos.harness.reporting.files.prometheus import text
-from torchaos.harness.reporting.trends.trend_store import Kept
+from torchaos.harness.reporting.prometheus import text
+from torchaos.harness.reporting.trend_store import Kept
 
 LINE = re.compile(r'(# (HELP|TYPE) torchaos_\w+ .+|torchaos_\w+\{(\w+="([^"\\\n]|\\["\\n])*",?)+\} [\d.e+-]+)')
 

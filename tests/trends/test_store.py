@@ -22,8 +22,8 @@ from torchaos.harness.cli.results import keep
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.reporting.trends import trend_store
-from torchaos.harness.reporting.trends.trend_store import kept_of, path_of
+from torchaos.harness.reporting import trend_store
+from torchaos.harness.reporting.trend_store import kept_of, path_of
 
 
 def finished(folder: Path, commit: str, slower: float = 0.0, verdict: str = "passed") -> RunDir:

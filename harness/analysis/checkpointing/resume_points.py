@@ -1,5 +1,10 @@
-"""Decides which saved files belong to a checkpoint that the job resumes from, and finds for each the same checkpoint of
-its twin."""
+"""Decides which saved files belong to a checkpoint that the job resumes from, and which do not, such as `best.pt`; and
+finds for each the same checkpoint of its twin.
+
+The resumes of a run show it. A *family* is all files whose paths differ only in numbers: `step-5` and `step-10`, or
+`ema-step-5.pt` and `ema-step-10.pt`; `best.pt` is a family by itself. The job resumes from a family if an attempt
+loaded a file of this family before its first step. It could also resume from a family whose checkpoints hold at least
+the same entries (tensors and values). If no load was seen, every saved file counts."""
 
 from __future__ import annotations
 
@@ -15,11 +20,6 @@ from torchaos.harness.analysis.checkpointing.local_disks import local_folder
 from torchaos.harness.record.history import History, Save
 from torchaos.harness.record.history.saves_and_loads import checkpoint_of, final_path
 from torchaos.harness.record.record import Record
-
-# Finds for each checkpoint of a run the same checkpoint of its twin, and the checkpoints that have no counterpart.
-#
-# The names of the checkpoints of one *family* differ only in numbers: `step-5` and `step-10`, or `ema-step-5.pt` and
-# `ema-step-10.pt`. `best.pt` is a family by itself.
 
 _NUMBER = re.compile(r"\d+")
 Pair = tuple[Checkpoint, Checkpoint]
@@ -134,13 +134,6 @@ def _obstacle(checkpoint: Checkpoint) -> str:
 
 def _cleared(checkpoint: Checkpoint, same: set[str]) -> Checkpoint:
     return replace(checkpoint, loadable=True, problem=None) if checkpoint.path in same else checkpoint
-
-
-# Decides which saved files belong to a checkpoint that the job resumes from, and which do not, such as `best.pt`.
-#
-# The resumes of a run show it. A *family* is all files whose paths differ only in numbers. The job resumes from a
-# family if an attempt loaded a file of this family before its first step. It could also resume from a family whose
-# checkpoints hold at least the same entries (tensors and values). If no load was seen, every saved file counts.
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,19 @@
 """Finds the checkpoint from which each attempt resumed, those from which it could have resumed, and ranks that resumed
-from another step than the others."""
+from another step than the others.
+
+Finds the checkpoint from which each attempt resumed, and the complete checkpoints from which it could have resumed.
+
+Only files that the job resumes from count as checkpoints (resume_points.py). A checkpoint is complete if all its files
+were seen to be written to their end, or the next attempt loaded them, and if it has as many files as most other
+checkpoints. The job may do more before it trusts a checkpoint, such as a rename or a digest. So a checkpoint is *sure*
+only in these cases: the ranks that wrote it then trained on or saved again in the same attempt; or the processes that
+were forked to write it ended successfully; or the next attempt resumed from its step. If a checkpoint lacks files
+although all ranks wrote a part of it, it may be incomplete, or the other checkpoints may have extra files. Such a
+checkpoint counts, but is never sure.
+
+Finds ranks that resumed from a checkpoint of another step than the rest of the job. This happens if each rank takes
+its own newest file. A rank may load an older file and then get the state of another rank. The optimizer's own counter
+shows which state a rank continued with."""
 
 from __future__ import annotations
 
@@ -18,16 +32,6 @@ from torchaos.harness.record.history import Execution, History, Load, Save, Segm
 from torchaos.harness.record.history.saves_and_loads import checkpoint_of
 from torchaos.harness.record.history.step_evidence import OPTIMIZER, RECORD, Witness
 from torchaos.harness.record.record import Record
-
-# Finds the checkpoint from which each attempt resumed, and the complete checkpoints from which it could have resumed.
-#
-# Only files that the job resumes from count as checkpoints (resume_points.py). A checkpoint is complete if all its
-# files were seen to be written to their end, or the next attempt loaded them, and if it has as many files as most other
-# checkpoints. The job may do more before it trusts a checkpoint, such as a rename or a digest. So a checkpoint is
-# *sure* only in these cases: the ranks that wrote it then trained on or saved again in the same attempt; or the
-# processes that were forked to write it ended successfully; or the next attempt resumed from its step. If a checkpoint
-# lacks files although all ranks wrote a part of it, it may be incomplete, or the other checkpoints may have extra
-# files. Such a checkpoint counts, but is never sure.
 
 _NUMBER = re.compile(r"\d+")
 
@@ -250,11 +254,6 @@ def _within_reach(run: Record, saved: SavedCheckpoint, part: Segment) -> SavedCh
 
 def _hit(damaged: Iterable[Damage], checkpoint: SavedCheckpoint, by_s: float) -> bool:
     return any(damage.step == checkpoint.step and damage.at_s <= by_s for damage in damaged)
-
-
-# Finds ranks that resumed from a checkpoint of another step than the rest of the job. This happens if each rank takes
-# its own newest file. A rank may load an older file and then get the state of another rank. The optimizer's own counter
-# shows which state a rank continued with.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""Decides whether a job saves at fixed steps or at fixed times. At fixed times, each run saves at other steps."""
+"""Decides whether a job saves at fixed steps or at fixed times. At fixed times, each run saves at other steps.
+
+Measures for how long training stopped for each checkpoint. This includes the time in which the job waits for a save in
+another thread: a save that returns at once blocks only for the time of its call, but the job may still wait for its
+end. Then the rank is in no phase of a step from the begin of the save to its end, and goes on when the save has ended.
+"""
 
 from __future__ import annotations
 
@@ -108,11 +113,6 @@ def _gaps_between_saves(record: Record) -> list[tuple[int, float]]:
             begun.setdefault((save.attempt, save.global_step), save.begun_s)
     return [(b[1] - a[1], begun[b] - begun[a]) for a, b in pairwise(begun) if a[0] == b[0]]
 
-
-# Measures for how long training stopped for each checkpoint. This includes the time in which the job waits for a save
-# in another thread: a save that returns at once blocks only for the time of its call, but the job may still wait for
-# its end. Then the rank is in no phase of a step from the begin of the save to its end, and goes on when the save has
-# ended.
 
 _SOON_S, _SOON_SHARE = 0.05, 0.1  # in seconds, and as a share of the save's length
 

@@ -1,5 +1,15 @@
 """The check sums of each parameter at the begin of each save, from the events of all ranks (see
-agent/saved_check_sums.py)."""
+agent/saved_check_sums.py), and the step after which ranks that had held the same parameters no longer did.
+
+Checks that a checkpoint holds the parameters that this run had at the checkpoint's step. A twin can't show a wrong
+save, because it makes the same mistake. So the check sums of the parameters at the begin of each save are compared
+with the check sums of the tensors in the checkpoints (checkpoints/tensor_values.py).
+
+A tensor should hold a parameter if it has the parameter's name, type and shape. Many such tensors rightly hold another
+thing: an average, a target network, the best model so far. So only checkpoints that the job resumes from are judged,
+without tensors whose name or path says that they are averages or the like. A parameter is right if any tensor of its
+name holds it, in this file or another file of the same step and use. And the checkpoint itself must state its step,
+and the recorded save must agree, because a copy may be written a step late."""
 
 from __future__ import annotations
 
@@ -9,11 +19,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, root_of
 from torchaos.harness.analysis.checkpointing.resume_points import family, points_of
 from torchaos.harness.interfaces import Finding, First, What, failed
-from torchaos.harness.protocol.check_sums import COPY, MODULUS, PART, SHARD, plain_name
+from torchaos.harness.protocol.check_sums import COPY, MODULUS, PART, SHARD, is_whole, plain_name
 from torchaos.harness.protocol.wire import Event
 from torchaos.harness.record.history import History
 from torchaos.harness.record.history.snapshots import states
@@ -116,16 +127,6 @@ def step_of(history: History, event: Event) -> int | None:
     ]
     return begun[-1].global_step(event.step or 0) if begun else None
 
-
-# Checks that a checkpoint holds the parameters that this run had at the checkpoint's step. A twin can't show a wrong
-# save, because it makes the same mistake. So the check sums of the parameters at the begin of each save are compared
-# with the check sums of the tensors in the checkpoints (checkpoints/tensor_values.py).
-#
-# A tensor should hold a parameter if it has the parameter's name, type and shape. Many such tensors rightly hold
-# another thing: an average, a target network, the best model so far. So only checkpoints that the job resumes from are
-# judged, without tensors whose name or path says that they are averages or the like. A parameter is right if any tensor
-# of its name holds it, in this file or another file of the same step and use. And the checkpoint itself must state its
-# step, and the recorded save must agree, because a copy may be written a step late.
 
 _ASIDE = re.compile(
     r"(?<![a-z])(?:ema|averag|avg|swa|polyak|teacher|target|shadow|slow|best|anchor|prev|(?:ref|old|init)(?![a-z]))",
@@ -303,3 +304,30 @@ def _less_right(off: Iterable[_Entry], among: Iterable[_Entry]) -> list[_Entry]:
 
 def _each_once(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
+
+
+class Apart(NamedTuple):
+    step: int  # global
+    attempt: int
+    at_s: float  # when it was seen, CLOCK_MONOTONIC
+
+
+def ranks_apart(run: Record) -> Apart | None:
+    """The first step after which the ranks were seen with different parameters, if they had been seen with the same
+    before, and never with different ones. None if there is none, or if the parameters were not recorded."""
+    found: dict[tuple[int, int], dict[int, tuple[object, float]]] = defaultdict(dict)
+    for one in run.history.executions.placed:
+        if one.global_step is not None and one.parameters is not None and is_whole(one.parameters):
+            found[one.attempt, one.global_step][one.rank] = one.parameters, one.mono_s
+    if not found:  # then the states at saves and resumes may show it
+        for state in states(run.beside_steps):
+            step, sums = step_of(run.history, state.event), state.sums.get("parameters")
+            if step is not None and sums:
+                every = tuple(sorted((name, *entry) for name, entry in sums.items()))
+                found[state.event.attempt or 0, step][state.event.rank or 0] = every, state.event.mono_s
+    equal = 0
+    for (attempt, step), ranks in sorted(found.items()):
+        if len({parameters for parameters, _ in ranks.values()}) > 1:
+            return Apart(step, attempt, max(at_s for _, at_s in ranks.values())) if equal else None
+        equal += len(ranks) > 1
+    return None

@@ -1,5 +1,12 @@
 """Finds the steps in which two runs of a job differ in losses and learning rates, rank by rank, and decides whether
-twins that were made earlier still belong to the job."""
+twins that were made earlier still belong to the job.
+
+Steps of which an attempt executed only the rest, because the job had saved in the middle of an accumulation, with its
+gradients. The losses and samples of such a step are the last part of the twin's step, and the following steps are
+equal to the twin's. So the gradients of the first part came from the checkpoint.
+
+Changed input files are found before a run (running/twin_runs/twin_key.py). Any other change shows only in the records.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +31,6 @@ from torchaos.harness.record.history import Execution, History, StepTable
 from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.executions import UNPLACED
-
-# Steps of which an attempt executed only the rest, because the job had saved in the middle of an accumulation, with its
-# gradients. Pure. The losses and samples of such a step are the last part of the twin's step, and the following steps
-# are equal to the twin's. So the gradients of the first part came from the checkpoint.
 
 
 def with_first_parts(history: History, twin: History) -> History:
@@ -98,8 +101,6 @@ def _led_to_the_same(
     return len(losses) == len(own) and all(mine and mine == other for mine, other in losses)
 
 
-# Says in words how the learning rates of a run differ from its twin's.
-
 _ROUNDING = RATE.floor
 _FEW = 4  # so many steps are needed to find a shift of the schedule
 
@@ -162,8 +163,6 @@ def _is_with(step: Execution, other: Execution | None) -> bool:
     """Whether both steps are of the same attempt, without a rollback in between."""
     return other is not None and (step.attempt, step.segment) == (other.attempt, other.segment)
 
-
-# Finds the steps in which two runs of a job differ in losses and learning rates, rank by rank.
 
 Array = npt.NDArray[Any]
 
@@ -330,10 +329,6 @@ def _losses(by_rank: Mapping[int, Execution]) -> list[float]:
     losses = [loss for execution in by_rank.values() for loss in execution.losses]
     seen = [loss for loss in losses if loss is not None]
     return seen if len(seen) == len(losses) else []
-
-
-# Decides whether twins that were made earlier still belong to the job that was run. Changed input files are found
-# before a run (running/twin_runs/twin_key.py). Any other change shows only in the records.
 
 
 def are_of_another_job(run: Record, old: Sequence[Record]) -> bool:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchaos.harness.analysis.checkpointing.carried_state import carried_into
-from torchaos.harness.analysis.checkpointing.ranks_apart import ranks_apart
+from torchaos.harness.analysis.checkpointing.carried_state import carried_into, torn
 from torchaos.harness.analysis.checkpointing.restored_state import (
     INPUTS,
     MOMENTS,
@@ -25,11 +24,10 @@ from torchaos.harness.analysis.checkpointing.restored_state import (
     trained_since,
 )
 from torchaos.harness.analysis.checkpointing.resumed_from import apart
-from torchaos.harness.analysis.checkpointing.torn import torn
+from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
-from torchaos.harness.analysis.comparison.sample_counts import ends_of, renumbered
-from torchaos.harness.analysis.comparison.skipped_iterations import other_skips
+from torchaos.harness.analysis.comparison.sample_counts import ends_of, other_skips, renumbered
 from torchaos.harness.analysis.tolerance import ROUNDING, Steps, relative
 from torchaos.harness.record.history import Execution, History, Segment, StepTable
 from torchaos.harness.record.record import Record

@@ -34,8 +34,6 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import is_none, lengths
 
-# Ranks without losses or samples, such as the stages of a pipeline that pass on what other ranks have computed.
-
 
 def without_losses(*tables: StepTable) -> set[int]:
     """The ranks that have no loss in any step of these runs: all stages of a pipeline before the last stage."""
@@ -51,9 +49,6 @@ def without_data(*tables: StepTable) -> set[int]:
     """The ranks that have neither a loss nor a sample in any step of these runs: the middle stages of a pipeline."""
     seen = set[int]().union(*(table.executions.at(table.executions.column("in_samples") > 0).ranks for table in tables))
     return without_losses(*tables) - seen
-
-
-# Compares the losses of a run with those of its twins, step by step, and makes the finding.
 
 
 def apart_before(run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> Difference | None:

@@ -1,12 +1,16 @@
 """Explains in words how the samples of a run differ from those of its twin, or of an earlier execution of the same
-steps, and recognizes samples that the job computes itself."""
+steps: skipped, rewound, or consumed in another order.
+
+Samples that the job computes itself, such as the observations that a policy meets, or a model's own output as its next
+input, follow from the parameters. So if parameters differ by rounding, such samples do too, and their digests, which
+are exact, differ as if they were other samples."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
-from torchaos.harness.analysis.checkpointing.torn import torn
+from torchaos.harness.analysis.checkpointing.carried_state import torn
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.sample_counts import (
     Read,
@@ -17,21 +21,17 @@ from torchaos.harness.analysis.comparison.sample_counts import (
     digests_of,
     ends_of,
     named,
+    other_skips,
     reader,
     steps_like,
     total_of,
 )
-from torchaos.harness.analysis.comparison.skipped_iterations import other_skips
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING, Steps, may_be_rounding, rounded_from, rounds_on
 from torchaos.harness.interfaces import Finding, First, What, failed
 from torchaos.harness.protocol.wire import Phase
 from torchaos.harness.record.history import Execution, History, StepTable
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.steps.execution import sums_of
-
-# Samples that the job computes itself, such as the observations that a policy meets, or a model's own output as its
-# next input. They follow from the parameters. So if parameters differ by rounding, such samples do too, and their
-# digests, which are exact, differ as if they were other samples.
 
 ByRank = Mapping[int, Execution]
 
@@ -130,9 +130,6 @@ def _as_many(mine: ByRank, others: ByRank) -> bool:
     many = [{rank: sums_of(execution).in_samples for rank, execution in side.items()} for side in (mine, others)]
     return many[0] == many[1]
 
-
-# Explains in words how the samples of a run differ from those of its twin, or of an earlier execution of the same
-# steps: skipped, rewound, or consumed in another order.
 
 ONE_SUM = "of some steps only the sum of the samples was kept, because the run is large"
 

@@ -1,6 +1,6 @@
 """Makes events from the lines of a job's output, of torchrun's agent and of Lightning's CSV logger, and finds known
 failures in them (known_failures.py). A known failure changes the reason that a verdict gives, never the verdict
-(analysis/verdict/explanations.py; the only exception is in analysis/ending).
+(analysis/explanations.py; the only exception is in analysis/ending).
 
 Torchrun's agent has two sources, and a version of torch may have either: the event log (a JSON object per event;
 handler `console`) and the agent's log lines (restarts only at level INFO). Observed with torch 2.13:

@@ -1,20 +1,30 @@
-"""All events of a journal in order of time, and searches in them. Most of them are steps, which are kept as columns."""
+"""All events of a journal in order of time, those of a run in progress in order of arrival, and searches in them. Most
+of them are steps, which are kept as columns.
+
+A long run has millions of steps, so a usual step is kept in a form that is cheap to read again and again.
+
+A long run has millions of steps, so a usual step is kept as the place of its line in a file, and becomes an event only
+when code asks for it."""
 
 from __future__ import annotations
 
+import os
+import struct
+import threading
 from abc import abstractmethod
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from heapq import merge
 from itertools import islice
+from pathlib import Path
 from typing import overload
 
+from torchaos.harness.protocol import packed_lines
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.steps.columns import Columns
 from torchaos.harness.record.steps.executions import Executions
-from torchaos.harness.record.steps.packed_blocks import Block, in_order
-
-# All events of a journal in order of time. Most of them are steps, which are kept as columns.
+from torchaos.harness.record.steps.packed_blocks import Block, blocks_of, in_order
 
 OF_STEPS = frozenset({Kind.STEP, Kind.LOSS})
 
@@ -98,9 +108,6 @@ def _when(event: Event) -> tuple[float, str, int]:
     return event.mono_s, event.source, event.seq
 
 
-# The events of one run, and searches in them.
-
-
 class RunEvents:
     """Events in order of time, searched by kind. Nearly all events of a long run are steps. A search for another kind
     skips them, and questions about steps are answered from columns."""
@@ -130,3 +137,212 @@ class RunEvents:
 
     def of_fault(self, fault: str, *kinds: Kind) -> Iterator[Event]:
         return (event for event in self.of_kind(*kinds) if event.data.get("fault") == fault)
+
+
+_AHEAD = 1 << 12  # bytes that are read at once
+Line = tuple[Path, int, int]  # file, first byte, number of bytes
+
+
+class Arrived:
+    """The events so far. One thread may add events while others read."""
+
+    def __init__(self) -> None:
+        self._objects: list[Event] = []
+        self._paths: list[Path] = []
+        self._numbers: dict[Path, int] = {}
+        # For each event: the number of its file, and where its line starts and how long it is. File -1: the event is an
+        # object, and `_starts` has its place among these.
+        self._starts, self._sizes, self._files = array("q"), array("i"), array("i")
+
+    def __len__(self) -> int:
+        return len(self._files)  # it is appended to last
+
+    def add(self, event: Event) -> None:
+        self._starts.append(len(self._objects))
+        self._objects.append(event)
+        self._sizes.append(0)
+        self._files.append(-1)
+
+    def add_line(self, path: Path, start: int, size: int) -> None:
+        """Adds an event as the place of its line."""
+        if (number := self._numbers.get(path)) is None:
+            number = self._numbers[path] = len(self._paths)
+            self._paths.append(path)
+        self._starts.append(start)
+        self._sizes.append(size)
+        self._files.append(number)
+
+    def places(self, first: int, end: int) -> Iterator[Event | Line]:
+        """The events from number `first` to before `end`: objects, or where their lines are."""
+        for at in range(first, end):
+            file, start = self._files[at], self._starts[at]
+            yield self._objects[start] if file < 0 else (self._paths[file], start, self._sizes[at])
+
+    def objects(self, end: int) -> list[Event]:
+        """The events that are objects, among the first `end` events."""
+        last = next((at for at in range(end - 1, -1, -1) if self._files[at] < 0), None)
+        return [] if last is None else self._objects[: self._starts[last] + 1]
+
+
+class Lines:
+    """Reads lines of files. Lines that follow each other in a file are read together."""
+
+    def __init__(self) -> None:
+        self._texts: dict[Path, tuple[int, bytes]] = {}  # what was read of each file, and where it starts
+
+    def at(self, path: Path, start: int, size: int) -> bytes:
+        """The line at that place. Empty if the file is gone, or was cut off."""
+        at, text = self._texts.get(path, (0, b""))
+        if not at <= start <= at + len(text) - size:
+            at, text = self._texts[path] = start, _read(path, start, max(size, _AHEAD))
+        line = text[start - at : start - at + size]
+        return line if len(line) == size else b""
+
+    def event(self, path: Path, start: int, size: int) -> Event | None:
+        """The event in the line at that place. None if the file is gone, or is no longer as it was."""
+        return event_of(self.at(path, start, size))
+
+
+def event_of(line: bytes) -> Event | None:
+    """The event in a line that was one when it was read first. None if its file was changed since."""
+    try:
+        return Event.from_line(line)
+    except ValueError:
+        return None
+
+
+def _read(path: Path, start: int, size: int) -> bytes:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(file, size, start)
+    finally:
+        os.close(file)
+
+
+class Snapshot(Unmerged):
+    """The events of a run so far, in order of arrival. `beside_steps` and `merged` cost little, however long the run
+    is; each other access makes the events."""
+
+    def __init__(self, arrived: Arrived, growing: Growing) -> None:
+        self._arrived, self._growing, self._end = arrived, growing, len(arrived)
+
+    def __len__(self) -> int:
+        return self._end
+
+    def __iter__(self) -> Iterator[Event]:
+        return self._events(0, self._end)
+
+    @overload
+    def __getitem__(self, place: int) -> Event: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Event]: ...
+    def __getitem__(self, place: int | slice) -> Event | list[Event]:
+        if isinstance(place, slice):
+            first, end, step = place.indices(self._end)
+            return list(self._events(first, end)) if step == 1 else list(self)[place]
+        first = place + self._end if place < 0 else place
+        if not 0 <= first < self._end:
+            raise IndexError(place)
+        return next(self._events(first, first + 1))  # the file may be gone: StopIteration
+
+    def _events(self, first: int, end: int) -> Iterator[Event]:
+        """Events whose files are gone or changed are left out. `Journal.failed` says that there are such files."""
+        lines = Lines()
+        for place in self._arrived.places(first, end):
+            if isinstance(place, Event):
+                yield place
+            elif (event := lines.event(*place)) is not None:
+                yield event
+
+    @cached_property
+    def beside_steps(self) -> tuple[Event, ...]:
+        """All events except those of steps and their losses, in order of arrival."""
+        return tuple(event for event in self._arrived.objects(self._end) if event.kind not in OF_STEPS)
+
+    @cached_property
+    def merged(self) -> Merged:
+        """These events in order of time. Events that arrived later may be among them."""
+        return self._growing.merged()
+
+
+_ENOUGH = 64  # usual steps of a process that are made into a block
+_VALUES = frozenset(packed_lines.payload([], [], None, None, None, None, None, {}))
+
+
+class Growing:
+    """Turns the steps of a run in progress into blocks, each step once. Thread-safe."""
+
+    def __init__(self, arrived: Arrived) -> None:
+        self._arrived = arrived
+        self._seen = 0
+        self._others: list[Event] = []
+        self._waiting: dict[str, list[tuple[Event, bytes]]] = {}  # usual steps that are objects, by source
+        self._lines: dict[Path, list[Line]] = {}  # usual steps that are in a file
+        self._blocks: dict[str, list[Block]] = {}  # by source
+        self._lock = threading.Lock()
+
+    def merged(self) -> Merged:
+        """All events so far, in order of time."""
+        with self._lock:
+            first, self._seen = self._seen, len(self._arrived)
+            for place in self._arrived.places(first, self._seen):
+                if isinstance(place, Event):
+                    self._take(place)
+                else:
+                    self._lines.setdefault(place[0], []).append(place)
+            texts = Lines()
+            for path, own in self._lines.items():
+                if len(own) >= _ENOUGH:
+                    self._store(path, own, [texts.at(*place) for place in own])
+                    own.clear()
+            waiting = [event for own in self._waiting.values() for event, _line in own]
+            late = (texts.event(*place) for own in self._lines.values() for place in own)
+            waiting += [event for event in late if event is not None]
+            return Merged.of_parts([*self._others, *waiting], [block for own in self._blocks.values() for block in own])
+
+    def _take(self, event: Event) -> None:
+        line = _line(event)
+        if line is None:
+            self._others.append(event)
+            return
+        own = self._waiting.setdefault(event.source, [])
+        own.append((event, line))
+        if len(own) >= _ENOUGH:
+            del self._waiting[event.source]
+            made, left = blocks_of([line for _event, line in own])
+            self._others += [own[place][0] for place in left]
+            for block in made:
+                self._put(block)
+
+    def _store(self, path: Path, places: Sequence[Line], lines: Sequence[bytes]) -> None:
+        """Makes blocks of lines of a file."""
+        there = [number for number, line in enumerate(lines) if line]
+        made, left = blocks_of([lines[number] for number in there], path, [places[number][1] for number in there])
+        found = (event_of(lines[there[number]]) for number in left)
+        self._others += [event for event in found if event is not None]
+        for block in made:
+            self._put(block)
+
+    def _put(self, block: Block) -> None:
+        """Adds a block. Blocks of equal size are joined to a larger block, so that there are few blocks, and no block
+        is copied often."""
+        blocks = self._blocks.setdefault(block.source, [])
+        while blocks and len(blocks[-1]) <= len(block) and blocks[-1].is_like(block):
+            block = blocks.pop().joined(block)
+        blocks.append(block)
+
+
+def _line(event: Event) -> bytes | None:
+    """The packed line of the event. None if the event does not fit into a packed line."""
+    if event.kind is not Kind.STEP or event.data.keys() != _VALUES or event.rank is None or event.attempt is None:
+        return None
+    data, who = dict(event.data), (event.source, event.rank, event.attempt)
+    try:
+        data["samples"] = None if data["samples"] is None else bytes.fromhex("".join(data["samples"]))
+        line = packed_lines.Packer(*who).line(event.seq, event.wall_s, event.mono_s, event.step or 0, **data)
+        return line if Event(Kind.STEP, **packed_lines.unpack(line)) == event else None
+    except (struct.error, ValueError, TypeError, AttributeError):
+        return None

@@ -1,5 +1,16 @@
 """The clocks and the process ids of several nodes: offsets that are measured through the shared run directory, and pids
-that are unique in the whole job."""
+that are unique in the whole job.
+
+The node of each source of events, and pids that are unique in the whole job.
+
+Each node that `torchaos exec` records has its own pids, so two nodes may have equal pids, even with equal start times.
+When events are read, each pid is made unique: the number of the node is put above the 22 bits that Linux uses for a
+pid (PID_MAX_LIMIT, include/linux/threads.h). The pids of node 0 do not change.
+
+The clocks of several nodes. Their offsets are measured through the shared run directory, recorded in the journal, and
+subtracted when the nodes' events are merged, because CLOCK_MONOTONIC counts from each machine's own boot. The exchange
+is that of NTP (RFC 5905, section 8): a node writes a file, node 0 sees it and answers in another file. The offset is
+computed from the times of both. Of many exchanges, the fastest is used. The error is at most half its round trip."""
 
 from __future__ import annotations
 
@@ -19,12 +30,6 @@ import numpy as np
 from torchaos.harness.interfaces import Emit
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.steps.packed_blocks import Block
-
-# The node of each source of events, and pids that are unique in the whole job.
-#
-# Each node that `torchaos exec` records has its own pids, so two nodes may have equal pids, even with equal start
-# times. When events are read, each pid is made unique: the number of the node is put above the 22 bits that Linux uses
-# for a pid (PID_MAX_LIMIT, include/linux/threads.h). The pids of node 0 do not change.
 
 _BITS = 22
 _OF_NODE = re.compile(r"node(\d+)(?=[-.]|$)")
@@ -83,9 +88,6 @@ def _unique(node: int, given: object) -> object:
     return NodePid.of(node, given) if isinstance(given, int) else given
 
 
-# Ranks in a container report pids of its pid namespace; all other events have pids of the harness's namespace.
-
-
 class OuterPids:
     """Replaces the pid that a rank in a container reports by the pid that the harness sees. Learns the pairs from
     `rank.up` events; reads no file."""
@@ -104,12 +106,6 @@ class OuterPids:
             return event
         return replace(event, data={**event.data, "pid": known})
 
-
-# The clocks of several nodes. Their offsets are measured through the shared run directory, recorded in the journal, and
-# subtracted when the nodes' events are merged, because CLOCK_MONOTONIC counts from each machine's own boot. The
-# exchange is that of NTP (RFC 5905, section 8): a node writes a file, node 0 sees it and answers in another file. The
-# offset is computed from the times of both. Of many exchanges, the fastest is used. The error is at most half its round
-# trip.
 
 POLL_S, IDLE_S = 0.001, 0.02  # seconds between two looks for a file: while a request is open, and otherwise
 ANSWER_S = 10.0  # a network file system may cache the list of a folder's files for some seconds

@@ -1,5 +1,5 @@
 """The attempts of a run (the process of each rank, its times, and how each attempt ended), and their segments:
-consecutive steps from the start of the attempt, or from a point at which the job went on from another state."""
+consecutive steps from the start of the attempt, or from a point at which the job went back to an earlier state."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.saves_and_loads import Load, number_in_contents, number_in_name
 from torchaos.harness.record.history.step_evidence import LOSSES, SAMPLES, STATE, Witness
 from torchaos.harness.record.steps import Execution, Executions
-
-# A segment: consecutive steps of an attempt, from the start of the attempt, or from a point at which the job went back
-# to an earlier state.
 
 
 @dataclass(frozen=True)
@@ -145,8 +142,6 @@ def _counts_on(before: Execution, after: Execution) -> bool:
         and (before.sched_step is None or after.sched_step == before.sched_step + 1)
     )
 
-
-# The attempts of a run: the process of each rank, its times, and how each attempt ended.
 
 _BORN = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.STEP, Kind.ELASTIC_WORKER)
 

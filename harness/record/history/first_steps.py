@@ -21,8 +21,6 @@ from torchaos.harness.record.history.step_evidence import Witness
 from torchaos.harness.record.steps import Execution, Executions
 from torchaos.harness.record.steps.execution import sums_of, with_values
 
-# The facts from which the base of an attempt is determined, and how what its ranks show becomes witnesses.
-
 Array = npt.NDArray[Any]
 Said = tuple[tuple[int, ...], str]  # bases that fit; the fact that this is based on
 FEW = 8  # only the first steps after a resume; later steps may differ for other reasons
@@ -89,9 +87,6 @@ def grouped(name: str, by_rank: Mapping[int, Said], trust: float = 1.0) -> list[
         for place, (fits, ranks) in enumerate(ordered)
     ]
 
-
-# The witnesses of what a job does: the samples, losses and rates of its first steps, compared with those of earlier
-# attempts and of the twin.
 
 Equal = Callable[[Execution, Execution], bool]
 _FIRST_ONLY = 0.5  # the trust in losses if only the first agrees

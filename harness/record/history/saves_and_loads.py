@@ -1,4 +1,7 @@
-"""The checkpoints in the run's events: which were saved, after which step, and which were loaded."""
+"""The checkpoints in the run's events: which were saved, after which step, with which files, and which were loaded.
+
+A checkpoint is named by the file that holds the model; files beside it, such as the states of generators, follow it.
+"""
 
 from __future__ import annotations
 
@@ -272,3 +275,40 @@ def _numbers(load: Mapping[str, Any]) -> dict[str, float]:
     value = None if _COUNTS_OTHERWISE.search(str(load["path"])) else load.get("numbers")
     entries = value.items() if isinstance(value, Mapping) else ()
     return {str(name): number for name, number in entries if isinstance(number, (int, float))}
+
+
+# Files that lie beside a model: states of generators, optimizers, schedules and loaders, settings, and trackers.
+_BESIDE = re.compile(
+    r"rng|random|seed|optim|(^|[._-])opt([._-]|$)|sched|scaler|sampler|data_?loader|train(er|ing)?_?(state|args|info)"
+    r"|progress|metric|config|args|meta|latest|last_checkpoint|tokenizer|callback|stats",
+    re.I,
+)
+_COPY = re.compile(r"best|(^|[._-])ema([._-]|\d|$)", re.I)  # often of a model that is in another file
+
+
+def by_step(saves: Iterable[Save]) -> list[list[Save]]:
+    """The saves of each checkpoint, in the order in which they began."""
+    found: dict[tuple[int, int], list[Save]] = {}
+    for save in sorted(saves, key=lambda save: save.begun_s):
+        found.setdefault((save.attempt, save.local_step), []).append(save)
+    return list(found.values())
+
+
+def name_of_all(paths: Sequence[str]) -> str:
+    """The name of a checkpoint with these files."""
+    return posixpath.basename(checkpoint_of(main_of(paths)))
+
+
+def main_of(paths: Sequence[str]) -> str:
+    """The path, of these, that most likely holds the model, by its name. If none does: the first."""
+    return min(paths, key=_rank)
+
+
+def is_beside(path: str) -> bool:
+    """Whether a file lies beside a model, by its name."""
+    return bool(_BESIDE.search(posixpath.basename(path)))
+
+
+def _rank(path: str) -> tuple[bool, bool, bool]:
+    name = posixpath.basename(path)
+    return is_beside(path), bool(_COPY.search(name)), number_in_name(path) is None

@@ -1,4 +1,8 @@
-"""The states that were seen in a run, by their check sums: at saves, and in the steps after loads and saves."""
+"""The states that were seen in a run, by their check sums: when each save began, in the steps after loads and saves,
+and after each step if the plan asks for it (agent/saved_check_sums.py, agent/training_state.py).
+
+Two states are equal if the same parameters have the same bits. So a state shows after which step it was, whatever the
+file is called from which it came."""
 
 from __future__ import annotations
 
@@ -11,9 +15,6 @@ from torchaos.harness.protocol.check_sums import MODULUS, PART, SHARD, is_whole
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.attempts import Segment
 from torchaos.harness.record.steps import Executions
-
-# The training state that the agent recorded, by name (see agent/saved_check_sums.py): when each save began, and with
-# which state each attempt began and went on after a load or save.
 
 QUANTITIES = ("parameters", "frozen", "buffers", "moments")
 StateSums = Mapping[str, Sequence[str]]  # by name: type and shape, and the check sum on this rank
@@ -58,12 +59,6 @@ def states(events: Iterable[Event]) -> Iterator[State]:
             frozenset(there.get("trained", there.get("parameters", ()))),
         )
 
-
-# The states that were seen in a run, by their check sums: at saves and in the steps after loads and saves
-# (record/history/snapshots.py), and after each step if the plan asks for it (agent/training_state.py).
-#
-# Two states are equal if the same parameters have the same bits. So a state shows after which step it was, whatever the
-# file is called from which it came.
 
 _DIGITS = 16  # of a plain sum
 Sums = Mapping[str, str]  # by name

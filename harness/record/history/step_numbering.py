@@ -16,12 +16,12 @@ import numpy as np
 
 from torchaos.harness.record.history.attempts import Attempt, BySteps, Segment, by_place, jumps, may_begin
 from torchaos.harness.record.history.first_steps import Scene, parts_of
-from torchaos.harness.record.history.saved_steps import is_beside
 from torchaos.harness.record.history.saves_and_loads import (
     Load,
     Save,
     checkpoint_of,
     counts_steps,
+    is_beside,
     number_in_name,
     saved_as,
     whole_loads,

@@ -1,5 +1,8 @@
 """The witnesses of a job's base, which is the number of global steps before its first step, or before its next step
-after a load."""
+after a load: those of the files that it loaded, and all others.
+
+A job that comes back may start counting at any number, so its own count alone is not trusted. step_evidence.py says
+what each kind of witness observes, and decides."""
 
 from __future__ import annotations
 
@@ -26,8 +29,6 @@ from torchaos.harness.record.history.saves_and_loads import (
 )
 from torchaos.harness.record.history.step_evidence import Witness
 from torchaos.harness.record.steps import Execution, Executions
-
-# The witnesses of files: where a job went on, from the checkpoints that it loaded.
 
 Tell = Callable[[Load, Sequence[Save]], Said | None]
 _LATE = 1000  # the most steps by which a thread may write late
@@ -133,10 +134,6 @@ def _named(saves: Sequence[Save]) -> set[tuple[int, int]]:
     named = ((number_in_name(save.path), save.global_step) for save in saves)
     return {(number, done) for number, done in named if number is not None and done is not None}
 
-
-# The witnesses of a job's base, which is the number of global steps before its first step, or before its next step
-# after a load. A job that comes back may start counting at any number, so its own count alone is not trusted.
-# step_evidence.py says what each kind of witness observes, and decides.
 
 Read = Callable[[Execution], float | None]
 _RECENT = 4  # values of a counter that must each belong to one step, so that it can be continued

@@ -4,7 +4,6 @@ asks for it."""
 
 from torchaos.harness.record.steps.columns import Columns
 from torchaos.harness.record.steps.execution import Execution
-from torchaos.harness.record.steps.executions import Executions
-from torchaos.harness.record.steps.step_table import Both, StepTable
+from torchaos.harness.record.steps.executions import Both, Executions, StepTable
 
 __all__ = ["Both", "Columns", "Execution", "Executions", "StepTable"]

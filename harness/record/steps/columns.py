@@ -193,9 +193,6 @@ def _with_late(block: Block, late: Mapping[int, tuple[float | None, ...]] | None
     return replace(block, own={**block.own, "losses": losses, "nones": nones})
 
 
-# -- the columns ---------------------------------------------------------------------------------------------------
-
-
 def _column(part: Block | Loose, name: str) -> Array:
     if isinstance(part, Block):
         return _OF_BLOCK[name](part)

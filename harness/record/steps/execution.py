@@ -1,5 +1,9 @@
 """What one rank did in one step of an attempt, and its samples as numbers of 64 bits, so that the samples of many steps
-can be compared at once."""
+can be compared at once.
+
+Samples as numbers of 64 bits, so that the samples of many steps can be compared at once. Each digest is a number, and
+each number is mixed before they are added (splitmix64: Steele et al., "Fast splittable pseudorandom number
+generators", 2014). Two sums are equal by chance once in 2**64 times."""
 
 from __future__ import annotations
 
@@ -13,8 +17,6 @@ import xxhash
 
 from torchaos.harness.protocol.packed_lines import ROW
 from torchaos.harness.protocol.sample_sums import Sums, mixed_sum
-
-# What one rank did in one step of an attempt.
 
 _NESTED, _NUMBERS = frozenset({list, tuple}), frozenset({int, float})
 
@@ -113,10 +115,6 @@ def _number(value: Any) -> float | None:
     first = next((number for number in _flat(value) if isinstance(number, (int, float))), None)
     return None if first is None or isinstance(first, bool) else first
 
-
-# Samples as numbers of 64 bits, so that the samples of many steps can be compared at once. Each digest is a number, and
-# each number is mixed before they are added (splitmix64: Steele et al., "Fast splittable pseudorandom number
-# generators", 2014). Two sums are equal by chance once in 2**64 times.
 
 Array = npt.NDArray[Any]
 _WORD = 8  # bytes

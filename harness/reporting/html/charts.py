@@ -1,5 +1,5 @@
-"""The charts of a run: loss and learning rate by step, for the run and its twin, and the GPUs over time. Points are
-thinned out far from important moments. Pure."""
+"""The charts of a run: loss and learning rate by step, for the run and its twin, and the GPUs over time, with a row of
+figures for each. Of a long series, all points near important moments are drawn, and few elsewhere. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import StepTable
 from torchaos.harness.record.steps.columns import is_absent, is_none, lengths
-
-# Chooses the points of a long series that are drawn: all points near important moments, and few elsewhere. Pure.
 
 
 def groups(
@@ -53,8 +51,6 @@ def telling(values: Sequence[float | None], most: int, keep: Collection[int] = (
             found.add(max(seen, key=lambda place: values[place] or 0.0))
     return sorted(found)
 
-
-# Loss and learning rate by step, for the run and its twin, and the first step at which they differ. Pure.
 
 MOST_POINTS = 2_000  # about so many points of a curve are drawn
 _MOST_FAULTS = 12  # the most marks of a curve
@@ -152,8 +148,6 @@ def _short(value: float | None) -> float | None:
     """The value with nine digits, or None if a chart can't show it."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{_ROUND}g}")
 
-
-# The GPUs over the time of the run, from the samples in the journal: curves, and a row of figures for each. Pure.
 
 MOST_GPUS, MOST_GPU_POINTS = 16, 1_000  # of a chart; of a curve, about
 # nvml.h, "nvmlClocksEventReasons"; idle, and clocks that somebody has set, are left out

@@ -14,11 +14,11 @@ from typing import Any
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.reporting.gameday_history import Night
 from torchaos.harness.reporting.html.page import render
-from torchaos.harness.reporting.terminal.brief import why
+from torchaos.harness.reporting.terminal.console import why
 from torchaos.harness.reporting.terminal.headline import Gauge, gauges
-from torchaos.harness.reporting.trends.gameday_history import Night
-from torchaos.harness.reporting.trends.trend_store import Kept
+from torchaos.harness.reporting.trend_store import Kept
 
 MOST_TRENDS, MOST_POINTS, MOST_ROWS = 40, 500, 2_000
 _MOST_NAMES = 4

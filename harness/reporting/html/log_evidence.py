@@ -22,8 +22,6 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting.terminal.narrator import Narrator, exit_in_words
 from torchaos.harness.reporting.terminal.text import on_one_line
 
-# A sentence for each event, also for those about which the console says nothing.
-
 _MOST = 300  # characters
 _STATES = {"T": "is stopped", "t": "is stopped by a debugger", "Z": "is dead", "D": "waits in the kernel"}
 _WORKERS = {"START": "starts", "SUCCEEDED": "sees the success of", "FAILED": "sees the failure of"}
@@ -103,8 +101,6 @@ _QUIET: Mapping[Kind, Callable[[Event], str]] = {
     Kind.WRITER_ENDED: lambda e: f"{_who(e)}: the process that saved has ended (pid {e.data['child']})",
 }
 
-
-# The evidence for a reader if a run did not pass: the log around each fault, hangs, and dumps of collectives.
 
 BEFORE, AFTER, TAIL = 20, 40, 40  # lines
 _MOST_BYTES, _LONGEST = 32 << 20, 400  # bytes of a log that are searched; characters of a line that are shown

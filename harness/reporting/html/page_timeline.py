@@ -1,5 +1,10 @@
 """A run as lanes over time (faults, recoveries, torchelastic, probes, and a lane for each rank), and each recovery as a
-flame graph. Pure. All times are seconds since the run began."""
+flame graph. Pure. All times are seconds since the run began.
+
+A recovery as a flame graph: blocks such as the start of the ranks, and below them their parts.
+
+In a long run, steps far from every fault are drawn in groups. In a large run, not every rank has a lane. The page
+names everything that was left out."""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from torchaos.harness.analysis.hit_targets import Landing, landings
-from torchaos.harness.analysis.recovery.recovery_times import on_until_s
+from torchaos.harness.analysis.recovery_times import on_until_s
 from torchaos.harness.protocol.collective_stamps import Stamp
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Execution, History
@@ -21,10 +26,8 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
 from torchaos.harness.reporting.html.charts import groups
 from torchaos.harness.reporting.html.log_evidence import words
-from torchaos.harness.reporting.terminal.recovery_timeline import STRETCHES, spans, spent_in_words
-from torchaos.harness.reporting.terminal.recovery_timeline import spans as parts_of
-
-# Chooses the ranks that have a lane in the chart of a large run.
+from torchaos.harness.reporting.terminal.headline import STRETCHES, spans, spent_in_words
+from torchaos.harness.reporting.terminal.headline import spans as parts_of
 
 MOST_RANKS = 32  # lanes
 _FURTHEST = 8  # ranks
@@ -61,9 +64,6 @@ def _furthest_behind(history: History) -> list[int]:
     np.maximum.at(longest, rank, behind)
     found: list[int] = np.argsort(-longest, kind="stable")[:_FURTHEST].tolist()
     return found
-
-
-# A recovery as a flame graph: blocks such as the start of the ranks, and below them their parts. Pure.
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,6 @@ def _class(name: str) -> str:
 def _place(begin_s: float, took_s: float, whole_s: float) -> tuple[float, float]:
     return round(100 * begin_s / whole_s, 3), round(100 * took_s / whole_s, 3)
 
-
-# A run as lanes over time: faults, recoveries, torchelastic, probes, and a lane for each rank. Pure. All times are
-# seconds since the run began. In a long run, steps far from every fault are drawn in groups. In a large run, not every
-# rank has a lane. The page names everything that was left out.
 
 MOST_FAULTS = 8  # lanes
 MOST_STEPS, MOST_MARKS, MOST_CALLS = 12_000, 400, 4_000  # steps in all lanes together

@@ -12,7 +12,7 @@ from torchaos.harness.record.record import Record, without_steps
 from torchaos.harness.record.result import Result, Verdict
 from torchaos.harness.reporting.html.charts import curves_of
 from torchaos.harness.reporting.html.page import clean
-from torchaos.harness.reporting.terminal.brief import why
+from torchaos.harness.reporting.terminal.console import why
 from torchaos.harness.reporting.terminal.headline import Gauge, gauges, happened
 
 _WIDTH, _MARGIN, _LINE = 760, 28, 22

@@ -180,8 +180,6 @@ def _bound(result: Result) -> float | None:
     return min((float(bound) for bound in bounds if isinstance(bound, (int, float))), default=None)
 
 
-# Joins the parts in script/ to one file, and fills in the facts of the case.
-
 _HEAD = '''#!/usr/bin/env python3
 """Shows a finding about a training job with plain torchrun and kill: no torchaos, and nothing of it in the job.
 

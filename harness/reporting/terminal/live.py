@@ -1,4 +1,8 @@
-"""Shows a run while it is in progress: bars for each rank on a terminal, otherwise a line for each notable event."""
+"""Shows a run while it is in progress: bars for each rank on a terminal, otherwise a line for each notable event.
+
+A function gives the base of each attempt, because only the history makes global steps.
+
+A thread of its own prints, so a terminal that is slow, stopped or gone delays nothing else."""
 
 from __future__ import annotations
 
@@ -19,12 +23,10 @@ from rich.text import Text
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.history import base_of
-from torchaos.harness.record.history.saved_steps import main_of
+from torchaos.harness.record.history.saves_and_loads import main_of
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.reporting.terminal.narrator import Line, Narrator
 from torchaos.harness.reporting.terminal.text import Pen
-
-# The progress of each rank. A function gives the base of each attempt, because only the history makes global steps.
 
 _KEPT = 8  # losses of a rank, for a rank that is ahead of the others
 _ASK_AT = (1, 3)  # ask for the base of an attempt after these steps: one step may be too few to align samples
@@ -124,9 +126,6 @@ def _loss(views: Sequence[RankView], step: int) -> str:
     whose = f" on rank {view.rank}" if view.rank else ""
     return f"loss {view.losses.get(step, view.loss):.4g}{whose}"
 
-
-# Shows a run while it is in progress: bars for each rank on a terminal, otherwise a line for each notable event. A
-# thread of its own prints, so a terminal that is slow, stopped or gone delays nothing else.
 
 STEPS_EVERY_S = 5.0  # seconds between two lines about the steps, at least
 SILENCE_S = 30.0  # seconds without an event after which a line is printed

@@ -1,5 +1,7 @@
 """Prints the results of many runs on a terminal: the comparison of two sets of runs, the repetitions of a scenario
-(also in JUnit), and a release gate."""
+(also in JUnit), a release gate, and an exploration.
+
+Prints the result of a release gate on a terminal: each scenario, its values and bounds, failures and waivers."""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from torchaos.harness.crash_explorer.exploration_summary import NAME as SCRIPT
+from torchaos.harness.crash_explorer.exploration_summary import Explored, told
+from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, is_suspected
 from torchaos.harness.record.plan import rounded, seconds_in_words
 from torchaos.harness.record.result import SCHEMA, Case, ExitCode, Result, Verdict
 from torchaos.harness.release.gate_verdict import WAIVERS, Judged, is_waived
 from torchaos.harness.release.repeats import Distribution, Rate, Repeats
-from torchaos.harness.reporting.terminal.brief import why
-from torchaos.harness.reporting.terminal.console import against
+from torchaos.harness.reporting.compare_runs import Change, Row, overall
+from torchaos.harness.reporting.gameday_history import Night
+from torchaos.harness.reporting.terminal.console import against, why
 from torchaos.harness.reporting.terminal.text import COLOURS, Pen, name_in_words
-from torchaos.harness.reporting.trends.compare import Change, Row, overall
-from torchaos.harness.reporting.trends.gameday_history import Night
-from torchaos.harness.reporting.trends.trend_store import Kept
-
-# Prints many runs, or the comparison of two sets of runs, on a terminal.
+from torchaos.harness.reporting.trend_store import Kept
 
 _COLOURS = {Change.BETTER: "green", Change.WORSE: "red", Change.UNCLEAR: "yellow", Change.SAME: "", Change.NEW: ""}
 _NAME, _WHAT, _VALUE = 28, 17, 18  # columns
@@ -98,8 +100,6 @@ _IN_WORDS = {
     Change.SAME: "nothing got worse",
 }
 
-
-# Shows the repetitions of a scenario, judged together, on a terminal and in JUnit.
 
 _VALUE_NAME, _COLUMN = 34, 9
 
@@ -194,8 +194,6 @@ def _in_words(rate: Rate) -> str:
     return f"{counted}; true rate {rate.low:.1%} to {rate.high:.1%}"
 
 
-# Prints the result of a release gate on a terminal: each scenario, its values and bounds, failures and waivers.
-
 _LONGEST = 34
 _MOST = 3  # failures of a scenario, in short
 
@@ -274,3 +272,63 @@ def _needs_line(result: Result, case: Case) -> bool:
     """Whether the case needs a line of its own: it did not pass, it is waived, or one of its values has a bound."""
     bounded = any(name in case.measured for name in case.bound)
     return case.verdict is not Verdict.PASSED or result.scenario == WAIVERS or is_waived(case) or bounded
+
+
+_STATE_NAME = 17  # columns
+
+
+def tell_outcome(outcome: Outcome, number: int, of: int) -> str:
+    """Prints a line about a state that was just tried."""
+    right = outcome.kind is Class.RIGHT
+    how = ", cold" if not outcome.warm else "" if right else "; not confirmed by a cold start"
+    how = f"; the same failure by a cold start: {outcome.shown_by}" if outcome.shown_by else how
+    why = "" if right else f": {outcome.reason}"
+    if outcome.like:
+        return f"{number}/{of} {outcome.state}: {outcome.kind.value}, as {outcome.like}, which is the same for the job"
+    return f"{number}/{of} {outcome.state}: {outcome.kind.value}{why} ({outcome.seconds:.1f} s{how})"
+
+
+def show(found: Explored, result: Result, console: Console) -> None:
+    """Prints the verdict, the classes, and the story of the smallest state that fails."""
+    pen = Pen(console)
+    pen.gap()
+    pen.row([(pen.mark(result.verdict), 1)], pen.text(f"{result.verdict.value}: {result.reason}", "bold"))
+    pen.gap()
+    pen.heading("Outcomes", f"{len(found.outcomes)} of {found.choice.in_all} states; started {found.warm}")
+    for kind in Class:
+        own = found.of(kind)
+        words = told(own) if own and kind is not Class.RIGHT else ""
+        pen.row([(pen.text(kind.value), _STATE_NAME), (pen.text(f"{len(own):>5}"), 7)], pen.text(words), indent=3)
+    share = found.fatal_share
+    if share is not None:
+        of = f"{seconds_in_words(found.fatal_s)} of {seconds_in_words(found.tried_s)}"
+        if found.unconfirmed_fatal_s:
+            of += f"; {seconds_in_words(found.unconfirmed_fatal_s)} of this not confirmed by a cold start"
+        pen.row(
+            [(pen.text("a death is fatal"), _STATE_NAME)],
+            pen.text(f"in {share:.1%} of the run's time ({of})"),
+            indent=3,
+        )
+    if smallest := found.smallest:
+        _story(smallest, pen)
+    for note in [*found.notes, *found.recording.unsure]:
+        pen.row([(pen.text("note:", "yellow"), 6)], pen.text(note), indent=1)
+    pen.gap()
+    pen.long_line(pen.text("Files:"), 7, result.run_dir)
+
+
+def _story(one: Outcome, pen: Pen) -> None:
+    pen.gap()
+    pen.heading(
+        "The smallest", f"{one.state}: {one.model} at step {one.died_at_step}, after {one.operations} operations"
+    )
+    pen.row([(pen.text("last operation"), _STATE_NAME)], pen.text(one.last_operation or "none"), indent=3)
+    for path, what in one.files:
+        pen.row([(pen.text(path), 40)], pen.text(what), indent=3)
+    doubt = " (not confirmed by a cold start)" if is_suspected(one) else ""
+    pen.row([(pen.text("then"), _STATE_NAME)], pen.text(f"{one.kind.value}{doubt}: {one.reason}"), indent=3)
+    if one.mended is not None:
+        again = "gets past the death" if one.mended else "fails as well"
+        pen.row([(pen.text("a second start"), _STATE_NAME)], pen.text(again), indent=3)
+    if one.run_dir:
+        pen.long_line(pen.text("shown by"), _STATE_NAME, f"sh {one.run_dir}/{SCRIPT}")

@@ -14,8 +14,6 @@ from rich.text import Text
 from torchaos.harness.record.plan import rounded
 from torchaos.harness.record.result import Verdict
 
-# Makes text from jobs, logs and environments safe to show. Pure.
-
 # Characters that XML 1.0 forbids (https://www.w3.org/TR/xml/#charsets), and characters that a terminal would obey or
 # hide: C0 and C1 controls, lone surrogates, non-characters, and the marks that change the direction of writing.
 _UNSAFE = re.compile(
@@ -92,8 +90,6 @@ def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
-
-# Writes to a console: symbols in its encoding, few colours, and lines that wrap within their own column.
 
 COLOURS = {Verdict.PASSED: "green", Verdict.FAILED: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.ERROR: "red"}
 _NARROWEST = 24  # the fewest columns of a wrapped text

@@ -17,8 +17,8 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from torchaos.harness import registry
+from torchaos.harness.analysis.caught_up import has_settled, went_on
 from torchaos.harness.analysis.hit_targets import landings
-from torchaos.harness.analysis.recovery.caught_up import has_settled, went_on
 from torchaos.harness.base_classes import Condition
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.quantities import DRAWN, Seconds

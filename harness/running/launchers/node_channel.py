@@ -41,8 +41,8 @@ from typing import IO, Any
 
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import Event
+from torchaos.harness.record.events.journal import read
 from torchaos.harness.record.events.node_clocks import on_node
-from torchaos.harness.record.events.payloads import read
 from torchaos.harness.record.rundir import RunDir
 
 _SENT = ("agent/manifests", "agent/reads", "agent/stamps", "logs")

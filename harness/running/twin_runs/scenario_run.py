@@ -87,10 +87,7 @@ class ScenarioRun(Stoppable):
     def _judged(self) -> Result:
         """Judges the run. Raises ChaosError in place of UsageError: the run directory was just written, so if it can't
         be read, it was removed or damaged."""
-        from torchaos.harness.analysis.verdict.verdict import (
-            records_of,
-            verdict_of,  # no job waits for these
-        )
+        from torchaos.harness.analysis.verdict import records_of, verdict_of
 
         try:
             self.records = records_of(self.folder)

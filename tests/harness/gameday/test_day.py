@@ -13,13 +13,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from torchaos.harness.analysis.verdict.verdict import verdict_of
+from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.cli import cli
 from torchaos.harness.gameday.day import Day, DayRun
 from torchaos.harness.gameday.day_grammar import GameDay
 from torchaos.harness.gameday.draw import cut, draw, load, mix_of
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.minimize.child_run import Child, Ran
+from torchaos.harness.minimize.scenario_shrink import Child, Ran
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record

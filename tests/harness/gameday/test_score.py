@@ -10,7 +10,7 @@ import pytest
 
 from torchaos.harness import registry
 from torchaos.harness.analysis.hit_targets import landings
-from torchaos.harness.analysis.verdict.verdict import verdict_of as judged
+from torchaos.harness.analysis.verdict import verdict_of as judged
 from torchaos.harness.gameday import fault_outcomes
 from torchaos.harness.gameday.day_grammar import Bounds
 from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome, clock_of, outcomes_of

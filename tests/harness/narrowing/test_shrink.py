@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchaos.harness.interfaces import ChaosError, UsageError
-from torchaos.harness.minimize.child_run import Child, Ran
-from torchaos.harness.minimize.scenario_shrink import Shrink, ddmin, with_faults
+from torchaos.harness.minimize.scenario_shrink import Child, Ran, Shrink, ddmin, with_faults
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.interfaces import ChaosError
-from torchaos.harness.minimize.child_run import Child, Ran
 from torchaos.harness.minimize.package_bisect import NotInstallable, Packages, Tries, passed
+from torchaos.harness.minimize.scenario_shrink import Child, Ran
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
-from torchaos.harness.reporting.files import json_file
+from torchaos.harness.reporting import result_files
 
 CASES = (Case("completed", "assertion", Verdict.PASSED, ""), Case("loss_continuity", "assertion", Verdict.FAILED, ""))
 RESULT = Result("x", "", 0, Verdict.FAILED, 1, "why", "", "", 0.0, cases=CASES)
@@ -50,7 +50,7 @@ class Scripted(Child):
         verdict = self.verdicts[words[-1]]
         cases = PASSED if verdict is Verdict.PASSED else CASES
         result = replace(RESULT, verdict=verdict, exit_code=verdict.exit_code, cases=cases)
-        json_file.write([result], home / "results.json")
+        result_files.write_json([result], home / "results.json")
         return Ran(verdict.exit_code, result)
 
 
@@ -89,7 +89,7 @@ def test_a_run_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
     """Its folder has no result, or one that says that it did not finish."""
     (tmp_path / "x-1-0").mkdir()
     (tmp_path / "x-1-1").mkdir()
-    json_file.write([replace(RESULT, verdict=Verdict.ERROR)], tmp_path / "x-1-1" / "results.json")
+    result_files.write_json([replace(RESULT, verdict=Verdict.ERROR)], tmp_path / "x-1-1" / "results.json")
     child = Scripted({"1": Verdict.PASSED})
     assert tries(tmp_path, child, [])({"a": "1"}) is True
     assert child.words == ["1"]

@@ -29,7 +29,7 @@ from mutating.mutate import damaged
 from torchaos.harness import registry
 from torchaos.harness.agent import hooks, startup
 from torchaos.harness.agent.fault_triggers import Pending
-from torchaos.harness.analysis.verdict.verdict import judge
+from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol import packed_lines
@@ -37,12 +37,12 @@ from torchaos.harness.protocol.agent_plan import Moment, Order
 from torchaos.harness.protocol.control_pages import ControlPage
 from torchaos.harness.protocol.sample_sums import sums_of
 from torchaos.harness.protocol.wire import ENV_ARMED, ENV_PLAN, FIELDS, EventFile, Kind
-from torchaos.harness.record.events import payloads
+from torchaos.harness.record.events import journal
 from torchaos.harness.record.history import base_of
 from torchaos.harness.record.plan import After, Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.steps.packed_blocks import blocks_of
-from torchaos.harness.reporting.files import json_file, junit
+from torchaos.harness.reporting import result_files
 from torchaos.harness.reporting.terminal import console
 from torchaos.harness.reporting.terminal.live import Progress
 from torchaos.harness.reporting.terminal.narrator import Narrator
@@ -189,8 +189,8 @@ class JudgeTarget(_FileOfRun):
         with suppress(ChaosError):
             result = judge(RunDir(self.run).check())
             console.show(result, Console(file=io.StringIO(), width=100))
-            junit.write([result], self.folder / "junit.xml")
-            json_file.write([result], self.folder / "result.json")
+            result_files.write_junit([result], self.folder / "junit.xml")
+            result_files.write_json([result], self.folder / "result.json")
 
 
 class LiveTarget(_FileOfRun):
@@ -210,14 +210,14 @@ class LiveTarget(_FileOfRun):
             registry.find("conditions", name)(**parameters.get(name, {}))
             for name in ("steps", "ranks_up", "loss_below", "no_progress", "attempts", "wall")
         ]
-        self._own = [payloads.read(line) for line in (self.run / "events" / "harness.jsonl").read_bytes().splitlines()]
+        self._own = [journal.read(line) for line in (self.run / "events" / "harness.jsonl").read_bytes().splitlines()]
 
     def look(self) -> None:
         lines = [line for name in self.whole for line in (self.run / name).read_bytes().splitlines()]
         events = list(self._own)
         for line in lines:
             with suppress(ValueError):
-                events.append(payloads.read(line))
+                events.append(journal.read(line))
         narrator, progress = Narrator(self._plan), Progress(lambda attempt: base_of(events, attempt)[0])
         for event in events:
             narrator.tell(event)
@@ -240,7 +240,7 @@ class PackedTarget(Target):
 
     def prepare(self) -> None:
         paths = sorted(inputs.RUN.glob("events/rank*.jsonl"))
-        events = [payloads.read(line) for path in paths for line in path.read_bytes().splitlines()]
+        events = [journal.read(line) for path in paths for line in path.read_bytes().splitlines()]
         file = EventFile(self.folder / "packed.jsonl", "rank1-a0-p17", 1, 0)
         for event in events:
             if event.kind is Kind.STEP:
@@ -252,7 +252,7 @@ class PackedTarget(Target):
                 file.emit_step(event.step or 0, **{**given, "samples": None, "indices": None, "sums": sums})
         file.close()
         self._lines = io.BytesIO((self.folder / "packed.jsonl").read_bytes()).readlines()
-        self._events = [payloads.read(line) for line in self._lines]
+        self._events = [journal.read(line) for line in self._lines]
 
     def bases(self) -> Sequence[bytes]:
         return [*inputs.regressions(self.name), *self._lines]
@@ -260,7 +260,7 @@ class PackedTarget(Target):
     def feed(self, raw: bytes) -> None:
         for line in raw.split(b"\n"):
             try:
-                event = payloads.read(line)
+                event = journal.read(line)
             except (ValueError, RecursionError):
                 continue
             assert event in self._events, event
@@ -292,7 +292,7 @@ class SealedTarget(PackedTarget):
         line = prefix + packed_lines._without_newlines(record) + b"\n"
         (blocks, _left), seen = blocks_of([line]), list[str]()
         with suppress(ValueError, RecursionError):
-            seen.append(repr(payloads.read(line)))
+            seen.append(repr(journal.read(line)))
         for block in blocks:
             block.again()
             assert [repr(block.event(0))] == seen, (line, seen)

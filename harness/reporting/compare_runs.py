@@ -14,7 +14,7 @@ from itertools import combinations
 from statistics import median
 
 from torchaos.harness.record.result import Verdict
-from torchaos.harness.reporting.trends.trend_store import Kept
+from torchaos.harness.reporting.trend_store import Kept
 
 TOLERANCE, FLOOR_S = 0.25, 0.5  # relative; in seconds. Smaller differences do not count
 _CHANCE, _FEWEST = 0.05, 3

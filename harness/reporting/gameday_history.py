@@ -15,8 +15,8 @@ from typing import Any
 
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import Recovery, each_restart
-from torchaos.harness.reporting.trends import trend_store
-from torchaos.harness.reporting.trends.compare import FLOOR_S, TOLERANCE, Change, Row, judged
+from torchaos.harness.reporting import trend_store
+from torchaos.harness.reporting.compare_runs import FLOOR_S, TOLERANCE, Change, Row, judged
 
 _FLOOR_SHARE, _FLOOR_STEPS = 0.02, 1.0  # share of the time; steps. Smaller differences do not count
 

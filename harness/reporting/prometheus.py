@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.record.result import Verdict, each_restart
+from torchaos.harness.reporting.gameday_history import Night
 from torchaos.harness.reporting.terminal.text import printable
-from torchaos.harness.reporting.trends.gameday_history import Night
-from torchaos.harness.reporting.trends.trend_store import Kept
+from torchaos.harness.reporting.trend_store import Kept
 
 Sample = tuple[Mapping[str, str], float]
 

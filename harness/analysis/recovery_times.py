@@ -1,4 +1,6 @@
-"""How long each part of the recovery from each fault took, in seconds, and the times in which a job was recovering."""
+"""How long each part of the recovery from each fault took, in seconds, and the times in which a job was recovering.
+
+Faults whose recoveries overlap interrupted the job once."""
 
 from __future__ import annotations
 
@@ -6,19 +8,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness import registry
+from torchaos.harness.analysis.caught_up import (
+    End,
+    growths,
+    highest_up_to,
+    lasted_s,
+    over_s,
+    owed,
+    put_back,
+    steps_beyond,
+    went_on,
+)
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
 from torchaos.harness.analysis.checkpointing.save_schedule import standstill
 from torchaos.harness.analysis.ending import final_step, own_exit_code
 from torchaos.harness.analysis.hit_targets import Landing, landings
-from torchaos.harness.analysis.recovery.caught_up import End, highest_up_to, owed, put_back, steps_beyond, went_on
-from torchaos.harness.analysis.recovery.node_return import growths, lasted_s, over_s
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt, History
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
-
-# The times in which a job was recovering. Faults whose recoveries overlap interrupted the job once.
 
 
 @dataclass(frozen=True)
@@ -75,8 +84,6 @@ def invalid_s(run: Record, found: Sequence[Interruption]) -> float:
 def _at(recovery: Recovery) -> float:
     return recovery.at_s or 0.0
 
-
-# How long each part of the recovery from each fault took, in seconds.
 
 # In the order in which they happen; seconds since the fault was applied.
 PARTS = (

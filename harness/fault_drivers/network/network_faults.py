@@ -1,23 +1,40 @@
-"""The base classes of faults of a link: `network.partition` and `network.loss` drop packets; `network.delay` and
-similar faults send them through a shaper, which is netem if the kernel has it, otherwise a packet queue."""
+"""The base classes of faults of a link between nodes, and of whole nodes."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
+import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.base_classes import Fault
-from torchaos.harness.fault_drivers.network import packet_queue
+from torchaos.harness.fault_drivers.network import cpu_throttle, packet_queue
 from torchaos.harness.fault_drivers.network.links import Cut, Helper, Link, helper_of, link_of, sides
-from torchaos.harness.fault_drivers.network.packet_queue import Shape as Shape
+from torchaos.harness.fault_drivers.network.packet_queue import Shape
 from torchaos.harness.fault_drivers.network.traffic_counters import came, counted, drops, measured, meter_handle, slower
-from torchaos.harness.interfaces import ChaosError, Evidence, Handle, Hits, NodeSite, Probe, Where
+from torchaos.harness.host import processes
+from torchaos.harness.interfaces import (
+    ChaosError,
+    Evidence,
+    Handle,
+    Hits,
+    Irreversible,
+    LiveNode,
+    NodeSite,
+    Probe,
+    Where,
+)
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
+from torchaos.harness.rollback.handles import Process
 from torchaos.harness.rollback.network_handles import IPTABLES, QDISC_MARK, Qdisc, QueueRule, mark_of
+
+# The base classes of faults of a link: `network.partition` and `network.loss` drop packets; `network.delay` and similar
+# faults send them through a shaper, which is netem if the kernel has it, otherwise a packet queue.
 
 
 class CutFault(Fault):
@@ -160,3 +177,108 @@ class ShapedFault(Fault):
 
     def _shapers(self, site: NodeSite) -> list[Shaper]:
         return [Shaper(site.fault, link_of(live), Shape(**self.shape())) for live in site.nodes]
+
+
+# Faults of whole nodes. They hit all of the job's processes there: torchrun, the ranks, and their child processes.
+
+KILL_S = 30.0  # seconds
+
+
+class NodeDeath(Fault):
+    """Kills all of the job's processes on nodes."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
+    lethal: ClassVar[bool] = True
+    hits: ClassVar[Hits] = "nodes"
+    irreversible: ClassVar[str] = "torchaos can't bring back a dead node; the scheduler has to"
+
+    def changes(self, site: NodeSite) -> Irreversible:
+        return Irreversible(self.irreversible)
+
+
+def processes_of(nodes: Iterable[LiveNode]) -> dict[int, int]:
+    """The job's processes on these nodes: start time by pid. Raises ChaosError if a node has none."""
+    targets: dict[int, int] = {}
+    for live in nodes:
+        here = live.processes()
+        if not here:
+            raise ChaosError(f"no process of the job is on node {live.node.index} now")
+        targets.update(here)
+    return targets
+
+
+def kill(site: NodeSite) -> None:
+    """Sends SIGKILL to all of the job's processes on the nodes, until there are none. Raises ChaosError if there were
+    none, or if some can't be killed."""
+    killed: dict[int, int] = processes_of(site.nodes)
+    deadline = time.monotonic() + KILL_S
+    left = found = killed
+    while found and time.monotonic() < deadline:
+        left = dict.fromkeys(processes.kill(found, deadline), 0)
+        found = {pid: ticks for live in site.nodes for pid, ticks in live.processes().items()}
+        killed.update(found)
+    tell(site, killed, "killed")
+    if left:
+        raise ChaosError(f"processes of the node can't be killed: {sorted(left)}")
+
+
+def heads(targets: Mapping[int, int]) -> dict[int, int]:
+    """The processes that were not started by another process of `targets`: torchrun, or a wrapper around it."""
+    stats = {pid: processes.stat(pid) for pid in targets}
+    return {pid: targets[pid] for pid, stat in stats.items() if stat and stat.parent not in targets}
+
+
+def tell(site: NodeSite, targets: Iterable[int], done: str) -> None:
+    names = ", ".join(str(live.node.index) for live in site.nodes)
+    pids = sorted(targets)
+    site.emit(
+        Kind.EFFECT, {"fault": site.fault, "effect": f"{len(pids)} processes of node {names} were {done}", "pids": pids}
+    )
+
+
+def resumed(site: NodeSite) -> list[Handle]:
+    """Handles that continue all processes of the job that are on the nodes now."""
+    return [Process(pid, ticks, "resume", processes.boot_id()) for pid, ticks in processes_of(site.nodes).items()]
+
+
+def slow_helper(site: NodeSite) -> Helper:
+    return Helper(f"{site.nodes[0].run_id}.{mark_of(site.fault)}")
+
+
+def slow_down(site: NodeSite, share: float) -> None:
+    """Lets all processes of the job on the nodes run only the share `share` of the time. Raises ChaosError."""
+    targets = processes_of(site.nodes)
+    argv = [sys.executable, "-S", "-E", cpu_throttle.__file__, str(share), *(f"{p}:{t}" for p, t in targets.items())]
+    answer = slow_helper(site).start(None, argv)
+    if answer != "ready":
+        raise ChaosError(f"the nodes could not be slowed down: {answer or 'the helper ended'}")
+    tell(site, targets, f"slowed down to {100 * share:g} % of the time")
+
+
+_EXITS = (Kind.RANK_EXITED, Kind.NODE_EXITED, Kind.JOB_EXITED)
+
+
+def ended(record: Record, fault: str) -> Evidence | None:
+    """Evidence that a process that the fault killed has exited by SIGKILL: a rank, or a node's command."""
+    exits = (event for event in record.of_kind(*_EXITS) if event.data.get("exit_code") == -signal.SIGKILL)
+    return _first(record, fault, exits, "pid {} ended with exit code -9")
+
+
+def left(record: Record, fault: str) -> Evidence | None:
+    """Evidence that a process that the fault ended has exited, with any exit code, because a process that ends normally
+    chooses its own."""
+    return _first(record, fault, record.of_kind(*_EXITS), "pid {} left")
+
+
+def stopped(record: Record, fault: str) -> Evidence | None:
+    """Evidence that the process probe saw a rank of the node in state T (stopped)."""
+    states = (event for event in record.of_kind(Kind.RANK_STATE) if event.data["state"] == "T")
+    return _first(record, fault, states, "the kernel showed pid {} as stopped")
+
+
+def _first(record: Record, fault: str, events: Iterable[Event], words: str) -> Evidence | None:
+    """Evidence from the first of these events that is about a process that the fault hit."""
+    pids = {pid for event in record.of_fault(fault, Kind.EFFECT) for pid in event.data.get("pids", ())}
+    seen = next((event for event in events if event.data["pid"] in pids), None)
+    return Evidence.of(words.format(seen.data["pid"]), seen) if seen else None

@@ -15,12 +15,12 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from torchaos.harness.analysis.hit_targets import Landing, landings
-from torchaos.harness.analysis.recovery.recovery_times import on_until_s
+from torchaos.harness.analysis.recovery_times import on_until_s
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
 from torchaos.harness.record.secrecy import mask
-from torchaos.harness.reporting.terminal import recovery_timeline
+from torchaos.harness.reporting.terminal import headline
 from torchaos.harness.reporting.terminal.headline import failures_first
 
 MISSING = "OpenTelemetry's SDK and OTLP exporter are not installed (the extra `otel`)"
@@ -82,8 +82,8 @@ def _fault(run: Record, result: Result, hit: Landing) -> Span:
 def _recovery(hit: Landing, recovery: Recovery) -> Span:
     """A recovery that never came lasts until its last part that was seen."""
     parts = [
-        Span(recovery_timeline.spent_in_words(one.part), hit.at_s + one.begin_s, hit.at_s + max(one.begin_s, one.end_s))
-        for one in recovery_timeline.spans(recovery.parts)
+        Span(headline.spent_in_words(one.part), hit.at_s + one.begin_s, hit.at_s + max(one.begin_s, one.end_s))
+        for one in headline.spans(recovery.parts)
         if one.end_s is not None
     ]
     back = recovery.parts.get("caught_up") is not None

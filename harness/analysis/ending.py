@@ -1,34 +1,32 @@
-"""Describes how a job ended: with which exit codes, by an abort at interpreter exit, without a restart, or before its
-first step."""
+"""Finds out how a job ended: successfully, with an error, by an abort during its shutdown, without a restart, before
+its first step, or kept from resuming by a checkpoint that it could not load. Input: a record. Output: exit codes,
+failed ranks, and clauses for reasons, with the error's own words from the last lines of the log.
+
+A process group that was not destroyed can make the interpreter of a finished job abort at exit (SIGABRT, "terminate
+called without an active exception"). torchrun then restarts a job that was finished, and a trainer that resumes at its
+last step may train one more step. This is a defect of torch (pytorch/pytorch#190489). If the job's final checkpoint is
+whole, the abort is counted, and everything after it is not judged. Otherwise it is a failure like any other."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
-from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of, is_below, root_of
 from torchaos.harness.analysis.hit_targets import RunSoFar
 from torchaos.harness.interfaces import Finding, inconclusive, passed
 from torchaos.harness.monitoring.probes.job_log import BY_NAME, cause_of
 from torchaos.harness.monitoring.probes.log_adapters import without_ansi
 from torchaos.harness.protocol.wire import Event, Kind
-from torchaos.harness.record.history import Attempt
+from torchaos.harness.record.history import Attempt, Load
+from torchaos.harness.record.history.saves_and_loads import checkpoint_of, is_failed
 from torchaos.harness.record.plan import last_words_in_words
 from torchaos.harness.record.record import Record
-
-# Finds out how a job ended: successfully, with an error, by an abort during its shutdown, or before its first step.
-# Input: a record. Output: exit codes, failed ranks, and clauses for reasons.
-
-
-# Recognizes a finished job that aborted at interpreter exit.
-#
-# A process group that was not destroyed can make the interpreter abort at exit (SIGABRT, "terminate called without an
-# active exception"). torchrun then restarts a job that was finished, and a trainer that resumes at its last step may
-# train one more step. This is a defect of torch (pytorch/pytorch#190489). If the job's final checkpoint is whole, the
-# abort is counted, and everything after it is not judged. Otherwise it is a failure like any other.
 
 ABORT = -6
 _LINE = "terminate called without an active exception"
@@ -97,8 +95,6 @@ def _at_exit(run: RunSoFar, attempt: Attempt, rank: int) -> bool:
     return any(since_s <= at <= gone_s + 1.0 for at in lines)  # the log is read a little later
 
 
-# Describes how a job ended, by the exit code of its command and of its ranks.
-
 _ASKED = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # the rank was asked to end
 _FAILURES = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE)
 
@@ -158,9 +154,6 @@ def _was_ended(run: Record, left: Event) -> bool:
     )
 
 
-# The finding of assertions that judge resumes, if the job was not restarted.
-
-
 def not_restarted(run: Record, then: str) -> Finding:
     """Passed if the only attempt succeeded and no other attempt can have been missed. Otherwise inconclusive.
 
@@ -173,9 +166,6 @@ def not_restarted(run: Record, then: str) -> Finding:
         return inconclusive(f"the job was not restarted, and {how}: there is no resume to judge")
     return passed(f"the job was not restarted, {then}", resumes=0)
 
-
-# Describes the error by which a job died: its own words, from the last lines of its log, and the known failure that
-# they show.
 
 _MOST_LINES, _LONGEST = 5, 200  # lines; characters of a line
 _FAILED = re.compile(r"failed \(exitcode: ")  # torchelastic reports a failed rank; torchelastic's traceback follows
@@ -291,3 +281,58 @@ def _short(line: str) -> str:
     half = _LONGEST // 2
     begin, end = re.match(rf".{{,{half}}}(?=[\s/])", line), re.search(rf"[\s/].{{,{half}}}$", line)
     return f"{begin[0] if begin else line[:half]} ... {end[0].strip() if end else line[-half:]}"
+
+
+def failed_loads(run: Record, attempt: int) -> list[str]:
+    """The checkpoints that an attempt tried to load before its first step, and could not load in the end, although they
+    exist: their paths, in order."""
+    loads = _before_steps(run, attempt)
+    return list(
+        dict.fromkeys(checkpoint_of(load.path) for load in loads if is_failed(load, loads) and not load.missing)
+    )
+
+
+def in_words(paths: Sequence[str]) -> str:
+    """The names of checkpoints, as a list in a sentence."""
+    names = list(dict.fromkeys(map(posixpath.basename, paths)))
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def not_resumed(run: Record) -> str:
+    """A clause with the checkpoints whose load was the last of a rank and failed, in the attempts after the job's last
+    step. Empty if there is none in one of them, or each rank loaded another file after it: then something else kept the
+    job from resuming."""
+    made = set(run.history.executions.attempt.tolist())
+    idle = [one.number for one in run.history.attempts if one.number > max(made, default=-1)]
+    if not made or not idle or run.exit_code == 0:
+        return ""
+    ends = [{load.rank: load for load in _before_steps(run, attempt)}.values() for attempt in idle]
+    failed = [[load for load in last if not load.ok] for last in ends]
+    if not all(failed):
+        return ""
+    every = [load for each in failed for load in each]
+    bad, missing = (
+        list(dict.fromkeys(checkpoint_of(load.path) for load in every if load.missing is gone))
+        for gone in (False, True)
+    )
+    who = f"attempt {idle[0]}" if len(idle) == 1 else f"attempts {idle[0]} to {idle[-1]}"
+    clauses = [f"could not load {in_words(bad)}{_found(run, bad[-1])}"] if bad else []
+    clauses += [f"looked for {in_words(missing)}, which did not exist"] if missing else []
+    return f"{who} {', and '.join(clauses)}"
+
+
+def _before_steps(run: Record, attempt: int) -> list[Load]:
+    first_s = run.history.executions.of_attempt(attempt).first_s()
+    return [
+        load for load in run.history.loads
+        if load.attempt == attempt and load.mono_s <= (inf if first_s is None else first_s)
+    ]  # fmt: skip
+
+
+def _found(run: Record, path: str) -> str:
+    """What the inventory at the end says of a checkpoint, in brackets. Empty if it says nothing."""
+    for one in checkpoints_of(run) or ():
+        there = posixpath.join(root_of(run), one.path)
+        if one.problem and (there == path or is_below(there, path) or is_below(path, there)):
+            return f" ({one.problem})"
+    return ""

@@ -1,4 +1,8 @@
-"""From a record to a Result. Gates come first: a fault that did not land, or was not felt, proves nothing.
+"""From a record to a Result. Gates come first: a fault that did not land, or was not felt, proves nothing, and no
+assertion can change that.
+
+From a record to a Result: first the gates that every fault must pass, then the assertions. `verdict` is the entry
+point.
 
 Everything but `judge` is pure. `judge` loads the record from a run directory, and gives the same verdict again,
 offline."""
@@ -13,17 +17,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.analysis.checkpointing.ranks_apart import ranks_apart
+from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.comparison.agreement import history_of
-from torchaos.harness.analysis.ending import died_by_itself, last_error, last_words
-from torchaos.harness.analysis.ending.unloaded import not_resumed
-from torchaos.harness.analysis.hit_targets import landings
-from torchaos.harness.analysis.missing_data import missing_in_words
-from torchaos.harness.analysis.recovery.recovery_times import recovery_from
-from torchaos.harness.analysis.recovery.timeout_advice import advice
-from torchaos.harness.analysis.replica_verdict import judged
-from torchaos.harness.analysis.verdict.explanations import because, causes_in_words, linked, split_brain
-from torchaos.harness.analysis.verdict.gates import (
+from torchaos.harness.analysis.ending import died_by_itself, last_error, last_words, not_resumed
+from torchaos.harness.analysis.explanations import because, causes_in_words, linked, split_brain
+from torchaos.harness.analysis.gates import (
     fault_result,
     faults_case,
     never_reached,
@@ -31,6 +29,11 @@ from torchaos.harness.analysis.verdict.gates import (
     ranks_repeat,
     synthetic,
 )
+from torchaos.harness.analysis.hit_targets import landings
+from torchaos.harness.analysis.missing_data import missing_in_words
+from torchaos.harness.analysis.recovery_times import recovery_from
+from torchaos.harness.analysis.replica_verdict import judged
+from torchaos.harness.analysis.timeout_advice import advice
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.host.processes import uncollected
 from torchaos.harness.interfaces import ChaosError, Finding, Need, Outcome, UsageError, What, inconclusive

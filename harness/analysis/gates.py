@@ -1,5 +1,5 @@
-"""The gates that every fault must pass before assertions count (it landed as planned, was felt, and was outlived), and
-the result of each fault. Pure."""
+"""The gates that every fault must pass before assertions count, and the result of each fault. Pure. Two gates are here:
+that it landed as planned, and that it was outlived. Each injector decides the third: that it was felt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from torchaos.harness.analysis.ending import ended_on_purpose_s, failed_rank, own_exit_code
 from torchaos.harness.analysis.hit_targets import hit_target, strayed
 from torchaos.harness.analysis.missing_data import ended_before_steps, why_unplaced, why_unseen
-from torchaos.harness.analysis.recovery.recovery_times import never_in_words, recoveries, why_moot
+from torchaos.harness.analysis.recovery_times import never_in_words, recoveries, why_moot
 from torchaos.harness.interfaces import ChaosError, Evidence, Target
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Event, Kind
@@ -20,9 +20,6 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.record import records_of as replicas_of
 from torchaos.harness.record.result import Case, FaultResult, Verdict
 from torchaos.harness.registry import injector_of
-
-# Two of the gates that every fault must pass before assertions count: that it landed as planned, and that it was
-# outlived. Pure. Each injector decides the third gate: that it was felt.
 
 
 def landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
@@ -148,9 +145,6 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
     if why := why_moot(run, fault.id, twins):
         return Verdict.INCONCLUSIVE, why
     return Verdict.FAILED, f"the job {never_in_words(run, fault.id, twins)}"
-
-
-# The result of each fault: whether it landed as planned, was felt, and was outlived. Pure.
 
 
 def fault_result(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:

@@ -1,5 +1,8 @@
 """Results in a few words: as Markdown for a pull request or a CI step, as annotations of GitHub Actions, and as a
-message to an HTTP server."""
+message to an HTTP server.
+
+Reports the end of a long job of torchaos to an HTTP server: a chat, a pager, or a program. The body is JSON. Slack,
+Mattermost and Teams' workflows show its `text`; the other keys are for programs."""
 
 from __future__ import annotations
 
@@ -17,11 +20,9 @@ from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.record.plan import counted, seconds_in_words
 from torchaos.harness.record.result import Case, Result, Verdict
 from torchaos.harness.record.secrecy import mask
-from torchaos.harness.reporting.terminal.brief import why, without_words
+from torchaos.harness.reporting.terminal.console import why, without_words
 from torchaos.harness.reporting.terminal.headline import failures_first, gauges
 from torchaos.harness.reporting.terminal.text import name_in_words, on_one_line, shortened
-
-# Results as short Markdown, for a pull request or the summary of a CI step; and as annotations of GitHub Actions.
 
 _SIGNS = {Verdict.PASSED: "✅", Verdict.FAILED: "❌", Verdict.INCONCLUSIVE: "❔", Verdict.ERROR: "❗"}
 _STATES = {"passed": "✅", "failed": "❌"}
@@ -129,9 +130,6 @@ def _safe(text: str) -> str:
     plain = html.escape(shortened(on_one_line(mask(text)), _LONGEST), quote=False)
     return re.sub(r"([\\`*\[\]|#~])", r"\\\1", plain).replace("@", "&#64;").replace("__", "\\_\\_")
 
-
-# Reports the end of a long job of torchaos to an HTTP server: a chat, a pager, or a program. The body is JSON. Slack,
-# Mattermost and Teams' workflows show its `text`; the other keys are for programs.
 
 _PATIENCE_S, _LONGEST_LINE, _MOST = 10.0, 500, 5
 

@@ -1,5 +1,10 @@
 """The results of many runs in one SQLite file beside the folder of their run directories, readable only by its owner,
-and shared by processes."""
+and shared by processes.
+
+The SQLite file of a history.
+
+Runs that were removed from the disk stay in the file. One row for each run: `result` holds the whole result.json; the
+other columns are for queries."""
 
 from __future__ import annotations
 
@@ -16,8 +21,6 @@ from typing import TypeVar
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import Result, each_restart
 from torchaos.harness.record.rundir import RunDir, commit_in, result_in, results_in
-
-# The SQLite file of a history. It is readable only by its owner, and shared by processes.
 
 Entry = TypeVar("Entry")
 
@@ -110,11 +113,6 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
     for statement in _TABLES:
         database.execute(statement)
     os.chmod(path, 0o600)
-
-
-# The results of many runs in one SQLite file beside the folder of their run directories. Runs that were removed from
-# the disk stay in the file. One row for each run: `result` holds the whole result.json; the other columns are for
-# queries.
 
 
 @dataclass(frozen=True)

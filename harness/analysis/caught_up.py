@@ -1,4 +1,17 @@
-"""Finds when training really continued after a fault, at its usual pace. A single step is no proof."""
+"""Finds when training really continued after a fault, at its usual pace. A single step is no proof: after an ECC error,
+a job may finish a step before it drains its ranks, and a collective may stall a step later.
+
+- The attempt that was hit continued if it did not end in a restart, except a restart that another landing explains.
+  Training continued with the step that ended the last halt; without a halt, with the first new step after the fault
+  took effect. Only halts that began while the fault was on, or soon after, count.
+- Otherwise a later attempt must get past all steps of the earlier attempts. An attempt does not count if it ended
+  only because the job got its lost node back.
+- If the fault came after the last step, no further step can show it. Then the checkpoint that was not yet saved must
+  become complete.
+
+A job that lost a node because of a fault gets the node back when the fault ends, and torchelastic restarts the ranks.
+That restart belongs to the recovery, however long the node takes to join. Each rollback explains at most one restart,
+and never a restart that another landing explains."""
 
 from __future__ import annotations
 
@@ -6,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +27,65 @@ import numpy.typing as npt
 
 from torchaos.harness.analysis.ending import aborts_at_exit
 from torchaos.harness.analysis.hit_targets import Landing, RunSoFar, landings
-from torchaos.harness.analysis.recovery.node_return import growths, way_back_s
-from torchaos.harness.protocol.wire import Kind
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt, Execution, Executions, History, Save, Segment
 from torchaos.harness.record.history.saves_and_loads import final_path
 from torchaos.harness.record.steps.executions import UNPLACED
 
-# How long a step of a job usually takes, and when a step takes too long.
+BACK = "back"  # `what` of an effect event: the injector itself ended the fault
+
+
+def _is_way_back(event: Event) -> bool:
+    return event.kind is Kind.ROLLED_BACK or (event.kind is Kind.EFFECT and event.data.get("what") == BACK)
+
+
+def way_back_s(run: RunSoFar, landing: Landing, *kinds: Kind) -> float | None:
+    """The time (CLOCK_MONOTONIC) at which the fault was taken off the job: by its rollback, or by the injector itself.
+    None if it stayed."""
+    back = (event for event in run.of_kind(*kinds) if _is_way_back(event))
+    mine = [event.mono_s for event in back if event.data["fault"] == landing.fault and event.mono_s > landing.at_s]
+    return min(mine, default=None)
+
+
+def over_s(run: RunSoFar, landing: Landing, in_process: bool = False) -> float:
+    """When the fault was over (CLOCK_MONOTONIC); infinite if it stayed. `in_process`: it was over when the last process
+    that it hit had ended, if the job was restarted then."""
+    backs = [way_back_s(run, landing, Kind.ROLLED_BACK, Kind.EFFECT)]
+    if in_process and landing.pids and any(attempt.number > landing.attempt for attempt in run.history.attempts):
+        gone = {e.data["pid"]: e.mono_s for e in run.of_kind(Kind.RANK_EXITED) if e.data["pid"] in landing.pids}
+        backs += [max(gone.values())] if gone.keys() == landing.pids else []
+    return min((at for at in backs if at is not None and at > landing.at_s), default=math.inf)
+
+
+def lasted_s(run: RunSoFar, landing: Landing, in_process: bool = False) -> float | None:
+    """The seconds for which the fault was on, see over_s(). None if it was on until the job or the run ended."""
+    end_s = over_s(run, landing, in_process)
+    ends = [event.mono_s for event in run.of_kind(Kind.JOB_EXITED, Kind.STOPPED) if event.mono_s > landing.at_s]
+    return None if end_s == math.inf or end_s > min(ends, default=end_s) else round(end_s - landing.at_s, 3)
+
+
+def growths(run: RunSoFar) -> dict[int, Landing]:
+    """The attempts that ended because a fault was over and its ranks came back; each with the landing of that fault.
+    The attempt after it has more ranks.
+
+    The rollbacks are taken in order of time. Each takes the first attempt that no earlier rollback has taken."""
+    landed = landings(run)
+    hit = {landing.attempt for landing in landed}
+    grown = [
+        (old.number, new.started_s) for old, new in pairwise(run.history.attempts)
+        if new.world_size > old.world_size and old.number not in hit
+    ]  # fmt: skip
+    found: dict[int, Landing] = {}
+    for back in filter(_is_way_back, run.of_kind(Kind.ROLLED_BACK, Kind.EFFECT)):
+        before = [landing for landing in landed if landing.fault == back.data["fault"] and landing.at_s < back.mono_s]
+        later = (
+            number for number, ended_s in grown if before and number > before[-1].attempt and ended_s > back.mono_s
+        )
+        first = next((number for number in later if number not in found), None)
+        if first is not None:
+            found[first] = before[-1]
+    return found
+
 
 Array = npt.NDArray[Any]
 
@@ -94,9 +160,6 @@ def _gaps(history: History, before_s: float = math.inf) -> Iterator[_Gaps]:
         yield _Gaps(np.diff(over_s[order])[follows], steps.global_step[order[1:][follows]])
 
 
-# The files that a job still had to save when a fault came after its last step.
-
-
 def owed(history: History, at_s: float, twins: Sequence[History]) -> frozenset[str]:
     """The files that the first twin saved after its last step and that this run had not completely saved at `at_s`
     (CLOCK_MONOTONIC). Empty if the run had not done its last step at that time, or made a step later; then steps show
@@ -127,17 +190,6 @@ def _name(save: Save) -> str:
     """The last two parts of the path. The rest differs, because a run and its twin have different folders."""
     return "/".join(final_path(save.path).split("/")[-2:])
 
-
-# Finds when training really continued after a fault. A single step is no proof: after an ECC error, a job may finish a
-# step before it drains its ranks, and a collective may stall a step later.
-#
-# - The attempt that was hit continued if it did not end in a restart, except a restart that another landing explains.
-#   Training continued with the step that ended the last halt; without a halt, with the first new step after the fault
-#   took effect. Only halts that began while the fault was on, or soon after, count.
-# - Otherwise a later attempt must get past all steps of the earlier attempts. An attempt does not count if it ended
-#   only because the job got its lost node back.
-# - If the fault came after the last step, no further step can show it. Then the checkpoint that was not yet saved must
-#   become complete.
 
 _SOON = 5  # usual steps: a halt that begins this soon after the rollback is still an effect of the fault
 SETTLED = 3  # steps that must follow before a live run counts as gone on

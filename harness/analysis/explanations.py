@@ -1,5 +1,10 @@
-"""What explains a verdict and never changes it: known failures of torch, gloo and NCCL, split brain, and failures that
-follow from another failure. Pure."""
+"""What explains a verdict and never changes it. Pure.
+
+Known failures of torch, gloo and NCCL that a run met change the reason. Two groups of ranks that write the same
+checkpoints at the same time are a split brain: a group is the set of ranks of one rendezvous, to which torchelastic
+gave the same store; after a restart a new group takes over, and if the old group still writes after the new group has
+begun, no torchrun controls it. Failures may follow from another failure, by the quantity that differed first and its
+step; a second defect may be hidden by a consequence of the first: correct the cause and run again."""
 
 from __future__ import annotations
 
@@ -10,15 +15,13 @@ from dataclasses import replace
 
 from torchaos.harness.analysis.ending import TeardownAbort, aborts_at_exit, survived, teardown_aborts
 from torchaos.harness.analysis.hangs import hang_at_end
-from torchaos.harness.analysis.recovery.recovery_times import recoveries
+from torchaos.harness.analysis.recovery_times import recoveries
 from torchaos.harness.interfaces import Finding, First, What
 from torchaos.harness.monitoring.probes.known_failures import BY_NAME
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.saves_and_loads import final_path, number_in_name
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Verdict
-
-# Known failures of torch, gloo and NCCL that a run met: they change the reason, never the verdict. Pure.
 
 
 def causes_in_words(run: Record) -> list[str]:
@@ -95,11 +98,6 @@ def _abort(abort: TeardownAbort, aside: bool) -> str:
     )
 
 
-# Finds two groups of ranks that write the same checkpoints at the same time: split brain. Pure.
-#
-# A group is the set of ranks of one rendezvous, to which torchelastic gave the same store. After a restart a new group
-# takes over. If the old group still writes after the new group has begun, no torchrun controls it.
-
 Group = tuple[str, int]  # the store's address, and the attempt
 
 
@@ -136,10 +134,6 @@ def _folder(path: str) -> str:
             return "/".join(parts[:number]) or "/"
     return posixpath.dirname("/".join(parts)) or "/"
 
-
-# Finds the failures that follow from another failure, by the quantity that differed first and its step. Pure.
-#
-# A second defect may be hidden by a consequence of the first: correct the cause and run again.
 
 # The least number of steps by which a consequence comes later. Step 11 computes its loss from its samples and from the
 # parameters after step 10. Its update then makes the parameters after step 11, which the checkpoint of step 11 holds.

@@ -1,1 +1,0 @@
-"""Writes results to files for other programs: JUnit XML and JSON."""

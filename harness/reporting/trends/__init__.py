@@ -1,1 +1,0 @@
-"""Stores the results of many runs, and compares two sets of them."""

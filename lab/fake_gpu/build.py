@@ -37,16 +37,28 @@ import ctypes as _ctypes
 _ctypes.CDLL({path!r})
 _C._set_sdp_use_flash(False), _C._set_sdp_use_mem_efficient(False), _C._set_sdp_use_cudnn(False)  # these are CUDA only
 """
+# FakeGPU reads a part of YAML only: no braces.
 CLUSTER = """version: 1
-cluster: {name: two, default_backend: nccl}
+cluster:
+  name: two
+  default_backend: nccl
 nodes:
   - id: node0
     host: 127.0.0.1
     ranks: [0, 1]
-    gpus: [{profile: h100}, {profile: h100}]
+    gpus:
+      - profile: h100
+      - profile: h100
 fabric:
-  intra_node: {type: nvlink, bandwidth_gbps: 300, latency_us: 3}
-  inter_node: {type: infiniband, bandwidth_gbps: 200, latency_us: 15, oversubscription: 1.5}
+  intra_node:
+    type: nvlink
+    bandwidth_gbps: 300
+    latency_us: 3
+  inter_node:
+    type: infiniband
+    bandwidth_gbps: 200
+    latency_us: 15
+    oversubscription: 1.5
 """
 
 

@@ -158,7 +158,7 @@ import runpy, sys
 from pathlib import Path
 check = runpy.run_path(sys.argv[1])["main"].__globals__
 nothing = {"env": {}, "versions": None}
-check.update(ROWS={"slow": 1}, FOLDER=Path(sys.argv[2]), SHARE_S=2, facts=lambda env: ([], nothing))
+check.update(ROWS={"slow": 0.5}, FOLDER=Path(sys.argv[2]), SHARE_S=2, facts=lambda env: ([], nothing))
 sys.argv[1:] = ["--keep", sys.argv[2], *sys.argv[3:]]
 sys.exit(check["main"]())
 """

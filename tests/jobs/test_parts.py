@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import socket
 import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Iterator
@@ -14,6 +13,7 @@ import dcgmi_stand_in
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from warm import python
 
 SAMPLES, BATCH = 40, 12  # three global batches an epoch
 
@@ -75,10 +75,9 @@ def test_guard(fault_tolerance: Any) -> None:
 
 def test_watch(jobs: None, fault_tolerance: Any) -> None:
     """A step that takes too long ends the process, and says where it was."""
+    here = f"import sys; sys.path.insert(0, {str(Path(fault_tolerance.__file__).parent)!r})"
     watch = "f.watch(datetime.timedelta(seconds=.3)); t.Event().wait(60)"
-    stuck = f"import fault_tolerance as f, datetime, threading as t; {watch}"
-    folder = str(Path(fault_tolerance.__file__).parent)
-    done = subprocess.run([sys.executable, "-c", stuck], cwd=folder, capture_output=True, text=True, timeout=300)
+    done = python(f"{here}; import fault_tolerance as f, datetime, threading as t; {watch}")
     assert done.returncode == 1
     assert "Timeout" in done.stderr
     assert "wait" in done.stderr

@@ -13,6 +13,8 @@ from waiting import wait_until
 from torchaos.harness.host import processes
 from torchaos.harness.protocol.wire import Kind
 
+pytestmark = pytest.mark.slow
+
 FROZEN = {"inject": "node.freeze", "target": {"node": 1}, "when": {"step": 8, "phase": "backward"}, "for": "90s"}
 
 

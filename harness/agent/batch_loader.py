@@ -1,5 +1,11 @@
 """The batches that the training loop receives from its data loaders, with their dataset indices, or from a
-`queue.Queue` that a thread of the job fills."""
+`queue.Queue` that a thread of the job fills.
+
+A batch that is received is not always trained on: workers draw ahead, Accelerate fetches one batch ahead and draws
+batches again to skip them, and evaluation has loaders too. So a batch counts only if it went through a wrapped model
+in training. Without a wrapper, it counts if it is among the newest batches that the loop has at a backward. A batch
+that a thread of the job has fetched counts only when the loop has taken it from the thread, or when the model gets it.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +21,6 @@ from ..protocol.wire import Phase
 from . import sample_digests
 from .agent import Agent
 from .batch_ring import Ring, Trained
-
-# Sees when the training loop takes a batch from a `queue.Queue` that is filled by a thread of the job.
 
 
 class Handover:
@@ -44,14 +48,6 @@ class Handover:
         if views:
             self._ring.hand_over(views)
 
-
-# The batches that the training loop receives from its data loaders, with their dataset indices.
-#
-# A batch that is received is not always trained on: workers draw ahead, Accelerate fetches one batch ahead and draws
-# batches again to skip them, and evaluation has loaders too. So a batch counts only if it went through a wrapped model
-# in training. Without a wrapper, it counts if it is among the newest batches that the loop has at a backward. A batch
-# that a thread of the job has fetched counts only when the loop has taken it from the thread, or when the model gets
-# it.
 
 _DRAWN = "_torchaos_drawn"
 # Modules whose loop fetches the next batch before it yields the current batch, and how many batches it fetches ahead.

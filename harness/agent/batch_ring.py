@@ -1,5 +1,8 @@
 """The last batches that were fetched, and which of them the job has trained on: those whose tensors went through the
-model before a backward."""
+model before a backward.
+
+Sees the inputs of models that are wrapped by DDP, FSDP or FSDP2, during training. The samples in these inputs are the
+samples that were trained on."""
 
 from __future__ import annotations
 
@@ -13,8 +16,6 @@ from ..protocol.wire import Phase
 from . import sample_digests
 from .agent import Agent
 from .sample_digests import Batch, Known, View
-
-# The last batches that were fetched for the training loop, and which of them it has trained on.
 
 _RING = 256
 UNSEEN = Batch(None)  # stands for a batch that the loop took from a thread without being observed
@@ -156,9 +157,6 @@ def _alike(batches: Sequence[Batch]) -> Batch | None:
     return batches[0] if same else None
 
 
-# Finds the batches that a segment was trained on: batches whose tensors went through the model before a backward.
-
-
 class Trained:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -215,10 +213,6 @@ class Trained:
         for batch in batches:
             self._ring.use(batch)
         return batches
-
-
-# Sees the inputs of models that are wrapped by DDP, FSDP or FSDP2, during training. The samples in these inputs are the
-# samples that were trained on.
 
 
 class ForwardHook:

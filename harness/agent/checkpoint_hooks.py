@@ -1,5 +1,16 @@
 """Saves and loads of files by torch, safetensors and Lightning, also by processes that the rank forks; the renames of
-saved files; and the numbers in a loaded checkpoint that show how far training was."""
+saved files; and the numbers in a loaded checkpoint that show how far training was.
+
+Reports renames and removals of saved checkpoints. Many jobs write `ckpt-4.tmp` and rename the file when it is
+complete; many keep only the newest, and remove the others.
+
+Wraps os.rename and os.replace, which Path.rename and Path.replace also use, and shutil.move, which copies the file to
+another file system; os.remove, os.unlink and shutil.rmtree. Each is reported after it has succeeded.
+
+Numbers in a loaded checkpoint that show how far training was. They are witnesses of the step at which a resumed job
+starts.
+
+For torch.distributed.checkpoint see dcp_hooks.py."""
 
 from __future__ import annotations
 
@@ -17,8 +28,6 @@ from .agent import Agent
 from .digesting import Digesting
 from .file_access import Buffers, absolute
 from .saved_check_sums import StateSums
-
-# Processes that a rank forks to save its checkpoints while it trains on.
 
 
 class Children:
@@ -53,12 +62,6 @@ class Children:
     def _ended(self, child: int) -> None:
         self._agent.emit(Kind.WRITER_ENDED, {"child": child})
 
-
-# Reports renames and removals of saved checkpoints. Many jobs write `ckpt-4.tmp` and rename the file when it is
-# complete; many keep only the newest, and remove the others.
-#
-# Wraps os.rename and os.replace, which Path.rename and Path.replace also use, and shutil.move, which copies the file to
-# another file system; os.remove, os.unlink and shutil.rmtree. Each is reported after it has succeeded.
 
 _MOST = 256  # saves that are remembered
 
@@ -162,9 +165,6 @@ class Renames:
             self.saved(new + path[len(old) :])
 
 
-# Numbers in a loaded checkpoint that show how far training was. They are witnesses of the step at which a resumed job
-# starts.
-
 _NAMES = frozenset(
     {
         *("step", "steps", "global_step", "global_steps", "current_step", "train_step", "num_steps", "n_steps"),
@@ -218,8 +218,6 @@ def _number(entry: Any) -> int | None:
         return int(value) if value == int(value) else None
     return None
 
-
-# Saves and loads of files by torch, safetensors and Lightning. For torch.distributed.checkpoint see dcp_hooks.py.
 
 Digested = Callable[[Callable[..., Any], str, "tuple[Any, ...]", "dict[str, Any]"], Any]
 

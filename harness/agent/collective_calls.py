@@ -1,5 +1,9 @@
-"""A collective that a rank is about to start, as faults and triggers see it, and collectives that are left out or
-started too late."""
+"""A collective that a rank is about to start, as faults and triggers see it; fields that are costly to compute are
+computed when they are read. And collectives that are left out or started too late, so that this rank no longer matches
+the others.
+
+The caller must get the usual result of a collective: its tensors, and a Work to wait for. Here the Work is made from a
+future. The future is complete at once, or when the real collective, which is started later, is complete."""
 
 from __future__ import annotations
 
@@ -10,9 +14,6 @@ from importlib import import_module
 from typing import Any
 
 from ..protocol.agent_plan import Collectives
-
-# A collective that a rank is about to start, as faults and triggers see it. Fields that are costly to compute are
-# computed when they are read.
 
 
 class Call:
@@ -94,12 +95,6 @@ def _tensor(value: Any) -> Any:
             return None
         value = value[0]
     return value if hasattr(type(value), "is_cpu") else None
-
-
-# Collectives that are left out or started too late, so that this rank no longer matches the others.
-#
-# The caller must get the usual result of a collective: its tensors, and a Work to wait for. Here the Work is made from
-# a future. The future is complete at once, or when the real collective, which is started later, is complete.
 
 
 def left_out(call: Call) -> Any:

@@ -1,5 +1,14 @@
 """The collectives of this rank, seen through torch's dispatcher: c10d's, also those that DDP's C++ reducer and FSDP
-start, and functional ones."""
+start, and functional ones (`_c10d_functional`), which compiled code, DTensor and tensor parallelism call.
+
+The hooks on c10d are on the Autograd keys, and call the original with that key excluded. They must not be on the CPU
+key: a call of the kernel from there holds the GIL inside gloo, which deadlocks with gloo's own threads after some
+thousand calls. They don't see any collective under inference_mode. Each call costs some 20 us, so they are installed
+only if the plan needs them.
+
+The kernels of functional collectives call c10d below the Autograd keys. Their hooks are on the ADInplaceOrView key of
+the functional operators. Eager and compiled code (AOT, Inductor) pass it, with and without gradients. Calls with fake
+tensors, as when torch.compile traces, are not collectives and are left out."""
 
 from __future__ import annotations
 
@@ -16,8 +25,6 @@ from ..protocol.wire import Kind, Phase
 from .agent import Agent
 from .collective_calls import Call
 from .stamp_writer import Stamping
-
-# Reports when this rank joined the default process group, and how many seconds it waited for the other ranks.
 
 # Modules that hold `init_process_group` under their own name when torch is imported.
 _HOLDERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
@@ -50,13 +57,6 @@ class GroupHook:
     def _joined(self, blocked_s: float) -> None:
         self._agent.emit(Kind.GROUP_JOINED, {"blocked_s": round(blocked_s, 6)})
 
-
-# The c10d collectives of this rank, also those that DDP's C++ reducer and FSDP start, seen through torch's dispatcher.
-#
-# The hooks are on the Autograd keys, and call the original with that key excluded. They must not be on the CPU key: a
-# call of the kernel from there holds the GIL inside gloo, which deadlocks with gloo's own threads after some thousand
-# calls. The hooks don't see functional collectives (`_c10d_functional`, see collectives.py), nor any collective under
-# inference_mode. Each call costs some 20 us, so they are installed only if the plan needs them.
 
 _OPS = {
     "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "allgather_": "all_gather",
@@ -168,12 +168,6 @@ def _process_group() -> Any:
     torch: Any = import_module("torch.distributed")
     return torch.ProcessGroup
 
-
-# Functional collectives (`_c10d_functional`), which compiled code, DTensor and tensor parallelism call.
-#
-# Their kernels call c10d below the Autograd keys, so the hooks of collectives.py don't see them. The hooks here are on
-# the ADInplaceOrView key of the functional operators. Eager and compiled code (AOT, Inductor) pass it, with and without
-# gradients. Calls with fake tensors, as when torch.compile traces, are not collectives and are left out.
 
 _FUNCTIONAL_OPS = {
     "all_reduce": "all_reduce", "all_reduce_": "all_reduce", "all_reduce_coalesced": "all_reduce",

@@ -1,5 +1,5 @@
-"""Digests of bytes in memory, chunk by chunk, and wrappers for the files of a save, which digest everything that is
-written."""
+"""Digests of bytes in memory, chunk by chunk (xxh3 if the job's own Python has the package xxhash, else CRC-32), and
+wrappers for the files of a save, which digest everything that is written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from zlib import crc32
 
 from ..protocol.manifest import CHUNK
 from .background import Helper
-
-# Digests of bytes in memory, chunk by chunk: xxh3 if the job's own Python has the package xxhash, else CRC-32.
 
 
 def _xxh3() -> Any:
@@ -131,9 +129,6 @@ def view_of(data: Any, size: int) -> tuple[memoryview, Any]:
     if not size:
         return memoryview(b""), data
     return memoryview((ctypes.c_ubyte * size).from_address(data.data_ptr())).cast("B"), data
-
-
-# Wrappers for the files that a save writes to. They digest everything that is written.
 
 
 class Tee:

@@ -1,5 +1,25 @@
 """Which files the job reads and writes: the paths of checkpoints in events, the job's own files that it reads, and the
-files to which it writes what torch.save wrote to memory."""
+files to which it writes what torch.save wrote to memory.
+
+During an exploration (`torchaos explore`), the objects of an S3 store are files in the folder of ENV_STORE: they are
+reported by the paths of these files.
+
+Records which of the job's own files a rank reads, from Python's audit events. A cached twin is reused only while these
+files are unchanged. Files that native code opens, and checks whether a file exists, raise no audit event.
+
+Own files are Python modules outside of any installation, and files below the working directory or beside such a
+module. Each is written once to this rank's file in agent/reads, as a letter, the path and a NUL. Forked children
+(data-loader workers) write to the same file.
+
+Finds the file to which the job writes what torch.save wrote to a buffer in memory, so that it counts as a save.
+
+Many trainers save to a BytesIO, and a file backend then writes these bytes. After a torch.save to a buffer, the paths
+of files that are opened for writing are remembered. Such a file is that checkpoint if it has the size of the buffer
+and ends with the same bytes: a file of torch.save ends with an id that is made from its contents, and with the names,
+sizes and CRCs of its parts. A file is looked at before the next backward, optimizer step, rename or save to a buffer,
+and at the end of the process. If the process dies earlier, the save is not seen.
+
+If the job puts the bytes into an object store, its objects are looked at instead."""
 
 from __future__ import annotations
 
@@ -15,9 +35,6 @@ from typing import Any
 from ..protocol.rank_files import FAILED, LISTED, READ, WRITTEN
 from ..protocol.wire import ENV_STORE
 from .agent import Agent
-
-# The paths of checkpoints in events. During an exploration (`torchaos explore`), the objects of an S3 store are files
-# in the folder of ENV_STORE: they are reported by the paths of these files.
 
 _S3 = "s3://"
 _UNFINISHED = ".rclone_temp_"  # names of rclone's files for objects that are not complete yet
@@ -42,13 +59,6 @@ def objects() -> Iterator[tuple[str, os.stat_result]]:
                 elif not entry.name.startswith(_UNFINISHED):
                     yield entry.path, entry.stat()
 
-
-# Records which of the job's own files a rank reads, from Python's audit events. A cached twin is reused only while
-# these files are unchanged. Files that native code opens, and checks whether a file exists, raise no audit event.
-#
-# Own files are Python modules outside of any installation, and files below the working directory or beside such a
-# module. Each is written once to this rank's file in agent/reads, as a letter, the path and a NUL. Forked children
-# (data-loader workers) write to the same file.
 
 MOST = 5000  # paths that a process records at most
 _MADE = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1}  # which argument is the path that is created
@@ -151,16 +161,6 @@ def _imports() -> bool:
     except ValueError:
         return False
 
-
-# Finds the file to which the job writes what torch.save wrote to a buffer in memory, so that it counts as a save.
-#
-# Many trainers save to a BytesIO, and a file backend then writes these bytes. After a torch.save to a buffer, the paths
-# of files that are opened for writing are remembered. Such a file is that checkpoint if it has the size of the buffer
-# and ends with the same bytes: a file of torch.save ends with an id that is made from its contents, and with the names,
-# sizes and CRCs of its parts. A file is looked at before the next backward, optimizer step, rename or save to a buffer,
-# and at the end of the process. If the process dies earlier, the save is not seen.
-#
-# If the job puts the bytes into an object store, its objects are looked at instead.
 
 _MOST = 4  # buffers that wait for their file
 _FILES = 64  # files that were opened since

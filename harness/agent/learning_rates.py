@@ -1,5 +1,10 @@
-"""Learning rates, and the step counters of optimizers and schedulers: by how much they are ahead of the training, and
-how many steps a job goes back."""
+"""Learning rates, and the step counters of optimizers and schedulers, which are witnesses of the step at which a
+resumed job starts; and how many steps a job goes back when it loads a checkpoint between two steps.
+
+An optimizer's own step counter may be ahead of the training when training begins. Some frameworks create the
+optimizer's state by a step with gradients of zero (DeepSpeed, torch's `set_optimizer_state_dict`), and some optimizers
+do not begin to count with 1. This says something about the counter only if its state was not restored: then the
+counter was restored too, and what it counted is not known."""
 
 from __future__ import annotations
 
@@ -13,9 +18,6 @@ from ..protocol.wire import Kind
 if TYPE_CHECKING:
     from .agent import Agent
 
-
-# Learning rates, and the step counters of optimizers and schedulers. They are witnesses of the step at which a resumed
-# job starts.
 
 _MAX_GROUPS = 64
 # These classes don't call LRScheduler's __init__, and contain or replace other schedulers.
@@ -92,12 +94,6 @@ def _number(value: Any) -> float | None:
     return float(value)
 
 
-# Finds by how much an optimizer's own step counter is ahead of the training, when training begins. Some frameworks
-# create the optimizer's state by a step with gradients of zero (DeepSpeed, torch's `set_optimizer_state_dict`), and
-# some optimizers do not begin to count with 1. This says something about the counter only if its state was not
-# restored: then the counter was restored too, and what it counted is not known.
-
-
 class Ahead:
     """`waiting`: the id of the optimizer whose first training step has begun and has not been reported."""
 
@@ -126,10 +122,6 @@ class Ahead:
         self.waiting = None
         if counter is not None and counter > 1:
             self._agent.emit(Kind.AHEAD, {"steps": counter - 1})
-
-
-# Finds out how many steps a job goes back, or skips, when it loads a checkpoint between two steps. Standard library
-# only.
 
 
 class GoingBack:

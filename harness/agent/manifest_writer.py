@@ -1,5 +1,11 @@
 """Makes the manifest of a save in the background: the places of digested tensors in their file, and digests of the rest
-of the file."""
+of the file.
+
+Finds the places of digested tensors in their file (spans), after tensors were digested in memory.
+
+Makes manifests in the background. A save waits only until the digests are made, because the job may change the tensors
+as soon as the save returns, and until the file is opened, because the job may soon replace it by another file of the
+same name."""
 
 from __future__ import annotations
 
@@ -19,9 +25,6 @@ from ..protocol.manifest import CHUNK, FOLDER, VERSION, gaps
 from .agent import Agent
 from .background import Helper
 from .digesting_writers import ALGORITHM, Tee, Tensors, xxh3_64
-
-# Finds the places of digested tensors in their file (spans), after tensors were digested in memory. Also digests the
-# rest of the file.
 
 _READ = 1 << 20
 
@@ -154,10 +157,6 @@ class Manifest:
             partial.write_text(json.dumps(raw, separators=(",", ":")))
             partial.replace(self._path)
 
-
-# Makes manifests in the background. A save waits only until the digests are made, because the job may change the
-# tensors as soon as the save returns, and until the file is opened, because the job may soon replace it by another file
-# of the same name.
 
 HOOK = "manifests"
 _KEPT = 3  # folders of DCP saves whose newest manifest is remembered

@@ -1,5 +1,10 @@
 """What an injector in a rank works with: the place at which it is applied, and the lease of a fault that lasts; and how
-the agent loads it. Standard library only."""
+the agent loads it. Standard library only.
+
+Faults in a rank that last until they are undone, or until their lease is over. To undo a fault, the harness, the
+reaper or `torchaos recover` writes to its control page. The lease ends the fault if none of these is alive.
+
+The place at which a fault is applied in a rank that is its own target. Fits `interfaces.Site`."""
 
 from __future__ import annotations
 
@@ -20,10 +25,6 @@ if TYPE_CHECKING:
     from ..protocol.nccl_connections import NetOrder
     from .agent import Agent
     from .collective_calls import Call
-
-
-# Faults in a rank that last until they are undone, or until their lease is over. To undo a fault, the harness, the
-# reaper or `torchaos recover` writes to its control page. The lease ends the fault if none of these is alive.
 
 
 class Lease:
@@ -75,9 +76,6 @@ class Lasting:
         self.on_steps = [entry for entry in self.on_steps if entry[0].on]
         for _lease, then in self.on_steps:
             then()
-
-
-# The place at which a fault is applied in a rank that is its own target. Fits `interfaces.Site`.
 
 
 class RankSite:
@@ -163,9 +161,6 @@ class RankSite:
     def after_steps(self, then: Callable[[], None]) -> None:
         """Calls `then` after each step while the fault lasts."""
         self._agent.lasting.on_steps.append((self.lease, then))
-
-
-# Loads an injector from its file, in a Python that may not have torchaos installed.
 
 
 def load(source: str, injector: str, params: Mapping[str, Any]) -> Any:

@@ -1,5 +1,33 @@
 """Starts the agent in a rank, or counts attempts in a torchrun; and what has to be done as soon as a module is
-imported, or a signal comes."""
+imported, or a signal comes.
+
+Writes the name of each module that rank 0 imports into the file agent/imported, one per line. An exploration imports
+them once, in the process from which it forks ranks.
+
+Makes torch.compile skip the agent's files. Otherwise torch.compile would inline the agent's optimizer hooks into a
+compiled step. If it skips them, it breaks the graph at the hooks and runs them uncompiled. Torch breaks the graph at
+every optimizer step anyway, so a job that sets fullgraph=True works as before.
+
+Python stacks of a rank on request: at a signal, Python's faulthandler writes the main thread's stack to a file. It is
+C code that needs no interpreter lock, so it also works in a rank that hangs in a call, and costs nothing before.
+
+The harness sends the signal only when it is about to end the job, and only to a process that handles it.
+
+Runs in the torchrun of a job of one node, and records the number of its first attempt. Each torchrun counts its
+restarts from 0, and a script may start torchrun again (`until torchrun train.py; do sleep 1; done`). So the first
+attempt of a torchrun follows the last attempt of the torchrun before.
+
+Runs in the torchrun of each node, if the job has several nodes. Records each round of the rendezvous, and gives its
+number to the ranks.
+
+Torchelastic's own restart count is not enough: the agent of each node counts only the failures that it saw itself, a
+node that comes back begins at 0, and a change of membership does not count. The round has the same number on all
+nodes.
+
+Decide whether this process is a rank of the job, and start the agent if it is.
+
+RANK in the environment is not enough: spawned data-loader workers inherit it. A process is a rank if it has
+torchelastic's variables and no ancestor of it is armed."""
 
 from __future__ import annotations
 
@@ -24,8 +52,6 @@ from ..protocol.rank_files import STACKS, STACKS_SIGNAL
 if TYPE_CHECKING:
     from .agent import Agent
 
-
-# Calls a function when a module has been imported, without importing the module and without changing its loader.
 
 Then = Callable[[ModuleType], None]
 
@@ -84,10 +110,6 @@ class PostImport:
             return
 
 
-# Writes the name of each module that rank 0 imports into the file agent/imported, one per line. An exploration imports
-# them once, in the process from which it forks ranks.
-
-
 def install(agent: Agent) -> None:
     agent.saw("imported")
     if agent.who.rank:
@@ -103,21 +125,10 @@ def install(agent: Agent) -> None:
     sys.addaudithook(note)
 
 
-# Makes torch.compile skip the agent's files. Otherwise torch.compile would inline the agent's optimizer hooks into a
-# compiled step. If it skips them, it breaks the graph at the hooks and runs them uncompiled. Torch breaks the graph at
-# every optimizer step anyway, so a job that sets fullgraph=True works as before.
-
-
 def leave_alone(rules: ModuleType) -> None:
     """Makes torch.compile skip the agent's files. `rules`: the module torch._dynamo.trace_rules."""
     rules.SKIP_DIRS.extend(str(Path(__file__).parents[1] / room) for room in ("agent", "protocol"))
     rules._recompile_re()
-
-
-# Python stacks of a rank on request: at a signal, Python's faulthandler writes the main thread's stack to a file. It is
-# C code that needs no interpreter lock, so it also works in a rank that hangs in a call, and costs nothing before.
-#
-# The harness sends the signal only when it is about to end the job, and only to a process that handles it.
 
 
 def listen(who: Identity) -> None:
@@ -131,10 +142,6 @@ def listen(who: Identity) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         faulthandler.register(STACKS_SIGNAL, os.open(path, flags, 0o600), all_threads=False)
 
-
-# Runs in the torchrun of a job of one node, and records the number of its first attempt. Each torchrun counts its
-# restarts from 0, and a script may start torchrun again (`until torchrun train.py; do sleep 1; done`). So the first
-# attempt of a torchrun follows the last attempt of the torchrun before.
 
 _OF_RANK = re.compile(r"rank\d+-a(\d+)-p\d+x*\.jsonl")
 
@@ -206,13 +213,6 @@ def _is_other(event: wire.Event) -> bool:
     return pid != os.getpid() and ticks is not None and wire.start_ticks(pid) == ticks
 
 
-# Runs in the torchrun of each node, if the job has several nodes. Records each round of the rendezvous, and gives its
-# number to the ranks.
-#
-# Torchelastic's own restart count is not enough: the agent of each node counts only the failures that it saw itself, a
-# node that comes back begins at 0, and a change of membership does not count. The round has the same number on all
-# nodes.
-
 _PACKAGE = "torch.distributed.elastic.rendezvous"
 
 
@@ -262,12 +262,6 @@ def _record(number: int) -> None:
     data = {"done": True, "round": number, "node": node}
     events.emit(wire.Kind.ELASTIC_RENDEZVOUS, data)
     events.close()
-
-
-# Decide whether this process is a rank of the job, and start the agent if it is.
-#
-# RANK in the environment is not enough: spawned data-loader workers inherit it. A process is a rank if it has
-# torchelastic's variables and no ancestor of it is armed.
 
 
 @dataclass(frozen=True)

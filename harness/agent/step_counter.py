@@ -1,5 +1,19 @@
-"""Finds out when an iteration of the trainer ends, from its backwards and optimizer steps, and remembers across
-restarts how the optimizers take turns. Standard library only."""
+"""Finds out when an iteration of the trainer ends, from its backwards and optimizer steps. Independent of torch;
+standard library only.
+
+A *segment* ends with an optimizer step that had a backward before it. With one optimizer, a segment is an iteration.
+With several (a GAN: backward, D, backward, G), the iteration ends when all of them have stepped, or when an optimizer
+steps again after a backward of its own. From then on, the counter does not wait for an optimizer that had not stepped
+by that time.
+
+If some optimizers step more often than others (five steps of a critic for each step of a generator), nothing shows
+where a cycle begins, and a resumed process may begin anywhere in the cycle. So each step with a backward of its own is
+then an iteration. This count is the same wherever the process begins. Steps of other optimizers that follow without a
+backward belong to the same iteration.
+
+How the optimizers take turns is remembered across restarts: whether some step more often than others, and which do not
+step in each iteration. Without this, a step could count as an iteration before a restart, and as a part of an
+iteration after it. And the first iteration after a restart could end with another optimizer's step than before."""
 
 from __future__ import annotations
 
@@ -10,11 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import wire
-
-# Remembers across restarts how the optimizers of this job take turns: whether some optimizers step more often than
-# others, and which optimizers do not step in each iteration. Without this, a step could count as an iteration before a
-# restart, and as a part of an iteration after it. And the first iteration after a restart could end with another
-# optimizer's step than before.
 
 _UNEVEN, _LOOSE = "uneven-a{attempt}", "loose-a{attempt}-r{rank}"  # files beside the plan
 
@@ -50,19 +59,6 @@ class Cycle:
         if not any(optimizer.state for optimizer in optimizers):
             return []
         return [self._folder / name.format(attempt=number, rank=self._rank) for number in range(self._attempt)]
-
-
-# Finds out when an iteration of the trainer ends, from its backwards and optimizer steps. Pure; independent of torch.
-#
-# A *segment* ends with an optimizer step that had a backward before it. With one optimizer, a segment is an iteration.
-# With several (a GAN: backward, D, backward, G), the iteration ends when all of them have stepped, or when an optimizer
-# steps again after a backward of its own. From then on, the counter does not wait for an optimizer that had not stepped
-# by that time.
-#
-# If some optimizers step more often than others (five steps of a critic for each step of a generator), nothing shows
-# where a cycle begins, and a resumed process may begin anywhere in the cycle. So each step with a backward of its own
-# is then an iteration. This count is the same wherever the process begins. Steps of other optimizers that follow
-# without a backward belong to the same iteration.
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,12 @@
 """Collects what was seen in the current iteration: its segments, the seconds of its phases, and whether a further epoch
-began."""
+began.
+
+The seconds of a step that the host spent in each phase. Time in a nested phase counts for the inner phase only.
+
+Finds out when a further epoch begins: with the first backward after a loader of the training had no more batches. By
+then all that the loop does at the end of an epoch, such as a validation or a save, is over. Some loops, such as
+Lightning's, count the batches, and never ask a loader for more than it has. Then an epoch begins with the first
+backward after another iterator has begun."""
 
 from __future__ import annotations
 
@@ -14,9 +21,6 @@ from .sample_digests import Batch
 
 if TYPE_CHECKING:
     from .agent import Agent
-
-
-# The seconds of a step that the host spent in each phase. Time in a nested phase counts for the inner phase only.
 
 
 class Phases:
@@ -67,9 +71,6 @@ class Phases:
         if phase is not None:
             self._seconds[phase] += now - self._since
         self._since = now
-
-
-# Collects the observations of the current iteration, by segment, until the counter knows which segments belong to it.
 
 
 @dataclass(frozen=True)
@@ -136,11 +137,6 @@ class Tally:
         )  # fmt: skip
         return whole
 
-
-# Finds out when a further epoch begins: with the first backward after a loader of the training had no more batches. By
-# then all that the loop does at the end of an epoch, such as a validation or a save, is over. Some loops, such as
-# Lightning's, count the batches, and never ask a loader for more than it has. Then an epoch begins with the first
-# backward after another iterator has begun.
 
 _BEGUN = "_torchaos_begun"
 

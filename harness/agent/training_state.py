@@ -1,5 +1,14 @@
-"""The training state in a few bytes: check sums of the parameters and of the optimizers' moments after each step; and
-the tensors that a job trains or carries, by name."""
+"""The training state in a few bytes: check sums (check_sums.py) of the parameters and of the optimizers' moments after
+each step and before the first, and the norm of the gradient; and the tensors that a job trains or carries, by name.
+
+A check sum shows that two runs differ, but not how much. A *sketch* does: the norm of all parameters, and SUMS sums
+over the parameters. In each sum, every parameter has its own sign, + or -. If the parameters of two runs differ, each
+sum differs by about the norm of the difference (Johnson and Lindenstrauss).
+
+Modules and optimizers of plain classes (Muon in many scripts) are looked for among all objects of the process: the
+first two times, and a few times again if an optimizer trains a parameter that has no name. The names are those of the
+outermost module, without the parts that wrappers add. A module in which nothing is trained, such as an average or a
+teacher, gets its class as a prefix: `AveragedModel:0.weight`. A name that two tensors share is left out."""
 
 from __future__ import annotations
 
@@ -16,13 +25,6 @@ from ..protocol.wire import Kind
 from .agent import Agent
 from .loss import is_capturing
 from .tally import Shown
-
-# The training state in a few bytes: check sums (check_sums.py) of the parameters and of the optimizers' moments after
-# each step and before the first, and the norm of the gradient.
-#
-# A check sum shows that two runs differ, but not how much. A *sketch* does: the norm of all parameters, and SUMS sums
-# over the parameters. In each sum, every parameter has its own sign, + or -. If the parameters of two runs differ, each
-# sum differs by about the norm of the difference (Johnson and Lindenstrauss).
 
 _MOST_MOMENTS = 16  # per parameter
 SPIKE, MEMORY = 10.0, 20  # a note is written if the norm is more than SPIKE times the mean of the last MEMORY steps
@@ -134,15 +136,6 @@ def is_shared_out(optimizer: Any) -> bool:
     return own < all_
 
 
-# The tensors that a job trains or carries, by name: parameters, buffers, and what optimizers keep for each parameter.
-#
-# Modules and optimizers of plain classes (Muon in many scripts) are looked for among all objects of the process: the
-# first two times, and a few times again if an optimizer trains a parameter that has no name. The names are those of the
-# outermost module, without the parts that wrappers add. A module in which nothing is trained, such as an average or a
-# teacher, gets its class as a prefix: `AveragedModel:0.weight`. A name that two tensors share is left out.
-
-# The parts that wrappers (DDP, torch.compile, FSDP, checkpointing of activations) add to a parameter's name.
-
 _ALWAYS, _TRIES = 2, 4  # searches: in any case, and at most
 _DEEP = 4  # containers inside each other
 
@@ -150,6 +143,8 @@ Named = dict[str, Any]  # tensors by name
 
 
 class Names:
+    """The parts that wrappers (DDP, torch.compile, FSDP, checkpointing of activations) add to a parameter's name."""
+
     def __init__(self, torch: Any) -> None:
         self._torch, self._tries = torch, 0
         self._modules: list[weakref.ref[Any]] = []  # the outermost ones

@@ -61,10 +61,6 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import injector_of
 from torchaos.harness.running.engine.watches import check_disk
 
-# What goes wrong after the first death. While the job goes on, it dies again: the resume from a state of an exploration
-# is recorded, and is then explored like the run itself. Or before the job is started again, a `checkpoint.*` fault hits
-# the files: so a job may find its newest checkpoint half-written, and the one before it damaged.
-
 FOLDER = "again"  # in the folder of the first exploration
 
 
@@ -141,18 +137,6 @@ def _hit(state: State, fault: PlannedFault, root: Path) -> Iterator[State]:
         state, name=f"{state.name}-{fault.id}", model=f"{state.model}, {fault.inject}", tree=tree, damage=tuple(said)
     )
 
-
-# An exploration: one run is recorded, and the job is resumed from each state that a death could have left.
-#
-# out/NAME/scenario.yaml, plan.json   as in a run directory
-#          recorded/                  the run directory of the recorded run
-#          recording/                 its operations, and the bytes that it wrote
-#          twins/N                    the runs that resumes are judged against
-#          now/                       the run directory of the present resume
-#          outcomes.jsonl             a line for each state that was tried; a stopped exploration continues after it
-#          failing/STATE/             the run directory of a resume that failed, with state/ (the state's files) and
-#                                     reproduce.sh
-#          explored.json, report.html
 
 KEPT = 3  # the most run directories that are kept for each class of outcomes
 _LEAST_PATIENCE_S, _PATIENCE = 60.0, 3.0  # seconds; and how many times the longest silence of the recorded run

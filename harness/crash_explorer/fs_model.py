@@ -17,9 +17,6 @@ from typing import Any
 from torchaos.harness.crash_explorer.folder_contents import Blobs, Content, Extent, Tree
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 
-# A content of the checkpoint folder that a death can leave. States with equal files are tried once and, if there are
-# too many, a choice that covers the likely bugs.
-
 
 @dataclass(frozen=True)
 class State:
@@ -122,9 +119,6 @@ def _features(state: State) -> Iterator[Feature]:
         if len(state.lost) == 1:
             yield "before", state.model, operation.number, last
 
-
-# The effect of each operation of a recording. Files and folders are numbers (nodes) instead of paths, so that an
-# operation means the same in another order than the recorded one.
 
 Cut = Mapping[int | None, int]  # how many operations each rank has done; None: processes of no rank
 ROOT = 0  # the folder itself

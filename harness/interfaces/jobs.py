@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from torchaos.harness.interfaces.faults import Handle
 
 
-# A job: how it is started, and its nodes and ranks.
-
-
 @dataclass(frozen=True)
 class JobSpec:
     """Everything that a launcher needs to start the job once. Paths are absolute; placeholders are filled in."""
@@ -156,9 +153,6 @@ class RemoteLauncher(Launcher, Protocol):
     def gone(self, node: Node) -> bool:
         """Whether a node does not exist any more. Then nothing is left of what faults changed in it."""
         return False
-
-
-# The place at which a fault is applied.
 
 
 class Site(Protocol):

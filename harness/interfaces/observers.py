@@ -33,9 +33,6 @@ class Watched:
     ended: threading.Event = field(default_factory=threading.Event)
 
 
-# The interface of a checkpoint format.
-
-
 class CheckpointFormat(Protocol):
     """How checkpoints of one format are recognised and read. Inherit from `Format` in checkpoints/formats/format.py: it
     has a default for everything but the name."""

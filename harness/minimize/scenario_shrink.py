@@ -25,8 +25,6 @@ from torchaos.harness.scenario.job_override import settled_scenario
 from torchaos.harness.scenario.loader import override
 from torchaos.harness.scenario.yaml_source import dumped, read
 
-# Runs one scenario by the command line, in its own process, so that its memory is freed when it ends.
-
 JUDGED = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 
 
@@ -89,10 +87,6 @@ def _result(home: Path) -> Result:
         told = (home / "console.log").read_text(errors="replace").strip().splitlines()[-1:]
         raise ChaosError(f"{home}: the run left no result: {told[0] if told else error}") from error
 
-
-# Delta debugging: the smallest part of a list that still fails. The algorithm is ddmin (Zeller and Hildebrandt,
-# Simplifying and Isolating Failure-Inducing Input, 2002). It tries subsets and then their complements, in smaller and
-# smaller parts. The result is 1-minimal: without any single one of its items it does not fail.
 
 Item = TypeVar("Item")
 

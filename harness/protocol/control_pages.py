@@ -1,5 +1,21 @@
 """Memory-mapped pages: the control page of a fault, which the harness shares with a rank, and the page on which the
-agent orders a stall of an NCCL call. Standard library only."""
+agent orders a stall of an NCCL call. Standard library only.
+
+The control page: a file through which the harness and a rank exchange numbers about one fault, and the wait for such a
+number.
+
+The C library injectors/native/nvtx/stall.c reads it.
+
+A file of 4096 bytes, `p<pid>.nvtx` in the folder that `ENV_NVTX` names; native signed 64-bit words:
+
+    0 MAGIC  1 CALLS  2 ORDER  3 NTH  4 MIN_BYTES  5 MAX_BYTES  6 LEASE_NS  7 NUMBER  8 MATCHED  9 STALLED
+    10 BEGUN_NS  11 ENDED_NS  12 LAST_BYTES; at byte 256 the call's name, at byte 512 the path of the control page
+
+The agent writes which call it selects (the name, NTH, MIN_BYTES and MAX_BYTES; -1: any size), LEASE_NS, NUMBER (the
+firing that the control page's GO takes back), and ORDER last. ORDER counts from 1; a new value makes the order valid.
+The library writes CALLS (NCCL calls seen), MATCHED (calls that match), STALLED (the last order carried out), BEGUN_NS
+and ENDED_NS of the stall (CLOCK_MONOTONIC, nanoseconds), and LAST_BYTES of that call (-1: NCCL before 2.26 does not
+say)."""
 
 from __future__ import annotations
 
@@ -12,9 +28,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import ClassVar, TypeVar
-
-# The control page: a file through which the harness and a rank exchange numbers about one fault, and the wait for such
-# a number. Standard library only.
 
 _SHORTEST_S, _LONGEST_S, _SHARE = 0.0002, 0.02, 0.02
 
@@ -94,8 +107,6 @@ class ControlPage:
         self._map.close()
 
 
-# A page that the agent shares with one of torchaos's C libraries in the same process. Standard library only.
-
 Self = TypeVar("Self", bound="NativePage")
 
 
@@ -130,20 +141,6 @@ class NativePage:
         """Whether the library is loaded in this process. NCCL loads it with its first call or communicator."""
         return bool(self._words[0] == self.magic)
 
-
-# The page on which the agent orders a stall of an NCCL call. The C library injectors/native/nvtx/stall.c reads it.
-# Standard library only.
-#
-# A file of 4096 bytes, `p<pid>.nvtx` in the folder that `ENV_NVTX` names; native signed 64-bit words:
-#
-#     0 MAGIC  1 CALLS  2 ORDER  3 NTH  4 MIN_BYTES  5 MAX_BYTES  6 LEASE_NS  7 NUMBER  8 MATCHED  9 STALLED
-#     10 BEGUN_NS  11 ENDED_NS  12 LAST_BYTES; at byte 256 the call's name, at byte 512 the path of the control page
-#
-# The agent writes which call it selects (the name, NTH, MIN_BYTES and MAX_BYTES; -1: any size), LEASE_NS, NUMBER (the
-# firing that the control page's GO takes back), and ORDER last. ORDER counts from 1; a new value makes the order valid.
-# The library writes CALLS (NCCL calls seen), MATCHED (calls that match), STALLED (the last order carried out), BEGUN_NS
-# and ENDED_NS of the stall (CLOCK_MONOTONIC, nanoseconds), and LAST_BYTES of that call (-1: NCCL before 2.26 does not
-# say).
 
 ENV_NVTX = "TORCHAOS_NVTX"
 SIZE = 4096

@@ -4,7 +4,23 @@
 
 The base64 part is little-endian: the fixed part (_HEAD), the numbers of values that follow and the codes of the phases
 (the shape), the seconds of each phase, the losses, the learning rates, the digests of the samples (6 bytes each), the
-indices (8 bytes each), and the CRC-32 of everything before it, including the text."""
+indices (8 bytes each), and the CRC-32 of everything before it, including the text.
+
+The event of a usual step as a packed line: it is written in every step, and is a third as long as JSON.
+
+    #SOURCE RECORD            if SOURCE is rankR-aA-..., the name of the file of rank R in attempt A
+    #SOURCE=R,A RECORD        otherwise
+
+The record is little-endian: flags, the phases (a bit for each), the numbers of losses, rates, samples and indices; the
+fixed part (_HEAD); which values are None (only if there are such); the microseconds in each phase, the losses, the
+learning rates, the digests of the samples (ROW bytes each), the indices (4 or 8 bytes each), and the CRC-32 of
+everything before it, including the text. So a damaged line is detected. With the flag SUMS, the sums of the samples
+and of the indices (sample_sums.py, 8 bytes each) stand in place of digests and indices.
+
+No byte of the line but its last is a newline: after each 240 bytes of the record the next part begins, and each part
+begins with a byte with which all its bytes were XORed so that none of them is a newline.
+
+`wire.Event.from_line` reads it; a step that does not fit is written as JSON."""
 
 from __future__ import annotations
 
@@ -54,22 +70,6 @@ def unpack_text(line: bytes, phases: Sequence[str], payload: Callable[..., dict[
     return {"source": source, "rank": int(rank), "attempt": int(attempt), "seq": seq, "wall_s": wall_s,
             "mono_s": mono_s, "step": step, "data": data}  # fmt: skip
 
-
-# The event of a usual step as a packed line: it is written in every step, and is a third as long as JSON.
-#
-#     #SOURCE RECORD            if SOURCE is rankR-aA-..., the name of the file of rank R in attempt A
-#     #SOURCE=R,A RECORD        otherwise
-#
-# The record is little-endian: flags, the phases (a bit for each), the numbers of losses, rates, samples and indices;
-# the fixed part (_HEAD); which values are None (only if there are such); the microseconds in each phase, the losses,
-# the learning rates, the digests of the samples (ROW bytes each), the indices (4 or 8 bytes each), and the CRC-32 of
-# everything before it, including the text. So a damaged line is detected. With the flag SUMS, the sums of the samples
-# and of the indices (sample_sums.py, 8 bytes each) stand in place of digests and indices.
-#
-# No byte of the line but its last is a newline: after each 240 bytes of the record the next part begins, and each part
-# begins with a byte with which all its bytes were XORed so that none of them is a newline.
-#
-# `wire.Event.from_line` reads it; a step that does not fit is written as JSON.
 
 MARK = b"#"
 ROW = 6  # bytes of the digest of a sample

@@ -1,4 +1,7 @@
-"""The result of one call of `torchaos run`, for tests, the text of a failure, and variations of a scenario."""
+"""The result of one call of `torchaos run`, for tests; the text of a failure (the reason, values with their bounds, the
+events around the fault, and lines of the scenario); and variations of a scenario: seeds, ranks, phases, steps, or any
+other value. Secrets are masked, because the text goes to terminals and JUnit files. The run directory is read only when
+it is needed."""
 
 from __future__ import annotations
 
@@ -20,10 +23,6 @@ if TYPE_CHECKING:
     from torchaos.harness.protocol.wire import Event
     from torchaos.harness.record.record import Record
 
-
-# The result of one call of `torchaos run`, for tests, and the text of a failure: the reason, values with their bounds,
-# the events around the fault, and lines of the scenario. Secrets are masked, because the text goes to terminals and
-# JUnit files. The run directory is read only when it is needed.
 
 _ROLLBACK = 4  # the exit code for an incomplete rollback
 
@@ -252,8 +251,6 @@ def _pointers(run: Run) -> Iterator[str]:
     if run.result.get("reproduce"):
         yield f"again:  {run.result['reproduce']}"
 
-
-# Variations of a scenario: seeds, ranks, phases, steps, or any other value.
 
 _KEYS = {"rank": "faults.0.target.rank", "phase": "faults.0.when.phase", "step": "faults.0.when.step"}
 _OPTIONS = {"seeds": "seed", "ranks": "rank", "phases": "phase", "steps": "step"}  # the marker's arguments

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchaos.harness.agent.manifest_writer import Manifest
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.verify import verify
 from torchaos.harness.checkpoints.verify.manifests import Manifests
 from torchaos.harness.host.disk import born_ns
-from torchaos.harness.protocol.manifest import Manifest
 
 
 def test_an_inode_that_is_used_again_is_no_rename(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""All checks of one checkpoint, and their result: problems that name the tensors, elements and bits if possible."""
+"""All checks of one checkpoint, and their result: problems that name the tensor, the element and the byte, or else the
+part of the file."""
 
 from __future__ import annotations
 
@@ -21,10 +22,6 @@ from ..layout import Checkpoint, Checksum, Problem, Shard, TensorEntry, Trouble
 from ..zip_records import locate
 from .manifests import Manifests, Saved
 from .stream import BadChunk, Found, Nans, Stream, rest_differs, windows
-
-# Makes problems from the results of the stream, and names the tensors, elements and bits if possible.
-#
-# Finds the tensor, element and byte at an offset in a file. If the byte belongs to no tensor, the part of the file.
 
 _NESTED = 64  # how many tensors before an offset are checked, because views of one storage may overlap it
 
@@ -226,8 +223,6 @@ def _problem(kind: Trouble, text: str, path: str, at: Place, offset: int, bit: i
     bits = (8 * at.byte + bit,) if at.tensor else None
     return Problem(kind, text, path, at.tensor, at.element, bits, offset)
 
-
-# All checks of one checkpoint, and their result.
 
 ALL = frozenset({"crc", "digest", "nan"})
 

@@ -1,4 +1,9 @@
-"""The base classes of faults of a link between nodes, and of whole nodes."""
+"""The base classes of faults of a link between nodes, and of whole nodes.
+
+`network.partition` and `network.loss` drop packets; `network.delay` and similar faults send them through a shaper,
+which is netem if the kernel has it, otherwise a packet queue.
+
+Faults of whole nodes. They hit all of the job's processes there: torchrun, the ranks, and their child processes."""
 
 from __future__ import annotations
 
@@ -32,9 +37,6 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.handles import Process
 from torchaos.harness.rollback.network_handles import IPTABLES, QDISC_MARK, Qdisc, QueueRule, mark_of
-
-# The base classes of faults of a link: `network.partition` and `network.loss` drop packets; `network.delay` and similar
-# faults send them through a shaper, which is netem if the kernel has it, otherwise a packet queue.
 
 
 class CutFault(Fault):
@@ -178,8 +180,6 @@ class ShapedFault(Fault):
     def _shapers(self, site: NodeSite) -> list[Shaper]:
         return [Shaper(site.fault, link_of(live), Shape(**self.shape())) for live in site.nodes]
 
-
-# Faults of whole nodes. They hit all of the job's processes there: torchrun, the ranks, and their child processes.
 
 KILL_S = 30.0  # seconds
 

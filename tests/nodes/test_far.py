@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import pytest
+
 from torchaos.harness.protocol.wire import Kind
 
 STEP = {"step": 8, "phase": "backward"}
@@ -24,6 +26,7 @@ def test_a_rank_of_another_node_is_killed(nodes: Any) -> None:
     assert not list((nodes.folder / "tmp").glob("torchaos-*/*"))
 
 
+@pytest.mark.slow
 def test_a_node_stops_for_its_time(nodes: Any) -> None:
     """The agent of the node stops all processes there while their rank is held, and resumes them when the time is over,
     by its own clock; the other node is not touched."""
@@ -38,6 +41,7 @@ def test_a_node_stops_for_its_time(nodes: Any) -> None:
     assert {event.source for event in nodes.events(Kind.RANK_STATE)} == {"node1"}
 
 
+@pytest.mark.slow
 def test_a_fault_that_is_seen_from_outside(nodes: Any) -> None:
     """A fault without a step begins when the controller says so, on the node that has its rank at that time."""
     fault = {"inject": "process.kill", "target": {"rank": 1}, "when": {"time": "1s"}}

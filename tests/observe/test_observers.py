@@ -91,6 +91,7 @@ def test_one_stopped_among_spinning_ones_is_quiet() -> None:
         assert idle.stopped == [1]
 
 
+@pytest.mark.slow
 def test_ranks_that_only_look_at_a_page_are_quiet_on_a_busy_machine() -> None:
     """They use hardly any CPU, and wait for it at each look; a rank that is put off its work is not quiet."""
     crowd = [subprocess.Popen([sys.executable, "-S", "-c", CROWDED + BUSY]) for _ in range(4)]

@@ -105,6 +105,7 @@ def test_the_wheel_carries_the_licence(names: set[str]) -> None:
     assert [name for name in names if name.endswith("LICENSE")]
 
 
+@pytest.mark.slow
 def test_a_wheel_needs_no_compiler(checkout: Path, tmp_path: Path) -> None:
     """Where the C parts can't be compiled the wheel is built all the same, with their sources alone."""
     source = shutil.copytree(checkout, tmp_path / "source", ignore=shutil.ignore_patterns("build", "*.egg-info"))

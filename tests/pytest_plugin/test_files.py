@@ -16,6 +16,7 @@ CASES = ["faults", "recovery_time", "checkpoint_integrity", "loss_continuity", "
          "completed", "rollback"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_only_what_was_asked_for_is_collected(project: Project) -> None:
     """A project's YAML is not looked at unless it is named or matches a pattern that the project set; of that, only
     scenarios are taken. No run is started by collecting."""
@@ -58,6 +59,7 @@ def test_a_scenario_in_braces_is_collected(project: Project) -> None:
     assert "a.json:" in project.pytest("chaos/a.json").text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [("\n", "\r\n"), ("\n", "\r"), ("scenario:", "\ufeffscenario:")])
 def test_other_line_ends_and_a_byte_order_mark_are_read(project: Project, change: tuple[str, str]) -> None:
     """As `torchaos run` reads them; a file that can't be read is an error of its own."""
@@ -111,6 +113,7 @@ def test_a_failure_shows_what_its_reader_needs(project: Project) -> None:
     assert "def " not in story
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_ci", ["", "true"])
 def test_several_failures_of_a_run_do_not_repeat_its_story(project: Project, on_ci: str) -> None:
     """What happened around the fault is shown once, with the first failure, also on a CI machine, where pytest does not
@@ -128,6 +131,7 @@ def test_several_failures_of_a_run_do_not_repeat_its_story(project: Project, on_
     assert "not measured" not in done.text
 
 
+@pytest.mark.slow
 def test_an_assertion_alone_does_not_pass_in_a_run_that_proves_nothing(project: Project) -> None:
     """Chosen by -k, an assertion that holds in a run whose fault was not felt is inconclusive; one beside an assertion
     that could not be judged passes; and on a machine that was not put in order, nothing does."""
@@ -141,6 +145,7 @@ def test_an_assertion_alone_does_not_pass_in_a_run_that_proves_nothing(project: 
     assert "the rollback is incomplete: process.freeze could not be taken back" in dirty.text
 
 
+@pytest.mark.slow
 def test_repetitions_are_judged_together(project: Project) -> None:
     """A scenario that is repeated has one test for all its repetitions: one that failed among others that passed is a
     failure where all had to pass, and none where a share was enough; the failed one's story is shown."""
@@ -189,6 +194,7 @@ def test_pytests_own_options_behave(project: Project) -> None:
     assert chosen.counts() == {"passed": 1, "deselected": 7}
 
 
+@pytest.mark.slow
 def test_scenarios_are_multiplied(project: Project) -> None:
     """By seed, rank, phase or any key: one set of tests each, named by the values, run with them."""
     project.scenario("good")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from torchaos.harness.analysis.checkpointing.save_schedule import standstill
 from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, Seconds, failed, inconclusive, passed
-from torchaos.plugin.analysis import Save
+from torchaos.plugin.analysis import Save, standstill
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness import registry
 from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Record, failed, inconclusive, passed
-from torchaos.plugin.analysis import Landing, landings
+from torchaos.plugin.analysis import Landing, is_of_gpu, landings
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class CheckpointTriggered(Assertion):
     def _is_sign(self, run: Record, hit: Landing) -> bool:
         if self.sign is not None:
             return hit.fault == self.sign
-        return any(fault.id == hit.fault and registry.family_of(fault.inject) == "gpu" for fault in run.plan.faults)
+        return is_of_gpu(run, hit)
 
 
 def _death(run: Record, hit: Landing) -> float | None:

@@ -3,36 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 
-from torchaos.harness.analysis.comparison.agreement import history_of
-from torchaos.harness.analysis.comparison.sample_counts import other_skips
-from torchaos.harness.analysis.ending import (
-    TeardownAbort,
-    aborts_at_exit,
-    cause_of_end,
-    failed_rank,
-    final_step,
-    teardown_aborts,
-)
-from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
-from torchaos.harness.record.plan import counted
-from torchaos.plugin import (
-    Assertion,
-    Finding,
-    First,
-    Harm,
-    History,
-    Need,
-    Outcome,
-    Record,
-    What,
-    failed,
-    inconclusive,
-    passed,
-)
-from torchaos.plugin.analysis import each
+from torchaos.plugin import Assertion, Finding, Harm, Need, Record
+from torchaos.plugin.analysis import completion, each
 
 
 @dataclass(frozen=True)
@@ -49,101 +23,4 @@ class Completed(Assertion):
     outputs: Sequence[str] = ()
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        history = history_of(run, twins)
-        due = self.steps if self.steps is not None else final_step(twins[0]) if twins else None
-        aborts = teardown_aborts(run, due)
-        ended = _ending(run, history, due, aborts) or _unseen(run, twins, due)
-        finding = ended or _steps(run, history, due, aborts) or self._outputs(run, twins) or _well(history, due, aborts)
-        if twins and not ended and finding.outcome is Outcome.FAILED:
-            skips = other_skips(history.by_step(), twins[0].history.by_step())
-            finding = replace(finding, reason=f"{finding.reason}: {skips}") if skips else finding
-        first = First(What.ENDING, history.last_step or 0)
-        measured = {"exit_code": run.exit_code, "last_step": history.last_step, "teardown_aborts": len(aborts)}
-        return replace(
-            finding, first=first, measured=measured, bound={} if due is None else {"exit_code": 0, "steps": due}
-        )
-
-    def _outputs(self, run: Record, twins: Sequence[Record]) -> Finding | None:
-        """The finding for a job that lacks a file which its twin wrote; None if it has all of them."""
-        for pattern in self.outputs if twins else ():
-            listed = [one.artifacts.get("files") for one in (run, twins[0])]
-            if None in listed:
-                return inconclusive("the files that the job left were not listed; run it again")
-            ours, theirs = ([name for name in names or () if fnmatchcase(name, pattern)] for names in listed)
-            if not theirs:
-                return inconclusive(f"the twin left no file {pattern}; correct completed.outputs")
-            if missing := sorted(set(theirs) - set(ours)):
-                more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-                lacks = f"{missing[0]} is missing, which the twin has{more}"
-                return failed(f"the job ended well, and did not write all its results: {lacks}", missing=missing)
-        return None
-
-
-def _ending(run: Record, history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:
-    """The finding for a job that ended in a wrong way; None if it ended well."""
-    stopped, exited, code = run.stopped, run.exited, run.exit_code
-    if stopped and (not exited or exited.mono_s >= stopped.mono_s):
-        if due is not None and history.last_step == due and not history.unplaced:
-            waited_s = stopped.mono_s - (history.executions.last_s() or stopped.mono_s)
-            ended = f"torchaos ended it {waited_s:.0f} s later ({stopped.data['reason']})"
-            return failed(f"{counted(due, 'step', 'was/were')} done, and the job never exited: {ended}")
-        return failed(f"the job did not end by itself: {stopped.data['reason']}")
-    if code is None:
-        return inconclusive("nothing shows how the job ended")
-    broken = failed_rank(run)
-    if code == 0 and broken:
-        how = f"rank {broken.rank} ended with exit code {broken.exit_code} in the last attempt"
-        return failed(f"{how}, though the command's own exit code is 0{_cause(run)}")
-    last = run.history.attempts[-1].number if run.history.attempts else None
-    if aborts and aborts[-1].attempt == last:
-        return None  # only the exit of the interpreter failed, and other checks verify the files
-    seen = [one for one in aborts_at_exit(run, due) if one.attempt == last]
-    if code == 0 and not seen:
-        return None
-    if not seen:
-        return failed(f"the job ended with exit code {code}{_cause(run)}")
-    return failed(f"the job ended with exit code {code}: {_abort(seen[-1])}; its last checkpoint could not be verified")
-
-
-def _unseen(run: Record, twins: Sequence[Record], due: int | None) -> Finding | None:
-    """The finding for a job whose twin made no step that was seen."""
-    if due is not None or not twins:
-        return None
-    return inconclusive(f"exit code {run.exit_code}, and no step of the twin was seen: {why_unseen(twins[0], 'steps')}")
-
-
-def _steps(run: Record, history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:
-    """The finding for a job that ended in a wrong step; None if the step is right or there is nothing to compare it
-    with."""
-    if due is None:
-        return None
-    if history.unplaced:
-        return inconclusive(why_unplaced(run, history.unplaced))
-    last = history.last_step
-    if last is None:
-        return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
-    if last < due:
-        return failed(f"the job ended with exit code 0 in step {last}, {due - last} short of {due}")
-    if last > due and not aborts:
-        return failed(f"the job went on to step {last}, {last - due} beyond {due}")
-    return None
-
-
-def _well(history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding:
-    note = f". Set aside: {_abort(aborts[0])}; torch's own fault, not the job's." if aborts else ""
-    if due is None:
-        return inconclusive(
-            f"exit code 0 after step {history.last_step}, and without a twin nothing shows that this is the last step; "
-            f"give `completed` the number of steps{note}"
-        )
-    code = "exit code 0" if not note else "the job was done"
-    return passed(f"{code} after step {due}, the last one{note}")
-
-
-def _abort(abort: TeardownAbort) -> str:
-    return f"rank {abort.rank} aborted at interpreter exit, after its last step ({abort.last_step})"
-
-
-def _cause(run: Record) -> str:
-    known = cause_of_end(run, run.history.attempts[-1].number if run.history.attempts else 0)
-    return f": {known}" if known else ""
+        return completion(run, twins, self.steps, self.outputs)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from torchaos.harness.analysis.checkpointing.carried_state import Carried, resumes_carried, torn
-from torchaos.harness.analysis.checkpointing.restored_state import in_words
-from torchaos.harness.analysis.claims import said
-from torchaos.harness.analysis.ending import not_restarted
-from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
-from torchaos.plugin import Assertion, Finding, First, Harm, Need, Record, What, failed, inconclusive, passed
-from torchaos.plugin.analysis import each
+from torchaos.plugin import Assertion, Finding, Harm, Need, Record
+from torchaos.plugin.analysis import each, restored_state
 
 
 @dataclass(frozen=True)
@@ -24,69 +19,9 @@ class StateRestored(Assertion):
 
     name = "state_restored"
     needs = frozenset({Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS})
+    requires = (Need.STEPS, Need.STATE)
     harm = Harm.WRONG_RESULT
-
-    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        history = run.history
-        if not history.executions:
-            return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
-        if not any(one.parameters for one in history.executions.with_state):
-            return inconclusive(f"no parameters were seen: {why_unseen(run, 'parameters')}")
-        if history.unplaced:
-            return inconclusive(why_unplaced(run, history.unplaced))
-        found = list(resumes_carried(run))
-        if not found:
-            if len(history.attempts) == 1:
-                return not_restarted(run, "so nothing had to be restored")
-            if _nothing_was_saved(run):
-                return passed(
-                    "no save of a checkpoint was complete when the job was restarted, so nothing could be restored",
-                    resumes=0,
-                )
-            return inconclusive("no attempt resumed from a step that this run had done, so nothing was restored")
-        for one in found:
-            if words := torn(history, one.attempt.segments[0]) if one.attempt.segments else "":
-                return failed(words, First(What.PARAMETERS, one.step), step=one.step)
-        lost = next((one for one in found if one.lost), None)
-        if lost:
-            first_s = history.executions.of_attempt(lost.attempt.number).first_s()
-            return replace(_lost(lost), at_s=first_s)
-        blind = next((one for one in found if one.parameters is None or one.moments is None), None)
-        if blind:
-            return inconclusive(
-                f"over {blind.in_words}, the check sums of the ranks can't be added up, and each rank's sum differs "
-                "from its earlier sum: not all ranks reported a sum, or they hold parts of the model that are not "
-                "DTensors"
-            )
-        restored = said("restored", found=_list(found[-1].kept))
-        more = f" and {len(found) - 1} more before it" if len(found) > 1 else ""
-        well = passed(f"{restored}, over {found[-1].in_words}{more}", resumes=len(found))
-        odd = next((one for one in found if one.generators), None)
-        if odd is None:
-            return well
-        return replace(well, reason=f"{well.reason}; {odd.generators}", cause="but the RNG state differs")
-
     judge_replicas = each
 
-
-def _nothing_was_saved(run: Record) -> bool:
-    """Whether the last restart came before the first checkpoint, in a job whose saves can be seen."""
-    ends = [save.ended_s for save in run.history.saves if save.ended_s is not None]
-    return bool(ends) and min(ends) > max(attempt.started_s for attempt in run.history.attempts)
-
-
-def _list(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def _lost(carried: Carried) -> Finding:
-    state, world = " and the ".join(carried.lost), carried.attempt.world_size
-    # What some ranks lost makes them differ from the others.
-    on_some = bool(carried.others) and all(other.equal and len(other.ranks) < world for other in carried.others)
-    return failed(
-        said(
-            "lost", state=state, attempt=carried.attempt.number, saver=carried.saver.number, step=carried.step,
-            found=in_words(carried.others, world) or carried.instead("parameters", "moments"), sizes=carried.sizes,
-        ),
-        First(What.REPLICAS if on_some else What.PARAMETERS, carried.step), step=carried.step, lost=len(carried.lost),
-    )  # fmt: skip
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        return restored_state(run)

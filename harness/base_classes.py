@@ -96,6 +96,8 @@ class Assertion:
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]]
     harm: ClassVar[Harm] = Harm.OTHER  # what a failure means for the job
+    # It is inconclusive, and not asked, if a run has none of these: STEPS, LOSS, SAMPLES or STATE.
+    requires: ClassVar[tuple[Need, ...]] = ()
 
     @property
     def expects_recovery(self) -> bool:

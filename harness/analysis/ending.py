@@ -71,6 +71,11 @@ def has_aborted(events: Iterable[Event]) -> bool:
     return any(event.kind in ends and event.data["exit_code"] == ABORT for event in events)
 
 
+def last_step_of(twins: Sequence[Record]) -> int | None:
+    """The step in which the twin, if there is one, ended. None: not known."""
+    return final_step(twins[0]) if twins else None
+
+
 def final_step(record: Record) -> int | None:
     """The last global step of the job. If an abort at interpreter exit is not judged, steps after it do not count."""
     aborts = teardown_aborts(record)

@@ -133,7 +133,7 @@ def ranks_on(run: Record, gpus: frozenset[Gpu]) -> Iterator[Event]:
     return (up for up in run.of_kind(Kind.RANK_UP) if (up.data["node"], _gpu_of(up)) in gpus)
 
 
-def unplaced(run: Record, nodes: Container[int | None]) -> Iterator[Event]:
+def unplaced_on(run: Record, nodes: Container[int | None]) -> Iterator[Event]:
     """The start events of ranks on these nodes whose GPU is not known."""
     return (up for up in run.of_kind(Kind.RANK_UP) if up.data["node"] in nodes and _gpu_of(up) is None)
 

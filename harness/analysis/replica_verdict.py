@@ -8,18 +8,40 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from torchaos.harness.analysis.missing_data import why_unplaced
+from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.base_classes import Assertion
-from torchaos.harness.interfaces import Finding, Outcome, inconclusive
+from torchaos.harness.interfaces import Finding, Need, Outcome, inconclusive
 from torchaos.harness.record.record import Record, records_of
 
+_REQUIRED = {
+    Need.STEPS: ("no step was", "steps"), Need.LOSS: ("no loss was", "loss"),
+    Need.SAMPLES: ("no sample was", "samples"), Need.STATE: ("no parameters were", "parameters"),
+}  # fmt: skip
 _WORST = (Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.PASSED)
 
 
 def judged(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
     """The finding of an assertion about a job with or without replicas. Inconclusive if the assertion can't judge
     replicas."""
-    return (assertion.judge if run.plan.job.replicas == 1 else assertion.judge_replicas)(run, twins)
+    return ask(assertion, run, twins) if run.plan.job.replicas == 1 else assertion.judge_replicas(run, twins)
+
+
+def ask(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
+    """What `judge` says; inconclusive if data was not seen that the assertion requires."""
+    missing = (lacking(run, need) for need in assertion.requires)
+    return next(filter(None, missing), None) or assertion.judge(run, twins)
+
+
+def lacking(run: Record, need: Need) -> Finding | None:
+    """An inconclusive finding if the run has no such data: steps, losses, samples or parameters. None otherwise."""
+    made, (words, what) = run.history.executions, _REQUIRED[need]
+    seen = {
+        Need.STEPS: lambda: bool(made),
+        Need.LOSS: lambda: made.loss_seen.any(),
+        Need.SAMPLES: lambda: made.samples_seen.any(),
+        Need.STATE: lambda: any(one.parameters for one in made.with_state),
+    }
+    return None if seen[need]() else inconclusive(f"{words} seen: {why_unseen(run, what)}")
 
 
 def each(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
@@ -35,12 +57,12 @@ def each_hit(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
 
 def as_one(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
     """Judges the whole job at once, for assertions that do not depend on ranks."""
-    return assertion.judge(run, twins)
+    return ask(assertion, run, twins)
 
 
 def _of(numbers: Iterable[int], assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
     parts, theirs = records_of(run), [records_of(twin) for twin in twins]
-    found = {number: assertion.judge(parts[number], [twin[number] for twin in theirs]) for number in numbers}
+    found = {number: ask(assertion, parts[number], [twin[number] for twin in theirs]) for number in numbers}
     if not found:
         return inconclusive("no fault was to hit any replica")
     worst = min(found, key=lambda number: _WORST.index(found[number].outcome))
@@ -59,9 +81,9 @@ def absences(parts: Sequence[Record]) -> Mapping[int, tuple[int, ...]]:
     return {step: numbers for step, numbers in gone.items() if numbers}
 
 
-def absent_in_words(parts: Sequence[Record]) -> str | None:
+def absent_replicas(run: Record) -> str | None:
     """A sentence about the steps that were made without one of the replicas. None if all replicas made all steps."""
-    gone = absences(parts)
+    gone = absences(records_of(run))
     if not gone:
         return None
     steps, who = list(gone), sorted({number for numbers in gone.values() for number in numbers})
@@ -69,10 +91,10 @@ def absent_in_words(parts: Sequence[Record]) -> str | None:
     return f"{where} made without replica {' or '.join(map(str, who))}"
 
 
-def why_no_steps(parts: Sequence[Record]) -> Finding | None:
+def without_steps(run: Record) -> Finding | None:
     """An inconclusive finding if the steps of the replicas can't be compared, because a replica has no steps, or has
     steps without a global number. None otherwise."""
-    for number, replica in enumerate(parts):
+    for number, replica in enumerate(records_of(run)):
         if not replica.history.executions:
             return inconclusive(f"replica {number}: no step was seen")
         if replica.history.unplaced:

@@ -11,6 +11,7 @@ from torchaos.assertions.completed import Completed
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.restarts import Restarts
 from torchaos.assertions.sample_accounting import SampleAccounting
+from torchaos.harness.analysis.replica_verdict import judged
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
@@ -178,7 +179,7 @@ def test_steps_that_the_agent_could_not_count(trainer: Any, seen: bool) -> None:
     assert found.outcome is Outcome.INCONCLUSIVE
     words = said if seen else "there was no agent in the job, and its log does not show steps"
     assert found.reason == f"exit code 0, and no step of the twin was seen: {words}"
-    assert words in SampleAccounting().judge(run, [twin]).reason
+    assert words in judged(SampleAccounting(), run, [twin]).reason
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torchaos.assertions.lr_continuity import LrContinuity
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.analysis.comparison.agreement import agree, wants_more
+from torchaos.harness.analysis.replica_verdict import judged
 from torchaos.harness.analysis.tolerance import Tolerances
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Outcome
@@ -209,10 +210,10 @@ def test_unseen_losses_are_inconclusive_by_name(trainer: Any) -> None:
     """A backward hook that never fired is named; so is one that failed, and a single loss that is missing."""
     twin = trainer().record()
     blind = trainer(kills=KILL, losses_seen=False).record()
-    finding = LossContinuity().judge(blind, [twin])
+    finding = judged(LossContinuity(), blind, [twin])
     assert (finding.outcome, "the backward hook never fired" in finding.reason) == (Outcome.INCONCLUSIVE, True)
     failure = Event(Kind.AGENT_FAILED, "rank0-a0", 9_999, 0.0, 100.5, 0, 0, None, {"hook": "loss", "error": "boom"})
-    failed = LossContinuity().judge(replace(blind, events=(*blind.events, failure)), [twin])
+    failed = judged(LossContinuity(), replace(blind, events=(*blind.events, failure)), [twin])
     assert "the agent's hook loss failed: boom" in failed.reason
     run = trainer(kills=KILL).record()
     holed = [

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.sample_accounting import SampleAccounting
+from torchaos.harness.analysis.replica_verdict import judged
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import First, Outcome, What
 from torchaos.harness.protocol.wire import Event, Kind
@@ -197,7 +198,7 @@ def test_epochs_that_leave_out_a_rest_are_no_replay(trainer: Any) -> None:
 def test_unseen_samples_are_inconclusive_by_name(trainer: Any) -> None:
     """Nothing seen in the run, in the twin, or in one step: inconclusive, and it says which."""
     run, twin, blind = trainer(kills=KILL).record(), trainer().record(), trainer(samples_seen=False).record()
-    assert "no sample was seen: the model got no input" in SampleAccounting().judge(blind, [twin]).reason
+    assert "no sample was seen: the model got no input" in judged(SampleAccounting(), blind, [twin]).reason
     assert "the twin's samples were not seen" in SampleAccounting().judge(run, [blind]).reason
     holed = [
         replace(e, data={**e.data, "samples": [None]}) if e.step == 3 and e.kind is Kind.STEP else e for e in run.events

@@ -1,0 +1,332 @@
+"""Where the attempts of a run went on, and what they lost needlessly."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+from torchaos.harness.analysis import ending
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, is_below, root_of
+from torchaos.harness.analysis.checkpointing.resume_points import points_of
+from torchaos.harness.analysis.checkpointing.resumed_from import Apart, Resume, SavedCheckpoint, apart, name_of, resumes
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.analysis.ending import not_restarted
+from torchaos.harness.analysis.missing_data import why_unplaced
+from torchaos.harness.interfaces import Finding, Outcome, failed, inconclusive, passed
+from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.history import Save, saved_as
+from torchaos.harness.record.history.saves_and_loads import checkpoint_of, final_path, number_in_name
+from torchaos.harness.record.history.step_evidence import in_words
+from torchaos.harness.record.plan import counted
+from torchaos.harness.record.record import Record, records_of
+
+_NOT_THERE = "Whether the newer one was still there is not known."
+_NOT_KNOWN = "No load of a checkpoint was seen, and whether this one was still there is not known."
+
+
+class Resumes:
+    """The resumes of a run: whether each went on from the newest complete checkpoint of the earlier attempts, and lost
+    at most `allowed` steps (None: any number)."""
+
+    def __init__(self, run: Record, allowed: int | None = None) -> None:
+        self._run, self._allowed, self._found = run, allowed, resumes(run)
+
+    def finding(self) -> Finding:
+        if not self._found:
+            if len(self._run.history.attempts) == 1:
+                return not_restarted(self._run, "so no step was lost")
+            return _not_resumed(self._run)
+        finding = self._worst()
+        lost = [resume.reached - resume.attempt.base for resume in self._found if resume.attempt.base is not None]
+        measured = {"resumes": len(self._found), "lost_steps": max(lost, default=None)}
+        bound = {} if self._allowed is None else {"steps": self._allowed}
+        return replace(finding, measured={**measured, **finding.measured}, bound=bound)
+
+    def _worst(self) -> Finding:
+        found = [replace(self._of(resume), at_s=_first_s(self._run, resume)) for resume in self._found]
+        by_outcome = sorted(found, key=lambda one: ("failed", "inconclusive", "passed").index(one.outcome.value))
+        return by_outcome[0]
+
+    def _of(self, resume: Resume) -> Finding:
+        run, attempt, base = self._run, resume.attempt, resume.attempt.base
+        if base is None:
+            return inconclusive(why_unplaced(run, (attempt.number,)))
+        lost = max(0, resume.reached - base)
+        begun = "started from scratch" if base == 0 and attempt.loaded is None else f"went on from step {base}"
+        if resume.best and base < resume.best.step and not _is_newest(run, resume):
+            if resume.best.late and _loaded(run, resume) is None:
+                blind = "no load of a checkpoint was seen in it"
+                if attempt.loaded:
+                    blind = f"the save of {name_of(attempt.loaded)}, which it loaded, was not seen"
+                return inconclusive(
+                    f"attempt {attempt.number} {begun}, and {blind}. Training went on while "
+                    f"{name_of(resume.best.path)} was saved, so it may hold the state of an earlier step than "
+                    f"{resume.best.step}"
+                )
+            needless = f"{counted(resume.best.step - base, 'step', 'was/were')} lost needlessly"
+            its = f"the checkpoint of step {resume.best.step} ({name_of(resume.best.path)})"
+            cause = _cause(run, resume, resume.best, base)
+            was = "had been" if cause == _NOT_KNOWN or _NOT_THERE in cause else "was already"
+            return failed(
+                f"attempt {attempt.number} {begun}: {its} had been complete, but {gone}: {needless}."
+                if (gone := _gone(run, resume, resume.best))
+                else f"attempt {attempt.number} {begun}, although {its} {was} complete: {needless}. {cause}"
+                f"{_then_destroyed(run, resume, resume.best)}",
+                base=base, newest=resume.best.step, needless=resume.best.step - base,
+            )  # fmt: skip
+        if other := apart(attempt):
+            return _of_several(begun, attempt.number, other)
+        if self._allowed is not None and lost > self._allowed:
+            return failed(
+                f"attempt {attempt.number} {begun}: {counted(lost, 'step', 'was/were')} lost, and {self._allowed} "
+                f"{'is' if self._allowed == 1 else 'are'} allowed"
+            )
+        if resume.newer and base < resume.newer.step:
+            lacks, gone = ", ".join(resume.newer.lacks), in_words(resume.newer.gone)
+            state = f"it lacks {lacks}, which most checkpoints have" if lacks else "its files had been written"
+            if gone:
+                state = f"node {gone} had files of it on its local disk, and was gone"
+            return inconclusive(
+                f"attempt {attempt.number} {begun}, and not from the newer checkpoint of step {resume.newer.step} "
+                f"({name_of(resume.newer.path)}), which may have been incomplete: {state}, and nothing shows whether "
+                "the job had finished that save"
+            )
+        seen = max((one for one in (resume.best, resume.newer) if one), key=lambda one: one.step, default=None)
+        if base == resume.reached and not attempt.conflicts and (resume.best is None or resume.best.step < base):
+            return passed(
+                f"attempt {attempt.number} went on from step {base}, the highest step that had been done: no step was "
+                "done again",
+                base=base,
+            )  # fmt: skip
+        if seen and seen.step < base and attempt.loaded is None:
+            return inconclusive(
+                f"attempt {attempt.number} {begun}, from a source that was not seen. The newest checkpoint that was "
+                f"seen is of step {seen.step} ({name_of(seen.path)}): whether one of a later step than {base} was "
+                "there is not known"
+            )
+        if resume.best is None and base == 0 and _all_were_seen(run):
+            return passed(
+                f"no checkpoint was complete when attempt {attempt.number} was started: it had to begin from scratch",
+                base=0,
+            )  # fmt: skip
+        if resume.best is None:
+            return inconclusive(
+                f"attempt {attempt.number} {begun}, and no checkpoint was seen to be complete before it{_unseen(run)}"
+            )
+        if newer := _newer_unseen(run, base, resume.reached):
+            return inconclusive(
+                f"attempt {attempt.number} {begun}; {newer.at} is there at the end, and its save was not seen: nothing "
+                "shows whether it was there when the attempt began"
+            )
+        return passed(
+            f"every resume continued from the newest complete checkpoint; the last resume from step {base}, after "
+            f"{resume.reached} steps had been done",
+            base=base, newest=resume.best.step,
+        )  # fmt: skip
+
+
+def beside_replicas(run: Record) -> Finding | None:
+    """A replica that comes back takes its state from a replica that continued, so it must lose no step. None if no
+    replica continued."""
+    parts = records_of(run)
+    back = [(number, resume) for number, part in enumerate(parts) for resume in resumes(part)]
+    if not back or not all(_went_on(parts, number, one) for number, one in back):
+        return None
+    return min((_beside(parts, *one) for one in back), key=lambda one: one.outcome is Outcome.PASSED)
+
+
+def _is_newest(run: Record, resume: Resume) -> bool:
+    """Whether the attempt loaded the newest checkpoint, by the order of the saves. If training went on during the
+    saves, they may hold earlier states than the steps at which they began."""
+    own, best = _loaded(run, resume), resume.best
+    return bool(best and own and own.in_thread and (own.ended_s or 0.0) >= best.whole_s)
+
+
+def _loaded(run: Record, resume: Resume) -> Save | None:
+    """The save of the checkpoint that the attempt loaded. None if it was not seen."""
+    path = resume.attempt.loaded
+    return saved_as(path, run.history.saves, resume.attempt.started_s) if path else None
+
+
+def _first_s(run: Record, resume: Resume) -> float | None:
+    """When the first step after the resume was done."""
+    return run.history.of_segment(resume.attempt.number, resume.attempt.after).first_s()
+
+
+def _of_several(begun: str, attempt: int, other: Apart) -> Finding:
+    ranks = f"rank {in_words(other.ranks)}"
+    if other.sure:
+        return failed(
+            f"attempt {attempt} {begun}, but {ranks} from step {other.step}, as the optimizer's counter confirms: "
+            f"{other.rests_on}. The state of the job is not of one step",
+            ranks=list(other.ranks), base=other.step,
+        )  # fmt: skip
+    return inconclusive(
+        f"attempt {attempt} {begun}, and {ranks} loaded a checkpoint of step {other.step}: no counter of an optimizer "
+        "shows whether the state of the other ranks replaced it"
+    )
+
+
+def _newer_unseen(run: Record, base: int, reached: int) -> Checkpoint | None:
+    """A checkpoint whose save was not seen, but from which the job could have resumed. It is of a later step than
+    `base`, and of a step that was reached."""
+    points, root = points_of(run), root_of(run)
+    return next(
+        (
+            checkpoint
+            for checkpoint in checkpoints_of(run) or []
+            if checkpoint.saved_s is None and checkpoint.good and base < (checkpoint.step or 0) <= reached
+            if points.kinds and points.has(posixpath.join(root, checkpoint.path))
+        ),
+        None,
+    )
+
+
+def _unseen(run: Record) -> str:
+    """A clause about checkpoints at the end whose save was not seen; empty if there are none."""
+    alone = [checkpoint.path for checkpoint in checkpoints_of(run) or [] if checkpoint.saved_s is None]
+    return (
+        f": nothing shows when {alone[0]} was saved. A save is seen if torch.save, torch.distributed.checkpoint or "
+        "safetensors writes the file, or if the file has the size and the last bytes of a buffer that torch.save filled"
+        if alone
+        else ""
+    )
+
+
+def _all_were_seen(run: Record) -> bool:
+    """Whether the save of every checkpoint that exists at the end was seen. Then no other save can have been missed."""
+    there = checkpoints_of(run) or []
+    return bool(there) and all(one.saved_s is not None for one in there)
+
+
+def _not_resumed(run: Record) -> Finding:
+    """The finding for a restarted job in which only one attempt made steps."""
+    first = int(run.history.executions.attempt.min())
+    if first == run.history.attempts[0].number:
+        return inconclusive("the job was restarted and made no further step: there is no resume to judge")
+    base = next((attempt.base for attempt in run.history.attempts if attempt.number == first), None)
+    if base is None:
+        return inconclusive(why_unplaced(run, (first,)))
+    return passed(f"no step had been done when attempt {first} began, so none was lost", resumes=0, base=base)
+
+
+def _gone(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
+    """A clause that says how the job itself made an end of a complete checkpoint before the first step of the attempt:
+    it removed it, or wrote over it. Empty if that was not seen."""
+    number, by_s = resume.attempt.number, _first_s(run, resume) or inf
+    removed = _removed(run, best, best.whole_s, by_s)
+    whole = removed.keys() == best.paths
+    if removed and (whole or len({checkpoint_of(one) for one in best.paths}) == 1):
+        what = "it" if whole else " and ".join(sorted(map(posixpath.basename, removed)))
+        if any(event.attempt == number for event in removed.values()) and not resume.attempt.after:
+            return f"attempt {number} itself removed {what} before its first step"
+        return f"the job removed {what}" + ("" if resume.newer else " before a newer one was complete")
+    looked = next(
+        (one for one in run.history.loads if one.missing and one.path in best.paths and one.attempt == number), None
+    )
+    if looked:
+        return f"rank {looked.rank} of attempt {number} looked for it, and it did not exist"
+    if any(number_in_name(one) is not None for one in best.paths):
+        return ""
+    over = _written_over(run, best, best.whole_s, by_s)
+    return f"the save of step {over.global_step} began to write over it" if over else ""
+
+
+def _then_destroyed(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
+    """A sentence about a checkpoint that the attempt passed by, and removed or wrote over before it had got so far
+    again. Empty if that was not seen."""
+    made = run.history.executions
+    here = made.mono_s[(made.attempt == resume.attempt.number) & (made.global_step >= best.step)]
+    span = best.whole_s, float(here.min()) if here.size else inf
+    if any(event.attempt == resume.attempt.number for event in _removed(run, best, *span).values()):
+        return f" The attempt then removed {name_of(best.path)}."
+    if over := _written_over(run, best, *span):
+        return f" The save of step {over.global_step} then wrote over {name_of(best.path)}."
+    return ""
+
+
+def _removed(run: Record, best: SavedCheckpoint, after_s: float, before_s: float) -> dict[str, Event]:
+    """The files of the checkpoint that the job removed between two times, each with the event of its removal."""
+    removed: dict[str, Event] = {}
+    for event in run.of_kind(Kind.REMOVED):
+        if after_s < event.mono_s < before_s:
+            path = posixpath.normpath(str(event.data["path"]))
+            removed |= dict.fromkeys((one for one in best.paths if is_below(one, path)), event)
+    return removed
+
+
+def _written_over(run: Record, best: SavedCheckpoint, after_s: float, before_s: float) -> Save | None:
+    """The first save of another step that began between two times and wrote to a file of the checkpoint."""
+    if any(final_path(one) != one for one in best.paths):
+        return None
+    again = (one for one in run.history.saves if one.path in best.paths and after_s < one.begun_s < before_s)
+    return next((one for one in again if one.global_step not in (None, best.step)), None)
+
+
+def _cause(run: Record, resume: Resume, best: SavedCheckpoint, base: int) -> str:
+    loaded, tried = (
+        resume.attempt.loaded,
+        ending.failed_loads(run, resume.attempt.number) if not resume.attempt.after else [],
+    )
+    other = f" Moreover {resume.attempt.conflicts[0]}." if resume.attempt.conflicts else ""
+    if tried:
+        then = f", and then it loaded {name_of(loaded)}" if loaded else ""
+        return f"It tried to load {ending.in_words(tried)}, and that failed{then}.{other}"
+    if absent := [one.path for one in run.history.loads if one.missing and one.attempt == resume.attempt.number]:
+        then = f", and then loaded {name_of(loaded)}" if loaded else ""
+        return f"It looked for {ending.in_words(absent)}, which did not exist{then}.{other}"
+    if loaded is not None and _was_there(run, resume, best):
+        return said("wrong checkpoint", name=name_of(loaded), other=other)
+    if loaded is not None:
+        return f"It loaded {name_of(loaded)}. {_NOT_THERE}{other}"
+    if base == 0:
+        if any(one.saved_s is not None and one.attempt == best.attempt and one.step == best.step and one.good
+               for one in checkpoints_of(run) or []):  # fmt: skip
+            return said("no load")
+        return _NOT_KNOWN
+    return f"Which checkpoint was loaded was not seen.{other}"
+
+
+def _was_there(run: Record, resume: Resume, best: SavedCheckpoint) -> bool:
+    """Whether a complete checkpoint was still there when the attempt made its first step, as far as anything shows it:
+    it is there at the end, or was removed, written over or loaded later. True if the end was not looked at."""
+    at_end = checkpoints_of(run)
+    if at_end is None:
+        return True
+    since_s, root = _first_s(run, resume) or inf, root_of(run)
+    there = [posixpath.join(root, one.path) for one in at_end]
+    later = [str(event.data["path"]) for event in run.of_kind(Kind.REMOVED) if event.mono_s >= since_s]
+    later += [load.path for load in run.history.loads if load.ok and load.mono_s >= since_s]
+    later += [save.path for save in run.history.saves if save.begun_s >= since_s]
+    return all(any(is_below(path, one) or is_below(one, path) for one in (*there, *later)) for path in best.paths)
+
+
+def _went_on(parts: Sequence[Record], number: int, one: Resume) -> bool:
+    """Whether another replica made steps both before and after this restart, without a restart of its own."""
+    at_s = one.attempt.started_s
+    steps = [(other, peer.history.executions) for other, peer in enumerate(parts)]
+    made = {
+        (other, *one) for other, own in steps
+        for one in zip(own.attempt.tolist(), (own.mono_s <= at_s).tolist(), strict=True)
+    }  # fmt: skip
+    return any((other, attempt, True) in made for other, attempt, before in made if other != number and not before)
+
+
+def _beside(parts: Sequence[Record], number: int, resume: Resume) -> Finding:
+    """Whether the replica continued from the highest step that the other replicas had done when it was started
+    again."""
+    base, at_s = resume.attempt.base or 0, resume.attempt.started_s
+    done = [part.history.highest_step(before_s=at_s) or 0 for part in parts]
+    lost = max(0, max(done) - base)
+    if lost:
+        return failed(
+            f"attempt {resume.attempt.number} of replica {number} went on from step {base}, although another replica "
+            f"had done step {max(done)} and went on: {counted(lost, 'step', 'was/were')} lost",
+            resumes=1, lost_steps=lost,
+        )  # fmt: skip
+    return passed(
+        f"replica {number} went on from step {base}, beside a replica that had never stopped: nothing was done again",
+        resumes=1, lost_steps=0,
+    )  # fmt: skip

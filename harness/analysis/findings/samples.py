@@ -1,0 +1,274 @@
+"""Whether samples were consumed as in the twin: none skipped, none repeated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import cache, partial
+
+import numpy as np
+
+from torchaos.harness.analysis.comparison.agreement import before, common, history_of, unreported, until
+from torchaos.harness.analysis.comparison.causes import inputs_in_words
+from torchaos.harness.analysis.comparison.losses import without_data
+from torchaos.harness.analysis.comparison.sample_counts import (
+    FirstUses,
+    all_known,
+    are_same,
+    are_summed,
+    by_index,
+    came_earlier,
+    have_other_contents,
+    in_order,
+    indices_of,
+    not_surely_same,
+    ranges,
+    reader,
+)
+from torchaos.harness.analysis.comparison.sample_reasons import (
+    ONE_SUM,
+    Computed,
+    differ_somehow,
+    differs,
+    equal_but_for_rounding,
+    in_words,
+    other_inputs,
+    story,
+)
+from torchaos.harness.analysis.ending import final_step, teardown_aborts
+from torchaos.harness.analysis.hit_targets import landings
+from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
+from torchaos.harness.analysis.replica_verdict import absences, absent_replicas
+from torchaos.harness.interfaces import Finding, First, Outcome, What, failed, inconclusive, passed
+from torchaos.harness.record.history import History, StepTable
+from torchaos.harness.record.record import Record, records_of
+from torchaos.harness.record.steps.execution import sums_of
+
+_BLIND = "without a twin, samples that were skipped in steps that were done only once can't be found"
+
+
+def samples(run: Record, twins: Sequence[Record]) -> Finding:
+    """Whether each step consumed the twin's samples; without a twin, whether steps that were done again consumed
+    the same samples, and no batch was consumed twice in one epoch."""
+    history = history_of(run, twins)
+    if history.unplaced:
+        return inconclusive(why_unplaced(run, history.unplaced))
+    if not twins:
+        return _alone(run, history)
+    twin = twins[0]
+    if not twin.history.executions.samples_seen.any():
+        return inconclusive(f"the twin's samples were not seen: {why_unseen(twin, 'samples')}")
+    theirs = until(twin.history.by_step(), final_step(twin))
+    last = max(theirs, default=0)
+    ours = until(history.by_step(), last if teardown_aborts(run, last) else None)
+    landed = landings(run)
+    early = before(history, landed[0].at_s) if landed else ours
+    blind = unreported(history, ours, twin.history, theirs)
+    return _against(history, ours, theirs, early, blind, inputs_in_words(run, twin))
+
+
+def samples_of_absent(run: Record, twins: Sequence[Record]) -> Finding | None:
+    """Compares the samples that each replica consumed in its own steps with the twin's samples of these steps, if a
+    replica was absent from a step: that its samples are lost may be a defect, or intended. None if all replicas
+    made all steps."""
+    gone = absent_replicas(run)
+    if gone is None:
+        return None
+    if not twins:
+        return inconclusive(f"{gone}, and without a twin nothing shows which samples the others should have seen")
+    parts, theirs = records_of(run), records_of(twins[0])
+    for number, (own, twin) in enumerate(zip(parts, theirs, strict=True)):
+        finding = _in_its_steps(own, twin, {step for step, who in absences(parts).items() if number in who})
+        if finding is not None:
+            return replace(finding, reason=f"replica {number}: {finding.reason}")
+    left_out = sum(
+        sums_of(execution).in_samples
+        for step, who in absences(parts).items() for number in who
+        for execution in theirs[number].history.by_step().get(step, {}).values()
+    )  # fmt: skip
+    return inconclusive(
+        f"each replica consumed the twin's samples in the steps that it made; {gone}, and nobody consumed its "
+        f"{left_out} samples: they are lost, or the job is built so",
+        skipped=left_out, repeated=0,
+    )  # fmt: skip
+
+
+def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding | None:
+    """How the samples of one replica differ from the twin's in the steps that the replica made. None: they do not
+    differ."""
+    theirs = twin.history.by_step().without(gone)
+    ours, landed = own.history.by_step(), landings(own)
+    early = before(own.history, landed[0].at_s) if landed else ours
+    finding = _against(own.history, ours, theirs, early, unreported(own.history, ours, twin.history, theirs))
+    return None if finding.outcome is Outcome.PASSED else finding
+
+
+def _against(
+    history: History, ours: StepTable, theirs: StepTable, early: StepTable, blind: Collection[int], made: str = ""
+) -> Finding:  # fmt: skip
+    """`made`: a clause about what the job made of its samples, if that was other than in the twin."""
+    stages = without_data(ours, theirs)
+    ours, theirs, early = (table.without_ranks(stages) for table in (ours, theirs, early))
+    doubtful = [step for step in not_surely_same(early, theirs) if step in early and step in theirs]
+    whole = [step for step in doubtful if early[step].keys() >= theirs[step].keys()]
+    seen = [step for step in whole if all_known(early[step]) and all_known(theirs[step])]
+    invalid = next((step for step in seen if not are_same(early[step], theirs[step])), None)
+    if invalid is not None:
+        return inconclusive(
+            "the twin can't be compared with this run: other samples were consumed already before any fault, first in "
+            f"step {invalid}. Give the job a fixed seed.",
+            step=invalid,
+        )
+    unseen, by_sum = None, are_summed(ours, theirs)
+    contents = partial(in_order, by_sum=by_sum)
+    times = cache(lambda: Counter(map(contents, theirs.values())))
+    other = not_surely_same(ours, theirs)
+    computed, rounded, words = Computed(history, ours, theirs), list[int](), ""
+    for step in sorted({*other, *(step for step in blind if step in ours or step in theirs)}):
+        mine, twins = ours.get(step, {}), theirs.get(step, {})
+        if step in blind or not (all_known(mine) and all_known(twins)):
+            unseen = unseen or inconclusive(f"the samples of step {step} were not all seen")
+        elif not are_same(mine, twins) and not (contents(mine) == contents(twins) and times()[contents(twins)] == 1):
+            follows = computed.follows(step)
+            alike = not follows and computed.are_named_alike(step)
+            if (follows or alike) and (is_rounding := computed.may_be_rounded(step)) is not None:
+                words = words or in_words(alike)
+                rounded += [step]
+                unseen = unseen or (None if is_rounding else _unclear(step, words))
+                continue
+            differ = differ_somehow(ours, theirs, step) if by_sum else differs(history, ours, theirs, step)
+            return _uneven(theirs) or (other_inputs(step) if follows else differ)
+    if rounded and not unseen:
+        total = _total(ours.without(rounded))
+        return passed(
+            f"the samples of {len(ours) - len(rounded)} steps were consumed exactly as in the twin. The samples of "
+            f"{_steps(rounded)} {words}, from parameters that differ by rounding, so that their digests can't be "
+            "compared. The losses agree except for rounding",
+            samples=total, skipped=0, repeated=0, not_compared=len(rounded),
+        )  # fmt: skip
+    total = _total(ours)
+    spared = ", ".join(map(str, sorted(stages)))
+    left_out = f"; rank {spared} has no samples and no loss, in the run or in the twin, and was left out"
+    exactly = "given to the job as in the twin" if made else "consumed exactly as in the twin"
+    return unseen or passed(
+        f"all {total} samples of {len(ours)} steps were {exactly}: none of them skipped or repeated"
+        f"{f'; but {made}' if made else ''}"
+        f"{left_out if stages else ''}"
+        f"{f'. {ONE_SUM.capitalize()}; these sums are equal' if by_sum else ''}",
+        samples=total, skipped=0, repeated=0,
+    )  # fmt: skip
+
+
+def _unclear(step: int, words: str) -> Finding:
+    return inconclusive(
+        f"the samples of step {step} differ from the twin's. They {words}, and after a restart of three or more ranks "
+        "its parameters may differ by rounding. The losses do not show whether they differ by more",
+        step=step,
+    )
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]} to {steps[-1]})"
+
+
+def _total(steps: StepTable) -> int:
+    """The number of samples, as they are named."""
+    every = steps.executions
+    seen, indices = every.column("in_seen"), every.column("in_indices")
+    seen = np.where(every.column("summed"), every.column("in_samples"), seen)
+    return int(np.where(indices > 0, indices, seen).sum() if by_index(steps) else seen.sum())
+
+
+def _uneven(theirs: StepTable) -> Finding | None:
+    """A reason if the ranks of the twin made different numbers of steps. Then the steps of two runs can't be
+    compared."""
+    made = Counter(theirs.executions.rank.tolist()).most_common()
+    (most, many), (least, few) = made[0], made[-1]
+    if many == few:
+        return None
+    return inconclusive(
+        f"in the twin rank {most} made {many} steps and rank {least} made {few}, as under DDP's Join. So the steps of "
+        "the two ranks are different steps, and after a restart it is not known which samples belong to which step"
+    )
+
+
+def _alone(run: Record, history: History) -> Finding:
+    """Judges a run without a twin. It compares steps that were done again with their first execution, and finds batches
+    that were consumed twice in one epoch."""
+    size = {attempt.number: attempt.world_size for attempt in history.attempts}
+    every, summed = history.executions, history.executions.column("summed").any()
+    first: list[StepTable] = []  # for each attempt, the steps that no earlier attempt had made
+    redone, rounded = set[int](), set[int]()
+    for attempt in sorted(every.attempts):
+        own = StepTable(every.of_attempt(attempt).last_of("global_step", "rank"))
+        own = own.only((own.counts >= size[attempt]) & ~own.any(~own.executions.samples_known))
+        odd = set[int]()
+        for old in first:
+            once, twice = common(old, own)
+            redone |= set(twice)
+            other = {step for step in not_surely_same(once, twice) if not are_same(once[step], twice[step])}
+            begun = min(twice, default=0)  # its samples come from what was restored
+            spared = {
+                step
+                for step in other
+                if step > begun and equal_but_for_rounding(once[step], twice[step], size[attempt])
+            }
+            odd |= other - spared
+            rounded |= spared
+        if odd:
+            step = min(odd)
+            at_s = max(one.mono_s for one in own[step].values())
+            if summed:
+                what = f"step {step}, done again by attempt {attempt}, consumed other samples than the first time"
+                return replace(failed(what, First(What.SAMPLES, step), step=step), at_s=at_s)
+            ours = {step: own[step]}
+            earlier = StepTable(
+                every.joined([step_table.executions for step_table in first]).last_of("global_step", "rank")
+            )
+            told = story(history, ours, earlier, step, reader(ours, earlier), other="the first execution")
+            return replace(failed(told, First(What.SAMPLES, step), step=step), at_s=at_s)
+        first.append(own.without(redone))
+    if summed:
+        return inconclusive(
+            f"{ONE_SUM}, and there is no twin: it can't be seen whether samples were consumed twice in one epoch. "
+            f"{len(redone)} steps that were done again consumed the same samples as the first time."
+        )
+    again = _replayed(run, history)
+    if again:
+        return again
+    if not redone:
+        return inconclusive(
+            "there is no twin, and no step was done twice on all ranks: nothing to compare the samples with"
+        )
+    alike, more = len(redone - rounded), ""
+    if rounded:
+        which = _steps(sorted(rounded))
+        more = f"; the job computes those of {which} from parameters that differ by rounding, so they can't be compared"
+    return passed(
+        f"{alike} steps that were done again consumed the same samples as the first time{more}; {_BLIND}", steps=alike
+    )
+
+
+def _replayed(run: Record, history: History) -> Finding | None:
+    """Finds a resume whose first step consumed only samples that had been consumed before, although the epoch was not
+    over: at least one more batch was left. (drop_last leaves out less than a batch, and those samples may come first in
+    a later epoch.) Equal indices with other contents prove nothing: the resume may have begun to count again. A job
+    that repeated samples before any fault draws with replacement, and is not judged."""
+    steps = history.by_step()
+    resumed = {attempt.base + 1 for attempt in history.attempts if attempt.number and attempt.base is not None}
+    if not any(came_earlier(steps, step) for step in resumed & steps.keys()):
+        return None
+    first_uses = FirstUses(steps)
+    repeated = first_uses.repeated()
+    landed = landings(run)
+    done_before = max(before(history, landed[0].at_s), default=0) if landed else max(steps, default=0)
+    if any(step <= done_before for step in repeated):
+        return None
+    for step in sorted(resumed & repeated):
+        own = indices_of(steps, step)
+        once = steps[first_uses.of(own[0])]
+        if first_uses.after(step) >= len(own) and not have_other_contents(steps[step], once):
+            twice = f"{ranges(own)} were consumed twice in one epoch, in steps {first_uses.of(own[0])} and {step}"
+            return failed(twice, First(What.SAMPLES, step), step=step)
+    return None

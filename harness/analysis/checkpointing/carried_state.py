@@ -3,7 +3,7 @@ on after its save, or, if the job died before that, with the state that was save
 
 The state is compared by name (restored_state.py). In a run without such a record, the check sums of all parameters and
 of all moments are compared. No twin is needed, and the number of ranks may change. The check sums
-(agent/check_sums.py) add up over the ranks that share the parameters, so the sum of eight ranks before a resume is
+(protocol/check_sums.py) add up over the ranks that share the parameters, so the sum of eight ranks before a resume is
 comparable with the sum of six ranks after it.
 
 A state may also be of two steps: the job went on from the step that the loaded file claims, with that step's data or

@@ -12,6 +12,7 @@ import errno
 import io
 import mmap
 import os
+import stat
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -86,7 +87,10 @@ class Local:
         return os.path.islink(path) and Path(path).resolve().is_relative_to(Path(root).resolve())
 
     def size(self, path: str) -> int:
-        return os.stat(path).st_size
+        found = os.stat(path)
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            raise OSError(errno.ENODEV, "it is no file, but a pipe, a socket or a device", path)
+        return found.st_size
 
     def read(self, path: str, offset: int, length: int) -> bytes:
         fd = self._fd(path)

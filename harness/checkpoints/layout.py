@@ -162,6 +162,7 @@ class Checkpoint:
     opaque: list[str] = field(default_factory=list)  # entries that only real unpickling could create
     problems: list[Problem] = field(default_factory=list)
     by_content: set[str] = field(default_factory=set)  # files that were read although their names show no format
+    left_open: list[str] = field(default_factory=list)  # what its files leave open, such as how many ranks there were
     inner: list[str] = field(default_factory=list)  # its folders that are checkpoints of a known format: "weights/"
 
     @property

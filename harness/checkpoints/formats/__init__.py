@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..files import Files
 from ..layout import Checkpoint, Problem, Trouble, Unreadable
@@ -144,17 +145,25 @@ def _of_any(files: Files, root: str, text: str, others: Sequence[str]) -> tuple[
     if not text.isprintable():
         return None
     try:
-        value = json.loads(text) if text[:1] in ("{", '"') else text
-    except ValueError:
+        value = json.loads(text) if text[:1] in ("{", "[", '"') else text
+    except (ValueError, RecursionError):
         return None
-    values = value.values() if isinstance(value, dict) else [value]
-    named = [posixpath.basename(one.rstrip("/")) for one in values if isinstance(one, str) and 0 < len(one) < 1000]
+    named = [posixpath.basename(one.rstrip("/")) for one in _texts(value) if 0 < len(one) < 1000]
     there = next((one for one in named if one in others), None)
     if there:
         return there, f"{root}/{there}"
     numbered = [other for other in others if _DIGITS.search(other) and kind(files, f"{root}/{other}")]
     lost = next((one for one in named if _DIGITS.sub("#", one) in {_DIGITS.sub("#", each) for each in numbered}), None)
     return (lost, None) if lost else None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in JSON, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def _is_named(text: str, name: str) -> bool:

@@ -174,7 +174,7 @@ def number_in(name: str) -> int | None:
 
 
 _JSON = 1 << 26
-_OF = re.compile(r"^(?P<head>.+-)(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.\w+)$")
+_OF = re.compile(r"^(?P<head>.+-)(?P<number>\d{5,6})-of-(?P<count>\d{5,6})(?P<tail>\.\w+)$")
 _COMMENT, _TRAILING = re.compile(rb"^\s*//[^\n]*$|/\*.*?\*/", re.M | re.S), re.compile(rb",(\s*[}\]])")
 _MOST_RANKS = 100_000
 
@@ -272,7 +272,7 @@ def _check_numbers(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
     have = set(names)
     for name in names:
         if whole := _OF.match(name):
-            each = f"{whole['head']}{{:05}}-of-{whole['count']}{whole['tail']}"
+            each = f"{whole['head']}{{:0{len(whole['number'])}}}-of-{whole['count']}{whole['tail']}"
             first, count = int(each.format(0) not in have), min(int(whole["count"]), 9999)
             note_missing(into, prefix, [each.format(number) for number in range(first, first + count)], have)
 

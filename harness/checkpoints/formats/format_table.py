@@ -8,6 +8,7 @@ Sources: the formats' own specifications; for kinds without one, the first bytes
 
 from __future__ import annotations
 
+import mimetypes
 import posixpath
 import re
 from collections.abc import Collection, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 ZIP = b"PK\3\4"
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_LOOK = 1024  # bytes; a tar's mark is at 257
+LOOK = 1024  # bytes; a tar's mark is at 257
 _MARKS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras and h5py write"),
     (0, b"\x93NUMPY", "an array of numpy.save"),
@@ -57,10 +58,11 @@ _MARKS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"Salted__", "encrypted by openssl"),
     (0, b"age-encryption.org/", "encrypted by age"),
     (0, b"-----BEGIN PGP", "encrypted by PGP"),
-    (0, b"<!DOCTYPE", "a page of HTML"),
-    (0, b"<!doctype", "a page of HTML"),
-    (0, b"<html", "a page of HTML"),
-    (0, b"<?xml", "XML"),
+)
+_TEXTS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"<(?:!doctype\s+html|html|head|body|title)\b", re.I), "a page of HTML"),
+    (re.compile(r"<(?:\?xml|!--|Error>|svg\b)"), "XML"),
+    (re.compile(r"[{\[]\s*(?:[\"{}\[\]\d]|true|false|null)"), "JSON, or the like"),
 )
 _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 _TF_FOOTER = bytes.fromhex("57fb808b247547db")  # of a table of LevelDB, in which TensorFlow keeps its index
@@ -92,7 +94,7 @@ def instead(files: Files, path: str, size: int) -> Unreadable | None:
 
 def words(files: Files, path: str, size: int) -> str | None:
     """What the file is, such as "a plain pickle". None if its bytes show no kind that is known. Raises OSError."""
-    start, name = files.read(path, 0, _LOOK), posixpath.basename(path)
+    start, name = files.read(path, 0, LOOK), posixpath.basename(path)
     for offset, mark, what in _MARKS:
         if start[offset : offset + len(mark)] == mark:
             return what
@@ -113,6 +115,12 @@ def words(files: Files, path: str, size: int) -> str | None:
     return _text(start)
 
 
+def begins_as_own(start: bytes) -> bool:
+    """Whether a zip archive with these first bytes is one of torch.save, by the name of its first record."""
+    length = int.from_bytes(start[26:28], "little")
+    return start[30 : 30 + length].endswith(b"/data.pkl")
+
+
 def is_pickle(start: bytes) -> bool:
     """Whether a file with these first bytes may be a plain pickle."""
     return start.startswith(PICKLES) or _OLD_PICKLE.match(start) is not None
@@ -128,12 +136,12 @@ def _text(start: bytes) -> str | None:
     try:
         text = start.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        if error.start < len(start) - 3 or len(start) < _LOOK:
+        if error.start < len(start) - 3 or len(start) < LOOK:
             return None
         text = start[: error.start].decode()
     if not text.strip() or any(char < " " and char not in "\t\r\n\f\x1b" for char in text):
         return None
-    return "text"
+    return next((what for pattern, what in _TEXTS if pattern.match(text.lstrip())), "text")
 
 
 _JSON, _START = ".json", 512  # bytes, in which the name of an archive's first record is
@@ -171,7 +179,7 @@ def of_start(files: Files, path: str, in_folder: bool = False) -> Format | None:
         if in_folder:
             return None  # such as a broken link: nothing shows that it is a part of the checkpoint
         raise
-    if _of_part(path) or (in_folder and start.startswith(ZIP) and b"/data.pkl" not in start):
+    if _of_part(path) or (in_folder and start.startswith(ZIP) and not begins_as_own(start)):
         return None
     return next((form for form in table() if form.is_file(start)), None)
 
@@ -179,7 +187,8 @@ def of_start(files: Files, path: str, in_folder: bool = False) -> Format | None:
 def of_no_format(files: Files, path: str, size: int) -> Unreadable:
     """Why a file that no format reads on its own is not read."""
     if not size:
-        return torn("empty")
+        kind = mimetypes.guess_type(path)[0] or ""
+        return unknown("an empty text") if kind.startswith("text/") else torn("empty")
     if form := _of_part(path):
         return unknown(f"a part of a checkpoint ({form.name}): give its folder")
     return instead(files, path, size) or unknown("its first bytes are of no kind that is known")

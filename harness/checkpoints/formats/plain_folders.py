@@ -1,25 +1,28 @@
 """Folders that belong to no other format: with an index, `model.safetensors.index.json`, that names the file of each
-tensor, or with a step in their names, such as `step-10/`, whose files are read one by one."""
+tensor, with numbered files, or with a step in their names, such as `step-10/`, whose files are read one by one."""
 
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Sequence
 
 from ..files import Files
 from ..layout import Checkpoint, Problem, Trouble, Unreadable
 from .format import NUMBERED, Format, note_missing, read_json
 
+_OF_SET = re.compile(r"\.(?:safetensors|bin)\.index\.json$|-\d{5,6}-of-\d{5,6}\.(?:safetensors|bin|pth?)$")
+
 
 class Sharded(Format):
-    """Sharded safetensors or torch.save files with an index."""
+    """Sharded safetensors or torch.save files, with an index or numbered `-00001-of-00003`."""
 
     name = "sharded"
     asked = 90
     model_only = True
 
     def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
-        return any(name.endswith((".safetensors.index.json", ".bin.index.json")) for name in names)
+        return any(map(_OF_SET.search, names))
 
     def check_set(self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
         for name in names:

@@ -33,8 +33,8 @@ from .format import Format
 MAGIC = 0x1950A86A20F9469CFC6C
 ZIP, OLD = format_table.ZIP, b"\x80\x02\x8a\n" + MAGIC.to_bytes(10, "little") + b"."  # the first bytes of the two forms
 _LEGACY = 1 << 24  # bytes that the pickles of the older form may have
-_FIRST = 512  # bytes, in which the name of an archive's first record is
 _ZIP_END, _NO_COMMENT = b"PK\5\6", 22  # bytes
+_END = 1 << 20  # bytes at the end of a file, in which the directory of a zip names its pickle
 _SMALL = 1 << 20  # bytes of a plain pickle in which dangerous names are looked for
 
 
@@ -62,9 +62,12 @@ def _other(files: Files, path: str, size: int, start: bytes, into: Checkpoint) -
     torch.save wrote it."""
     if ZIP.startswith(start) or OLD.startswith(start):
         return torn("it is cut off in its first bytes")
-    if files.read(path, max(0, size - _NO_COMMENT), 4) == _ZIP_END or sum(map(int.__ne__, start, OLD)) <= 2:
+    end = files.read(path, max(0, size - _END), _END)
+    is_rest = end[-_NO_COMMENT:].startswith(_ZIP_END) and b"/data.pkl" in end
+    if is_rest or sum(map(int.__ne__, start, OLD)) <= 2:
         return Unreadable("its first bytes are not those of a torch.save file, although the rest is")
-    if not any(start) and not path.endswith((".bin", ".pkl")):
+    before = start.rstrip(b"\0")
+    if before != start and (before or not path.endswith((".bin", ".pkl"))) and ZIP.startswith(before):
         return Unreadable("its first bytes are zero")
     if size <= _SMALL and format_table.is_pickle(start):
         _note_hostile(_dangerous(files, path, size), path, into)
@@ -83,7 +86,7 @@ def read_zip(
 ) -> None:
     """Reads a zip that is part of a file. Its contents go into `into`, under names that begin with `prefix`."""
     what = what or path.rpartition("/")[2]
-    is_own = b"/data.pkl" in files.read(path, offset, _FIRST)
+    is_own = format_table.begins_as_own(files.read(path, offset, format_table.LOOK))
     found = records(files, path, offset, length, "torch.save file" if is_own else "zip archive")
     into.checksums += checksums(found, what)
     if "data.pkl" not in found or any(map(format_table.SCRIPT.search, found)):

@@ -108,7 +108,10 @@ class Lightning(Format):
         return found.format == TorchSave.name and "pytorch-lightning_version" in found.values
 
 
-_OPTIMIZER = re.compile(r"^(?P<kind>|bf16_|fp16_)zero_pp_rank_(?P<data>\d+)_mp_rank_(?P<model>\d+)_optim_states\.pt$")
+_DEEPSPEED_OF_RANK = re.compile(
+    r"^(?P<head>(?:bf16_|fp16_)?zero_pp_rank_)(?P<data>\d+)_mp_rank_(?P<model>\d+)(?P<tail>_(?:optim|model)_states\.pt)$"
+)
+_OPTIMIZER = "_optim_states.pt"
 _MODEL = re.compile(r"(?:^|_)mp_rank_(?P<model>\d+)_model_states\.pt$")
 _DEEPSPEED_MOST = 100_000  # ranks
 
@@ -124,7 +127,7 @@ class DeepSpeed(Format):
     }
 
     def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
-        return any(_OPTIMIZER.match(name) or name.endswith("_model_states.pt") for name in names)
+        return any(name.endswith((_OPTIMIZER, "_model_states.pt")) for name in names)
 
     def check_set(self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
         if self.is_folder(files, folder, names):
@@ -133,18 +136,19 @@ class DeepSpeed(Format):
 
 def _check_deepspeed(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
     """Adds a problem for each missing file."""
-    parts = [match for match in map(_OPTIMIZER.match, names) if match]
-    have = {(int(part["model"]), int(part["data"])) for part in parts}
+    parts = [match for match in map(_DEEPSPEED_OF_RANK.match, names) if match]
     models = {int(match["model"]) for match in map(_MODEL.search, names) if match}
-    if not have and not _number(into, prefix, "ds_config.zero_optimization.stage"):
+    optimizers = {int(part["model"]) for part in parts if part["tail"] == _OPTIMIZER}
+    if not optimizers and not _number(into, prefix, "ds_config.zero_optimization.stage"):
         return
-    size = max([_number(into, prefix, "dp_world_size"), *(data + 1 for _, data in have)])
-    kind = parts[0]["kind"] if parts else ""
-    missing = [f"mp_rank_{rank:02}_model_states.pt" for rank in sorted({rank for rank, _ in have} - models)]
-    for model in sorted(models | {rank for rank, _ in have}):
-        lost = [data for data in range(min(size, _DEEPSPEED_MOST)) if (model, data) not in have]
-        missing += [f"{kind}zero_pp_rank_{data}_mp_rank_{model:02}_optim_states.pt" for data in lost]
-    into.problems += [Problem(Trouble.TORN, f"{prefix}{name}: missing") for name in missing]
+    size = max([_number(into, prefix, "dp_world_size"), *(int(part["data"]) + 1 for part in parts)])
+    wanted = [f"mp_rank_{model:02}_model_states.pt" for model in sorted(optimizers - models)]
+    sets = {(part["head"], part["tail"]) for part in parts}  # in stage 3, each rank has a part of the model, too
+    sets |= set() if optimizers else {("zero_pp_rank_", _OPTIMIZER)}
+    for model in sorted(models | optimizers):
+        for head, tail in sorted(sets):
+            wanted += [f"{head}{data}_mp_rank_{model:02}{tail}" for data in range(min(size, _DEEPSPEED_MOST))]
+    note_missing(into, prefix, wanted, set(names))
 
 
 def _number(into: Checkpoint, prefix: str, name: str) -> int:
@@ -156,7 +160,8 @@ def _number(into: Checkpoint, prefix: str, name: str) -> int:
 _RANK = re.compile(r"^mp_rank_(?P<tensor>\d{2})(?:_(?P<pipeline>\d{3}))?(?:_\d{3})?$")
 _MEGATRON_FOLDER = re.compile(r"(^|/)(iter_\d{7}|release)/?$")
 _COMMON, _BACKEND = "common.pt", "metadata.json"
-_MEGATRON_OF_RANK = ("model_optim_rng.pt", "distrib_optim.pt")
+_MEGATRON_OF_RANK = ("model_optim_rng.pt", "distrib_optim.pt", "model_rng.pt", "optim.pt")  # the last two: until 2022
+_SIZE = re.compile(r":args\.(?P<axis>tensor|pipeline)_model_parallel_size$")
 _MEGATRON_MOST = 100  # ranks: two digits
 
 
@@ -201,6 +206,8 @@ def _check_megatron(files: Files, folder: str, names: Sequence[str], into: Check
         missing = [f"{rank}/{name}" for rank, each in inside.items() for name in sorted(every - set(each))]
         every_rank = _grid(ranks, into, f"{prefix}mp_rank_")
         missing += [name for name in every_rank if not any(rank.startswith(name) for rank in inside)]
+        if not any(_SIZE.search(name) for name in into.values if name.startswith(prefix)):
+            into.left_open.append("whether folders mp_rank_* are missing: they don't hold the arguments of the job")
     into.problems += [Problem(Trouble.TORN, f"{prefix}{name}: missing") for name in missing]
 
 
@@ -211,7 +218,7 @@ def _grid(ranks: Sequence[re.Match[str]], into: Checkpoint, head: str) -> list[s
     def count(axis: str) -> int:
         sizes = [
             min(int(value), _MEGATRON_MOST) for name, value in into.values.items()
-            if name.startswith(head) and name.endswith(f":args.{axis}_model_parallel_size") and value.isdecimal()
+            if name.startswith(head) and (size := _SIZE.search(name)) and size["axis"] == axis and value.isdecimal()
         ]  # fmt: skip
         return max([*(int(match[axis] or 0) + 1 for match in ranks), *sizes])
 

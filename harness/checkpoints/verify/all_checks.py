@@ -338,6 +338,8 @@ def _left_open(layout: Checkpoint, manifest: bool) -> list[str]:
         return [] if layout.problems else ["it holds no tensors"]
     if not format.holds_a_model(layout):
         return ["it holds only states of an optimizer or of generators"]
+    if layout.left_open and not manifest:
+        return layout.left_open
     if format.is_part(layout.path):
         return ["whether other parts are missing: its name or its folder says that it is one of several"]
     if manifest or layout.format != UNKNOWN_LAYOUT or format.one_stands_alone(layout):

@@ -64,6 +64,7 @@ from kinds.writers import (
     text,
     tfrecord,
     training,
+    written,
 )
 
 FILES = [
@@ -305,7 +306,7 @@ FILES = [
         {"emptied": (emptied, BAD)},
     ),
     Row("the same, as safetensors", "lfs.safetensors", text(POINTER), INCOMPLETE, {"emptied": (emptied, BAD)}),
-    Row("README", "README.md", text("# A model\n\nIt was trained.\n"), UNKNOWN, {"emptied": (emptied, BAD)}),
+    Row("README", "README.md", text("# A model\n\nIt was trained.\n"), UNKNOWN, {"emptied": (emptied, (UNKNOWN,))}),
     Row(
         "a tokenizer",
         "tokenizer.json",
@@ -354,6 +355,16 @@ FILES = [
     Row("Paddle", "model.pdparams", plain({"w": np.ones(3)}), UNKNOWN, BLIND),
     Row("fastText", "cc.en.300.bin", raw(struct.pack("<ii", 793712314, 12) + bytes(range(99))), UNKNOWN, BLIND),
     Row("LightGBM, which is text", "model.bin", text("tree\nversion=v3\nnum_class=1\n"), UNKNOWN, BLIND),
+    Row("a page of HTML after a blank line", "model.pt", text("\n <!DOCTYPE html><html></html>"), UNKNOWN),
+    Row("an object store's answer", "model.bin", text("<Error><Code>NoSuchKey</Code></Error>"), UNKNOWN),
+    Row("an empty text", "README.md", raw(b""), UNKNOWN),
+    Row("events under another name", "model.safetensors", tfrecord, UNKNOWN),
+    Row(
+        "stable-baselines3 with little JSON, cut off",
+        "rl_model_100_steps.zip",
+        lambda path: (archive({"data": b"{}", "policy.pth": written(saved(model))})(path), cut(path)),
+        INCOMPLETE,
+    ),
     Row(
         "a model quantized by GPTQ",
         "gptq.safetensors",

@@ -9,6 +9,7 @@ from kinds.writers import (
     BLIND,
     CONFIG,
     DEEPSPEED,
+    DEEPSPEED_3,
     HF_BIN,
     HUGGINGFACE,
     INCOMPLETE,
@@ -17,6 +18,7 @@ from kinds.writers import (
     MEGATRON_RANKS,
     MSGPACK,
     NANOTRON,
+    OF_TWO,
     ORBAX,
     SCHEDULER,
     TENSORFLOW,
@@ -127,6 +129,20 @@ FRAMEWORKS = [
         },
     ),
     Row(
+        "DeepSpeed, stage 3: a model for each rank",
+        "out",
+        tree(DEEPSPEED_3),
+        WHOLE,
+        {
+            "a rank has no model": (without("global_step10/zero_pp_rank_1_mp_rank_00_model_states.pt"), BAD),
+            "a rank has no optimizer": (without("global_step10/zero_pp_rank_0_mp_rank_00_optim_states.pt"), BAD),
+            "the last rank is missing": (
+                without(*(f"global_step10/zero_pp_rank_1_mp_rank_00_{part}_states.pt" for part in ("model", "optim"))),
+                BAD,
+            ),
+        },
+    ),
+    Row(
         "Megatron, torch_dist",
         "out",
         iteration(),
@@ -156,6 +172,20 @@ FRAMEWORKS = [
             "a rank has no optimizer": (without("iter_0000010/mp_rank_00/distrib_optim.pt"), BAD),
             "its tracker names another": (at("latest_checkpointed_iteration.txt", text("20")), BAD),
         },
+    ),
+    Row(
+        "Megatron, without the arguments of the job: no file says how many ranks there were",
+        "out",
+        tree({f"iter_0000010/mp_rank_{rank:02}/model_optim_rng.pt": saved(training) for rank in (0, 1)}),
+        UNTOLD,
+        {"a rank before another": (without_folder("iter_0000010/mp_rank_00"), BAD)},
+    ),
+    Row(
+        "Megatron of 2022",
+        "iter_0000010",
+        tree({f"mp_rank_{rank:02}/{name}.pt": OF_TWO for rank in (0, 1) for name in ("model_rng", "optim")}),
+        WHOLE,
+        {"a rank has no optimizer": (without("mp_rank_01/optim.pt"), BAD)},
     ),
     Row(
         "Megatron-DeepSpeed: both trackers",
@@ -261,7 +291,7 @@ FRAMEWORKS = [
     Row(
         "Megatron, with pipelines",
         "iter_0000010",
-        tree({f"mp_rank_{t:02}_{p:03}/model_optim_rng.pt": saved(training) for t in (0, 1) for p in (0, 1)}),
+        tree({f"mp_rank_{t:02}_{p:03}/model_optim_rng.pt": OF_TWO for t in (0, 1) for p in (0, 1)}),
         WHOLE,
         {
             "a rank has no weights": (without("mp_rank_01_001/model_optim_rng.pt"), BAD),

@@ -199,6 +199,30 @@ PLACES = [
         tree({"step-10.pt": saved(training), "latest": text("/data/runs/step-10.pt")}),
         WHOLE,
     ),
+    Row(
+        "a latest of nested JSON",
+        "out",
+        tree({"step-10.pt": saved(training), "latest.json": text('{"checkpoints": [{"path": "a/step-10.pt"}]}')}),
+        WHOLE,
+        {"it names another": (at("latest.json", text('{"checkpoint": {"path": "step-20.pt", "n": [1]}}')), BAD)},
+    ),
+    Row(
+        "shards without an index",
+        "model",
+        tree({name: put for name, put in INDEXED.items() if not name.endswith("index.json")}),
+        UNTOLD,
+        {
+            "the first is missing": (without("model-00001-of-00002.safetensors"), BAD),
+            "the last is missing": (without("model-00002-of-00002.safetensors"), BAD),
+        },
+    ),
+    Row(
+        "as many shards as six digits count",
+        "model",
+        tree({f"model-{n:05}-of-000003.safetensors": tensors() for n in (1, 2, 3)}),
+        UNTOLD,
+        {"one is missing": (without("model-00002-of-000003.safetensors"), BAD)},
+    ),
     Row("a folder with a temporary name of its own", "tmp_runs", tree({"a.txt": text("x")}), UNKNOWN),
     Row(
         "marks of other programs in it",

@@ -9,6 +9,7 @@ import pickle
 import shutil
 import struct
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,6 +77,13 @@ def archive(members: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED)
                 zipped.writestr(name, contents)
 
     return write
+
+
+def written(put: Write) -> bytes:
+    """What it writes into a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        put(Path(folder, "file"))
+        return Path(folder, "file").read_bytes()
 
 
 def tar(members: Mapping[str, bytes], mode: str = "w") -> Write:
@@ -289,9 +297,10 @@ DEEPSPEED: dict[str, Write] = {
     **{f"global_step10/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt": saved(
         lambda: {"optimizer_state_dict": training()["optimizer"]}) for rank in (0, 1)},
 }  # fmt: skip
+OF_TWO = saved(lambda: {**training(), "args": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}})
 MEGATRON_RANKS: dict[str, Write] = {
     "latest_checkpointed_iteration.txt": text("10"),
-    **{f"iter_0000010/mp_rank_{rank:02}/{name}.pt": saved(training) for rank in (0, 1)
+    **{f"iter_0000010/mp_rank_{rank:02}/{name}.pt": OF_TWO for rank in (0, 1)
        for name in ("model_optim_rng", "distrib_optim")},
 }  # fmt: skip
 ORBAX: dict[str, Write] = {
@@ -302,6 +311,12 @@ ORBAX: dict[str, Write] = {
 TENSORFLOW: dict[str, Write] = {
     "checkpoint": text('model_checkpoint_path: "model.ckpt-10"\n'), "model.ckpt-10.index": raw(LEVELDB),
     "model.ckpt-10.data-00000-of-00001": raw(bytes(range(200))), "model.ckpt-10.meta": raw(b"\x0a\x05" + bytes(90)),
+}  # fmt: skip
+DEEPSPEED_3: dict[str, Write] = {
+    "latest": text("global_step10"),
+    **{f"global_step10/zero_pp_rank_{rank}_mp_rank_00_{part}_states.pt": saved(lambda: {
+        "state": training(), "dp_world_size": 2, "ds_config": {"zero_optimization": {"stage": 3}}})
+       for rank in (0, 1) for part in ("model", "optim")},
 }  # fmt: skip
 INDEXED: dict[str, Write] = {
     "model.safetensors.index.json": text(INDEX), "config.json": CONFIG,

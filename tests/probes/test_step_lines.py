@@ -33,7 +33,7 @@ def test_a_better_format_changes_the_mind() -> None:
 def test_a_line_by_chance_is_not_the_format_for_ever() -> None:
     """Lines of another format that keep coming, and none of the present one, change the mind, too."""
     adapter = AutoAdapter()
-    assert adapter.read("resumed at step 100 with loss 2.5") == LogStep(100, 2.5, None)
+    assert adapter.read("at step 100 with loss 2.5") == LogStep(100, 2.5, None)
     line = "{'loss': 2.25, 'learning_rate': 1e-05, 'epoch': 0.5}"
     read = [adapter.read(line) for _ in range(AutoAdapter.AGREED + 1)]
     assert read == [None] * (AutoAdapter.AGREED - 1) + [LogStep(None, 2.25, 1e-05)] * 2

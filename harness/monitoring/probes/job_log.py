@@ -212,7 +212,7 @@ _SIGNS = (  # each known failure has one of them on its line, in lower case; a l
     "segfault", "segmentation", "sigsegv", "barrier", "waiting for clients", "completion", "got async",
     "duplicate gpu", "multiple ranks", "shared memory", "no route", "unreachable", "is down", "abort", "refused",
     "unavailable", "cannot connect", "max retries", "fault by gpu", "running low", "low on resource", "shut down",
-    "disconnected", "wait timeout", "no socket", "closed",
+    "disconnected", "wait timeout", "no socket", "closed", "invalid", "nvidia driver",
 )  # fmt: skip
 _LONGEST, _MOST = 500, 2000  # characters of a line: that are kept, and that are looked at
 

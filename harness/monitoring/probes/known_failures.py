@@ -73,7 +73,9 @@ _CLIENT = re.compile(
     r"|\b(?:mlflow|neptune|comet_ml|clearml|swanlab|s3fs|gcsfs|fsspec|tensorboard|raylet|pymongo|sqlalchemy)\b"
     r"|\b(?:huggingface|hf_hub|google\.api_core|StatusCode|redis|ray\.exceptions|GcsRpc|sentry|kafka|psycopg|prometheus)"
 )
-_STORE = re.compile(r"\[c10d\]|TCPStore|SocketImpl|store->|DistNetworkError|DistStoreError")
+_STORE = re.compile(
+    r"\[c10d\]|The server socket has failed|TCPStore|SocketImpl|store->|DistNetworkError|DistStoreError"
+)
 _PEER = re.compile(
     r"\bpair\.cc:|\b[Gg]loo\b|ProcessGroup(?:Gloo|NCCL)|\b[NR]CCL\b|DistBackendError"
     r"|\bsocket(?:Start|Poll|Try|Finalize|Progress)\w*: "
@@ -130,21 +132,23 @@ CAUSES = (
         "cuda-error", "CUDA",
         r"\b(?:CUDA|HIP)(?: driver)? error: |cuDNN error: CUDNN_STATUS|\bCUBLAS_STATUS_(?!SUCCESS)\w+"
         r"|\.cuh?:\d+: .*Assertion .* failed|Unexpected error from cudaGetDeviceCount|No CUDA GPUs are available"
-        r"|(?:Memory access fault|HW Exception) by GPU|\bHSA_STATUS_ERROR_\w+"
+        r"|Found no NVIDIA driver|(?:Memory access fault|HW Exception) by GPU|\bHSA_STATUS_ERROR_\w+"
         r"|cudaError(?!Success|_t|String)[A-Z]\w+",
         "a kernel or a GPU failed, perhaps in an earlier call than the one that reports it; CUDA_LAUNCH_BLOCKING=1 "
         "shows the call, and the kernel's log shows an Xid if it was the GPU",
         "",
     ),
     _cause(
-        "nccl-watchdog-stuck", "NCCL", r"Heartbeat monitor timed out|watchdog got stuck for \d+ seconds",
+        "nccl-watchdog-stuck", "NCCL",
+        r"Heartbeat monitor timed out|watchdog got stuck for \d+ seconds|watchdog hang\b",
         "the thread that watches NCCL was itself stuck in CUDA or NCCL, or something held the GIL; it then ends the "
         "process. TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is how long it waits",
         "", "pytorch/pytorch#112518", hang=True,
     ),
     _cause(
         "nccl-watchdog-timeout", "NCCL",
-        r"[Ww]atchdog caught collective operation timeout|[Rr]eceived a dump signal due to a collective timeout",
+        r"[Ww]atchdog caught collective operation timeout|WorkNCCL\(.*ran for \d+ milliseconds before timing out"
+        r"|[Rr]eceived a dump signal due to a collective timeout",
         "a collective did not finish in time: a rank is hung, slow, or in another collective; compare the last "
         "sequence numbers of the ranks; TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_FR_BUFFER_SIZE give a flight record",
         "", "pytorch/pytorch#118369", hang=True,

@@ -16,14 +16,14 @@ from torchaos.harness.interfaces import UsageError
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity)"
-_COUNT = (  # `1,000` and `10.0`, but not `10%` or `3 ms`
-    r"(?P<step>\d{1,3}(?:,\d{3})+|\d+)(?:\.0+)?(?![\d%]|[.,]\d|[A-Za-z]|\s*(?:%|(?:ms|s|sec|seconds)\b))"
+_COUNT = (  # `1,000`, `1_000` and `10.0`, but not `10%` or `3 ms`
+    r"(?P<step>\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.0+)?(?![\d%]|[.,_]\d|[A-Za-z]|\s*(?:%|(?:ms|s|sec|seconds)\b))"
 )
 _OTHER_LOSSES = "actor critic value policy unsupervised disc gen kl aux reg"
 _LOSS = (
     "".join(f"(?<!(?i:{word} ))" for word in _OTHER_LOSSES.split())
     + r"(?<![\w/.-])(?:(?:train(?:ing)?|lm|total|avg|mean|smooth|ce|nll|cross[ _-]entropy)[ _/-])*[Ll]oss(?:es)?\b"
-    r"\s*[:=]?\s*(?:\[|\(|tensor\()?(?P<loss>NUMBER)(?![\d/%])"
+    r"(?:/train\b)?\s*[:=]?\s*(?:\[|\(|\"|tensor\()?(?P<loss>NUMBER)(?![\d/%])"
 )
 _RATE = r"(?<![\w/])(?i:lr|learning[ _-]rate)\b\s*[:=]?\s*\[?(?P<lr>NUMBER)"
 _STEP = (
@@ -31,11 +31,13 @@ _STEP = (
     r"(?:[Ss]teps?|num_updates)(?:\s*[:=#\[(]\s*\[?\s*|\s+\[?\s*)COUNT"
 )
 _ITERATION = r"(?<![\w/.-])(?:[Ii]ter(?:ation)?s?|ITER|[Uu]pdates?)(?:\s*[:=#\[(]\s*\[?\s*|\s+\[?\s*)COUNT"
-_KEYS = r"""["'](?:global_|train_|train/|trainer/(?:global_)?)?(?:steps?|iter(?:ation)?|num_updates)"""
+_KEYS = r"""["'](?:(?:global|train|trainer)[_/])*(?:steps?|iter(?:ation)?|num_updates)"""
 # An evaluation, or a look back: the word before a count or a loss, as in `eval step 3`, `val loss`, `[valid] Epoch 1`;
 # a field that says so; and the losses of both, which nanoGPT prints of an evaluation.
 _EVALUATION = re.compile(
-    r"(?i)(?<![a-z])(?:eval(?:uat\w+)?|val|valid\w*|test(?:ing)?|dev|best|lowest|previous)(?:[\s\](){}:|,_/\"'-]|set|data|metrics?|results?)*"
+    r"(?i)(?<![a-z])(?:(?:eval(?:uat\w+)?|val|valid\w*|test(?:ing)?|dev|held[ -]?out|hold-?out|best|lowest|previous"
+    r"|(?:re)?load(?:ed|ing)|resum(?:ed|ing)|restor(?:ed|ing)|sav(?:ed|ing))"
+    r"(?:[\s\](){}:|,_/\"'-]|set|data|metrics?|results?|checkpoint|model|state|at|after|from|in|of|on|for|to|\S*/\S*)*)"
     r"(?:global[ _])?(?:step|iter|epoch|loss|batch|update)"
 )
 _EVALUATES = re.compile(
@@ -160,7 +162,7 @@ ADAPTERS: Mapping[str, LineAdapter] = {
         ),
         _adapter(
             "json", _KEYS.join((r"\{(?=.*?", r"""["']:\s*["']?COUNT)"""))
-            + r"""(?=.*?["'](?:train[_/])?(?:lm_)?loss["']:\s*["']?(?P<loss>NUMBER))""",
+            + r"""(?=.*?["'](?:train[_/])?(?:lm_|total_)?loss["']:\s*["']?(?P<loss>NUMBER))""",
             r"""["'](?:train[_/])?(?:lr|learning_rate)["']:\s*["']?(?P<lr>NUMBER)""",
         ),
         _adapter("plain", rf"^(?=.*?{_STEP})(?=.*?{_LOSS})", r"\bglobal[_ ]step\s*[:= ]\s*COUNT", _RATE),
@@ -169,6 +171,7 @@ ADAPTERS: Mapping[str, LineAdapter] = {
             "hf", r"\{(?:[^{}]*, )?'loss': '?(?P<loss>NUMBER)'?[,}]", r"'learning_rate': '?(?P<lr>NUMBER)'?",
             r"'(?:global_)?step(?:/max_steps)?': '?COUNT",
         ),
+        _adapter("deepspeed", r"\] step=COUNT, skipped=\d+, lr=\[(?P<lr>NUMBER)", in_words=False),
     )
 }  # fmt: skip
 
@@ -190,7 +193,7 @@ class AutoAdapter:
 
     def read(self, line: str) -> LogStep | None:
         lower = line.lower()
-        if "loss" not in lower and "[batch=" not in lower and "[step=" not in lower:
+        if not any(sign in lower for sign in ("loss", "[batch=", "[step=", "skipped=")):
             return None
         for rank, adapter in enumerate(self._known):
             if step := adapter.read(line):
@@ -245,7 +248,7 @@ def without_ansi(line: str) -> str:
 
 def _whole(text: str) -> int | None:
     try:
-        return int(text.replace(",", ""))
+        return int(text.replace(",", "").replace("_", ""))
     except ValueError:
         return None
 

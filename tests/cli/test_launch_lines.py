@@ -52,6 +52,14 @@ LINES = [
     ("torchrun --nnodes 4 --node_rank 0 --master_addr h0 --master_port 29500 --nproc_per_node 8 train.py",
      f"{RUN} --nproc_per_node 8 train.py", {}),
     ("mpirun -np 4 -x NCCL_DEBUG python train.py", f"{RUN} --nproc-per-node 4 train.py", {}),
+    ("conda run -n env torchrun --nproc-per-node 2 train.py",
+     "conda run -n env torchrun --max-restarts 3 --nproc-per-node 2 train.py", {}),
+    ("time -p nohup torchrun --nproc-per-node 2 train.py", f"{RUN} --nproc-per-node 2 train.py", {}),
+    ("python -m deepspeed.launcher.runner --num_gpus 4 train.py", f"{RUN} --nproc-per-node 4 train.py", {}),
+    ("composer -n 8 train.py --lr 3e-4", f"{RUN} --nproc-per-node 8 train.py --lr 3e-4", {}),
+    ("./train.py --lr 3e-4", f"{RUN} --nproc-per-node 2 ./train.py --lr 3e-4", {}),
+    ("tune run --nproc_per_node 4 full --config x", "tune run --nproc_per_node 4 full --config x", {}),
+    ("bash train.sh", "bash train.sh", {}),
 ]  # fmt: skip
 
 
@@ -75,6 +83,9 @@ SLURM = [
      f"{RUN} --nproc-per-node 4 train.py", 8),
     ("srun -l -N2 bash -c torchrun\\ --nproc-per-node\\ 4\\ --node-rank\\ $SLURM_NODEID\\ train.py",
      2, f"{RUN} --nproc-per-node 4 train.py", 8),
+    ("salloc -N 2 --gres=gpu:8 srun torchrun --nproc-per-node=gpu train.py", 2,
+     f"{RUN} --nproc-per-node 8 train.py", 16),
+    ("srun -N 2 --gpus-per-node=4 torchrun train.py", 2, f"{RUN} train.py", 2),
 ]  # fmt: skip
 
 
@@ -190,6 +201,35 @@ srun python -m litgpt pretrain --devices 4
         2, f"{RUN} --nproc-per-node 4 train.py", 8),
     "a function of the shell": ("#SBATCH -N 2\nrun() {\n  torchrun --nproc-per-node 4 --nnodes 2 train.py\n}\n"
      "export -f run\nsrun bash -c run\n", 2, f"{RUN} --nproc-per-node 4 train.py", 8),
+    "GPUs of a type": (
+     HEAD.format(2, 1) + "#SBATCH --gpus-per-node=a100:4\nsrun torchrun --nproc-per-node=auto train.py\n",
+     2, f"{RUN} --nproc-per-node 4 train.py", 8),
+    "a torchrun for each node, in a loop": (HEAD.format(2, 1) + """nodes=($(scontrol show hostnames))
+for i in 0 1; do
+  srun -N1 -n1 -w ${nodes[$i]} torchrun --nproc-per-node 4 --nnodes 2 --node-rank $i --master-addr $H train.py &
+done
+wait
+""", 2, f"{RUN} --nproc-per-node 4 train.py", 8),
+    "an array with comments between its lines": (HEAD.format(2, 1) + """ARGS=(
+  --lr 3e-4   # the rate's peak
+  --name 'a # b'
+)
+srun torchrun --nproc-per-node 4 train.py "${ARGS[@]}"
+""", 2, f"{RUN} --nproc-per-node 4 train.py --lr 3e-4 --name a # b", 8),
+    "a script that it writes itself": (HEAD.format(2, 1) + """cat <<'EOT' > run.sh
+torchrun --nproc-per-node 4 --nnodes $SLURM_NNODES train.py
+EOT
+srun bash run.sh
+""", 2, f"{RUN} --nproc-per-node 4 train.py", 8),
+    "a here-document for the shell": (
+     HEAD.format(2, 1) + "srun bash <<'EOF'\ntorchrun --nproc-per-node 4 train.py\nEOF\n",
+     2, f"{RUN} --nproc-per-node 4 train.py", 8),
+    "options behind the first command, which Slurm does not read": (
+     HEAD.format(2, 1) + "echo hi\n#SBATCH --nodes=9\nsrun torchrun --nproc-per-node 4 train.py\n", 2,
+     f"{RUN} --nproc-per-node 4 train.py", 8),
+    "options that are comments": (
+     "##SBATCH --nodes=9\n# SBATCH --nodes=8\n#SBATCH --nodes=2\nsrun torchrun --nproc-per-node 4 main.py\n",
+     2, f"{RUN} --nproc-per-node 4 main.py", 8),
     "a variable before the command": (
      "#SBATCH -N 2\nsrun bash -c 'NCCL_DEBUG=INFO torchrun --nproc-per-node 2 train.py'\n", 2,
      f"{RUN} --nproc-per-node 2 train.py", 4),
@@ -226,6 +266,13 @@ def test_a_batch_script(project: Path, text: str, nodes: int, became: str, ranks
         ("singularity run --nv a.sif python train.py", "", "singularity: the ranks would be in a container"),
         ("docker run --gpus all img torchrun train.py", "", "docker: the ranks would be in a container"),
         ("accelerate config", "", "it starts no job; write accelerate launch"),
+        ("kubectl apply -f job.yaml", "", "kubectl: write launcher: kubernetes"),
+        ("bsub -n 4 torchrun train.py", "", "bsub: it starts the job on another machine"),
+        ("ray job submit -- python train.py", "", "ray: it starts the job on another machine"),
+        ("ssh node1 torchrun train.py", "", "ssh: write launcher: ssh"),
+        ("horovodrun -np 4 python train.py", "", "torchaos needs torchrun"),
+        ("srun --het-group=0,1 torchrun train.py", "", "heterogeneous"),
+        ("sbatch x.sbatch", "#SBATCH hetjob\nsrun python a.py : --het-group=1 torchrun b.py\n", "heterogeneous"),
     ],
 )  # fmt: skip
 def test_what_init_can_not_draft(project: Path, line: str, script: str, why: str) -> None:

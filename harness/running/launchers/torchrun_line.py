@@ -5,6 +5,7 @@ to the trainer, even if they look like torchrun's options."""
 
 from __future__ import annotations
 
+import itertools
 from argparse import ArgumentError, ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -96,7 +97,7 @@ def options_of(command: Sequence[str]) -> list[tuple[str, str]]:
 
 def own_part(command: Sequence[str]) -> tuple[int, int] | None:
     """Where torchrun's own options are among the words. None if the command does not run torchrun."""
-    first = next((n for n, word in enumerate(command[:4]) if _is_torchrun(word)), None)
+    first = _place_of(command)
     return (first + 1, first + 1 + len(_own(command[first + 1 :]))) if first is not None else None
 
 
@@ -119,7 +120,7 @@ def _number(text: str) -> int | None:
 def _asked(command: Sequence[str], env: Mapping[str, str]) -> Namespace | None:
     """`ranks` per node, `nodes` (such as 1:3) and `restarts`, as text, from the command or the environment. None if the
     command does not run torchrun."""
-    first = next((n for n, word in enumerate(command[:4]) if _is_torchrun(word)), None)
+    first = _place_of(command)
     if first is None:
         return None
     parser = _Parser(add_help=False)
@@ -135,6 +136,12 @@ def _asked(command: Sequence[str], env: Mapping[str, str]) -> Namespace | None:
     return found
 
 
+def _place_of(command: Sequence[str]) -> int | None:
+    """The index of the word torchrun, or of its module, before any script. None if there is none."""
+    before = itertools.takewhile(lambda word: not word.endswith(".py"), command)
+    return next((n for n, word in enumerate(before) if _is_torchrun(word)), None)
+
+
 def _is_torchrun(word: str) -> bool:
     return word.endswith("torchrun") or word.startswith("torch.distributed.")
 
@@ -147,7 +154,8 @@ def _own(words: Sequence[str]) -> Sequence[str]:
 
 def script_of(command: Sequence[str]) -> str | None:
     """The Python script that torchrun or Python runs. None if it is a module, or not known."""
-    after = next((n + 1 for n, word in enumerate(command[:4]) if _is_torchrun(word)), 1)
+    place = _place_of(command)
+    after = 1 if place is None else place + 1
     if after == 1 and "python" not in command[0].rpartition("/")[2] and not _is_torchrun(command[0]):
         return None
     first = next((word for word in command[after:] if word in _ENDS or word.endswith(".py")), None)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -128,6 +129,7 @@ _PREPARES = ("module", "source", ".", "conda", "micromamba", "ml", "spack")
 _LATER = re.compile(
     r"(MASTER|WORLD_SIZE|(LOCAL_|NODE_)?RANK$|SLURM_|PATH$|LD_)"
 )  # set by launchers, or of this machine
+_HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _ENDS = re.compile(r"\d?>.*|<.*|\|\|?|&&?|;|\d?>&\d")
 
 
@@ -141,6 +143,7 @@ class Batch:
     exported: dict[str, str] = field(default_factory=dict)
     prepares: list[str] = field(default_factory=list)  # such as `module load cuda`
     folder: str = ""  # of the last `cd` before the job
+    written: dict[str, str] = field(default_factory=dict)  # the here-documents that it writes into files, by name
 
     @property
     def job(self) -> tuple[int, list[str]] | None:
@@ -155,7 +158,7 @@ def read_batch(path: Path, args: Sequence[str], env: Mapping[str, str], given: M
 
 def parse_batch(text: str, args: Sequence[str], env: Mapping[str, str], given: Mapping[str, str]) -> Batch:
     found = Batch()
-    for line in text.splitlines():
+    for line in itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), text.splitlines()):
         if line.startswith("#SBATCH"):
             with_comment = shlex.split(line[7:], comments=True)
             found.options |= slurm_options(with_comment)[0]
@@ -166,7 +169,7 @@ def parse_batch(text: str, args: Sequence[str], env: Mapping[str, str], given: M
         **positional, "@": list(args), "*": list(args),
     }  # fmt: skip
     depth = 0
-    for number, line in _lines(text):
+    for number, line in _lines(text, found.written):
         for part in _parts(line):
             word = part.split(None, 1)[0] if part.split() else ""
             depth += _BLOCKS.get(word, 0)
@@ -221,17 +224,20 @@ def _has_command(value: str) -> bool:
         return False
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """The logical lines with their numbers: continued lines, open quotes and open brackets are joined. Comments and
-    here-documents are left out."""
-    whole, first, ends = "", 0, ""
+def _lines(text: str, written: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """The logical lines with their numbers: continued lines, open quotes and open brackets are joined. Comments are
+    left out. A here-document is the text that its shell runs, or goes into `written`, by the name of its file."""
+    whole, first, ends, document = "", 0, "", list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         if ends:
-            ends = "" if line.strip() == ends else ends
+            document.append(line)
+            if line.strip() == ends:
+                yield from _with_document(first, whole, "\n".join(document[:-1]), written)
+                whole, ends, document = "", "", []
             continue
         first = first if whole else number
-        whole += line.strip() if not whole else line
-        if not whole or (whole.startswith("#") and whole == line.strip()):
+        whole = _without_comment(whole + (line if whole else line.strip())).rstrip(" \t")
+        if not whole.strip():
             whole = ""
             continue
         if whole.endswith("\\"):
@@ -240,10 +246,19 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         if _is_open(whole):
             whole += "\n"
             continue
-        if here := re.search(r"<<-?\s*['\"]?(\w+)['\"]?", whole):
+        if here := _HERE.search(whole):
             ends = here[1]
-        yield first, _without_comment(whole)
+            continue
+        yield first, whole
         whole = ""
+
+
+def _with_document(number: int, line: str, document: str, written: dict[str, str]) -> Iterator[tuple[int, str]]:
+    command = _HERE.sub("", line)
+    if into := re.search(r">{1,2}\s*['\"]?([\w./-]+)", command):
+        written[into[1]] = document
+    elif re.fullmatch(r"(?:srun\s.*)?\b(?:ba)?sh(?:\s+-\w+)*\s*", command):
+        yield number, f"{command.rstrip()} -c {shlex.quote(document)}"
 
 
 def _is_open(text: str) -> bool:

@@ -173,20 +173,20 @@ def draft_of(command: Sequence[str], cwd: Path, env: Mapping[str, str] = os.envi
     return draft
 
 
-def _torchrun_in(command: Sequence[str]) -> int | None:
-    """The index of the word torchrun, or of its module. None if there is none."""
-    known = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
-    return next((place for place, word in enumerate(command[:4]) if word.endswith(known)), None)
+_COUNT = re.compile(r" --(?:nproc[-_]per[-_]node|num[-_]processes|nproc|devices)[ =](\d+)(?= |$)")  # of other launchers
 
 
 def _ranks(draft: Draft, env: Mapping[str, str]) -> None:
     per_node, nodes = world_of(draft.command, env)
     if per_node:
         draft.ranks = per_node * (draft.nodes or nodes or 1)
-    elif _torchrun_in(draft.command) is None:
+    elif own_part(draft.command) is None:
+        said = _COUNT.search(shlex.join(draft.command))
+        draft.ranks = int(said[1]) if said else draft.ranks
         draft.world_size = draft.ranks
         draft.to_check.append(
-            f"job.world_size: {draft.ranks} is a guess, the command does not show the number of ranks"
+            f"job.world_size: {draft.ranks} is a guess, "
+            + (f"by{said[0]}" if said else "nothing shows the number of ranks")
         )
     if draft.ranks == 1:
         draft.to_check.append(

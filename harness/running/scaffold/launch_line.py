@@ -56,7 +56,7 @@ _IN_A_CONTAINER = "start torchaos inside of the container, with torchaos in its 
 @dataclass
 class Launch:
     """A launch line on its way to torchrun. `nodes`: 0 if the line does not say. `per_node`: ranks on each node, if
-    another launcher than torchrun says it."""
+    another launcher than torchrun says it. `written`: the files that a script writes itself, by their names."""
 
     words: list[str]
     cwd: Path
@@ -64,8 +64,10 @@ class Launch:
     launcher: str = "local"
     nodes: int = 0
     per_node: int | None = None
+    gpus: int | None = None  # of each node, which Slurm gives
     tasks: int = 1  # of srun on each node
     folder: str = ""  # in which the command runs, if a script changes it
+    written: Mapping[str, str] = field(default_factory=dict)
     adds: dict[str, str] = field(default_factory=dict)  # to the environment of the job
     allocation: list[str] = field(default_factory=list)  # variables of salloc
     assumed: list[str] = field(default_factory=list)
@@ -99,11 +101,15 @@ def launch_of(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Laun
 
 def _handler(words: Sequence[str]) -> Callable[[Launch], None] | None:
     program = first_program(words)
+    if program in _ELSEWHERE:
+        raise UsageError(f"{program}: {_ELSEWHERE[program]}")
     if "=" in words[0] and re.match(r"[A-Za-z_]\w*=", words[0]):
         return _variables
     if program == "accelerate" or (is_python(words[0]) and words[1:3] == ["-m", "accelerate.commands.launch"]):
         return _accelerate
-    if is_python(words[0]):
+    if program == "deepspeed" or (is_python(words[0]) and words[1:3] == ["-m", "deepspeed.launcher.runner"]):
+        return _deepspeed
+    if is_python(words[0]) or words[0].endswith(".py"):
         return _python
     return _HEADS.get(program)
 
@@ -140,7 +146,7 @@ def _sbatch(launch: Launch) -> None:
         raise UsageError(f"{name}: no line of it starts torchrun, srun or a script of Python; give that line to init")
     number, words = batch.job
     launch.nodes, launch.tasks = nodes_of(batch.options), tasks_of(batch.options)
-    launch.per_node = gpus_of(batch.options)
+    launch.gpus, launch.written = gpus_of(batch.options), batch.written
     launch.words, launch.allocation = words, allocation_of(batch.options)
     launch.adds |= batch.exported
     launch.folder = batch.folder if "$" not in batch.folder else ""
@@ -154,6 +160,8 @@ def _sbatch(launch: Launch) -> None:
 
 def _srun(launch: Launch) -> None:
     options, launch.words = slurm_options(launch.words[1:])
+    if "het-group" in options or ":" in launch.words:
+        raise UsageError("srun: the parts of a heterogeneous job are not supported; give init the line of one part")
     if image := options.get("container-image") or options.get("container-name"):
         raise UsageError(f"srun --container-image={image}: the container has no torchaos; {_IN_A_CONTAINER}")
     launch.launcher = "slurm"
@@ -162,8 +170,15 @@ def _srun(launch: Launch) -> None:
     launch.nodes = int(nodes) if nodes.isdecimal() else launch.nodes or _tasks_alone(options)
     if "ntasks-per-node" in options or "ntasks" in options:
         launch.tasks = tasks_of({**inner, "nodes": str(launch.nodes)})
-    launch.per_node = gpus_of(inner) or launch.per_node
+    launch.gpus = gpus_of(inner) or launch.gpus
     launch.allocation = launch.allocation or allocation_of(options)
+
+
+def _salloc(launch: Launch) -> None:
+    """`salloc -N 2 srun ...`"""
+    options, launch.words = slurm_options(launch.words[1:])
+    launch.nodes, launch.gpus = nodes_of(options), gpus_of(options)
+    launch.tasks, launch.allocation = tasks_of(options), allocation_of(options)
 
 
 def _tasks_alone(options: Mapping[str, str]) -> int:
@@ -192,7 +207,10 @@ def _shell(launch: Launch) -> None:
 
 def _script(launch: Launch, words: Sequence[str]) -> None:
     try:
-        batch = read_batch(launch.cwd / words[0], words[1:], launch.env, _as_options(launch))
+        if words[0] in launch.written:
+            batch = parse_batch(launch.written[words[0]], words[1:], launch.env, _as_options(launch))
+        else:
+            batch = read_batch(launch.cwd / words[0], words[1:], launch.env, _as_options(launch))
     except OSError as error:
         raise UsageError(f"{words[0]}: it can't be read: {error.strerror}; correct the command") from error
     if batch.job is None:
@@ -203,7 +221,7 @@ def _script(launch: Launch, words: Sequence[str]) -> None:
 
 
 def _as_options(launch: Launch) -> dict[str, str]:
-    gpus = {"gpus-per-node": str(launch.per_node)} if launch.per_node else {}
+    gpus = {"gpus-per-node": str(launch.gpus)} if launch.gpus else {}
     return {"nodes": str(launch.nodes or 1), "ntasks-per-node": str(launch.tasks), **gpus}
 
 
@@ -216,7 +234,7 @@ def _accelerate(launch: Launch) -> None:
     nodes = _number(given.get("num_machines")) or 1
     total = _number(given.get("num_processes"))
     launch.nodes = launch.nodes or (nodes if nodes > 1 else 0)
-    launch.per_node = max(1, total // nodes) if total else launch.per_node
+    launch.per_node = max(1, total // nodes) if total else launch.per_node or launch.gpus
     for option, variable in _ACCELERATE_ENV.items():
         if given.get(option, "all") not in ("all", "no", ""):
             launch.adds[variable] = given[option]
@@ -247,12 +265,13 @@ def _settings(launch: Launch, file: str | None) -> dict[str, str]:
 
 
 def _deepspeed(launch: Launch) -> None:
-    options, rest = options_before_script(launch.words[1:], _DEEPSPEED_SWITCHES)
+    begin = 1 if first_program(launch.words) == "deepspeed" else 3
+    options, rest = options_before_script(launch.words[begin:], _DEEPSPEED_SWITCHES)
     where = options.get("include") or options.get("i") or ""
     chosen = where.rpartition(":")[2] if ":" in where else ""
     if chosen:
         launch.adds["CUDA_VISIBLE_DEVICES"] = chosen
-    launch.per_node = _number(options.get("num_gpus")) or (len(chosen.split(",")) if chosen else launch.per_node)
+    launch.per_node = _number(options.get("num_gpus")) or (len(chosen.split(",")) if chosen else launch.gpus)
     launch.nodes = launch.nodes or _number(options.get("num_nodes")) or 0
     if "hostfile" in options or "H" in options:
         launch.to_check.append(
@@ -261,6 +280,18 @@ def _deepspeed(launch: Launch) -> None:
     if "no_local_rank" not in options:
         launch.to_check.append("deepspeed gives the script --local_rank, and torchrun only the variable LOCAL_RANK")
     launch.words = ["torchrun", *(["-m"] if "module" in options else []), *rest]
+
+
+def _composer(launch: Launch) -> None:
+    options, rest = options_before_script(launch.words[1:], ("verbose", "v"))
+    launch.per_node = _number(options.get("nproc") or options.get("n")) or launch.gpus
+    launch.words = ["torchrun", *(["-m"] if "module" in options else []), *rest]
+
+
+def _plain_head(launch: Launch) -> None:
+    """`time` and `nohup`, which change nothing of the job."""
+    while launch.words and (launch.words[0].startswith("-") or first_program(launch.words) in ("time", "nohup")):
+        launch.words.pop(0)
 
 
 def _mpirun(launch: Launch) -> None:
@@ -277,15 +308,14 @@ def _mpirun(launch: Launch) -> None:
 
 def _python(launch: Launch) -> None:
     """A script of Python without a launcher: torchrun takes its place, unless Python runs torchrun."""
-    rest = launch.words[1:]
+    rest = launch.words[1:] if is_python(launch.words[0]) else launch.words
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]
     if rest[:1] == ["-m"] and rest[1:2] and rest[1].startswith("torch.distributed."):
         return
     if rest[:1] == ["-m"] or (rest and rest[0].endswith(".py")):
         launch.words = ["torchrun", *rest]
-        launch.per_node = launch.per_node if launch.per_node or launch.tasks == 1 else launch.tasks
-        launch.per_node = launch.per_node or 2
+        launch.per_node = launch.per_node or launch.gpus or (launch.tasks if launch.tasks > 1 else 2)
 
 
 def _torchrun(launch: Launch) -> None:
@@ -296,10 +326,11 @@ def _torchrun(launch: Launch) -> None:
     begin, end = part
     per_node, asked = world_of(launch.words, launch.env)
     said = any(re.match(r"--nproc[-_]per[-_]node", word) for word in launch.words[begin:end])
-    if launch.per_node and (not said or any("$" in word for word in launch.words[begin:end] if said and not per_node)):
-        launch.words = with_option(launch.words, begin, end, "nproc-per-node", str(launch.per_node))
+    if ranks := launch.gpus if said and not per_node else None if said else launch.per_node:
+        launch.words = with_option(launch.words, begin, end, "nproc-per-node", str(ranks))
         begin, end = own_part(launch.words) or part
-    launch.nodes = launch.nodes or asked or 0
+    # srun may start the torchrun of one node, in a loop
+    launch.nodes = asked or launch.nodes if launch.nodes <= 1 else launch.nodes
     several = launch.launcher == "slurm" or launch.nodes > 1
     if not several:
         return
@@ -323,7 +354,17 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+_BY_ITSELF = (
+    "it starts the job on another machine, where torchaos is not; start torchaos inside of its job, with the line"
+)
+_ELSEWHERE = {
+    **dict.fromkeys(("qsub", "bsub", "ray", "sky", "flux", "oarsub", "condor_submit"), f"{_BY_ITSELF} of torchrun"),
+    **dict.fromkeys(("kubectl", "helm", "argo"), "write launcher: kubernetes, and the manifest in job.pods"),
+    "ssh": "write launcher: ssh, and the machines in job.hosts",
+    "horovodrun": "its ranks don't use torch.distributed; torchaos needs torchrun",
+}
 _HEADS: dict[str, Callable[[Launch], None]] = {
-    "sbatch": _sbatch, "srun": _srun, "env": _variables, "deepspeed": _deepspeed,
+    "sbatch": _sbatch, "srun": _srun, "salloc": _salloc, "env": _variables, "composer": _composer,
+    **dict.fromkeys(("time", "nohup"), _plain_head),
     **dict.fromkeys(("bash", "sh"), _shell), **dict.fromkeys(("mpirun", "mpiexec", "prun"), _mpirun),
 }  # fmt: skip

@@ -330,6 +330,14 @@
   filterRows(at("log-filter"), document.querySelectorAll("pre.log > span"));
   filterRows(at("run-filter"), document.querySelectorAll("#runs tbody tr"));
 
+  // On a narrow screen, a row of a wide table becomes a card: each value with the name of its column.
+  for (const table of document.querySelectorAll(".scroll table")) {
+    const names = [...table.querySelectorAll("thead :is(th, td)")].map((one) => one.textContent);
+    if (names.length < 5) continue;
+    table.classList.add("cards");
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, n) => (cell.dataset.name = names[n]));
+  }
+
   const fit = (width) => {
     for (const plot of plots) plot.setSize({ width: width || Math.max(280, plot.root.parentNode.clientWidth), height: plot.height });
   };

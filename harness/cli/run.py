@@ -85,19 +85,7 @@ class Planned:
     warnings: tuple[str, ...]
 
 
-_CODES = """\b
-Exit codes: 0 all passed, 1 an assertion failed, 2 inconclusive, 3 bad usage or scenario,
-4 rollback incomplete, 5 internal error; of several runs the worst: 3, 4, 5, 1, 2, 0.
-
-\b
-Examples:
-  torchaos run chaos/kill-rank.yaml
-  torchaos run process/kill-rank -- torchrun --nproc-per-node 2 train.py
-  torchaos run chaos/ --set job.timeout=2m --junit junit.xml
-"""
-
-
-@cli.command(cls=WithCommand, epilog=_CODES)
+@cli.command(cls=WithCommand)
 @FILES
 @JOB
 @click.option("--out", type=PATH, default=RUNS, help="The folder for run directories.", show_default=True)

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import click
 
+from torchaos.harness.cli.commands import ALL
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.rollback import undo_log
@@ -41,6 +42,19 @@ class Command(click.Command):
             end = args.index("--") if "--" in args else len(args)
             args = [word for at, word in enumerate(args) if word not in ("-q", "--quiet") or at > end]
         return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the exit codes, unless the help has them, and examples."""
+        listed = ALL.get(self.name or "")
+        if listed is None or not listed.examples:
+            return
+        if "Exit code" not in (self.help or ""):
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(f"Exit codes: {listed.codes}.")
+        with formatter.section("Examples" if len(listed.examples) > 1 else "Example"):
+            for example in listed.examples:
+                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
 
 def _is_alone(args: Sequence[str], at: int) -> bool:

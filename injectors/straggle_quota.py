@@ -53,5 +53,5 @@ class _Throttled:
     def sample(self, emit: Emit) -> None:
         number, seconds = self._group.throttled()
         if number > self._told:
-            self._told, effect = number, f"throttled {number} times, {seconds:.2f} s in all"
+            self._told, effect = number, f"throttled {number} time{'s' if number > 1 else ''}, {seconds:.2f} s in all"
             emit(Kind.EFFECT, {"fault": self._fault, "effect": effect, "throttled": number})

@@ -17,6 +17,7 @@ import numpy as np
 from torchaos.harness.analysis.ending import ABORT, aborts_at_exit
 from torchaos.harness.interfaces import Evidence
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Executions
 
@@ -159,7 +160,7 @@ def took_turns(record: Record, fault: str) -> Evidence | None:
 
 def _turns(events: list[Event]) -> Evidence:
     pids = ", ".join(sorted({str(event.data["pid"]) for event in events}))
-    words = f"the kernel showed pid {pids} as stopped {len(events)} times, and going on in between"
+    words = f"the kernel showed pid {pids} as stopped {counted(len(events), 'time')}, and going on in between"
     return Evidence.of(words, *events)
 
 

@@ -13,6 +13,7 @@ from torchaos.harness.monitoring.diagnosis.wait_graph import ranges
 from torchaos.harness.monitoring.observers.opinions import PROGRESS
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 
 # Signs of life of a rank, beside its steps.
@@ -71,7 +72,7 @@ def ranks_in_words(ranks: Sequence[dict[str, object]]) -> str:
         words.append(" ".join(filter(None, (ranges(members), "" if said == before and where else said, where))))
         before = said
     left = sum(map(len, list(groups.values())[_MOST:]))
-    return ", ".join([*words, *([f"and {left} more ranks elsewhere"] if left else [])])
+    return ", ".join([*words, *([f"and {counted(left, 'more rank')} elsewhere"] if left else [])])
 
 
 def _plural(verb: str) -> str:

@@ -136,7 +136,8 @@ def shrink(folder: Path, tries: int, fails: int, output: Path, out: Path, quiet:
         write_atomically(output, task.evidence() + dumped(smallest))
     except OSError as error:
         raise UsageError(f"{output}: it can't be written: {error.strerror}; choose another --output") from error
-    click.echo(f"{len(smallest['faults'])} of {len(task.scenario['faults'])} faults are needed: {output}")
+    needed, all_ = len(smallest["faults"]), len(task.scenario["faults"])
+    click.echo(f"{needed} of {all_} faults {'is' if needed == 1 else 'are'} needed: {output}")
 
 
 def _failed_round(folder: Path) -> Path:

@@ -17,7 +17,7 @@ from torchaos.harness.gameday.day import Day
 from torchaos.harness.gameday.draw import Drawn, Round
 from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
 from torchaos.harness.gameday.score import AT_LEAST, RoundScore, Score, Spread, verdict_of
-from torchaos.harness.record.plan import seconds_in_words
+from torchaos.harness.record.plan import counted, seconds_in_words
 from torchaos.harness.record.result import Case
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting.html.page import render
@@ -48,7 +48,16 @@ def drawn(day: Day) -> str:
     ]
     head = ["| fault | round | at | injector | stands for |", "|---|---|---|---|---|"]
     many = sum(len(each.faults) for each in day.rounds)
-    return "\n".join([f"# {day.name}: {many} faults in {len(day.rounds)} rounds", "", *head, *rows, *_without(day), ""])
+    return "\n".join(
+        [
+            f"# {day.name}: {counted(many, 'fault')} in {counted(len(day.rounds), 'round')}",
+            "",
+            *head,
+            *rows,
+            *_without(day),
+            "",
+        ]
+    )
 
 
 def _share(share: float | None) -> str:

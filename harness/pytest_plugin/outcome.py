@@ -227,7 +227,7 @@ def _around(run: Run) -> Iterator[str]:
     yield "around the fault:"
     yield from lines[:_MOST_LINES]
     if len(lines) > _MOST_LINES:
-        yield f"  ... and {len(lines) - _MOST_LINES} more lines, in the report"
+        yield f"  ... and {counted(len(lines) - _MOST_LINES, 'more line')}, in the report"
 
 
 def _excerpt(path: Path, line: int | None) -> Iterator[str]:

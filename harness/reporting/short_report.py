@@ -60,7 +60,7 @@ def markdown(results: Sequence[Result], happened: Mapping[str, Sequence[str]]) -
     for result in order[:_MOST_RUNS]:
         lines += ["", *_run(result, happened.get(result.run_dir, ()))]
     if len(order) > _MOST_RUNS:
-        lines += ["", f"{len(order) - _MOST_RUNS} more runs are in the table only."]
+        lines += ["", f"{counted(len(order) - _MOST_RUNS, 'more run', 'is/are')} in the table only."]
     return "\n".join(lines).strip() + "\n"
 
 

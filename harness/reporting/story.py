@@ -23,7 +23,7 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.history import Attempt, Execution, Executions, Save
 from torchaos.harness.record.history.saves_and_loads import by_step, checkpoint_of, name_of_all, number_in_name
-from torchaos.harness.record.plan import Plan, moment_in_words, seconds_in_words, target_in_words
+from torchaos.harness.record.plan import Plan, counted, moment_in_words, seconds_in_words, target_in_words
 from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.record.result import Recovery, Result, Verdict, root_first
 from torchaos.harness.record.rundir import RunDir, result_in
@@ -68,7 +68,7 @@ def happened(run: Record, *, whole: bool = True) -> list[Moment]:
     lines = [Moment(step.at_s - began, step.text) for step in with_steps]
     if len(lines) > _MOST:
         left_out = len(lines) - _MOST
-        gap = Moment(lines[_MOST // 2].at_s, f"({left_out} lines are left out here)")
+        gap = Moment(lines[_MOST // 2].at_s, f"({counted(left_out, 'line', 'is/are')} left out here)")
         lines = [*lines[: _MOST // 2], gap, *lines[-(_MOST // 2) :]]
     return lines
 

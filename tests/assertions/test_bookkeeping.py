@@ -90,7 +90,9 @@ def test_what_differed_before_any_fault_is_noise(trainer: Any) -> None:
     """A process id, with one twin alone. What differs only since the fault is failed."""
     always = _judge(trainer, _in(STEPS, pid="4711"), _in(STEPS, pid="815"))
     assert always.outcome is Outcome.PASSED, always.reason
-    assert "except 1 entries in which the twins differ from each other, or from this run before" in (always.reason)
+    assert "except in 1 of its entries, in which the twins differ from each other, or from this run before" in (
+        always.reason
+    )
     since = _judge(trainer, _in((20, 25, 30), pid="4711"), _in((20, 25, 30), pid="815"))
     assert since.outcome is Outcome.FAILED
     number = _judge(

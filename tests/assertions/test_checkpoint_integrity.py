@@ -253,7 +253,7 @@ def test_entries_in_which_twins_differ_are_not_compared(trainer: Any) -> None:
     first, second = (_inventory(_one(20, values={"step": "20", "saved_time": t})) for t in ("2.5", "3.5"))
     two = _judge(trainer, ours, first, second)
     assert two.outcome is Outcome.PASSED, two.reason
-    assert "except 1 entries in which the twins differ" in two.reason
+    assert "except in 1 of its entries, in which the twins differ" in two.reason
     assert _judge(trainer, ours, first).outcome is Outcome.INCONCLUSIVE
     run, twin = trainer(kills=KILL).record(inventory=ours), trainer().record(inventory=first)
     assert wants_more(run, [twin])

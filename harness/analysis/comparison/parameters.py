@@ -49,7 +49,8 @@ def but(made: Compared, run: Record) -> str:
         phrases.append(f"except {listed(made.learned)}, at most {far:.1g} apart, as far as the twins are")
     if made.unsized:
         without = "the twins differ from each other, or from this run before any fault"
-        phrases.append(f"except {len(made.unsized)} entries in which {without} ({listed(made.unsized)})")
+        many = "1 entry" if len(made.unsized) == 1 else f"{len(made.unsized)} entries"
+        phrases.append(f"except {many} in which {without} ({listed(made.unsized)})")
     if made.restarts:
         phrases.append(f"except {listed(made.restarts)}, which show the restart")
     if made.ignored:
@@ -160,8 +161,9 @@ class AgainstTwins:
                 f"{replicas}; the parameters after step {missed[0]} were not seen on the same ranks as in the twin"
             )
         where = f"at {counted(len(due), 'checkpoint')} and " if due else ""
+        all_steps = f"all {counted(len(common), 'step')}"
         return passed(
-            f"{replicas}, and the parameters are {equal} after all {len(common)} steps, {where}at the end",
+            f"{replicas}, and the parameters are {equal} after {all_steps}, {where}at the end",
             steps=len(common), checkpoints=len(due),
         )  # fmt: skip
 
@@ -278,7 +280,8 @@ class AgainstTwins:
             return ""
         ours, theirs = checkpoints_of(self._run), checkpoints_of(self._twins[0])
         names = [clash.name for clash in clashes(ours or [], theirs or []) if clash.kind == "tensor"]
-        which = f" ({names[0]} and {len(set(names)) - 1} more tensors)" if names else ""
+        more = f" and {counted(len(set(names)) - 1, 'more tensor')}" if len(set(names)) > 1 else ""
+        which = f" ({names[0]}{more})" if names else ""
         return f" It reached {counted(len(saved), 'checkpoint')}, first that of step {saved[0]}{which}."
 
     def _may_be_rounding(self) -> bool:

@@ -11,6 +11,7 @@ from torchaos.harness.analysis.hangs import Stall, stalls_of, why_unread, why_un
 from torchaos.harness.interfaces import Finding, Need, Outcome, failed, inconclusive, passed
 from torchaos.harness.monitoring.observers.opinions import Rule
 from torchaos.harness.protocol.wire import Kind
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 
 _LOOK_S = 1.0  # seconds that the observers need to read stacks and counters
@@ -74,7 +75,11 @@ class Blame:
         wrong = frozenset[int]().union(*(named - hit for hit, named in blamed))
         if precision is not None and precision < self.precision:
             return failed(f"{who} blamed {_ranks(wrong)}, which no fault had hit", **measured)
-        return passed(f"{who} blamed {right} of the {all_hit} ranks that were hit, and {len(wrong)} others", **measured)
+        return passed(
+            f"{who} blamed {right} of {counted(all_hit, 'rank', 'that was/that were')} hit, "
+            f"and {counted(len(wrong), 'other')}",
+            **measured,
+        )
 
 
 def _needed_s(run: Record, before_s: float) -> float:

@@ -11,6 +11,7 @@ from torchaos.harness.analysis.checkpointing.checkpoint_diff import clashes
 from torchaos.harness.analysis.corruption_evidence import Sighting, Step, bad_steps, sightings
 from torchaos.harness.analysis.hit_targets import Landing, landings
 from torchaos.harness.interfaces import Finding, failed, inconclusive, passed, unhit
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 from torchaos.harness.registry import family_of
 
@@ -74,7 +75,7 @@ class Corruption:
             return failed(f"nobody found it in {len(bad)} bad steps, the first of them step {bad[0].number}")
         took = _steps_until(run, seen[0], since_s)
         if took > self.within:
-            return failed(f"it took {took} steps until it was found: {_told(seen[0], since_s, run)}")
+            return failed(f"it took {counted(took, 'step')} until it was found: {_told(seen[0], since_s, run)}")
         if not twins:
             return inconclusive(
                 f"{_told(seen[0], since_s, run)}; without a twin, checkpoints with bad state can't be found"

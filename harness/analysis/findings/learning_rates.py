@@ -119,7 +119,8 @@ def _redone(history: History, allowed: Tolerance) -> Finding:
             words = _words(first, "the first time")
             return replace(failed(words, First(What.RATE, step), step=step, rank=new.rank), at_s=new.mono_s)
     return passed(
-        f"{seen.sum()} steps that were done again had the same learning rates as the first time; without a twin, steps "
+        f"{counted(int(seen.sum()), 'step', 'that was/that were')} done again had the same learning rates as "
+        "the first time; without a twin, steps "
         "that were done only once were compared with nothing"
     )
 

@@ -32,7 +32,7 @@ def leftovers(run: Record, twins: Sequence[Record]) -> Finding:
     if strange:
         names = ", ".join(str(one["name"]) for one in strange[:3])
         return inconclusive(
-            f"{len(strange)} new entries in /dev/shm ({names}) may belong to the job or to another program: no "
+            f"new entries in /dev/shm ({len(strange)}: {names}) may belong to the job or to another program: no "
             "process of the job was seen to use them",
             **measured,
         )

@@ -17,6 +17,7 @@ from torchaos.harness.analysis.tolerance import ROUNDING, relative
 from torchaos.harness.interfaces import Finding, First, What, failed, inconclusive, passed
 from torchaos.harness.protocol.check_sums import is_whole
 from torchaos.harness.record.history import Execution
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record, records_of
 
 
@@ -98,7 +99,7 @@ class Parameters:
         resumed, why = resumed_in_words(self._history, step), self._why_apart(first, step.attempt)
         return failed(
             f"replicas are no longer equal: after step {first} the parameters of rank {_list(odd)} are not those of "
-            f"rank {min(by_rank)}, {resumed}, and so in {len(until_)} steps in all. {why}",
+            f"rank {min(by_rank)}, {resumed}, and so in {counted(len(until_), 'step')} in all. {why}",
             First(What.REPLICAS, first), step=first, rank=odd[0], steps=len(until_),
         )  # fmt: skip
 

@@ -122,7 +122,7 @@ class Resumes:
             )
         return passed(
             f"every resume continued from the newest complete checkpoint; the last resume from step {base}, after "
-            f"{resume.reached} steps had been done",
+            f"{counted(resume.reached, 'step')} had been done",
             base=base, newest=resume.best.step,
         )  # fmt: skip
 

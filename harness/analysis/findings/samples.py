@@ -42,6 +42,7 @@ from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.analysis.replica_verdict import absences, absent_replicas
 from torchaos.harness.interfaces import Finding, First, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.record.history import History, StepTable
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.record.steps.execution import sums_of
 
@@ -188,8 +189,8 @@ def _uneven(theirs: StepTable) -> Finding | None:
     if many == few:
         return None
     return inconclusive(
-        f"in the twin rank {most} made {many} steps and rank {least} made {few}, as under DDP's Join. So the steps of "
-        "the two ranks are different steps, and after a restart it is not known which samples belong to which step"
+        f"in the twin rank {most} made {counted(many, 'step')} and rank {least} made {few}, as under DDP's Join. So the "
+        "steps of the two ranks are different steps, and after a restart it is not known which samples belong to which step"
     )
 
 
@@ -232,7 +233,8 @@ def _alone(run: Record, history: History) -> Finding:
     if summed:
         return inconclusive(
             f"{ONE_SUM}, and there is no twin: it can't be seen whether samples were consumed twice in one epoch. "
-            f"{len(redone)} steps that were done again consumed the same samples as the first time."
+            f"{counted(len(redone), 'step', 'that was/that were')} done again consumed the same samples as "
+            "the first time."
         )
     again = _replayed(run, history)
     if again:
@@ -246,7 +248,9 @@ def _alone(run: Record, history: History) -> Finding:
         which = _steps(sorted(rounded))
         more = f"; the job computes those of {which} from parameters that differ by rounding, so they can't be compared"
     return passed(
-        f"{alike} steps that were done again consumed the same samples as the first time{more}; {_BLIND}", steps=alike
+        f"{counted(alike, 'step', 'that was/that were')} done again consumed the same samples as the "
+        f"first time{more}; {_BLIND}",
+        steps=alike,
     )
 
 

@@ -232,9 +232,9 @@ def heads(targets: Mapping[int, int]) -> dict[int, int]:
 def tell(site: NodeSite, targets: Iterable[int], done: str) -> None:
     names = ", ".join(str(live.node.index) for live in site.nodes)
     pids = sorted(targets)
-    site.emit(
-        Kind.EFFECT, {"fault": site.fault, "effect": f"{len(pids)} processes of node {names} were {done}", "pids": pids}
-    )
+    many = "1 process" if len(pids) == 1 else f"{len(pids)} processes"
+    effect = f"{many} of node {names} {'was' if len(pids) == 1 else 'were'} {done}"
+    site.emit(Kind.EFFECT, {"fault": site.fault, "effect": effect, "pids": pids})
 
 
 def resumed(site: NodeSite) -> list[Handle]:

@@ -161,7 +161,8 @@ def _preferred(near: Mapping[int, float], witnesses: Sequence[Witness]) -> int |
 def _disagrees(witness: Witness, base: int) -> str:
     said = " or ".join(str(fit) for fit in witness.fits[:3])
     where = f" on rank {in_words(witness.ranks)}" if witness.ranks else ""
-    return f"{witness.name}{where} says {said} steps were done, not {base}: {witness.rests_on}"
+    steps = "step was" if said == "1" else "steps were"
+    return f"{witness.name}{where} says {said} {steps} done, not {base}: {witness.rests_on}"
 
 
 def in_words(ranks: Iterable[int]) -> str:

@@ -16,7 +16,7 @@ from torchaos.harness.monitoring.diagnosis.wait_graph import Call
 from torchaos.harness.protocol import collective_stamps
 from torchaos.harness.protocol.collective_stamps import Stamp
 from torchaos.harness.protocol.wire import Event, Kind
-from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.plan import Plan, counted
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting.terminal.narrator import Narrator, exit_in_words
@@ -119,7 +119,7 @@ def logs_of(folder: RunDir, run: Record) -> list[dict[str, Any]]:
                 pieces.append(_piece(f"around {landing.fault}", lines, place, BEFORE, AFTER))
                 last_place = place
         pieces.append(_piece("the end", lines, len(lines), TAIL, 0))
-        about = f"{len(lines)} lines" if whole else f"its last {_MOST_BYTES >> 20} MiB"
+        about = counted(len(lines), "line") if whole else f"its last {_MOST_BYTES >> 20} MiB"
         found.append({"name": path.name, "about": about, "pieces": [piece for piece in pieces if piece["text"]]})
     return found
 

@@ -363,8 +363,9 @@ def _story(run: Record) -> list[dict[str, Any]]:
         for event, line in words(run.plan, told)
     ]
     kept = _MOST_STORY // 2
+    gap = f"{counted(len(lines) - 2 * kept, 'line', 'is/are')} left out"
     return lines if len(lines) <= _MOST_STORY else [
-        *lines[:kept], {"at": lines[kept]["at"], "kind": "", "text": f"{len(lines) - 2 * kept} lines are left out"},
+        *lines[:kept], {"at": lines[kept]["at"], "kind": "", "text": gap},
         *lines[-kept:],
     ]  # fmt: skip
 

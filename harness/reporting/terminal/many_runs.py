@@ -17,7 +17,7 @@ from rich.text import Text
 from torchaos.harness.crash_explorer.exploration_summary import NAME as SCRIPT
 from torchaos.harness.crash_explorer.exploration_summary import Explored, told
 from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, is_suspected
-from torchaos.harness.record.plan import rounded, seconds_in_words
+from torchaos.harness.record.plan import counted, rounded, seconds_in_words
 from torchaos.harness.record.result import SCHEMA, Case, ExitCode, Result, Verdict
 from torchaos.harness.release.gate_verdict import WAIVERS, Judged, is_waived
 from torchaos.harness.release.repeats import Distribution, Rate, Repeats
@@ -320,7 +320,8 @@ def show(found: Explored, result: Result, console: Console) -> None:
 def _story(one: Outcome, pen: Pen) -> None:
     pen.gap()
     pen.heading(
-        "The smallest", f"{one.state}: {one.model} at step {one.died_at_step}, after {one.operations} operations"
+        "The smallest",
+        f"{one.state}: {one.model} at step {one.died_at_step}, after {counted(one.operations, 'operation')}",
     )
     pen.row([(pen.text("last operation"), _STATE_NAME)], pen.text(one.last_operation or "none"), indent=3)
     for path, what in one.files:

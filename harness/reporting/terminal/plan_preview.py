@@ -29,6 +29,7 @@ from torchaos.harness.record.plan import (
     Plan,
     PlannedFault,
     PlannedJob,
+    counted,
     moment_in_words,
     seconds_in_words,
     target_in_words,
@@ -229,7 +230,8 @@ def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
         "command": f"attach to {job.attached}" if job.attached else command,
         "directory": job.cwd,
         "environment": ", ".join(f"{name}={value}" for name, value in mask_env(job.env).items()),
-        "size": f"{job.world_size} ranks {'on' if job.replicas == 1 else 'in'} {nodes}, launcher {plan.launcher}",
+        "size": f"{counted(job.world_size, 'rank')} {'on' if job.replicas == 1 else 'in'} {nodes}, "
+        f"launcher {plan.launcher}",
         "collectives": _transport(plan) if job.nodes > 1 else "",
         "endpoints": ", ".join(f"{name} {address}" for name, address in job.endpoints.items()),
         "checkpoints": (job.checkpoints or "none named")

@@ -16,7 +16,7 @@ from torchaos.harness import registry
 from torchaos.harness.host.cluster_tools import Kubectl
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
-from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.plan import Plan, counted
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.cluster_handles import LABEL, OVER, KubernetesObjects, label_of
 from torchaos.harness.rollback.handles import JobProcesses
@@ -124,11 +124,12 @@ class Kubernetes(RemoteLauncher):
                 return list(listed)
             if time.monotonic() > end:
                 raise ChaosError(
-                    f"{count} pods are not running after {_READY_S:g} s: {'; '.join(states) or 'there is none'}"
+                    f"{counted(count, 'pod', 'is/are')} not running after {_READY_S:g} s: "
+                    f"{'; '.join(states) or 'there is none'}"
                 )
             if self._given_up.wait(_LOOK_S):
                 raise ChaosError(
-                    f"the run ended while it waited for {count} pods: {'; '.join(states) or 'there is none'}"
+                    f"the run ended while it waited for {counted(count, 'pod')}: {'; '.join(states) or 'there is none'}"
                 )
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:

@@ -275,7 +275,7 @@ class Job(SubmittedJob):
         """Before another submission: ends the processes that are left, as a scheduler does. Reads the last output."""
         leftover = self.members() if again else {}
         if leftover:
-            text = f"{len(leftover)} processes outlived submission {self._submission}; they were ended before the next"
+            text = f"processes that outlived submission {self._submission}, and were ended now: {len(leftover)}"
             self._journal.emit(Kind.NOTE, {"text": text})
             processes.end(self.members)
         self._drain()

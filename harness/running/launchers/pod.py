@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from torchaos.harness.host.cluster_tools import Kubectl
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, UsageError
 from torchaos.harness.protocol.wire import ENV_RUN_ID
+from torchaos.harness.record.plan import counted
 from torchaos.harness.rollback.cluster_handles import OVER, KubernetesAgent, status_of
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers.node_channel import mark_of, packed
@@ -167,7 +168,9 @@ def find_pods(spec: JobSpec, kubectl: Kubectl) -> list[Pod]:
     ]
     if len(running) != spec.nodes:
         names = ", ".join(pod["metadata"]["name"] for pod in running) or "none"
-        raise UsageError(f"the job has {spec.nodes} nodes, and these running pods have the label {label}: {names}")
+        raise UsageError(
+            f"the job has {counted(spec.nodes, 'node')}, and these running pods have the label {label}: {names}"
+        )
     python = str(spec.pods["python"])
     pods = [Pod.of(index, raw, container, python, kubectl) for index, raw in enumerate(in_order(running))]
     if missing := next((pod for pod in pods if not pod.id), None):

@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.record.plan import counted
 from torchaos.harness.running.launchers.pod_kinds import (
     apart,
     count_of,
@@ -280,8 +281,8 @@ class Manifest:
         variable of it is no text."""
         if self.count not in (None, nodes):
             raise UsageError(
-                f"{self.file}: {', '.join(self.nodes)} makes {self.count} pods for {nodes} nodes; correct job.nodes, "
-                "or name the objects with the nodes in job.pods.objects"
+                f"{self.file}: {', '.join(self.nodes)} makes {counted(self.count or 0, 'pod')} for "
+                f"{counted(nodes, 'node')}; correct job.nodes, or name the objects with the nodes in job.pods.objects"
             )
         for job in filter(is_train_job, filter(self._is_node, self.objects)):
             check(job, container, self.file)

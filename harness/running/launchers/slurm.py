@@ -20,6 +20,7 @@ from typing import ClassVar
 from torchaos.harness.host.cluster_tools import about_job, about_node, ask, hosts_of
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.protocol.wire import ENV_RUN_ID
+from torchaos.harness.record.plan import counted
 from torchaos.harness.rollback.cluster_handles import SlurmWork
 
 
@@ -160,7 +161,7 @@ class Slurm(RemoteLauncher):
         except OSError as error:
             raise ChaosError(str(error)) from error
         if len(hosts) < spec.nodes:
-            raise UsageError(f"job.nodes wants {spec.nodes} nodes, and allocation {job} has {len(hosts)}")
+            raise UsageError(f"job.nodes wants {counted(spec.nodes, 'node')}, and allocation {job} has {len(hosts)}")
         restarts = about.get("Restarts", "0")
         return [SlurmNode(index, host, job, _step(spec), restarts) for index, host in enumerate(hosts[: spec.nodes])]
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from torchaos.harness.interfaces import Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.protocol.wire import ENV_RUN_ID
+from torchaos.harness.record.plan import counted
 from torchaos.harness.rollback.handles import JobProcesses
 
 _OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-T")
@@ -49,7 +50,7 @@ class Ssh(RemoteLauncher):
     def create(self, spec: JobSpec) -> Sequence[SshNode]:
         """The nodes. Raises UsageError if `job.hosts` is empty."""
         if len(spec.hosts) != spec.nodes:
-            raise UsageError(f"launcher: ssh needs {spec.nodes} names in job.hosts, one for each node")
+            raise UsageError(f"launcher: ssh needs {counted(spec.nodes, 'name')} in job.hosts, one for each node")
         return [SshNode(index, host) for index, host in enumerate(sorted(spec.hosts))]
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:

@@ -22,7 +22,7 @@ from torchaos.harness import base_classes, registry
 from torchaos.harness.interfaces import Target, UsageError, Where
 from torchaos.harness.protocol.agent_plan import Collectives, Moment
 from torchaos.harness.protocol.wire import Phase
-from torchaos.harness.record.plan import After, Named, PlannedFault, PlannedJob
+from torchaos.harness.record.plan import After, Named, PlannedFault, PlannedJob, counted
 from torchaos.harness.running.fault_checks import misfit
 from torchaos.harness.running.launchers.pod_manifest import Manifest
 from torchaos.harness.running.planner.job_plan import placeholders
@@ -88,7 +88,7 @@ def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random
         count = target.count or max(1, math.floor(job.world_size * (target.percent or 0) / 100))
         if count > len(world):
             spared = "" if len(world) == job.world_size else f", less those of limits.never: {len(world)}"
-            raise UsageError(f"{where}: it needs {count} ranks; the job has {job.world_size}{spared}")
+            raise UsageError(f"{where}: it needs {counted(count, 'rank')}; the job has {job.world_size}{spared}")
         ranks = draw.sample(world, count)
     chosen = tuple(sorted(set(ranks)))
     if chosen[-1] >= job.world_size:

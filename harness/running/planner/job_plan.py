@@ -24,7 +24,7 @@ from torchaos.harness.host.native_libraries import NVML
 from torchaos.harness.interfaces import Need, UsageError
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.record.environment import job_python, ranks_per_node, resolve_program
-from torchaos.harness.record.plan import PlannedFault, PlannedJob
+from torchaos.harness.record.plan import PlannedFault, PlannedJob, counted
 from torchaos.harness.running.fault_checks import is_controllers
 from torchaos.harness.running.launchers.pod_manifest import Manifest
 from torchaos.harness.running.launchers.torchrun_line import (
@@ -283,7 +283,8 @@ def _replicas(job: Job, nodes: int, world: int, runs_already: bool) -> int:
         job_kind = "a job that runs already" if runs_already else f"replicas of {nodes} nodes each"
         raise UsageError(f"job.replicas: {job_kind} can't be started side by side here; leave replicas out")
     if world % job.replicas:
-        raise UsageError(f"job.world_size: {world} ranks can't be shared out evenly among {job.replicas} replicas")
+        ranks = counted(world, "rank")
+        raise UsageError(f"job.world_size: {ranks} can't be shared out evenly among {job.replicas} replicas")
     return job.replicas
 
 

@@ -31,7 +31,8 @@ class Control:
     def __init__(self, command: list[str], folder: Path) -> None:
         runs = [started(command, [], folder, f"control-{number + 1}") for number in range(CASE["controls"])]
         for run in runs:
-            steps = f"{max(run.losses, default=0)} steps in the log"
+            last = max(run.losses, default=0)
+            steps = f"{last} step{'' if last == 1 else 's'} in the log"
             tell("control", f"{steps}, exit code {run.code}, {run.took_s:.1f} s")
             if run.code != 0:
                 raise CantTell("the control, without any kill, did not end well")

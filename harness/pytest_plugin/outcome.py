@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLocation, ReprTraceback
 
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.registry import suggest
 

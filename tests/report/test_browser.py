@@ -166,9 +166,14 @@ def test_dark_and_print(browser: Browser, run: RunDir) -> None:
 
 
 def test_a_phone_is_wide_enough(browser: Browser, run: RunDir) -> None:
-    """At 360 pixels nothing sticks out at the side, and the charts are there."""
+    """At 360 pixels nothing sticks out at the side, no table is cut off, and the charts are there. A row of a wide
+    table is a card, with the names of its columns."""
     opened = Opened(browser, run.report, width=360, is_mobile=True, has_touch=True)
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+    cut = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+    assert opened.page.evaluate(cut) == 0
+    named = "getComputedStyle(document.querySelector('table.cards tbody td'), '::before').content"
+    assert opened.page.evaluate(named) not in ("none", "normal")
     assert opened.colours("timeline-chart") > 5
     assert opened.complaints == []
     opened.page.close()

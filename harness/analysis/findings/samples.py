@@ -189,8 +189,9 @@ def _uneven(theirs: StepTable) -> Finding | None:
     if many == few:
         return None
     return inconclusive(
-        f"in the twin rank {most} made {counted(many, 'step')} and rank {least} made {few}, as under DDP's Join. So the "
-        "steps of the two ranks are different steps, and after a restart it is not known which samples belong to which step"
+        f"in the twin rank {most} made {counted(many, 'step')} and rank {least} made {few}, as under DDP's Join. "
+        "So the steps of the two ranks are different steps, and after a restart it is not known which samples belong "
+        "to which step"
     )
 
 

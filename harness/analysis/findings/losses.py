@@ -13,6 +13,7 @@ from torchaos.harness.analysis.comparison.losses import Comparison, first_of, in
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.interfaces import Finding, failed, inconclusive, passed
 from torchaos.harness.record.history import History
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps.executions import equal
 
@@ -54,7 +55,7 @@ def _redone(run: Record, history: History, tolerance: float) -> Finding:
             return replace(finding, cause=cause.short, at_s=new.mono_s)
     steps = np.unique(news.global_step[seen]).tolist()
     return passed(
-        f"all {len(steps)} steps that were done again ({steps[0]} to {steps[-1]}) gave the same losses as the "
-        f"first time; {_BLIND}",
+        f"{'all ' if len(steps) > 1 else ''}{counted(len(steps), 'step', 'that was/that were')} done again "
+        f"({steps[0]} to {steps[-1]}) gave the same losses as the first time; {_BLIND}",
         steps=len(steps),
     )

@@ -90,7 +90,7 @@ def samples_of_absent(run: Record, twins: Sequence[Record]) -> Finding | None:
     )  # fmt: skip
     return inconclusive(
         f"each replica consumed the twin's samples in the steps that it made; {gone}, and nobody consumed its "
-        f"{left_out} samples: they are lost, or the job is built so",
+        f"{counted(left_out, 'sample')}: lost, or the job is built so",
         skipped=left_out, repeated=0,
     )  # fmt: skip
 

@@ -196,6 +196,11 @@ CLAIMS: Mapping[str, Claim] = {
     "rate constant": Claim(
         "It stays at {rate:g} {resumed}: the job no longer follows the schedule, or did not restore it.", _RATES
     ),
+    "rates apart": Claim(
+        "No shift of the twin's rates explains the rates {resumed}, and the counter of the LR schedule is the twin's: "
+        "most likely, the optimizer's learning rate was not restored.",
+        _RATES + ", and the scheduler's step counter in the first of them",
+    ),
     "rates other": Claim(
         "No shift of the twin's rates explains the rates {resumed}: most likely the schedule was not restored.", _RATES
     ),
@@ -230,8 +235,12 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "inexact": Claim(
         "the parameters that rank {rank} began attempt {attempt} with are {off:.1g} of their norm from those that it "
-        "had after step {step}, which the checkpoint should hold to the last bit: they were not restored exactly",
+        "had after step {step}{why}",
         "the sketches of the rank before and after the resume",
+    ),
+    "not exact": Claim(
+        ", which the checkpoint should hold to the last bit: they were not restored exactly",
+        "as above; the rank is not known to have resumed from another step",
     ),
     "fault alone": Claim(
         "The losses agree, and the job had not been restarted by then: most likely the fault itself changed them.",

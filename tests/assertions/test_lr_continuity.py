@@ -52,7 +52,7 @@ def test_a_schedule_that_goes_on_passes(trainer: Any) -> None:
         (lambda step: _rate(step - 1), "The schedule is one step behind, as if saved before its own step"),
         (lambda step: _rate(step + 3), "The schedule is 3 steps ahead"),
         (lambda step: 0.1, "It stays at 0.1 after the resume from step 15: the job no longer follows the schedule"),
-        (lambda step: _rate(step) * 1.5, "No shift of the twin's rates"),
+        (lambda step: _rate(step) * 1.5, "the counter of the LR schedule is the twin's: most likely, the optimizer's"),
     ],
     ids=["again", "ahead", "behind", "far ahead", "constant", "other"],
 )
@@ -181,3 +181,10 @@ def test_ranks_with_other_numbers_of_steps_are_not_failed(trainer: Any) -> None:
     finding = LrContinuity().judge(run, [uneven])
     assert (finding.outcome, "different numbers of steps" in finding.reason) == (Outcome.INCONCLUSIVE, True)
     assert finding.reason.startswith("the learning rate")
+
+
+def test_other_rates_that_begin_later_are_of_the_schedule(trainer: Any) -> None:
+    """The first rate after the resume was right, so the optimizer's rate was restored."""
+    run = _with_rates(trainer(kills=KILL).record(), lambda step: _rate(step) * (1 + (step > 17) / 2))
+    reason = LrContinuity().judge(run, [trainer().record()]).reason
+    assert "explains the rates after the resume from step 15: most likely the schedule was not restored." in reason

@@ -353,7 +353,7 @@ def test_a_copy_in_memory_that_is_written_later(trainer: Any) -> None:
 def test_a_rank_that_resumes_from_another_step_than_the_rest(trainer: Any) -> None:
     """Rank 2 of 3 loads its own file of step 10, the others theirs of step 15. Its optimizer's counter says whether it
     kept that state. Without a counter nothing says it."""
-    run = trainer(kills=[(18, 1)], world=3).record()
+    run = trainer(kills=[(18, 1)], world=3).record(inventory={"root": "/job/checkpoints", "checkpoints": []})
 
     def with_rank_2(counter: Callable[[int], int | None]) -> Any:
         events = []
@@ -375,6 +375,7 @@ def test_a_rank_that_resumes_from_another_step_than_the_rest(trainer: Any) -> No
         for e in late.events
     ))  # fmt: skip
     reason = LossContinuity().judge(late, [trainer(world=3).record()]).reason
+    assert "confirms: step-10 was saved after step 10" in kept.reason
     assert "rank 2 went on from the state of step 10, and the others from that of step 15" in reason
     replaced = NoLostWork().judge(with_rank_2(lambda local: 15 + local), [])
     assert replaced.outcome is Outcome.PASSED, replaced.reason

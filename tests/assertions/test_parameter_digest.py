@@ -170,6 +170,27 @@ def test_noise_is_no_excuse_for_what_was_loaded(trainer: Any, off: float) -> Non
     assert finding.measured["off"] == pytest.approx(off, rel=0.1)
 
 
+def test_a_rank_that_resumed_from_another_step_has_not_lost_bits(trainer: Any) -> None:
+    """Rank 1 loaded the file of step 10, and its optimizer's counter confirms it: that is why its weights are off."""
+    twins = [trainer(noise=n, sketched=True).record() for n in (1, 2, 3)]
+    run = trainer(kills=KILL, noise=4, sketched=True, off=0.01).record()
+
+    def behind(event: Event) -> Event:
+        data = dict(event.data)
+        if (event.rank, event.attempt, event.kind) == (1, 1, Kind.LOAD_END):
+            data |= {"path": "/job/checkpoints/step-10", "numbers": {"step": 10}}
+        if (event.rank, event.attempt, event.kind) == (1, 1, Kind.STEP):
+            data |= {"opt_step": 10 + (event.step or 0)}
+        if (event.rank, event.attempt, event.kind) == (0, 1, Kind.STEP):
+            data |= {"restored_sketch": None}
+        return replace(event, data=data)
+
+    run = replace(run, events=tuple(map(behind, run.events)))
+    reason = ParameterDigest().judge(run, twins).reason
+    assert "of their norm from those that it had after step 15: rank 1 went on from the state of step 10" in reason
+    assert "exactly" not in reason
+
+
 def test_what_was_loaded_may_be_off_by_a_last_bit(trainer: Any) -> None:
     """An optimizer that swaps its weights for a checkpoint, and back, changes their last bits: nobody is failed for
     that, and nobody is said to have put back the very bits."""

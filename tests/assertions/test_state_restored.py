@@ -543,3 +543,22 @@ def test_moments_that_are_missing_on_all_ranks_that_share_them(trainer: Any) -> 
     found = StateRestored().judge(run, ())
     assert found.outcome is Outcome.FAILED, found.reason
     assert "the moments of weight are missing" in found.reason
+
+
+@pytest.mark.parametrize("worlds", [{1: 1}, {}])
+def test_inputs_of_another_number_of_ranks_are_not_compared(trainer: Any, worlds: dict[int, int]) -> None:
+    """Each rank gets another share of the batch: that is no loss of state."""
+
+    class Shares(trainer):  # type: ignore[misc]
+        def emit(self, kind: Any, data: Any, *where: Any, **how: Any) -> None:
+            if kind is Kind.BEGUN:
+                size = "4x4" if attempt_of(where) == 0 else "8x4"
+                data = {**data, "inputs": {".0.0": [f"float32 {size}", "0" * 16]}}
+            super().emit(kind, data, *where, **how)
+
+    def attempt_of(where: tuple[Any, ...]) -> int:
+        return int(where[1])
+
+    run = Shares(kills=((13, 1),), named=True, global_batch=True, worlds=worlds).record()
+    begun = begun_with(run, 1, 10, run.history.attempts[1].started_s)
+    assert bool(begun.of("inputs")) is not bool(worlds)

@@ -205,6 +205,8 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
         if None not in known and not any(known) and quantity not in (INPUTS, RNG):
             found.absent.add(quantity)
         for reference in sources:
+            if quantity == INPUTS and reference.keys() != mine.keys():
+                continue  # other ranks share the batch in another way
             if due := _due(mine, reference, quantity, alike):
                 _compare(found, quantity, mine, due)
                 break

@@ -135,7 +135,9 @@ def story(history: History, ours: Steps, theirs: Steps, first: Differing) -> str
         return said("rate constant", rate=first.ours, resumed=resumed)
     shift = _shift(mine, twins, since_the_resume) or _shift(mine, twins, window)
     if shift is None:
-        return said("rates other", resumed=resumed)
+        twin = theirs[first.step].get(first.rank)
+        at_once = own[0] == first.step and twin and of.sched_step is not None and of.sched_step == twin.sched_step
+        return said("rates apart" if at_once else "rates other", resumed=resumed)
     if window[0] + shift == min(twins):
         return said("rates anew", step=min(twins), resumed=resumed)
     steps = "one step" if abs(shift) == 1 else f"{abs(shift)} steps"

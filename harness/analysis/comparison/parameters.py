@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, Clash, checkpoints_of
 from torchaos.harness.analysis.checkpointing.checkpoint_diff import Compared, clashes
-from torchaos.harness.analysis.checkpointing.resumed_from import resumed_in_words
+from torchaos.harness.analysis.checkpointing.resumed_from import apart, resumed_in_words
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, differences, uneven, until
 from torchaos.harness.analysis.comparison.causes import Cause, likeliest_cause
@@ -182,7 +182,7 @@ class AgainstTwins:
             )
         put_back = list(loaded(self._history))
         bound = max((min(allowed.allowed(resumed.step), CAP) for resumed in put_back), default=0.0)
-        if inexact := _inexact(put_back, bound):
+        if inexact := _inexact(self._history, put_back, bound):
             return inexact
         far = distances(self._ours, self._all, WEIGHTS, 0.0)
         first = certainly_beyond(far, allowed)
@@ -220,7 +220,7 @@ class AgainstTwins:
 
     def _rounded(self, replicas: str, first: int) -> Finding:
         """The finding if the first difference may come from another order of summation."""
-        if inexact := _inexact(loaded(self._history)):
+        if inexact := _inexact(self._history, loaded(self._history)):
             return inexact
         found = drift(self._ours, self._theirs)
         if found is None or found.other is not None:
@@ -290,15 +290,21 @@ class AgainstTwins:
         return all(difference.relative <= ROUNDING for difference in differences(self._ours, self._theirs, 0.0))
 
 
-def _inexact(put_back: Iterable[Loaded], bound: float = 0.0) -> Finding | None:
+def _inexact(history: History, put_back: Iterable[Loaded], bound: float = 0.0) -> Finding | None:
     """The finding about a rank that began an attempt with parameters which differ from the saved parameters by more
     than `bound`, relative to their norm."""
     least = max(PUT_BACK, bound)
     off = next((resumed for resumed in put_back if math.isfinite(resumed.off) and resumed.off > least), None)
     if off is None:
         return None
+    life = history.attempt(off.attempt)
+    other = apart(life.segments[0]) if life and life.segments else None
+    why = said("not exact")
+    if other and other.sure and off.rank in other.ranks:
+        ranks = ", ".join(map(str, other.ranks))
+        why = f": {said('steps apart', ranks=ranks, step=other.step, base=off.step)}"
     return failed(
-        said("inexact", rank=off.rank, attempt=off.attempt, off=off.off, step=off.step),
+        said("inexact", rank=off.rank, attempt=off.attempt, off=off.off, step=off.step, why=why),
         First(What.PARAMETERS, off.step + 1), step=off.step + 1, rank=off.rank, off=off.off,
     )  # fmt: skip
 

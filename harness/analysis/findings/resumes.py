@@ -77,7 +77,7 @@ class Resumes:
                 base=base, newest=resume.best.step, needless=resume.best.step - base,
             )  # fmt: skip
         if other := apart(attempt):
-            return _of_several(begun, attempt.number, other)
+            return _of_several(begun, attempt.number, replace(other, rests_on=_in_short(run, other.rests_on)))
         if self._allowed is not None and lost > self._allowed:
             return failed(
                 f"attempt {attempt.number} {begun}: {counted(lost, 'step', 'was/were')} lost, and {self._allowed} "
@@ -153,6 +153,12 @@ def _loaded(run: Record, resume: Resume) -> Save | None:
 def _first_s(run: Record, resume: Resume) -> float | None:
     """When the first step after the resume was done."""
     return run.history.of_segment(resume.attempt.number, resume.attempt.after).first_s()
+
+
+def _in_short(run: Record, words: str) -> str:
+    """The words, with paths below the folder of the checkpoints."""
+    root = root_of(run)
+    return words.replace(f"{root}/", "") if root else words
 
 
 def _of_several(begun: str, attempt: int, other: Apart) -> Finding:

@@ -35,7 +35,13 @@ class Updates:
         self._handled = (0, 0)
 
     def parameters(self) -> list[Any]:
-        """The tensors that losses reach, in that order."""
+        """The tensors that losses reach, in that order, without those whose memory FSDP2 has taken back."""
+        return [each for each in self._alive() if self._has_memory(local(each))]
+
+    def _has_memory(self, tensor: Any) -> bool:
+        return tensor.layout is not self._torch.strided or tensor.untyped_storage().size() > 0
+
+    def _alive(self) -> list[Any]:
         return [alive for ref in self._leaves.values() if (alive := ref()) is not None]
 
     def backward_begins(self, roots: Any) -> None:
@@ -67,12 +73,12 @@ class Updates:
             self._mark()
             return False
         # A job may also make new tensors in each step; then no old one is left.
-        by_count = not alive or any(self._marks.get(id(each), each._version) != each._version for each in alive)
+        by_count = not self._alive() or any(self._marks.get(id(each), each._version) != each._version for each in alive)
         self._counted = self._counted or by_count
         if not by_count and (self._counted or self._values == self._read()):
             return False
         self._marks = {}
-        self._leaves = {id(each): self._leaves[id(each)] for each in alive}
+        self._leaves = {id(each): self._leaves[id(each)] for each in self._alive()}
         return True
 
     def _mark(self) -> None:

@@ -111,6 +111,26 @@ def test_each_update_is_a_step(rank: Any, how: str) -> None:
     assert ran.failures == []
 
 
+@pytest.mark.parametrize("reshards", [True, False])
+def test_a_plain_class_under_fsdp2(rank: Any, reshards: bool) -> None:
+    """FSDP2 lends whole parameters to the forward; the optimizer changes its own parts of them."""
+    wrap = f"""
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = dist.init_device_mesh("cpu", (1,))
+for layer in model: fully_shard(layer, mesh=mesh, reshard_after_forward={reshards})
+fully_shard(model, mesh=mesh)
+params = list(model.parameters())
+"""
+    ran = rank.run(LOOP.replace("UPDATE", wrap + UPDATES["plain class"]))
+    assert ran.code == 0, ran.output
+    assert [event.step for event in ran.of("step")] == [1, 2, 3, 4, 5, 6]
+    assert [step["losses"] for step in ran.steps] == [[one] for one in _losses(ran)]
+    assert [step["indices"] for step in ran.steps] == [[*range(at, at + 4)] for at in range(0, 24, 4)]
+    assert ran.failures == []
+
+
 def test_backwards_without_an_update_belong_to_one_step(rank: Any) -> None:
     """Gradient accumulation."""
     update = """

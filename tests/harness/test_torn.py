@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from torchaos.assertions.completed import Completed
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
@@ -142,3 +143,14 @@ def test_a_number_in_a_name_of_no_known_kind() -> None:
         assert "snap-8.pt is of step 8, and the job went on from there, but the weights that it began with" in (
             found.reason
         )
+
+
+@pytest.mark.parametrize(("by", "ends"), [(2, "went on to step 26, 2 beyond 24"), (-3, "in step 21, 3 short of 24")])
+def test_a_job_that_ends_in_another_step_says_why(by: int, ends: str) -> None:
+    """It makes as many steps as are due after the step that the file claims."""
+    trainer = Torn(worlds.World(**KILLED))
+    trainer.parts, trainer.by = ("weights",), by
+    run, twin = _record(trainer), _record(worlds.Trainer(worlds.World(**KILLED).straight))
+    finding = Completed().judge(run, [twin])
+    assert finding.outcome is Outcome.FAILED
+    assert f"{ends}: step-8 is of step 8, and the job went on from there, but the weights" in finding.reason

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from torchaos.harness.analysis.checkpointing.carried_state import torn
 from torchaos.harness.analysis.comparison.agreement import history_of
 from torchaos.harness.analysis.comparison.sample_counts import other_skips
 from torchaos.harness.analysis.ending import (
@@ -32,8 +33,9 @@ def completion(run: Record, twins: Sequence[Record], steps: int | None = None, o
     ended = _ending(run, history, due, aborts) or _unseen(run, twins, due)
     finding = ended or _steps(run, history, due, aborts) or _outputs(run, twins, outputs) or _well(history, due, aborts)
     if twins and not ended and finding.outcome is Outcome.FAILED:
-        skips = other_skips(history.by_step(), twins[0].history.by_step())
-        finding = replace(finding, reason=f"{finding.reason}: {skips}") if skips else finding
+        mixed = next(filter(None, (torn(history, part) for part in history.segments)), "")
+        why = mixed or other_skips(history.by_step(), twins[0].history.by_step())
+        finding = replace(finding, reason=f"{finding.reason}: {why}") if why else finding
     first = First(What.ENDING, history.last_step or 0)
     measured = {"exit_code": run.exit_code, "last_step": history.last_step, "teardown_aborts": len(aborts)}
     return replace(finding, first=first, measured=measured, bound={} if due is None else {"exit_code": 0, "steps": due})

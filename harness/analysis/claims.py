@@ -58,7 +58,7 @@ CLAIMS: Mapping[str, Claim] = {
         "all losses of the step",
     ),
     "data": Claim(
-        "the data order: {who} given other samples in step {step}",
+        "the data: {who} given other samples in step {step}",
         "the samples of the rank, or of all ranks, in the step",
     ),
     "contents": Claim(

@@ -71,7 +71,7 @@ def test_healthy_recovery_is_bitwise_the_twin(trainer: Any) -> None:
             "the optimizer's moments were not restored: the moments of weight are missing",
         ),
         ("schedule", 16, "the LR schedule was not restored: its own step counter stood at 0"),
-        ("sampler", 16, "the data order: rank 0 was given other samples in step 16"),
+        ("sampler", 16, "the data: rank 0 was given other samples in step 16"),
         ("weights", 16, "the model's weights were not restored: the parameters weight are those of a fresh start"),
     ],
 )
@@ -328,7 +328,7 @@ def test_a_cut_accumulation_is_told(trainer: Any) -> None:
 
 
 def test_the_samples_of_a_cut_accumulation_follow_from_it(trainer: Any) -> None:
-    """The step after the resume has only the last half of its losses and samples: no data order is blamed."""
+    """The step after the resume has only the last half of its losses and samples: no data is blamed."""
 
     def edited(run: Any, cut: bool) -> Any:
         def of(data: Any, half: bool) -> Any:
@@ -345,7 +345,7 @@ def test_the_samples_of_a_cut_accumulation_follow_from_it(trainer: Any) -> None:
     twin = edited(trainer().record(), False)
     reason = LossContinuity().judge(run, [twin]).reason
     assert "the first step had 1 backwards and 2 in the twin" in reason
-    assert "data order" not in reason
+    assert "the data: " not in reason
     reason = SampleAccounting().judge(run, [twin]).reason
     assert "step 16 consumed the last 4 of its 8 samples in the twin, as if the checkpoint was written in" in reason
     assert reason.endswith("No step has the other 4.")
@@ -399,7 +399,7 @@ def test_ranks_that_exchange_their_samples(trainer: Any, world: int) -> None:
     broken = trainer(world=world, kills=KILL, rotates=True, broken=frozenset({"weights"}))
     finding = LossContinuity().judge(broken.record(), [twin])
     assert finding.outcome is Outcome.FAILED
-    assert "the data order" not in finding.reason
+    assert "the data: " not in finding.reason
 
 
 @pytest.mark.parametrize("parts", [1, 0.5, 0.25])

@@ -79,6 +79,21 @@ def test_a_generator_that_the_forward_does_not_draw_from(trainer: Any, edit: dic
     assert "the model draws" not in reason
 
 
+def test_a_generator_is_no_cause_if_the_update_explains_the_loss(trainer: Any) -> None:
+    """The first loss after the resume agrees, and the moments act on the next one."""
+    run, twin = (
+        _edited(record, Kind.BEGUN, lambda event: {
+            "drawn": [], **({"rng": {"torch": "0" * 32}} if event.attempt and not event.step else {}),
+        })
+        for record in (
+            trainer(kills=KILL, broken=frozenset({"momentum"}), named=True).record(), trainer(named=True).record()
+        )
+    )  # fmt: skip
+    reason = LossContinuity().judge(run, [twin]).reason
+    assert "the optimizer's moments were not restored" in reason
+    assert "RNG" not in reason
+
+
 def test_a_learning_rate_is_told_with_the_story_of_the_schedule(trainer: Any) -> None:
     """Its own counter was not seen."""
 

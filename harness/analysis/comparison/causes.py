@@ -52,6 +52,11 @@ class _Fact(NamedTuple):
     clause: str
 
 
+def _is_late(fact: _Fact, first: Difference) -> bool:
+    """Whether it acts in the update alone, which comes after the loss that differs."""
+    return fact.quantity in _UPDATE and fact.step == first.step and first.what == "loss"
+
+
 class Cause(NamedTuple):
     """The most likely cause of a difference from the twin."""
 
@@ -94,7 +99,7 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
         words = said("steps apart", ranks=_list(other.ranks), step=other.step, base=part.base)
         return Cause(said("cause", where=where, causes=words, besides=""), words)
     facts = found.facts
-    late = [fact for fact in facts if fact.quantity in _UPDATE and fact.step == first.step and first.what == "loss"]
+    late = [fact for fact in facts if _is_late(fact, first)]
     acted = [fact.clause for fact in facts if fact not in late]
     besides = f" Besides, {'; '.join(fact.clause for fact in late)}." if late else ""
     if acted:
@@ -161,7 +166,7 @@ class _Resumed:
             data = None  # the samples of the rest of the step
         proved = [_Fact("", self._first.step, clause) for clause in exact if clause]
         found = [fact for fact in (*proved, data, *state, *update) if fact]
-        if all(fact.quantity in _UPDATE for fact in found) and (others := self._begun.changed_generators):
+        if all(_is_late(fact, self._first) for fact in found) and (others := self._begun.changed_generators):
             found.insert(0, self._generators(others))  # the loop may draw from them; nothing else explains it
         return found
 

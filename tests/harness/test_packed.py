@@ -153,33 +153,6 @@ for step in range(1, 10**9):
     assert len(steps) >= max(said_last, default=200)
 
 
-# A step in the format before this one.
-EARLIER = (
-    b"!rank1-a2-p3 1 2 BQAAAAAAAAAAAACAdNLaQQAAAAAAAClAKQAAAAAAAAAHAAAAAAAAAAYAAAAAAAAAAAIAAAAAAAAAAgIBAgA"
-    b"AAAIAAAABAwAAAAAAANA//Knx0k1iID80MzMzMzPTPwAAAAAAAPh//Knx0k1iUD8AAQIDBAUGBwgJCgsDAAAAAAAAAPz////////"
-    b"/zWPiiQ==\n"
-)
-
-
-def test_earlier_journals_are_read(file: EventFile, tmp_path: Path) -> None:
-    """A packed line of an earlier version is the event that it was, also among lines of this version."""
-    file.emit_step(1, **USUAL)
-    with open(tmp_path / "rank1.jsonl", "ab") as earlier:
-        earlier.write(EARLIER)
-    event = read(EARLIER)
-    assert (event.source, event.rank, event.attempt, event.seq, event.step) == ("rank1-a2-p3", 1, 2, 5, 41)
-    assert (event.wall_s, event.mono_s) == (1.8e9, 12.5)
-    assert event.data == {
-        "losses": [0.1 + 0.2, None], "lr": [1e-3], "opt_step": 7, "sched_step": 6, "skipped": False,
-        "samples": ["000102030405", "060708090a0b"], "indices": [3, -4], "phases": {"data": 0.25, "backward": 1.25e-4},
-    }  # fmt: skip
-    assert read(EARLIER.decode()) == event
-    assert event in read_events(tmp_path)
-    for end in range(len(EARLIER) - 1):
-        with pytest.raises(ValueError, match=r"torn|padding|base64|Expecting|not a packed"):
-            read(EARLIER[:end])
-
-
 def test_lines_hold_no_newline_but_at_their_end(file: EventFile, tmp_path: Path) -> None:
     """Whatever the bytes of a step are, its line is one line: in 2,000 steps of random digests, indices and sizes."""
     draw, given = Random(0), []

@@ -3,23 +3,34 @@ torchaos that asks it."""
 
 from torchaos.harness.analysis.checkpointing.save_schedule import standstill
 from torchaos.harness.analysis.ending import last_step_of
-from torchaos.harness.analysis.findings.blame import Blame
 from torchaos.harness.analysis.findings.checkpoints import Checkpoints
-from torchaos.harness.analysis.findings.completion import completion
-from torchaos.harness.analysis.findings.corruption import Corruption
-from torchaos.harness.analysis.findings.gpu_health import checkpointed_s, drained_s, is_of_gpu, noticed_s, used_again
-from torchaos.harness.analysis.findings.hang_reaction import HangReaction
-from torchaos.harness.analysis.findings.learning_rates import rates
-from torchaos.harness.analysis.findings.leftovers import leftovers
-from torchaos.harness.analysis.findings.losses import losses
+from torchaos.harness.analysis.findings.completion import completion, leftovers
+from torchaos.harness.analysis.findings.corruption import (
+    Corruption,
+    checkpointed_s,
+    drained_s,
+    is_of_gpu,
+    noticed_s,
+    used_again,
+)
+from torchaos.harness.analysis.findings.hang_reaction import Blame, HangReaction
+from torchaos.harness.analysis.findings.losses import losses, rates
 from torchaos.harness.analysis.findings.parameters import Parameters, across_replicas
-from torchaos.harness.analysis.findings.recoveries import Recoveries
-from torchaos.harness.analysis.findings.restart_tiers import TIERS, TIERS_IN_WORDS, Tier, tier_name, tier_of, worst_tier
-from torchaos.harness.analysis.findings.restarts import Restart, gave_up, restarts_in_words, restarts_of
-from torchaos.harness.analysis.findings.restored_state import restored_state
-from torchaos.harness.analysis.findings.resumes import Resumes, beside_replicas
+from torchaos.harness.analysis.findings.recoveries import Recoveries, Slowness
+from torchaos.harness.analysis.findings.restarts import (
+    TIERS,
+    TIERS_IN_WORDS,
+    Restart,
+    Tier,
+    gave_up,
+    restarts_in_words,
+    restarts_of,
+    tier_name,
+    tier_of,
+    worst_tier,
+)
+from torchaos.harness.analysis.findings.resumes import Resumes, beside_replicas, restored_state
 from torchaos.harness.analysis.findings.samples import samples, samples_of_absent
-from torchaos.harness.analysis.findings.step_times import Slowness
 from torchaos.harness.analysis.hit_targets import Gpu, Landing, gpus_of, landings
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.analysis.recovery_times import why_moot
@@ -29,56 +40,11 @@ from torchaos.harness.running.conditions.commands import last_answer
 from torchaos.harness.scenario.values import Regex
 
 __all__ = [
-    "Attempt",
-    "Blame",
-    "Checkpoints",
-    "Corruption",
-    "Execution",
-    "Gpu",
-    "HangReaction",
-    "Landing",
-    "Parameters",
-    "Recoveries",
-    "Regex",
-    "Restart",
-    "Resumes",
-    "Save",
-    "Slowness",
-    "TIERS",
-    "TIERS_IN_WORDS",
-    "Tier",
-    "absent_replicas",
-    "across_replicas",
-    "as_one",
-    "beside_replicas",
-    "checkpointed_s",
-    "completion",
-    "drained_s",
-    "each",
-    "each_hit",
-    "gave_up",
-    "gpus_of",
-    "is_of_gpu",
-    "lacking",
-    "landings",
-    "last_answer",
-    "last_step_of",
-    "leftovers",
-    "losses",
-    "noticed_s",
-    "rates",
-    "restarts_in_words",
-    "restarts_of",
-    "restored_state",
-    "samples",
-    "samples_of_absent",
-    "standstill",
-    "tier_name",
-    "tier_of",
-    "used_again",
-    "why_moot",
-    "why_unplaced",
-    "why_unseen",
-    "without_steps",
-    "worst_tier",
-]
+    "Attempt", "Blame", "Checkpoints", "Corruption", "Execution", "Gpu", "HangReaction", "Landing", "Parameters",
+    "Recoveries", "Regex", "Restart", "Resumes", "Save", "Slowness", "TIERS", "TIERS_IN_WORDS", "Tier",
+    "absent_replicas", "across_replicas", "as_one", "beside_replicas", "checkpointed_s", "completion", "drained_s",
+    "each", "each_hit", "gave_up", "gpus_of", "is_of_gpu", "lacking", "landings", "last_answer", "last_step_of",
+    "leftovers", "losses", "noticed_s", "rates", "restarts_in_words", "restarts_of", "restored_state", "samples",
+    "samples_of_absent", "standstill", "tier_name", "tier_of", "used_again", "why_moot", "why_unplaced",
+    "why_unseen", "without_steps", "worst_tier",
+]  # fmt: skip

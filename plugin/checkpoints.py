@@ -17,19 +17,6 @@ from torchaos.harness.checkpoints.layout import (
 from torchaos.harness.checkpoints.zip_records import records
 
 __all__ = [
-    "Checkpoint",
-    "Checksum",
-    "Extent",
-    "Files",
-    "Format",
-    "ITEM_SIZES",
-    "Problem",
-    "Shard",
-    "TensorEntry",
-    "Trouble",
-    "Unreadable",
-    "note_missing",
-    "problem_of",
-    "records",
-    "torn",
-]
+    "Checkpoint", "Checksum", "Extent", "Files", "Format", "ITEM_SIZES", "Problem", "Shard", "TensorEntry",
+    "Trouble", "Unreadable", "note_missing", "problem_of", "records", "torn",
+]  # fmt: skip

@@ -24,14 +24,6 @@ else:
     __getattr__ = stand_ins(__name__)
 
 __all__ = [
-    "all_waited",
-    "died",
-    "gone",
-    "out_of_step",
-    "seen_by_others",
-    "seen_by_twin",
-    "slower",
-    "stood_still",
-    "stopped",
-    "took_turns",
-]
+    "all_waited", "died", "gone", "out_of_step", "seen_by_others", "seen_by_twin", "slower", "stood_still",
+    "stopped", "took_turns",
+]  # fmt: skip

@@ -19,21 +19,6 @@ else:
     __getattr__ = stand_ins(__name__)
 
 __all__ = [
-    "CpuCgroup",
-    "File",
-    "JobProcesses",
-    "KubernetesNode",
-    "LinkUp",
-    "MemoryCgroup",
-    "Mount",
-    "Names",
-    "NftTable",
-    "Process",
-    "Qdisc",
-    "SlurmNodeState",
-    "SlurmWork",
-    "freeze",
-    "freezer_for",
-    "starve",
-    "throttle",
-]
+    "CpuCgroup", "File", "JobProcesses", "KubernetesNode", "LinkUp", "MemoryCgroup", "Mount", "Names", "NftTable",
+    "Process", "Qdisc", "SlurmNodeState", "SlurmWork", "freeze", "freezer_for", "starve", "throttle",
+]  # fmt: skip

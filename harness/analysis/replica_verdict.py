@@ -35,13 +35,13 @@ def ask(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
 def lacking(run: Record, need: Need) -> Finding | None:
     """An inconclusive finding if the run has no such data: steps, losses, samples or parameters. None otherwise."""
     made, (words, what) = run.history.executions, _REQUIRED[need]
-    seen = {
-        Need.STEPS: lambda: bool(made),
-        Need.LOSS: lambda: made.loss_seen.any(),
-        Need.SAMPLES: lambda: made.samples_seen.any(),
-        Need.STATE: lambda: any(one.parameters for one in made.with_state),
-    }
-    return None if seen[need]() else inconclusive(f"{words} seen: {why_unseen(run, what)}")
+    if need is Need.STEPS:
+        seen = bool(made)
+    elif need is Need.STATE:
+        seen = any(one.parameters for one in made.with_state)
+    else:
+        seen = bool((made.loss_seen if need is Need.LOSS else made.samples_seen).any())
+    return None if seen else inconclusive(f"{words} seen: {why_unseen(run, what)}")
 
 
 def each(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:

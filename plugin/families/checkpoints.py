@@ -21,21 +21,6 @@ from torchaos.harness.fault_drivers.checkpoint_edits import (
 from torchaos.harness.fault_drivers.damage_fault import CheckpointFault
 
 __all__ = [
-    "Checkpoint",
-    "CheckpointFault",
-    "Edit",
-    "Mode",
-    "Remove",
-    "cut",
-    "flips",
-    "foreign",
-    "metadata",
-    "nan",
-    "partial",
-    "shard",
-    "stale",
-    "stretch",
-    "torn",
-    "tracker",
-    "zeros",
-]
+    "Checkpoint", "CheckpointFault", "Edit", "Mode", "Remove", "cut", "flips", "foreign", "metadata", "nan",
+    "partial", "shard", "stale", "stretch", "torn", "tracker", "zeros",
+]  # fmt: skip

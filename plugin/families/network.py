@@ -17,22 +17,6 @@ from torchaos.harness.fault_drivers.proxy import ProxyFault
 from torchaos.harness.rollback.network_handles import QDISC_MARK, mark_of
 
 __all__ = [
-    "CutFault",
-    "Link",
-    "ProxyFault",
-    "QDISC_MARK",
-    "ShapedFault",
-    "counted",
-    "helper_of",
-    "late",
-    "limited",
-    "link_of",
-    "logged",
-    "mark_of",
-    "measured",
-    "meter_handle",
-    "read",
-    "refusals",
-    "resent",
-    "sides",
-]
+    "CutFault", "Link", "ProxyFault", "QDISC_MARK", "ShapedFault", "counted", "helper_of", "late", "limited",
+    "link_of", "logged", "mark_of", "measured", "meter_handle", "read", "refusals", "resent", "sides",
+]  # fmt: skip

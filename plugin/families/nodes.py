@@ -18,18 +18,6 @@ from torchaos.harness.fault_drivers.network.network_faults import (
 from torchaos.harness.host.processes import send
 
 __all__ = [
-    "DISK_LOST",
-    "BACK",
-    "NodeDeath",
-    "ended",
-    "heads",
-    "kill",
-    "left",
-    "processes_of",
-    "resumed",
-    "send",
-    "slow_down",
-    "slow_helper",
-    "stopped",
-    "tell",
-]
+    "DISK_LOST", "BACK", "NodeDeath", "ended", "heads", "kill", "left", "processes_of", "resumed", "send",
+    "slow_down", "slow_helper", "stopped", "tell",
+]  # fmt: skip

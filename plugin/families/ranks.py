@@ -27,17 +27,9 @@ from torchaos.plugin import (
 from torchaos.plugin.evidence import all_waited, died
 
 __all__ = [
-    "Call",
-    "Collectives",
-    "DeathFault",
-    "Lease",
-    "NcclNetFault",
-    "NcclTransferFault",
-    "NetKind",
-    "WaitingFault",
-    "as_integers",
-    "local",
-]
+    "Call", "Collectives", "DeathFault", "Lease", "NcclNetFault", "NcclTransferFault", "NetKind", "WaitingFault",
+    "as_integers", "local",
+]  # fmt: skip
 
 
 class DeathFault(Fault):

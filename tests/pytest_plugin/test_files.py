@@ -163,6 +163,7 @@ def test_repetitions_are_judged_together(project: Project) -> None:
     assert project.pytest("often.yaml", "--torchaos-set=repeat.times=3").counts() == {"failed": 1, "passed": 1}
 
 
+@pytest.mark.slow
 def test_what_can_t_be_run_is_an_error_with_its_place(project: Project) -> None:
     """A scenario that the command refuses, one that is no YAML, and a command that is not there: the message alone."""
     project.scenario("unusable")
@@ -179,6 +180,7 @@ def test_what_can_t_be_run_is_an_error_with_its_place(project: Project) -> None:
     assert "/no/such/torchaos: No such file or directory; see torchaos_command" in project.pytest("unusable.yaml").text
 
 
+@pytest.mark.slow
 def test_pytests_own_options_behave(project: Project) -> None:
     """-x ends after the first failure, --lf runs what failed or was inconclusive again, and only that, -k chooses."""
     for name in ("bad", "unfelt", "good"):

@@ -28,7 +28,8 @@ def main() -> None:
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             with open(options.folder / "loaders", "a") as file:
                 file.write(f"{child.pid}\n")
-    step = add_up if options.all_reduce else lambda: time.sleep(0.01)
+    go = options.folder / f"go-{attempt}"
+    ended = (lambda: seen_by_one(go)) if options.all_reduce else go.exists
     if options.all_reduce:
         import torch.distributed as dist
 
@@ -36,18 +37,20 @@ def main() -> None:
     partial = options.folder / f".up-{rank}-{attempt}"
     partial.write_text(str(os.getpid()))
     partial.rename(options.folder / f"up-{rank}-{attempt}")
-    while not (options.folder / f"go-{attempt}").exists():
-        step()
+    while not ended():
+        time.sleep(0.01)
     sys.stdout.flush()
     os._exit(options.exit if attempt == 0 else 0)
 
 
-def add_up() -> None:
+def seen_by_one(go: Path) -> bool:
+    """All ranks end in one step, so that none waits for another that has ended."""
     import torch
     import torch.distributed as dist
 
-    dist.all_reduce(torch.ones(1))
-    time.sleep(0.01)
+    seen = torch.tensor(float(go.exists()))
+    dist.all_reduce(seen)
+    return bool(seen.item())
 
 
 main()

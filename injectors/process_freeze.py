@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
-from torchaos.plugin.families.nodes import stopped
+from torchaos.plugin.evidence import stopped
 from torchaos.plugin.undo import Process
 
 

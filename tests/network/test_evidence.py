@@ -9,8 +9,8 @@ import pytest
 
 from torchaos.harness import registry
 from torchaos.harness.fault_drivers.network.links import Cut, Link
-from torchaos.harness.fault_drivers.network.network_faults import Shape, netem
-from torchaos.harness.fault_drivers.network.packet_queue import flipped
+from torchaos.harness.fault_drivers.network.network_faults import netem
+from torchaos.harness.fault_drivers.network.packet_queue import Shape, flipped
 from torchaos.harness.fault_drivers.network.traffic_counters import at_least
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.protocol.wire import FIELDS, Event, Kind

@@ -52,7 +52,7 @@ def _counts(function: ast.FunctionDef) -> Iterator[str]:
             share = isinstance(before, ast.Constant) and str(before.value).endswith("of ")
             plural = isinstance(after, ast.Constant) and _PLURAL.match(str(after.value))
             if isinstance(count, ast.FormattedValue) and isinstance(after, ast.Constant) and plural and not share:
-                yield f"{{{ast.unparse(count.value)}}}{after.value}"
+                yield f"{{{ast.unparse(count.value)}}}{after.value!s}"
 
 
 def test_no_text_says_1_steps() -> None:

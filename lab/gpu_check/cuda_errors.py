@@ -1,5 +1,5 @@
 """Checks the text of a really sticky CUDA error: a kernel fails, and PyTorch reports it in every later call.
-agent/cuda_errors.py must compose the texts of errors that no program can cause in the same way."""
+injectors/cuda_errors.py must compose the texts of errors that no program can cause in the same way."""
 
 from __future__ import annotations
 

@@ -97,7 +97,9 @@ def overlaid(control: Path) -> dict[str, str]:
     from torchaos.harness.host.native_libraries import NVML
 
     paths = ":".join(path for path in (str(NVML.path().parent), os.environ.get("LD_LIBRARY_PATH")) if path)
-    ours = {"LD_LIBRARY_PATH": paths, "TORCHAOS_NVML_CONTROL": str(control)}
+    # A library of the same name that is preloaded, as by a substitute for a GPU, would be asked in its place.
+    preloaded = (path for path in os.environ.get("LD_PRELOAD", "").split(":") if "libnvidia-ml" not in path)
+    ours = {"LD_LIBRARY_PATH": paths, "LD_PRELOAD": ":".join(preloaded), "TORCHAOS_NVML_CONTROL": str(control)}
     return {**os.environ, **ours, **driver_library()}
 
 

@@ -104,17 +104,15 @@ def _warmed_up(events: Iterable[Event], by: int = 3) -> list[Event]:
 @pytest.mark.parametrize("counters", [True, False])
 def test_steps_before_a_return_to_the_start_only_warm_up(counters: bool) -> None:
     """Steps before the load of a restarted job are no part of its history, and neither are steps of the first attempt
-    after which its counters and its losses begin again. Without counters nothing shows that they do: these steps count,
-    as they do in the twin, and the job's own numbers are three behind, which is no conflict."""
+    after which its counters or its samples, and its losses, begin again."""
     trainer = {"counters_seen": counters}
     twin = History.of(_warmed_up(Trainer(**trainer).record().events))
     history = History.of(_warmed_up(Trainer(kills=[(18, 1)], **trainer).record().events), twin)
     attempt = history.attempt(1)
     assert attempt is not None
-    more = 0 if counters else 3
-    assert (attempt.base, attempt.first_step, attempt.conflicts, history.unplaced) == (15 + more, 16 + more, (), ())
+    assert (attempt.base, attempt.first_step, attempt.conflicts, history.unplaced) == (15, 16, (), ())
     assert _told(history) == _told(twin)
-    assert (history.last_step, attempt.loaded) == (30 + more, "/job/checkpoints/step-15")
+    assert (history.last_step, attempt.loaded) == (30, "/job/checkpoints/step-15")
 
 
 def test_a_job_that_warms_up_is_told_its_step() -> None:

@@ -24,6 +24,7 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.steps.executions import UNPLACED
 
 DOMAINS: Mapping[str, tuple[Any, ...]] = {
     "ranks": (1, 2, 3, 4),
@@ -473,7 +474,7 @@ class Trainer:
         if world.lag:
             self._late.append((self._local[ranks[0]] + world.lag, saved))
         else:
-            if world.state in ("named", "all"):
+            if world.state in ("named", "all") and world.saves:
                 shown = replace(state, weights=[0.5 * w for w in state.weights]) if world.swapped else state
                 for rank in self._writers(ranks):
                     if rank in ranks:
@@ -481,7 +482,6 @@ class Trainer:
                         self._emit(Kind.KEPT, data, attempt, rank, self._local[rank], 0.001)
             self._write(attempt, ranks, saved.files, 0.05)
             self._saved.append(saved)
-            self._begins = self._was_handled = True
 
     def _write_late(self, attempt: int, ranks: range) -> None:
         due = [saved for at, saved in self._late if at <= self._local[ranks[0]]]
@@ -489,7 +489,6 @@ class Trainer:
         for saved in due:
             self._write(attempt, ranks, saved.files, 0.0)
             self._saved.append(saved)
-            self._begins = self._was_handled = True
 
     def _writers(self, ranks: range) -> list[int]:
         if self.world.role:
@@ -500,7 +499,10 @@ class Trainer:
         self, attempt: int, ranks: range, files: list[tuple[str, float | None]], blocked_s: float, child: int = 0
     ) -> None:  # fmt: skip
         """Writes the files. `child`: the pid of a forked process that does it, and that ends after its job."""
-        for path, _told in files if self.world.saves else ():
+        if not self.world.saves:
+            return
+        self._begins = self._was_handled = True
+        for path, _told in files:
             renamed = self.world.named_by == "rename"
             for kind, more in ((Kind.SAVE_BEGIN, {}), (Kind.SAVE_END, {"ok": True, "blocked_s": blocked_s})):
                 for rank in self._writers(ranks):
@@ -571,10 +573,13 @@ def outcome(world: World) -> str:
     run = Trainer(world).run()
     twin = History.of(Trainer(world.straight).run().events) if world.twin else None
     ahead: dict[bool, set[int | None]] = {False: set(), True: set()}  # by whether a rank has a count of its own
-    for execution in History.of(run.events, twin).executions:
-        if step := run.truth[execution.attempt, execution.rank, execution.local_step]:
-            apart = world.has_no_common_step and execution.rank == world.ranks_of(execution.attempt) - 1 > 0
-            ahead[apart].add(None if execution.global_step is None else execution.global_step - step)
+    made = History.of(run.events, twin).executions
+    for attempt, rank, local, placed in zip(
+        *(column.tolist() for column in (made.attempt, made.rank, made.local_step, made.global_step)), strict=True
+    ):
+        if step := run.truth[attempt, rank, local]:
+            apart = world.has_no_common_step and rank == world.ranks_of(attempt) - 1 > 0
+            ahead[apart].add(None if placed == UNPLACED else placed - step)
     if any(len(of - {None}) > 1 for of in ahead.values()):
         return "wrong"
     return "unknown" if None in ahead[False] and not world.has_no_common_step else "right"

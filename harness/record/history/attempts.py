@@ -96,13 +96,14 @@ def may_begin(
     return counted or any(number_in_contents(load.numbers) or number_in_name(load.path) is not None for load in loads)
 
 
-def jumps(steps: BySteps) -> set[int]:
-    """The local steps after which the optimizer's own counter went back, or ahead, on all ranks. If it goes ahead more
-    than once, it is the counter of several optimizers that take turns."""
+def jumps(steps: BySteps, unseen: bool) -> set[int]:
+    """The local steps after which the optimizer's own counter went back, or ahead, on all ranks, or stood still, if the
+    job's state is `unseen`. If it goes ahead more than once, it is the counter of several optimizers that take
+    turns."""
     found, ahead = set(), 0
     for place in steps.not_counted_on():
         earlier, before, after = (steps[place - back] for back in (2, 1, 0))
-        if _jumped(before, after) or _counted_again(earlier, before, after):
+        if _jumped(before, after) or _counted_again(earlier, before, after, unseen):
             found.add(place - 1)
             ahead += any(
                 (each.opt_step or 0) > (before[rank].opt_step or 0) for rank, each in after.items() if rank in before
@@ -116,20 +117,22 @@ def _jumped(before: Mapping[int, Execution], after: Mapping[int, Execution]) -> 
 
 
 def _counted_again(
-    earlier: Mapping[int, Execution], before: Mapping[int, Execution], after: Mapping[int, Execution]
+    earlier: Mapping[int, Execution], before: Mapping[int, Execution], after: Mapping[int, Execution], unseen: bool
 ) -> bool:
     """Whether a counter went back by one step and then counted this step again, with the same samples. Then it seems
-    not to have changed."""
+    not to have changed. If the job's state is `unseen`, it may go on with other samples."""
     of_all = bool(before) and before.keys() <= earlier.keys() & after.keys()
     return of_all and all(
-        _is_the_same_step(before[rank], after[rank]) and before[rank].opt_step != earlier[rank].opt_step
+        _is_the_same_step(before[rank], after[rank], unseen) and before[rank].opt_step != earlier[rank].opt_step
         for rank in before
     )
 
 
-def _is_the_same_step(before: Execution, after: Execution) -> bool:
+def _is_the_same_step(before: Execution, after: Execution, unseen: bool) -> bool:
     if before.opt_step is None or after.opt_step != before.opt_step or after.skipped:
         return False
+    if unseen:
+        return True
     if after.samples_seen and before.samples_seen:
         return after.samples == before.samples
     return after.loss_seen and after.losses == before.losses

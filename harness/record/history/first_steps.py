@@ -36,6 +36,7 @@ class Scene:
     first: bool  # no attempt before it made a step or a save
     alone: bool  # there was no attempt before it
     own: Executions  # up to the next point at which the job may have gone back
+    ranks: Collection[int]  # that make steps in the attempt
     loads: Sequence[Load]  # before its first step
     lines: Sequence[tuple[float, int]]  # (mono_s, step) of the job's log in this part
     saves: Sequence[Save]  # of earlier attempts, placed
@@ -60,7 +61,7 @@ class Scene:
     @cached_property
     def _of_same_ranks(self) -> list[Executions]:
         own = [steps.of_attempt(number) for steps in self.known for number in sorted(steps.attempts)]
-        return [steps for steps in own if steps.ranks == self.own.ranks]
+        return [steps for steps in own if steps.ranks == self.ranks]
 
     def known_where(self, wanted: Callable[[Executions], Array], of_any_ranks: bool = True) -> list[Execution]:
         """The known steps for which `wanted` is true. Not `of_any_ranks`: only those of attempts with the same ranks,
@@ -91,7 +92,7 @@ def grouped(name: str, by_rank: Mapping[int, Said], trust: float = 1.0) -> list[
 Equal = Callable[[Execution, Execution], bool]
 _FIRST_ONLY = 0.5  # the trust in losses if only the first agrees
 _NEAR = 1e-4  # relative; losses that are farther apart are not equal but for rounding
-_WARM = 64  # the first steps of an attempt, which may only warm it up
+WARM = 60  # the first steps of an attempt, which may only warm it up
 _MOST_STARTS = 256  # steps that begin like an attempt
 
 
@@ -112,8 +113,9 @@ def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
     """The local steps, of the first ones of an attempt, after which its samples or its schedule are those of other
     known steps than before: they may only have warmed it up. `own`: all steps of the attempt."""
     found = set[int]()
+    losses = dict(zip(own.local_step.tolist(), map(str, _first_loss(own).tolist()), strict=True))
     for column in ("samples_sum", "sched_step"):
-        mine = sorted(_of_all_ranks(own.at(own.local_step <= _WARM), column, "local_step"))
+        mine = sorted(_of_all_ranks(own.at(own.local_step <= WARM), column, "local_step"))
         theirs: dict[int, set[Hashable]] = defaultdict(set)
         where: dict[Hashable, set[int]] = defaultdict(set)
         of_attempts = [part.of_attempt(number) for part in known for number in part.attempts]
@@ -123,19 +125,23 @@ def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
                 for step, value in _of_all_ranks(part, column, "global_step"):
                     theirs[step].add(value)
                     where[value].add(step)
-        bases = set[int]()
+        bases, before = set[int](), set[tuple[Hashable, str | None]]()
         for step, value in mine:
             left = {base for base in bases if value in theirs.get(base + step, (value,))}
-            if bases and not left:
+            again = value, losses.get(step)
+            if (bases and not left) or again in before:
                 found.add(step - 1)
+                before.clear()
+            before.add(again)
             bases = left or {there - step for there in where[value] if there >= step}
         if column == "sched_step":
-            found |= {step - 1 for (_step, before), (step, value) in pairwise(mine) if value < before}
+            found |= {step - 1 for (_step, earlier), (step, value) in pairwise(mine) if value < earlier}
     return found
 
 
 def _of_all_ranks(steps: Executions, column: str, number: str) -> list[tuple[int, Any]]:
-    """Steps, each with the sum of a column over all ranks of its attempt. Steps that a rank lacks are left out."""
+    """Steps, each with the sum of the samples of all ranks of its attempt, or their highest counter. Steps that a rank
+    lacks have no sum."""
     of_samples = column == "samples_sum"
     values, found = steps.column(column), dict[tuple[int, int], dict[int, Any]]()
     seen = steps.samples_known if of_samples else ~np.isnan(values)
@@ -145,7 +151,7 @@ def _of_all_ranks(steps: Executions, column: str, number: str) -> list[tuple[int
     whole = {attempt: len(steps.of_attempt(attempt).ranks) for attempt in steps.attempts}
     return [
         (step, sum(of.values()) % 2**64 if of_samples else max(of.values()))
-        for (attempt, step), of in found.items() if len(of) == whole[attempt]
+        for (attempt, step), of in found.items() if not of_samples or len(of) == whole[attempt]
     ]  # fmt: skip
 
 
@@ -256,10 +262,7 @@ def _unlike(
     if not due or len(due) > _MOST_STARTS:
         return ()
     known: dict[tuple[int | None, int], list[Execution]] = defaultdict(list)
-    there = scene.known_where(lambda steps: np.isin(steps.global_step, list(due)))
-    if {execution.rank for execution in there} != scene.own.ranks:
-        return ()  # another number of ranks shares the data out in another way
-    for execution in there:
+    for execution in scene.known_where(lambda steps: np.isin(steps.global_step, list(due)), of_any_ranks=False):
         known[execution.global_step, execution.rank].append(execution)
     return tuple(
         base for base in sorted(bases)

@@ -59,9 +59,12 @@ class History:
         loads, saves = saves_and_loads.read_loads(ordered), saves_and_loads.read_saves(ordered, seen)
         if len(seen):
             uneven = _uneven(ordered, found, seen) or (twin.uneven if twin else ())
+            runs = [seen, *([twin.executions] if twin else [])] if uneven else []
+            together = all(_keep_step(run.of_attempt(number)) for run in runs for number in run.attempts)
             placing = Placing(
                 found, {each.number: seen.of_attempt(each.number) for each in found}, _by_attempt(saves), loads,
-                _lines(ordered), [twin.by_step().executions] if twin else [], uneven,
+                _lines(ordered), [twin.by_step().executions] if twin else [],
+                ("at the end" if together else "all the time") if uneven else "",
                 _ahead(ordered), _blind(ordered, found), Snapshots.of(ordered),
             )  # fmt: skip
             placed = tuple(placing.place(attempt) for attempt in found)
@@ -248,6 +251,18 @@ def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions
         if max(made) - min(made) > (set(attempt.exit_codes.values()) != {0}):
             return tuple(made)
     return ()
+
+
+def _keep_step(steps: Executions) -> bool:
+    """Whether no rank completed a step of the attempt before all had completed the step before, as long as all ranks
+    made steps."""
+    local, times = steps.local_step, steps.mono_s
+    last = min((int(local[steps.rank == rank].max()) for rank in steps.ranks), default=0)
+    first_s, last_s = np.full(last + 1, inf), np.zeros(last + 1)
+    whole = local <= last
+    np.minimum.at(first_s, local[whole], times[whole])
+    np.maximum.at(last_s, local[whole], times[whole])
+    return bool((last_s[:-1] <= first_s[1:]).all())
 
 
 def _blind(ordered: Sequence[Event], found: Sequence[Attempt]) -> set[int]:

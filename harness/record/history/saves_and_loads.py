@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from torchaos.harness.protocol.wire import Event, Kind
@@ -42,6 +43,7 @@ class Save:
     ok: bool  # every rank that began the save finished it
     blocked_s: float  # for how many seconds training waited, on the rank that waited longest
     global_step: int | None = None
+    begun_step: int | None = None  # the global step when the save began, if `global_step` is an earlier one
     by_child: bool = False  # a process that a rank has forked wrote a part of it
     children_ended: bool = False  # all of these processes have ended with exit code 0
 
@@ -123,7 +125,7 @@ def _save(key: tuple[int, str, int], pairs: Sequence[tuple[Event, Event | None]]
         path, str(pairs[0][0].data.get("format", "")), attempt, local_step,
         tuple(sorted({begin.rank or 0 for begin, _end in pairs})), min(begin.mono_s for begin, _end in pairs),
         max(end.mono_s for end in ends) if whole else None, whole and all(end.data.get("ok") for end in ends),
-        max((float(end.data.get("blocked_s") or 0.0) for end in ends), default=0.0), None, bool(writers),
+        max((float(end.data.get("blocked_s") or 0.0) for end in ends), default=0.0), None, None, bool(writers),
         bool(writers) and writers <= set(ended),
     )  # fmt: skip
 
@@ -208,6 +210,7 @@ def is_failed(load: Load, loads: Sequence[Load]) -> bool:
     return not load.ok and not any((other.rank, other.path) == (load.rank, load.path) for other in later)
 
 
+@lru_cache(4096)
 def number_in_name(path: str) -> int | None:
     """The step in a name. It is taken from the last part of the path that contains a step."""
     for part in reversed(path.split("/")):

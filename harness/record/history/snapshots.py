@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torchaos.harness.protocol.check_sums import MODULUS, PART, SHARD, is_whole
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.attempts import Segment
-from torchaos.harness.record.steps import Executions
+from torchaos.harness.record.steps import Execution, Executions
 
 QUANTITIES = ("parameters", "frozen", "buffers", "moments")
 StateSums = Mapping[str, Sequence[str]]  # by name: type and shape, and the check sum on this rank
@@ -70,6 +70,7 @@ class Snapshots:
 
     _states: Mapping[int, Sequence[State]] = field(default_factory=dict)  # by attempt
     _steps: dict[Hashable, set[int]] = field(default_factory=lambda: defaultdict(set))
+    _has: dict[int, bool] = field(default_factory=dict)  # by attempt
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Snapshots:
@@ -85,7 +86,9 @@ class Snapshots:
 
     def has(self, number: int, own: Executions) -> bool:
         """Whether it was recorded with which states the attempt went on. `own`: all steps of the attempt."""
-        return bool(self.begun(number)) or any(each.restored for each in own.with_state)
+        if number not in self._has:
+            self._has[number] = bool(self.begun(number)) or any(each.restored for each in own.with_state)
+        return self._has[number]
 
     def seen_again(self, number: int, own: Executions) -> set[int]:
         """The local steps of the attempt after which it went on with a state that had been seen after another step, or
@@ -117,8 +120,9 @@ class Snapshots:
                 self._steps[_key(sums.values())].add(step)
                 for rank, of_rank in sums.items():
                     self._steps[rank, _key([of_rank])].add(step)
+        with_state = list(own.with_state)
         for name, before in (("parameters", 0), ("restored", 1)):
-            for step, texts in _by_step(own, name).items():
+            for step, texts in _by_step(with_state, name).items():
                 self._steps[_over_ranks(texts)].add(step - before)
 
     def began_with(self, number: int, after: int, own: Executions) -> tuple[int, ...]:
@@ -163,10 +167,10 @@ def _together(seen: Sequence[State]) -> Mapping[tuple[int, int], Mapping[int, St
     return found
 
 
-def _by_step(own: Executions, name: str) -> Mapping[int, list[str]]:
+def _by_step(own: Iterable[Execution], name: str) -> Mapping[int, list[str]]:
     """By global step: this check sum of all ranks. Steps that a rank did not report are left out."""
     found: dict[int, list[str | None]] = defaultdict(list)
-    for execution in own.with_state:
+    for execution in own:
         if execution.global_step is not None:
             found[execution.global_step].append(getattr(execution, name))
     return {step: [*filter(None, texts)] for step, texts in found.items() if None not in texts}

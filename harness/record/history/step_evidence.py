@@ -56,7 +56,7 @@ KINDS: Mapping[str, Kind] = {
     UNSAVED: Kind("start", 0.7, "the job saved in a way that was not seen"),
     SCHEDULER: Kind("schedule", 2.0, "the schedule was not restored"),
     RATES: Kind("schedule", 0.9, "the schedule was not restored"),
-    LOG: Kind("log", 1.0, "the job counts in another way"),
+    LOG: Kind("log", 1.9, "the job counts in another way"),
     SAMPLES: Kind("samples", 0.9, "the position in the data was not restored"),
     PARTED: Kind("unlike", 3.5, "the optimizer's state was not restored"),
     UNLIKE: Kind("unlike", 0.8, "other state, such as that of the random numbers, was not restored"),
@@ -67,7 +67,7 @@ _PARTS = frozenset({OPTIMIZER, SCHEDULER, RATES, LOG, SAMPLES})  # these begin a
 _ANEW_WEIGHT = 0.9
 _ASSUMED = frozenset({START, UNSAVED, STRAIGHT})  # what is so unless something else is seen
 _MANY = 64  # fits; a witness with more names no candidates but its preferred one
-_ELSEWHERE = -1
+_ELSEWHERE = 2**63  # larger than any step
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
     """The base, and a sentence for each witness that disagrees with it. The base is None if it is not known; it is
     never guessed."""
     heard = [witness for witness in witnesses if witness.fits or witness.against]
-    candidates = {fit for witness in heard for fit in witness.fits[: None if len(witness.fits) <= _MANY else 1]}
+    candidates = {fit for witness in heard if len(witness.fits) <= _MANY for fit in witness.fits}
+    candidates |= {witness.value for witness in heard if witness.value is not None}
     costs = {base: _cost(base, heard) for base in (*candidates, _ELSEWHERE)}
     least = min(costs.values())
     near = {base for base, cost in costs.items() if cost < least + _MARGIN}
@@ -139,7 +140,7 @@ def _against(base: int, witnesses: Sequence[Witness]) -> list[Witness]:
 def _cost(base: int, witnesses: Sequence[Witness]) -> float:
     """The weight of all that the base contradicts."""
     heaviest: dict[str, float] = defaultdict(float)
-    within = any(witness.name == STRAIGHT for witness in witnesses)
+    within = any(witness.name == STRAIGHT and witness.trust > 0.5 for witness in witnesses)
     for witness in witnesses:
         if witness.contradicts(base):
             group = KINDS[witness.name].group if within else witness.group

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
+from typing import Literal
 
 import numpy as np
 
@@ -33,7 +34,9 @@ from torchaos.harness.record.steps import Executions
 
 # The trust in that an attempt simply goes on, where it loads something or its state is recorded again, and where
 # another state was seen or could not be seen.
-_LOADED, _LITTLE = 0.7, 0.25
+_LOADED, _LITTLE = 0.7, 0.2
+# If no state is recorded, the first attempt's own count decides whether its first steps count, in all later ones.
+_OWN_COUNT = 2.0
 _OF_RANKS = (OPTIMIZER, SAMPLES, LOSSES)
 _MOST = 2**62  # a number in a name or a file that is larger is no step
 Lines = list[tuple[float, int]]  # (mono_s, step)
@@ -50,7 +53,8 @@ class Placing:
     loads: Sequence[Load]
     lines: Lines
     twin: Sequence[Executions]  # the final history of the twin
-    uneven: Collection[int] = ()  # the numbers of steps that the ranks of one attempt made, if they differ
+    # Whether the ranks of one attempt made different numbers of steps: some ended earlier, or did not keep step before.
+    uneven: Literal["", "at the end", "all the time"] = ""
     ahead: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # by attempt and rank: see Scene
     blind: Collection[int] = ()  # the numbers of attempts whose steps or saves may not have been seen
     snapshots: Snapshots = field(default_factory=Snapshots)
@@ -72,15 +76,16 @@ class Placing:
         uncounted = unseen and np.isnan(own.column("opt_step")).all()
         elsewhere = parts_of(own, self._known(own)) if uncounted else set()
         returns = [
-            place for place in sorted((loads.keys() - {0}) | jumps(steps) | again | elsewhere)
+            place for place in sorted((loads.keys() - {0}) | jumps(steps, unseen) | again | elsewhere)
             if place in again | elsewhere or place not in loads
             or may_begin(loads[place], steps[place], steps[place + 1], unseen)
         ]  # fmt: skip
         segments = list[Segment]()
         for place, until in pairwise([0, *returns, last]):
             alone = attempt is self.found[0]
-            goes_on_anew = place in other or ((unseen or place in loads) and not alone)
+            goes_on_anew = place in other or ((unseen or place in loads or place in again) and not alone)
             trust = _LITTLE if goes_on_anew else _LOADED if place in loads or place in again else 1.0
+            trust = _OWN_COUNT if unseen and alone else trust
             part = self._segment(attempt, segments, place, until, loads.get(place, []), trust)
             straight = segments[-1].global_step(place) if segments else None
             goes_back = unseen or place in loads or place in again or part.is_done_again(straight)
@@ -121,6 +126,7 @@ class Placing:
             first=first,
             alone=attempt is self.found[0],
             own=own.at((step > place) & (step <= until)),
+            ranks=own.ranks,
             after=place,
             straight=before[-1].global_step(place) if before else None,
             trust=trust,
@@ -140,7 +146,7 @@ class Placing:
         )
         witnesses = hear(scene)
         base, conflicts = decide(witnesses)
-        if base is not None and (base >= _MOST or (self.uneven and not _is_common(base, scene, self.seen, witnesses))):
+        if base is not None and (base >= _MOST or (self.uneven and not self._is_common(base, scene, witnesses))):
             base, conflicts = None, ()
         used = _used(whole_loads(loads), scene.saves, base)
         if used and base is not None:
@@ -149,6 +155,21 @@ class Placing:
             attempt.number, place, since_s, base, tuple(witnesses), conflicts, used.path if used else None,
             bool(place) and not loads,
         )  # fmt: skip
+
+    def _is_common(self, base: int, scene: Scene, witnesses: Sequence[Witness]) -> bool:
+        """Whether the step `base` is one of all ranks: no rank shows another step, the ranks make their steps together,
+        and all made that step; or the first attempt goes straight on."""
+        apart = [witness for witness in witnesses if set(witness.ranks) < scene.own.ranks]
+        if any(witness.name in _OF_RANKS and witness.contradicts(base) for witness in apart):
+            return False
+        if self.uneven != "at the end":
+            return scene.alone and base == (scene.straight or 0)
+        for known in reversed(scene.known):
+            made = known.at(known.global_step == base)
+            if len(made):
+                last = int(made.attempt.max())
+                return made.of_attempt(last).ranks >= scene.own.ranks & known.of_attempt(last).ranks
+        return True
 
     def _known(self, own: Executions) -> list[Executions]:
         return [*self.twin, own.joined(self.placed).placed]
@@ -196,7 +217,7 @@ class Placing:
             self.log_offset is not None and self.log_offset > -2
         )
         if (late or self._is_apart(save)) and told is not None and self._counts_steps(save):
-            step = told
+            return replace(save, global_step=told, begun_step=step)
         return replace(save, global_step=step)
 
     def _is_apart(self, save: Save) -> bool:
@@ -220,7 +241,9 @@ class Placing:
             return
         kept, step = checkpoint_of(was.path), was.global_step
         self.saved = [
-            replace(save, global_step=base) if save.global_step == step and checkpoint_of(save.path) == kept else save
+            replace(save, global_step=base, begun_step=None)
+            if save.global_step == step and checkpoint_of(save.path) == kept
+            else save
             for save in self.saved
         ]
 
@@ -237,31 +260,6 @@ class Placing:
             lead = lines[0][1] - 1  # its steps were not seen, and its log begins with its first step
         if lead is not None:
             self.log_offset = lead
-
-
-def _is_common(base: int, scene: Scene, seen: Mapping[int, Executions], witnesses: Sequence[Witness]) -> bool:
-    """Whether the job goes straight on, or all ranks stood at the step `base` together when it was made last, and at
-    the point after which the scene begins, and no rank shows another step. `seen`: all steps of each attempt."""
-    if base == scene.straight:
-        return True
-    if any(witness.name in _OF_RANKS and witness.contradicts(base) for witness in witnesses):
-        return False
-    own = seen[scene.number]
-    if scene.after and not _are_together(own, scene.after, own.ranks):
-        return False
-    for steps in reversed(scene.known):
-        made = steps.at(steps.global_step == base)
-        if base and len(made):
-            last = made.of_attempt(int(made.attempt.max()))
-            whole = seen.get(int(last.attempt[0]), steps) if steps is scene.known[-1] else steps
-            return _are_together(whole, int(last.local_step.max()), scene.own.ranks & whole.ranks)
-    return not base
-
-
-def _are_together(steps: Executions, done: int, ranks: Collection[int]) -> bool:
-    """Whether all these ranks had completed `done` steps of the attempt before any completed the next one."""
-    before, after = (steps.at(steps.local_step == number) for number in (done, done + 1))
-    return before.ranks >= set(ranks) and (before.last_s() or 0.0) <= (after.first_s() or inf)
 
 
 def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Load | None:

@@ -12,12 +12,13 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
 
 from torchaos.harness.record.history import step_evidence as names
-from torchaos.harness.record.history.first_steps import OTHER_RANKS, Said, Scene, grouped, of_content, open_to
+from torchaos.harness.record.history.first_steps import OTHER_RANKS, WARM, Said, Scene, grouped, of_content, open_to
 from torchaos.harness.record.history.saves_and_loads import (
     Load,
     Save,
@@ -30,7 +31,7 @@ from torchaos.harness.record.history.saves_and_loads import (
 from torchaos.harness.record.history.step_evidence import Witness
 from torchaos.harness.record.steps import Execution, Executions
 
-Tell = Callable[[Load, Sequence[Save]], Said | None]
+Tell = Callable[[Load, Scene], Said | None]
 _LATE = 1000  # the most steps by which a thread may write late
 _UNKNOWN_FILE = 0.2  # the trust in a file that this run was not seen to save
 
@@ -53,16 +54,16 @@ def _of_own(loads: Sequence[Load], scene: Scene) -> list[Witness]:
     return [
         replace(witness, trust=witness.trust * trust)
         for name, tell in ((names.RECORD, _save_record), (names.CONTENTS, _contents), (names.NAME, _name))
-        for witness in _of_loads(name, ours or loads, scene.saves, tell)
+        for witness in _of_loads(name, ours or loads, scene, tell)
     ]
 
 
-def _of_loads(name: str, loads: Sequence[Load], saves: Sequence[Save], tell: Tell) -> list[Witness]:
+def _of_loads(name: str, loads: Sequence[Load], scene: Scene, tell: Tell) -> list[Witness]:
     """A checkpoint that was loaded and says nothing silences the others: the job may have gone on from that one."""
     said: dict[int, dict[str, list[Said]]] = defaultdict(lambda: defaultdict(list))  # by rank and checkpoint
     for load in reversed(loads):
         if load.ok:
-            known = tell(load, saves)
+            known = tell(load, scene)
             of = load.path if name == names.RECORD else _set_of_files(load.path)
             said[load.rank][of] += [known] if known else []
     by_rank = {
@@ -93,50 +94,70 @@ def _of_foreign(loads: Sequence[Load], scene: Scene) -> list[Witness]:
     return [open_to(names.FOREIGN, bases, "the first attempt loaded this file too, and began there")] if bases else []
 
 
-def _save_record(load: Load, saves: Sequence[Save]) -> Said | None:
-    save = saved_as(load.path, saves, load.mono_s)
+def _save_record(load: Load, scene: Scene) -> Said | None:
+    save = saved_as(load.path, scene.saves, load.mono_s)
     if save is None or save.global_step is None:
         return None
     rests_on = f"{save.path} was saved after step {save.global_step}, in attempt {save.attempt}"
-    before = range(save.global_step - 1, max(0, save.global_step - _LATE), -1) if save.in_thread else ()
-    return (save.global_step, *before), rests_on
+    begun = _begun(save) or 0
+    before = range(begun, max(0, begun - _LATE), -1) if save.in_thread or begun != save.global_step else ()
+    # Ranks that had made other numbers of steps wrote the same file.
+    apart = (
+        other.global_step for other in scene.saves
+        if other.path == save.path and other.begun_s <= (save.ended_s or 0.0) and save.begun_s <= (other.ended_s or 0.0)
+    )  # fmt: skip
+    return tuple(dict.fromkeys((save.global_step, *before, *(step for step in apart if step is not None)))), rests_on
 
 
-def _contents(load: Load, saves: Sequence[Save]) -> Said | None:
+def _contents(load: Load, scene: Scene) -> Said | None:
     found = number_in_contents(load.numbers)
     if found is None or found[1] < 0:
         return None
     key, number = found
+    ahead = _ahead(scene.saves)
+    base = number - (ahead or 0)
     # Some jobs count steps from 0, and those that warm up count otherwise than we do.
-    fits = sorted({number - ahead + from_zero for ahead in (0, _ahead(saves) or 0) for from_zero in (0, 1)})
-    return tuple(fits), f"{load.path} holds {key} = {number}"
+    if any(save.in_thread for save in scene.saves):
+        fits = {*range(min(number, base), max(number, base) + 2 + (scene.unseen and ahead is None) * WARM)}
+    else:
+        fits = {number, number + 1, base, *range(base + 1, base + 2 + (scene.unseen and ahead is None) * WARM)}
+    return tuple(sorted(fits)), f"{load.path} holds {key} = {number}"
 
 
-def _name(load: Load, saves: Sequence[Save]) -> Said | None:
+def _name(load: Load, scene: Scene) -> Said | None:
+    saves = scene.saves
     number, ahead = number_in_name(load.path), _ahead(saves)
     if number is None or (ahead is None and any(_named(saves))):
         return None  # it counts something else: saves, epochs
     base = number - (ahead or 0)
     late = any(save.in_thread for save in saves)  # then it may also be the number of an earlier step
-    fits = (base, base + 1) if ahead is None else tuple(range(min(number, base), base + 1)) if late else (base,)
+    if ahead is None:
+        fits = tuple(range(base, base + 2 + scene.unseen * WARM))
+    else:
+        fits = tuple(range(min(number, base), base + 1)) if late else (base,)
     return fits, f"it is called {load.path}"
+
+
+def _begun(save: Save) -> int | None:
+    return save.global_step if save.begun_step is None else save.begun_step
 
 
 def _ahead(saves: Sequence[Save]) -> int | None:
     """By how much the numbers in the names of saves are ahead of their steps. None if these numbers are no steps."""
     named = _named(saves)
     ahead = {number - done for number, done in named}
-    plain = len(named) > 1 or ahead <= {-1, 0, 1}
+    plain = len(named) > 1 or (ahead <= {-1, 0, 1} and not any(save.in_thread for save in saves))
     return ahead.pop() if len(ahead) == 1 and plain else None
 
 
 def _named(saves: Sequence[Save]) -> set[tuple[int, int]]:
-    named = ((number_in_name(save.path), save.global_step) for save in saves)
+    named = ((number_in_name(save.path), _begun(save)) for save in saves)
     return {(number, done) for number, done in named if number is not None and done is not None}
 
 
 Read = Callable[[Execution], float | None]
 _RECENT = 4  # values of a counter that must each belong to one step, so that it can be continued
+_AS_FIRST = 0.5  # the trust in a log that was not compared yet, or is as far ahead of the attempt's steps as at first
 _FIRST_STATE = 0.2  # the trust in the state with which the job began
 
 
@@ -188,6 +209,12 @@ class _Known:
     def __bool__(self) -> bool:
         return len(self._values) > 0
 
+    @cached_property
+    def newest(self) -> tuple[int, float]:
+        """The highest step, and the value after it."""
+        at = int(self._steps.argmax())
+        return int(self._steps[at]), float(self._values[at])
+
     @property
     def first(self) -> float:
         return float(self._values.min())
@@ -224,7 +251,8 @@ def _steps_at(value: float, known: _Known, lead: int | None) -> set[int]:
     """The global steps after which the counter has the value `value`: as observed earlier, or computed if the counter
     counts steps. `lead`: by how much the counter is ahead of the steps; None if not known."""
     if seen := known.at(value):
-        return seen
+        newest = known.newest
+        return seen | ({newest[0] + int(value - newest[1])} if newest[1] < value < newest[1] + 64 else set())
     if not math.isfinite(value):  # from a damaged record
         return set()
     if not known or value < known.first:
@@ -247,8 +275,10 @@ def _of_log(scene: Scene) -> list[Witness]:
     near = tuple(candidate for candidate in (base - 1, base + 1) if candidate >= 0) if base else ()
     rests_on = f"its step numbers are {base} ahead of those of the attempt"
     if near and scene.log_offset is None:  # it may count from 0
-        return [open_to(names.LOG, (base, *near), rests_on)]
-    return [Witness(names.LOG, base, rests_on, near)]
+        near = (*near, *range(base + 2, base + 2 + scene.unseen * WARM))
+        return [open_to(names.LOG, (base, *near), rests_on, trust=_AS_FIRST)]
+    as_first = bool(base) and base == scene.after != scene.straight  # it may count the steps of each attempt
+    return [Witness(names.LOG, base, rests_on, near, trust=_AS_FIRST if as_first else 1.0)]
 
 
 def _log_lead(scene: Scene) -> int | None:

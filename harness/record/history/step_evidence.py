@@ -11,7 +11,7 @@ Three facts keep the model honest:
 - Witnesses of one group are wrong together (a file that was loaded only to be looked at), so a group counts once, with
   the heaviest of those that it contradicts.
 - A part that stands at its beginning may only show that it was not restored. All such parts count as one light group;
-  within a process, where each was restored before, each counts.
+  within a process, each counter counts that was not at its beginning before.
 - "At another step" is always an answer too. It contradicts every witness. If it is not clearly worse than the best
   step, or if another step is not, the base is not known.
 
@@ -63,7 +63,8 @@ KINDS: Mapping[str, Kind] = {
 }
 _MARGIN = 1.0  # the least weight between an answer and the next best one
 _ANEW = "anew"  # the group of all parts that stand at their beginning
-_PARTS = frozenset({OPTIMIZER, SCHEDULER, RATES, LOG, SAMPLES})  # these begin anew if nothing restores them
+_COUNTERS = frozenset({OPTIMIZER, SCHEDULER, RATES})
+_PARTS = _COUNTERS | {LOG, SAMPLES}  # these begin anew if nothing restores them
 _ANEW_WEIGHT = 0.9
 _ASSUMED = frozenset({START, UNSAVED, STRAIGHT})  # what is so unless something else is seen
 _MANY = 64  # fits; a witness with more names no candidates but its preferred one
@@ -140,10 +141,10 @@ def _against(base: int, witnesses: Sequence[Witness]) -> list[Witness]:
 def _cost(base: int, witnesses: Sequence[Witness]) -> float:
     """The weight of all that the base contradicts."""
     heaviest: dict[str, float] = defaultdict(float)
-    within = any(witness.name == STRAIGHT and witness.trust > 0.5 for witness in witnesses)
+    within = any(witness.name == STRAIGHT for witness in witnesses)
     for witness in witnesses:
         if witness.contradicts(base):
-            group = KINDS[witness.name].group if within else witness.group
+            group = KINDS[witness.name].group if within and witness.name in _COUNTERS else witness.group
             heaviest[group] = max(heaviest[group], witness.weight)
     return sum(heaviest.values())
 

@@ -36,7 +36,7 @@ from torchaos.harness.record.steps import Executions
 # another state was seen or could not be seen.
 _LOADED, _LITTLE = 0.7, 0.2
 # If no state is recorded, the first attempt's own count decides whether its first steps count, in all later ones.
-_OWN_COUNT = 2.0
+_OWN_COUNT = 1.2
 _OF_RANKS = (OPTIMIZER, SAMPLES, LOSSES)
 _MOST = 2**62  # a number in a name or a file that is larger is no step
 Lines = list[tuple[float, int]]  # (mono_s, step)

@@ -187,7 +187,10 @@ def _of_samples(scene: Scene) -> list[Witness]:
 
 
 def _straight(scene: Scene) -> set[int]:
-    return set() if scene.straight is None else {scene.straight}
+    """Where the job stands if it restored nothing: where it was, or at the start, unless a counter shows that."""
+    if scene.straight is not None:
+        return {scene.straight}
+    return set() if scene.first or any(execution.opt_step is not None for execution in scene.start) else {0}
 
 
 def _seen_samples(execution: Execution) -> Hashable:

@@ -91,6 +91,7 @@ def test_shapes_that_once_were_placed_wrongly(world: Any) -> None:
           outlives=True),
     World(ranks_later=2, every=1, kills=(6, 8), lag=3, contents="step", warm=3, warm_data="other", state="none"),
     World(log=1, log_anew=True, counter=False, saves=False, loads=False, twin=False),
+    World(ranks_later=2, log=5, log_anew=True, counter=False, saves=False, loads=False),
     # A log, or what is done again, begins anew in each attempt; a counter stands still after a warm-up.
     World(warm=2, log=1, log_anew=True, counter=False, state="none", twin=False, named_by="copy"),
     World(kills=(3,), warm=2, first_warm=False, counter=False, state="none", twin=False),

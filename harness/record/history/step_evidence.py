@@ -99,7 +99,7 @@ class Witness:
 
     @property
     def weight(self) -> float:
-        return _ANEW_WEIGHT if self._begins_anew else KINDS[self.name].weight * self.trust
+        return (_ANEW_WEIGHT if self._begins_anew else KINDS[self.name].weight) * self.trust
 
     @property
     def group(self) -> str:

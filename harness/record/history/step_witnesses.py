@@ -157,7 +157,8 @@ def _named(saves: Sequence[Save]) -> set[tuple[int, int]]:
 
 Read = Callable[[Execution], float | None]
 _RECENT = 4  # values of a counter that must each belong to one step, so that it can be continued
-_AS_FIRST = 0.5  # the trust in a log that was not compared yet, or is as far ahead of the attempt's steps as at first
+_NOT_COMPARED = 0.5  # the trust in a log that was not compared with steps yet
+_AS_FIRST = 0.2  # the trust in a log that is as far ahead of the attempt's steps as in the first attempt
 _FIRST_STATE = 0.2  # the trust in the state with which the job began
 
 
@@ -276,8 +277,8 @@ def _of_log(scene: Scene) -> list[Witness]:
     rests_on = f"its step numbers are {base} ahead of those of the attempt"
     if near and scene.log_offset is None:  # it may count from 0
         near = (*near, *range(base + 2, base + 2 + scene.unseen * WARM))
-        return [open_to(names.LOG, (base, *near), rests_on, trust=_AS_FIRST)]
-    as_first = bool(base) and base == scene.after != scene.straight  # it may count the steps of each attempt
+        return [open_to(names.LOG, (base, *near), rests_on, trust=_NOT_COMPARED)]
+    as_first = base == scene.after != scene.straight  # it may count the steps of each attempt
     return [Witness(names.LOG, base, rests_on, near, trust=_AS_FIRST if as_first else 1.0)]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.assertions.restart_tier import TIERS, RestartTier, Tier
+from torchaos.assertions.restart_tier import RestartTier
+from torchaos.harness.analysis.findings.restarts import TIERS, Tier
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Outcome, Target
 from torchaos.harness.protocol.wire import Event, Kind

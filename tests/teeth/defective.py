@@ -509,24 +509,6 @@ def copies_late():
     _with_store(late)
 
 
-def takes_its_own_part_for_all():
-    """A rank whose part is gone takes the part of the rank that has a copy of it."""
-
-    def swapped(store):
-        write = store._write
-
-        def own(self, step, rank, world, data):
-            import torch.distributed as dist
-
-            if rank != dist.get_rank():
-                data = self._file(step, dist.get_rank()).read_bytes()
-            write(self, step, rank, world, data)
-
-        store._write = own
-
-    _with_store(swapped)
-
-
 def trusts_the_shared_files_only():
     """Goes back to the shared file system, though the local disks have a newer checkpoint."""
 

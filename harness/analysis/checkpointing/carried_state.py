@@ -242,10 +242,14 @@ def torn(history: History, part: Segment) -> str:
     loaded = [posixpath.basename(load.path) for load in history.loads if load.attempt == part.number and load.ok]
     if base is None or not loaded or not any(one.name == STATE and base in one.fits for one in said_by):
         return ""
-    # A thread may write late: then the record of a save fits many steps, and claims none.
+    # A thread may write late: then the record of a save fits many steps, and claims none. Nor do rates that stay equal.
     of_file = [set(one.fits) for one in said_by if one.name in _FILE and (one.name != RECORD or len(one.fits) == 1)]
     claims = [fits for fits in of_file if fits] or [set(map(int, _NUMBER.findall(loaded[-1])))]
-    goes_on = {one.name: set(one.fits) for one in said_by if one.name in _GOES_ON and one.fits and base not in one.fits}
+    goes_on = {
+        one.name: set(one.fits)
+        for one in said_by
+        if one.name in _GOES_ON and len(one.fits) == 1 and base not in one.fits
+    }
     both = set.intersection(*claims) & set().union(*goes_on.values()) - {0}
     if len(both) == 1 and not any(base in fits for fits in claims):
         step = both.pop()

@@ -30,7 +30,7 @@ from torchaos.harness.analysis.checkpointing.resume_points import Points, points
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Execution, History, Load, Save, Segment, saved_as
 from torchaos.harness.record.history.saves_and_loads import checkpoint_of
-from torchaos.harness.record.history.step_evidence import OPTIMIZER, RECORD, Witness
+from torchaos.harness.record.history.step_evidence import OPTIMIZER, RECORD, SAMPLES, Witness
 from torchaos.harness.record.record import Record
 
 _NUMBER = re.compile(r"\d+")
@@ -277,7 +277,16 @@ def apart(part: Segment) -> Apart | None:
         if record.name == RECORD and record.value is not None and part.base not in record.fits
     ]
     told = [candidate for candidate in found if candidate is not None]
-    return max(told, key=lambda candidate: candidate.sure, default=None)
+    return max(told, key=lambda candidate: candidate.sure, default=None) or _by_state(part)
+
+
+def _by_state(part: Segment) -> Apart | None:
+    """The ranks whose optimizer's counter and samples both go on from another step than the rest, whatever file they
+    loaded: its contents may be of an older step than its name."""
+    alone = [one for one in part.witnesses if one.ranks and len(one.fits) == 1 and part.base not in one.fits]
+    counters = {(one.ranks, one.fits) for one in alone if one.name == OPTIMIZER}
+    samples = (one for one in alone if one.name == SAMPLES and (one.ranks, one.fits) in counters)
+    return next((Apart(one.ranks, one.fits[0], f"the samples {one.rests_on}", True) for one in samples), None)
 
 
 def _of(record: Witness, base: int, witnesses: tuple[Witness, ...]) -> Apart | None:

@@ -23,7 +23,7 @@ from torchaos.harness.analysis.checkpointing.restored_state import (
     in_words,
     trained_since,
 )
-from torchaos.harness.analysis.checkpointing.resumed_from import apart
+from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
@@ -84,6 +84,9 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
     drifted = ranks_apart(run)
     if drifted and drifted.attempt < here.attempt and not (twin and ranks_apart(twin)):
         short = said("apart", step=drifted.step, attempt=drifted.attempt)
+        for segment in history.segments:
+            if segment.number == drifted.attempt and (other := apart(segment)) and other.sure:
+                short = _steps_apart(other, segment)
         return Cause(said("cause", where="before the job was restarted", causes=short, besides=""), short)
     if part is None or part.base is None:
         return Cause(said("unplaced"))
@@ -96,7 +99,7 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
     if words := torn(history, part):
         return Cause(said("cause", where=where, causes=words, besides=""), words)
     if (other := apart(part)) and other.sure:
-        words = said("steps apart", ranks=_list(other.ranks), step=other.step, base=part.base)
+        words = _steps_apart(other, part)
         return Cause(said("cause", where=where, causes=words, besides=""), words)
     facts = found.facts
     late = [fact for fact in facts if _is_late(fact, first)]
@@ -111,6 +114,10 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
     clauses += [said("unseen", found=f"{_and(unseen)} {'was' if len(unseen) == 1 else 'were'}")] if unseen else []
     clauses.append(guess)
     return Cause(f"{where[0].upper()}{where[1:]}, {'; '.join(clauses)}.{besides}", guess)
+
+
+def _steps_apart(other: Apart, part: Segment) -> str:
+    return said("steps apart", ranks=_list(other.ranks), step=other.step, base=part.base)
 
 
 def inputs_in_words(run: Record, twin: Record) -> str:

@@ -116,7 +116,10 @@ def test_a_plain_class_under_fsdp2(rank: Any, reshards: bool) -> None:
     """FSDP2 lends whole parameters to the forward; the optimizer changes its own parts of them."""
     wrap = f"""
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # before torch 2.6
+    from torch.distributed._composable.fsdp import fully_shard
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mesh = dist.init_device_mesh("cpu", (1,))
 for layer in model: fully_shard(layer, mesh=mesh, reshard_after_forward={reshards})

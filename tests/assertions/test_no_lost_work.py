@@ -12,10 +12,12 @@ import pytest
 
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.no_lost_work import NoLostWork
+from torchaos.harness.analysis.checkpointing.resumed_from import apart
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
-from torchaos.harness.record.history import Execution, Executions, History
+from torchaos.harness.record.history import Execution, Executions, History, Segment
+from torchaos.harness.record.history.step_evidence import OPTIMIZER, SAMPLES, Witness
 from torchaos.harness.record.record import Record
 
 
@@ -557,3 +559,17 @@ def test_a_checkpoint_that_a_start_from_scratch_destroys_is_told(trainer: Any) -
     )
     finding = NoLostWork().judge(replace(run, events=tuple(named)), [])
     assert "The save of step 5 then wrote over last.pt." in finding.reason, finding.reason
+
+
+def test_a_rank_that_went_on_from_an_older_copy_is_told() -> None:
+    """Its file has the name of the newest step and the contents of an older one, as a peer's copy that came late. The
+    optimizer's counter and the samples both show it; one of them alone is no proof."""
+    counter = Witness(OPTIMIZER, 30, "it stood at 31", ranks=(1,))
+    samples = Witness(SAMPLES, 30, "those of its step 1 are those of step 31", ranks=(1,))
+    part = Segment(1, 0, 0.0, 35, (Witness(OPTIMIZER, 35, "it stood at 36", ranks=(0,)), counter, samples))
+    told = apart(part)
+    assert told is not None
+    assert (told.ranks, told.step, told.sure) == ((1,), 30, True)
+    for alone in (counter, samples, replace(samples, value=None, also=(30, 35))):
+        assert apart(replace(part, witnesses=(alone,))) is None
+    assert apart(replace(part, witnesses=(counter, replace(samples, ranks=(0,))))) is None

@@ -570,6 +570,7 @@ def test_a_rank_that_went_on_from_an_older_copy_is_told() -> None:
     told = apart(part)
     assert told is not None
     assert (told.ranks, told.step, told.sure) == ((1,), 30, True)
+    assert apart(replace(part, witnesses=(counter, samples))) is None, "no other rank is known to go on from the base"
     for alone in (counter, samples, replace(samples, value=None, also=(30, 35))):
         assert apart(replace(part, witnesses=(alone,))) is None
     assert apart(replace(part, witnesses=(counter, replace(samples, ranks=(0,))))) is None

@@ -95,7 +95,7 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
         assert done
         return done, tried
 
-    for name, stand_in in (("Recorded", Recorded), ("Trials", Trials)):
+    for name, stand_in in (("Recorded", Recorded), ("ResumeRuns", Trials)):
         monkeypatch.setattr(module, name, stand_in)
     return go
 

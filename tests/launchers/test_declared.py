@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
-from torchaos.harness.interfaces import Handle, JobSpec, Node, UsageError
+from torchaos.harness.interfaces import Handle, JobSpec, Launcher, Node, UsageError
 from torchaos.harness.registry import offers
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 
 
-class Bare:
+class Bare(Launcher):
     """Declares nothing beyond its name."""
 
     name: ClassVar[str] = "bare"

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from native_library import path_of
 
+from torchaos.harness.host.library_sources import sign
 from torchaos.harness.host.native_libraries import ENV_INJECTION, NVTX
 from torchaos.harness.protocol.control_pages import (
     BEGUN_NS,
@@ -42,14 +43,16 @@ def library() -> Path:
     return path_of(NVTX)
 
 
-def test_a_library_older_than_its_source_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a working tree the source may be newer than what was built from it: then it is compiled anew."""
+def test_a_library_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a working tree the source may have changed since the library was built: then it is compiled anew."""
     library, built = replace(NVTX, sources=tmp_path), tmp_path / NVTX.name
     (tmp_path / "stall.c").write_text((NVTX.sources / "stall.c").read_text())
     built.touch()
+    sign(built, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert library.path() == built
-    os.utime(built, (1e9, 1e9))
+    with open(tmp_path / "stall.c", "a") as file:
+        file.write("\n")
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
     assert library.path().is_relative_to(tmp_path / "cache")

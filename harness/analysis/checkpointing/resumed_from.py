@@ -281,11 +281,21 @@ def apart(part: Segment) -> Apart | None:
 
 
 def _by_state(part: Segment) -> Apart | None:
-    """The ranks whose optimizer's counter and samples both go on from another step than the rest, whatever file they
-    loaded: its contents may be of an older step than its name."""
+    """The ranks whose optimizer's counter and samples both go on from another step than those of the other ranks,
+    whatever file they loaded: its contents may be of an older step than its name."""
     alone = [one for one in part.witnesses if one.ranks and len(one.fits) == 1 and part.base not in one.fits]
     counters = {(one.ranks, one.fits) for one in alone if one.name == OPTIMIZER}
-    samples = (one for one in alone if one.name == SAMPLES and (one.ranks, one.fits) in counters)
+    rest = {
+        rank
+        for one in part.witnesses
+        if one.name == OPTIMIZER and len(one.fits) == 1 and part.base in one.fits
+        for rank in one.ranks
+    }
+    samples = (
+        one
+        for one in alone
+        if one.name == SAMPLES and (one.ranks, one.fits) in counters and rest and rest.isdisjoint(one.ranks)
+    )
     return next((Apart(one.ranks, one.fits[0], f"the samples {one.rests_on}", True) for one in samples), None)
 
 

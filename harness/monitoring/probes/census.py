@@ -18,13 +18,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from torchaos.harness.host import processes
 from torchaos.harness.host.gpu_devices import gpu_of
 from torchaos.harness.interfaces import RankProcess, UsageError
 from torchaos.harness.protocol.wire import ENV_NODE, ENV_REPLICA, ENV_RUN_ID, attempt_of, rank_of
+
+if TYPE_CHECKING:  # assertions import this module, and look at no process
+    import psutil
 
 _YOUNG_S = 10.0  # a younger process may still exec another program, as after a fork or in a shell wrapper
 
@@ -165,6 +167,8 @@ _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "tor
 def check_agent(pid: int) -> int:
     """The start time, in clock ticks since boot, of the torchelastic agent `pid`. Raises UsageError if `pid` is no
     torchelastic agent of this user."""
+    import psutil
+
     found = processes.stat(pid)
     if found is None or found.state in "ZX":
         raise UsageError(f"pid {pid}: there is no such process; give the pid of a running torchrun")
@@ -186,6 +190,8 @@ def check_agent(pid: int) -> int:
 def torchrun_here() -> int:
     """The pid of the torchelastic agent of this user that this process can see. Raises UsageError if there is none, if
     there are several, or if its environment can't be read."""
+    import psutil
+
     found = [process for process in psutil.process_iter() if _is_ours(process)]
     if len(found) != 1:
         pids = ", ".join(str(process.pid) for process in found) or "none"
@@ -196,6 +202,8 @@ def torchrun_here() -> int:
 
 
 def _is_ours(process: psutil.Process) -> bool:
+    import psutil
+
     try:
         return process.uids().real == os.getuid() and _is_agent(process)
     except psutil.Error:

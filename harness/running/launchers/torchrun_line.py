@@ -137,9 +137,10 @@ def _asked(command: Sequence[str], env: Mapping[str, str]) -> Namespace | None:
 
 
 def _place_of(command: Sequence[str]) -> int | None:
-    """The index of the word torchrun, or of its module, before any script. None if there is none."""
-    before = itertools.takewhile(lambda word: not word.endswith(".py"), command)
-    return next((n for n, word in enumerate(before) if _is_torchrun(word)), None)
+    """The index of the word torchrun, or of its module: before any script, or behind one script that starts it. None if
+    there is none."""
+    before = len(list(itertools.takewhile(lambda word: not word.endswith(".py"), command)))
+    return next((n for n, word in enumerate(command[: max(before, 4)]) if _is_torchrun(word)), None)
 
 
 def _is_torchrun(word: str) -> bool:

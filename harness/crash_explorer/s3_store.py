@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
-
-from aiohttp import web
 
 from torchaos.harness.crash_explorer.folder_contents import Tree
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind
@@ -29,6 +28,9 @@ from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import ENV_STORE
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 
 def date_objects(root: Path, tree: Tree, done: Iterable[Operation], began_s: float, now_s: float) -> None:
@@ -108,6 +110,8 @@ def _listed(body: bytes) -> Iterator[str]:
 
 
 def _error(status: int, code: str, message: str) -> web.Response:
+    from aiohttp import web  # of an extra
+
     return web.Response(status=status, text=_ERROR.format(code, message), content_type="application/xml")
 
 

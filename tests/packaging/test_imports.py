@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -103,3 +104,17 @@ def test_an_injector_loads_with_the_standard_library_and_the_agent(path: Path) -
     for name in imported(executed(tree(path), functions=False)):
         ours = name.startswith(OURS)
         assert ours or name.partition(".")[0] in sys.stdlib_module_names, f"on import: {name}"
+
+
+EXTRAS = ("aiohttp", "docker", "isal", "mfusepy", "opentelemetry", "pynvml", "s3fs", "scipy", "toxiproxy")
+WITHOUT = f"""
+import sys
+sys.modules.update(dict.fromkeys({EXTRAS!r}))  # an import of them fails
+import torchaos.harness.cli.explore, torchaos.harness.cli.run, torchaos.harness.pytest_plugin
+"""
+
+
+def test_commands_start_without_the_packages_of_the_extras() -> None:
+    """They are imported where they are used, so that a plain installation runs scenarios."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -19,10 +19,12 @@ from torchaos.harness.running.launchers.torchrun_line import world_of
         ("torchrun --nn 2 train.py", (1, 2)),
         ("torchrun --standalone --nproc-per-node gpu train.py", (None, 1)),
         ("python train.py --nnodes 2", (None, None)),
+        ("python health_agent.py torchrun --nproc-per-node 2 train.py", (2, 1)),
     ],
 )
 def test_options_are_torchruns(line: str, world: tuple[int | None, int | None]) -> None:
-    """Both spellings, a range of nodes, an abbreviation, a module; words for a number tell nothing."""
+    """Both spellings, a range of nodes, an abbreviation, a module; words for a number tell nothing. A program in Python
+    may start torchrun."""
     assert world_of(shlex.split(line), {}) == world
 
 

@@ -75,8 +75,6 @@ def with_our_job(source: Path) -> str:
 
 
 def main(name: str, overrides: list[str]) -> int:
-    if name == "gpu/xid-79":  # it has a job of its own, and so would have a twin of its own
-        overrides = ["twin=none", *overrides]
     if os.environ.get("GPU_CHECK_CPU") != "1":
         need_gpu()
         need_kernels()

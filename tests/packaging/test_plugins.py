@@ -12,8 +12,10 @@ NAMES = "from torchaos.harness import registry; print(*(n for g in registry.GROU
 NEW = """
 from dataclasses import dataclass
 
+from torchaos.plugin import Condition
+
 @dataclass(frozen=True)
-class Never:
+class Never(Condition):
     name = "never"
 
     def holds(self, events, now_s):

@@ -10,12 +10,12 @@ from chaos import REPOSITORY, RunScenario, left_over
 SCENARIOS = sorted((REPOSITORY / "scenarios" / "process").glob("*.yaml"))
 
 # How often the job was started in all: what is frozen goes on, what dies comes back, and twice if it dies twice.
-ATTEMPTS = {"freeze-rank": 1, "hold-gil": 1, "kill-during-recovery": 3, "kill-twice": 3}
+ATTEMPTS = {"crash-loop": 3, "freeze-rank": 1, "hold-gil": 1, "kill-during-recovery": 3, "kill-twice": 3}
 
 # What a short run leaves to the long one: kin of those that stay, and the one that has a test of its own.
 LONG = {
-    "abort-rank", "exception-in-rank", "freeze-rank", "hold-gil", "kill-during-recovery", "kill-during-save",
-    "kill-rank", "kill-twice", "segfault-rank", "silent-exit", "spot-preemption",
+    "abort-rank", "crash-loop", "exception-in-rank", "freeze-rank", "hold-gil", "kill-during-recovery",
+    "kill-during-save", "kill-rank", "kill-twice", "segfault-rank", "silent-exit", "spot-preemption",
 }  # fmt: skip
 
 pytestmark = pytest.mark.job

@@ -14,8 +14,8 @@ The sign of an element depends only on its place in row-major order. It is the p
 for its row in the tile, and a sign for its column. So a matrix product computes the sums at the speed of reading
 memory.
 
-The entries of nested containers under dotted names: tensors, and other values as text. Depth and number are limited,
-because a container from a pickle may contain itself, or the same list a million times."""
+Entries are tensors, and other values as text. Their depth and number are limited, because a container from a pickle
+may contain itself, or the same list a million times."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Finds the checkpoint from which each attempt resumed, those from which it could have resumed, and ranks that resumed
 from another step than the others.
 
-Finds the checkpoint from which each attempt resumed, and the complete checkpoints from which it could have resumed.
-
 Only files that the job resumes from count as checkpoints (resume_points.py). A checkpoint is complete if all its files
 were seen to be written to their end, or the next attempt loaded them, and if it has as many files as most other
 checkpoints. The job may do more before it trusts a checkpoint, such as a rename or a digest. So a checkpoint is *sure*
@@ -11,9 +9,8 @@ were forked to write it ended successfully; or the next attempt resumed from its
 although all ranks wrote a part of it, it may be incomplete, or the other checkpoints may have extra files. Such a
 checkpoint counts, but is never sure.
 
-Finds ranks that resumed from a checkpoint of another step than the rest of the job. This happens if each rank takes
-its own newest file. A rank may load an older file and then get the state of another rank. The optimizer's own counter
-shows which state a rank continued with."""
+Ranks resume from different steps if each takes its own newest file. A rank may load an older file and then get the
+state of another rank. The optimizer's own counter shows which state a rank continued with."""
 
 from __future__ import annotations
 
@@ -296,7 +293,7 @@ def _by_state(part: Segment) -> Apart | None:
         for one in alone
         if one.name == SAMPLES and (one.ranks, one.fits) in counters and rest and rest.isdisjoint(one.ranks)
     )
-    return next((Apart(one.ranks, one.fits[0], f"the samples {one.rests_on}", True) for one in samples), None)
+    return next((Apart(one.ranks, one.fits[0], f"of its samples, {one.rests_on}", True) for one in samples), None)
 
 
 def _of(record: Witness, base: int, witnesses: tuple[Witness, ...]) -> Apart | None:

@@ -89,12 +89,12 @@ class Resumes:
         if resume.newer and base < resume.newer.step:
             lacks, gone = ", ".join(resume.newer.lacks), in_words(resume.newer.gone)
             state = f"it lacks {lacks}, which most checkpoints have" if lacks else "its files had been written"
+            why = f"{state}, and nothing shows whether the job had finished that save"
             if gone:
-                state = f"node {gone} had files of it on its local disk, and was gone"
+                why = f"its files on the local disk of node {gone} were gone, and whether copies were left is not known"
             return inconclusive(
                 f"attempt {attempt.number} {begun}, and not from the newer checkpoint of step {resume.newer.step} "
-                f"({name_of(resume.newer.path)}), which may have been incomplete: {state}, and nothing shows whether "
-                "the job had finished that save"
+                f"({name_of(resume.newer.path)}), which may have been incomplete: {why}"
             )
         seen = max((one for one in (resume.best, resume.newer) if one), key=lambda one: one.step, default=None)
         if base == resume.reached and not attempt.conflicts and (resume.best is None or resume.best.step < base):

@@ -1,6 +1,5 @@
-"""Keeps track of all processes of a job at a low cost, and finds its ranks and torchelastic's agents among them.
-
-Keeps track of all processes of a job at a low cost: a process that does not belong to the job is examined only once.
+"""Keeps track of all processes of a job, and finds its ranks and torchelastic's agents among them. A process that does
+not belong to the job is examined only once, so this costs little.
 
 A process belongs to the job if its parent does, or if the job's mark is in its environment (its parent may be gone).
 The original parent is remembered, so that an orphan keeps its place in the tree.

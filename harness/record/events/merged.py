@@ -1,10 +1,8 @@
 """All events of a journal in order of time, those of a run in progress in order of arrival, and searches in them. Most
 of them are steps, which are kept as columns.
 
-A long run has millions of steps, so a usual step is kept in a form that is cheap to read again and again.
-
-A long run has millions of steps, so a usual step is kept as the place of its line in a file, and becomes an event only
-when code asks for it."""
+A long run has millions of steps, and they are read again and again. So a usual step is kept as the place of its line
+in a file, and becomes an event only when code asks for it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Prints the result of a run on a terminal: first the verdict and its reason, in a few lines, then the evidence, and
 where to read more.
 
-Prints the result of a run in a few lines: the verdict and its cause, what else failed, and where to read more.
-
 Why the verdict is what it is: one sentence with the root cause, and how many assertions failed. Console, page, card,
 summary and annotation begin with these words."""
 

@@ -1,9 +1,8 @@
 """One run of a job without faults, the data that the agent saw in it, and the step that it suggests for the first
 fault.
 
-Chooses the step of the first fault from a run without faults: a moment at which a wrong recovery shows most.
-
-One run of a job without faults. It is the twin that the scenario's first run needs anyway, and stays in the cache."""
+The step is a moment at which a wrong recovery shows most. The run is the twin that the scenario's first run needs
+anyway, and stays in the cache."""
 
 from __future__ import annotations
 

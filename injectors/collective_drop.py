@@ -12,8 +12,8 @@ from torchaos.plugin.evidence import out_of_step
 @dataclass(frozen=True)
 class Drop(Fault):
     """Leaves out one collective of the rank. The other ranks are still in that collective when this rank enters its
-    next one. The effect depends on the backend: the two may be matched (wrong values without an error, if the sizes are
-    equal), or fail, or never end."""
+    next one. Depending on the backend, these two collectives are matched (wrong values without an error, if the sizes
+    are equal), fail, or never end."""
 
     name = "collective.drop"
     where = ("rank",)

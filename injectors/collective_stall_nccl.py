@@ -11,9 +11,9 @@ from torchaos.plugin.evidence import all_waited
 
 @dataclass(frozen=True)
 class StallNccl(Fault):
-    """Waits before the `nth` call of the NCCL function `call` after the moment of the trigger, whether torch, an
-    extension or ctypes makes the call. `min_bytes` and `max_bytes` bound its size. A C library waits in the call, by
-    NVTX."""
+    """Waits before the `nth` call of the NCCL function `call` after the moment of the trigger. Calls by torch, an
+    extension or ctypes all count, if their size in bytes is between `min_bytes` and `max_bytes`. A C library, which
+    NCCL calls through NVTX, does the waiting."""
 
     call: str = "ncclAllReduce"
     nth: int = 1

@@ -9,8 +9,8 @@ from torchaos.plugin.families.containers import ContainerFault, Hit
 
 @dataclass(frozen=True)
 class Disconnect(ContainerFault):
-    """The containers lose their interface. Afterwards they get it back with the same address but another name (eth1),
-    so a job's own GLOO_SOCKET_IFNAME=eth0 is no longer right."""
+    """The containers lose their network interface. Afterwards they get it back with the same address but another name
+    (eth1), so a job that sets GLOO_SOCKET_IFNAME=eth0 can't use it."""
 
     name = "container.disconnect"
     part = "network"

@@ -11,7 +11,7 @@ from torchaos.plugin.families.containers import ContainerFault, Held, Hit, limit
 
 @dataclass(frozen=True)
 class Limit(ContainerFault):
-    """The containers get at most `cpus` CPUs and `memory_mb` million bytes; 0: no new limit."""
+    """The containers get at most `cpus` CPUs and `memory_mb` million bytes. 0 means no new limit."""
 
     cpus: float = 0.5
     memory_mb: float = 0.0

@@ -14,8 +14,9 @@ from torchaos.plugin.evidence import died
 
 @dataclass(frozen=True)
 class Error(Fault):
-    """Raises PyTorch's own error, with its text and code, in the call at the moment of the trigger and in every later
-    call, also if the job catches it. Without a GPU, operations on the CPU raise it. `kind`: the CUDA error."""
+    """Raises PyTorch's own error, with its text and code, in the call at the moment of the trigger. Every later call
+    raises it again, even if the job catches it. Without a GPU, operations on the CPU raise it. `kind`: the CUDA
+    error."""
 
     kind: Kind = "ecc"
 

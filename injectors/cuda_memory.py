@@ -16,8 +16,9 @@ _MORE = 64 << 20  # bytes: more than the free memory that an allocator holds
 
 @dataclass(frozen=True)
 class OutOfMemory(Fault):
-    """Lets the allocator raise its own error: leaves `spare` bytes free, by torch's memory limit of this process on a
-    GPU (set_per_process_memory_fraction), otherwise by RLIMIT_AS. The limit stays until the process ends."""
+    """Limits the memory so that only `spare` bytes are free, and asks for more, so that the allocator raises its own
+    error. The limit is torch's memory limit of this process on a GPU (set_per_process_memory_fraction), otherwise
+    RLIMIT_AS. It stays until the process ends."""
 
     spare: int = 1 << 20
 

@@ -44,8 +44,8 @@ class DcgmInject(Fault):
 
 @dataclass
 class Shown:
-    """A probe that watches the field as DCGM's clients do, and reports that it has got the value. Reports nothing if it
-    had the value from the start."""
+    """A probe that reads the field as DCGM's clients do, and reports when the field shows `value` for the first time.
+    `told`: the field showed it from the start, so nothing is reported."""
 
     fault: str
     number: int

@@ -15,8 +15,8 @@ DEVICE = "/dev/kmsg"
 
 @dataclass(frozen=True)
 class KernelLog(Fault):
-    """Writes the lines of Xid `number` to /dev/kmsg. journald removes a prefix from lines that do not come from the
-    kernel; with `journald` the prefix is written twice, so that journald shows it once."""
+    """Writes the lines of Xid `number` to /dev/kmsg. journald removes the prefix `NVRM: ` from lines that do not come
+    from the kernel. With `journald`, the prefix is written twice, so that journald shows it once."""
 
     number: int = 79
     gpu: int = 0
@@ -31,7 +31,7 @@ class KernelLog(Fault):
     def changes(self, site: NodeSite) -> Irreversible:
         if self.number not in XIDS:
             raise UsageError(f"Xid {self.number} is not known; known are {', '.join(map(str, XIDS))}")
-        vars(self)["_before"] = max((number for number, _ in _records()), default=-1)  # neither a parameter nor planned
+        vars(self)["_before"] = max((number for number, _ in _records()), default=-1)  # no field: not a parameter
         return Irreversible("lines in the kernel's log can't be removed")
 
     def apply(self, site: NodeSite) -> None:

@@ -38,8 +38,8 @@ class Flap(NcclTransferFault):
 
 @dataclass(frozen=True)
 class Delay(NcclTransferFault):
-    """Each transfer begins `time` later than NCCL gave it to the network (sent data), or than its first bytes arrived
-    (received data). Transfers keep their order."""
+    """Each transfer begins late by `time`, counted for sent data from the moment at which NCCL gave it to the network,
+    and for received data from the arrival of its first bytes. Transfers keep their order."""
 
     time: Seconds = 0.01
 

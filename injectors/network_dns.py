@@ -10,7 +10,8 @@ from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
 from torchaos.plugin.families.network import link_of, logged
 from torchaos.plugin.undo import Names
 
-_OF_A_CLIENT = ("Name or service not known", "name resolution", "No address associated")  # in a client's line, too
+# Words of a failed look-up in the error of a client, such as an HTTP client.
+_OF_A_CLIENT = ("Name or service not known", "name resolution", "No address associated")
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,8 @@ class Dns(Fault):
 
     def apply(self, site: NodeSite) -> None:
         for link in map(link_of, site.nodes):
-            with open(
-                link.names_file, "r+"
-            ) as file:  # written in place: a new file of this name would not be the file that the node has mounted
+            # Written in place: a new file with this name would not be the file that the node has mounted.
+            with open(link.names_file, "r+") as file:
                 file.truncate()
                 file.write("127.0.0.1 localhost\n")
 

@@ -13,8 +13,8 @@ from torchaos.plugin.undo import KubernetesNode
 
 @dataclass(frozen=True)
 class Cordon(SchedulerFault):
-    """With pod.delete or pod.evict after it, the pods that follow need another machine. Undo opens the machine again.
-    Needs rights for the cluster's nodes, which a Role of a namespace can't give."""
+    """After a later pod.delete or pod.evict, the new pods need another machine. Undo opens the machine again. Needs
+    rights for the cluster's nodes, which a Role of a namespace can't give."""
 
     name = "node.cordon"
     needs = frozenset({"kubectl"})

@@ -19,8 +19,8 @@ _VALUES = {"nan": float("nan"), "inf": float("inf"), "zero": 0.0}
 
 class Corruption(Fault):
     """Changes one number. `change`: the kind of change. `bit`: the number of the bit, counted from the least
-    significant. `place`: the position in the tensors, from 0 (first number) to 1 (last number). The seed draws each
-    field that is None."""
+    significant. `place`: the position in the tensors, from 0 (first number) to 1 (last number). If `bit` or `place` is
+    None, it is drawn from the seed."""
 
     where = ("rank",)
     needs = frozenset({"agent"})
@@ -42,8 +42,9 @@ class Corruption(Fault):
 
 
 def corrupt(site: RankSite, what: str, tensors: Sequence[Any], injector: Any) -> None:
-    """Changes one number of these tensors in place, and returns a description. An error is reported, and never reaches
-    the job."""
+    """Changes one number of `tensors` in place, as the parameters of `injector` say, and reports the change as an
+    effect. `what`: the word for one of the tensors in the report. An error is reported, too, and never reaches the
+    job."""
     try:
         effect = _corrupt(what, tensors, injector)
     except Exception as error:
@@ -79,7 +80,8 @@ def _corrupt(what: str, tensors: Sequence[Any], injector: Any) -> str:
 
 
 def gradients(call: Call) -> list[Any]:
-    """The tensors that this rank puts into a reduction of gradients; empty for any other collective."""
+    """The tensors that this rank puts into `call`, if it is a reduction of gradients. Empty for any other
+    collective."""
     if call.op not in ("all_reduce", "reduce_scatter"):
         return []
     given = call.args[1:2] if call.op == "reduce_scatter" and hasattr(call.args[1], "__len__") else call.args[:1]

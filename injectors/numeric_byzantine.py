@@ -79,7 +79,8 @@ class StaleGradient(Corruption):
 
 
 def _once(site: RankSite, effect: str) -> Callable[[], None]:
-    """Reports the effect at its first call. It must be called only after a number was changed."""
+    """A function that reports `effect` when it is called for the first time. Call it only after a number was
+    changed."""
     due = [effect]
 
     def tell() -> None:

@@ -11,7 +11,8 @@ from torchaos.plugin.families.clusters import PodDeath
 
 @dataclass(frozen=True)
 class Delete(PodDeath):
-    """`grace`: the time between SIGTERM and SIGKILL; by default the pod's own. 0: the pod is killed at once."""
+    """`grace`: the time between SIGTERM and SIGKILL; by default, the time that the pod's own specification gives. With
+    0, the pod is killed at once."""
 
     grace: Seconds | None = None
 

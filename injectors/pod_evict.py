@@ -10,7 +10,7 @@ from torchaos.plugin.families.clusters import PodDeath
 
 @dataclass(frozen=True)
 class Evict(PodDeath):
-    """The API server refuses an eviction that a disruption budget forbids. Then the fault does not land."""
+    """If a disruption budget forbids the eviction, the API server refuses it, and the fault does not land."""
 
     name = "pod.evict"
     rights = (("create", "pods/eviction"),)

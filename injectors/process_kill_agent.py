@@ -12,7 +12,7 @@ from torchaos.plugin.families.ranks import DeathFault
 
 @dataclass(frozen=True)
 class KillAgent(DeathFault):
-    """Sends SIGKILL to the torchelastic agents on the target's nodes. The workers live on, and no agent is left to
+    """Sends SIGKILL to the torchelastic agents on the target's nodes. The workers stay alive, and no agent is left to
     restart or end them."""
 
     name = "process.kill_agent"

@@ -11,7 +11,7 @@ from torchaos.plugin.families.clusters import SchedulerFault
 @dataclass(frozen=True)
 class CancelStep(SchedulerFault):
     """`signal`: the signal that all processes of the step get. KILL also ends the agents of torchaos and their reapers.
-    Needs no right but the user's own."""
+    The user's own rights are enough."""
 
     signal: Literal["TERM", "KILL"] = "TERM"
 

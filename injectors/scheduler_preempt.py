@@ -14,8 +14,8 @@ from torchaos.plugin.undo import SlurmWork
 @dataclass(frozen=True)
 class Preempt(SchedulerFault):
     """A job that only sleeps is submitted to `partition`, for the whole of the target node. It ends after `time`, or
-    with the fault. The cluster's PreemptMode and GraceTime say what happens to the training job. Needs no right but to
-    use that partition."""
+    when the fault is undone. The cluster's PreemptMode and GraceTime say what happens to the training job. The right to
+    use that partition is enough."""
 
     partition: str
     time: Seconds = 60.0

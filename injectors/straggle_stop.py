@@ -32,8 +32,7 @@ class StraggleStop(Fault):
         return [Process.of(pid, "resume") for pid in site.pids]
 
     def apply(self, site: NodeSite) -> None:
-        """Does nothing: the probe sends the signals. The probe ends before the fault is undone, or when the harness
-        ends."""
+        """Does nothing. The probe sends the signals; it stops before the fault is undone, or when the harness ends."""
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
         return (_Turns(site, self.period / self.factor, self.period * (1 - 1 / self.factor)),)

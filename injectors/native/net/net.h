@@ -1,4 +1,4 @@
-/* What the files of this plug-in share: transfers, and the orders that stand in their way. See plugin.c. */
+/* What the files of this plug-in share: transfers, and the orders (faults) that act on them. See plugin.c. */
 #ifndef TORCHAOS_NET_H
 #define TORCHAOS_NET_H
 
@@ -7,7 +7,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-/* ---- orders.c: the page, and what is ordered (agent/nccl_net.py describes both) ---- */
+/* ---- orders.c: the page, and what is ordered (protocol/control_pages.py describes both) ---- */
 
 enum kind { STALL = 1, DELAY, THROTTLE, FLAP, FAIL, CORRUPT, REFUSE, NICS };
 enum way { OUT = 1, IN = 2 }; /* what this rank sends; what it receives */

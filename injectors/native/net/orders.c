@@ -1,8 +1,8 @@
 /* The page through which the agent orders faults, and what an order means for a transfer.
  *
- * The page is `p<pid>.net` in the folder that TORCHAOS_NCCL_NET names; agent/nccl_net.py describes it. An order holds
- * until its fault's control page (agent/page.py) or its own end says otherwise: whoever takes the fault back needs
- * neither this library nor the rank's Python for it. Nothing here waits: a transfer that may not go on is asked again.
+ * The page is `p<pid>.net` in the folder that TORCHAOS_NCCL_NET names; protocol/control_pages.py describes it. An order
+ * holds until its fault's control page is cleared or its own end is reached, so the undo of the fault needs neither this
+ * library nor the rank's Python. Nothing here waits: NCCL asks again about a transfer that may not go on now.
  */
 #define _GNU_SOURCE
 #include "net.h"
@@ -86,7 +86,7 @@ void count(enum count what) {
         add(page, (int)what);
 }
 
-/* The order's control page; NULL if it is not there, and then nobody could take the order back. */
+/* The order's control page. NULL if it is not there; then the order could not be undone. */
 static volatile int64_t *control_of(int i) {
     if (__atomic_load_n(&controls[i], __ATOMIC_ACQUIRE) == NULL) {
         pthread_mutex_lock(&lock);
@@ -128,7 +128,7 @@ static int is_for(volatile int64_t *words, const struct ends *ends) {
     return peers == 0;
 }
 
-/* Compare a transfer with an order once, and count it. */
+/* Compare a transfer with an order, once, and count the transfer if it matches. */
 static void compare(struct transfer *transfer, volatile int64_t *words, int i) {
     int64_t size = transfer->size, most = get(words, MAX_BYTES), nth, number;
     uint32_t bit = 1u << i;

@@ -1,9 +1,9 @@
 /* A network plug-in for NCCL whose connections can be broken on order: NCCL_NET_PLUGIN names this library.
  *
- * NCCL keeps its own transports to itself, so this one brings a plain one over TCP (wire.c), and the orders stand
- * between the two (orders.c). NCCL's proxy thread calls all this, and must never be held: what is to be slow or stuck
- * says "not done yet". Only host memory is offered, so NCCL copies through the host. One table for each version of
- * the interface (abi.h) that NCCL 2.24 and later ask for.
+ * A plug-in can't use NCCL's own transports, so this one has a simple transport over TCP (wire.c). Before data moves,
+ * orders.c says how much may move. NCCL's proxy thread calls all functions here and must never wait, so a transfer that
+ * is to be slow or stuck answers "not done yet". Only host memory is offered, so NCCL copies through the host. There is
+ * one table of functions for each version of the interface (abi.h) that NCCL 2.24 and later ask for.
  */
 #include "net.h"
 #include <stdarg.h>

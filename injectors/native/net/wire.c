@@ -142,7 +142,7 @@ static result begin(struct handle *handle) {
     return connect(fd, &handle->address.any, size) == 0 || is_later() ? SUCCESS : failure();
 }
 
-/* Say who is there, as soon as the socket is connected. */
+/* Send the sender's token and rank, as soon as the socket is connected. */
 static result greet(struct handle *handle, int *is_made) {
     struct link *link = handle->pending;
     struct pollfd ready = {.fd = link->fd, .events = POLLOUT};
@@ -186,7 +186,7 @@ result wire_connect(int device, void *opaque, void **sender, void **on_device) {
     return code;
 }
 
-/* Take a connection, and hear who it is. Strangers are sent away. */
+/* Accept a connection, and read its token. A connection with a wrong token is closed. */
 static result hear(struct listener *listener) {
     struct link *link = listener->pending;
     ssize_t got;
@@ -290,7 +290,7 @@ static result move_size(struct link *link, struct request *request) {
     return SUCCESS;
 }
 
-/* The byte that goes wrong is sent alone, so that the sender's own data stay as they are. */
+/* The byte to corrupt is sent alone, from a copy, so that the sender's own data stay as they are. */
 static result move_data(struct link *link, struct request *request, size_t most, size_t *bytes) {
     size_t at = request->transfer.wrong_at, end = request->done + most;
     char *data = request->data + request->done, wrong;
@@ -309,7 +309,7 @@ static result move_data(struct link *link, struct request *request, size_t most,
     return code;
 }
 
-/* Move what can move of the first request; `bytes`: how many bytes that were. */
+/* Move as much of the first request as can move now. `bytes`: how many bytes moved. */
 static result advance(struct link *link, struct request *request, size_t *bytes) {
     struct transfer *transfer = &request->transfer;
     int is_known = link->size_done == sizeof link->size;

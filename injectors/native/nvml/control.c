@@ -7,8 +7,8 @@
  *   gpu0.error.nvmlDeviceGetName = 999      what this call returns; a pattern may stand for many
  *   node = 1                                the lines below are for the processes of this node (TORCHAOS_NODE)
  *
- * They are looked at again whenever the file, or one in the folder, has another identity, size or time. What is served
- * of them, and lines that can't be read, are said in TORCHAOS_NVML_LOG, else in nvml.log beside the orders. */
+ * The orders are read again whenever the file, or a file in the folder, has another identity, size or time. Orders that
+ * were used, and lines that can't be read, are logged to TORCHAOS_NVML_LOG, or else to nvml.log beside the orders. */
 #include "overlay.h"
 
 #include <ctype.h>
@@ -210,7 +210,7 @@ static int is_orders(const struct dirent *entry)
     return length > 5 && entry->d_name[0] != '.' && strcmp(entry->d_name + length - 5, ".nvml") == 0;
 }
 
-/* Calls `each` for every file of orders, in order of name; what they are now, as one number. */
+/* Calls `each` for every file of orders, in order of name. Returns a number that changes when the files change. */
 static u64 walk(void (*each)(const char *, Orders *), Orders *into, bool *lately)
 {
     const char *control = control_path();

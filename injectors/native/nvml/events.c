@@ -1,4 +1,4 @@
-/* Event sets: what was ordered reaches a set that waits within some milliseconds, whatever comes from the driver. */
+/* Event sets. An event that was ordered reaches a waiting set within some milliseconds, also if the driver sends none. */
 #include "overlay.h"
 
 #include <pthread.h>
@@ -65,7 +65,7 @@ int serve_nvmlDeviceRegisterEvents(Device device, u64 types, EventSet set)
     return result == SUCCESS && !ours && !have_driver() ? INVALID_ARGUMENT : result;
 }
 
-/* The next event for this set. `ours` is false where the set is none that we know, `lost` where a GPU of it is gone. */
+/* The next event for this set. `ours`: the set was made through the overlay. `lost`: a GPU of the set is gone. */
 static bool next_event(EventSet set, EventData *event, bool *ours, bool *lost)
 {
     u64 type, data, gone = 0, end = events_end();

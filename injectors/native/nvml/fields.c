@@ -1,4 +1,4 @@
-/* nvmlDeviceGetFieldValues: much of the above, and more, by number. */
+/* nvmlDeviceGetFieldValues: most values of the other functions, and more, by number. */
 #include "overlay.h"
 
 #include <stdio.h>

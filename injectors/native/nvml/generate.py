@@ -1,7 +1,7 @@
-"""Makes symbols.inc, which the C sources include, from symbols.tsv; and a page of the reference, with consumers.tsv.
-`generate.py add NVML.H|PYNVML.PY|LIBRARY...` first adds to symbols.tsv the functions
-that a newer header, nvidia-ml-py or library has; the overlay then forwards them. The overlay does not export a function
-without a row, and a caller of that function takes the driver for too old."""
+"""Makes symbols.inc, which the C sources include, from symbols.tsv; `page` makes a page of the reference, from
+symbols.tsv and consumers.tsv. `generate.py add NVML.H|PYNVML.PY|LIBRARY...` first adds a row to symbols.tsv for each
+function that only a newer header, nvidia-ml-py or library has. The overlay then forwards it. The overlay does not
+export a function without a row, and a program that looks for it concludes that the driver is too old."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TITLES = ("nvidia-ml-py", "NVRx", "k8s device plugin", "DCGM", "NCCL")
 @dataclass(frozen=True)
 class Symbol:
     name: str
-    takes: str  # what the first argument is: a device, or another key of SERVED
+    takes: str  # what the first argument is: "device" or "other"
     served: str  # a key of SERVED
 
 
@@ -68,7 +68,7 @@ def page(symbols: list[Symbol]) -> str:
 
 
 def add(source: Path, symbols: list[Symbol]) -> list[Symbol]:
-    """The table `symbols` with a row more for each function that only `source` has. `source`: a header, a Python
+    """The table `symbols` with one more row for each function that only `source` has. `source`: a header, a Python
     module or a library, whose functions are listed with nm(1)."""
     known = {symbol.name for symbol in symbols}
     if source.suffix == ".h":

@@ -1,4 +1,4 @@
-/* Handles of GPUs, and what all functions that are laid over share. */
+/* Handles of GPUs, and what all functions of the overlay share. */
 #include "overlay.h"
 
 #include <stdio.h>
@@ -28,7 +28,7 @@ int settle32(int result, int gpu, const char *key, unsigned *value)
     return result;
 }
 
-/* Handles. A GPU that is lost has none any more. */
+/* Handles. A lost GPU has no handle. */
 
 static int found(int result, Device *device)
 {

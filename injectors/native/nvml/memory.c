@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <time.h>
 
-/* ECC. An order without a location is of the device's memory; without one on the sum, the sum is that of the locations. */
+/* ECC. An order without a location is for the device's memory. Without an order on the sum, the locations are added. */
 
 enum { DEVICE_MEMORY = 2, LOCATIONS = 8 };
 static const char *const LOCATION[] = {"l1", "l2", "device", "register", "texture", "shared", "cbu", "sram"};
@@ -118,7 +118,7 @@ int serve_nvmlDeviceGetSramEccErrorStatus(Device device, Sram1 *status)
     return SUCCESS;
 }
 
-/* Retired pages: so many more than the driver knows, at addresses that are made up. */
+/* Retired pages: more than the driver knows, at invented addresses. */
 
 enum { DOUBLE_BIT = 1, PAGES_BELOW = 4096 };
 

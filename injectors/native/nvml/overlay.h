@@ -74,9 +74,9 @@ Device simulated_device(unsigned gpu);
 int simulated_index(Device device);                      /* -1: no handle of ours */
 bool simulated_ready(void);                              /* initialised, and not shut down */
 
-/* What each function that is served does: it asks the driver first, then lays the orders over its answer. Where the driver
- * says that the GPU does not have it, an order gives it. Nothing is written past what the caller's struct, by its
- * version, has. */
+/* What each function of the overlay does: it asks the driver first, then changes the answer as the orders say. If the
+ * driver says that the GPU does not support the value, an order can still give it. Nothing is written after the end of
+ * the caller's struct, whose version gives its length. */
 #define ASK(name, otherwise, ...) \
     (real(SYM_##name) ? ((__typeof__(&serve_##name))real(SYM_##name))(__VA_ARGS__) : (otherwise))
 #define NEEDS(pointer) do { if (!(pointer)) return INVALID_ARGUMENT; } while (0)

@@ -1,6 +1,6 @@
-/* Every exported function is a stub of two instructions. It leaves the arguments alone, asks `route` whose call this is,
- * and jumps there: to the driver's own function, to ours, or to one that returns an error that was ordered. So a
- * function passes through unchanged whatever its arguments are, known to us or not. */
+/* Every exported function is a stub of two instructions. It does not touch the arguments, asks `route` which function to
+ * call, and jumps to it: the driver's, the overlay's, or one that returns an error that was ordered. So a call of any
+ * function can be passed on, also if the types of its arguments are not known here. */
 #define _GNU_SOURCE
 #include "overlay.h"
 

@@ -113,7 +113,7 @@ int serve_nvmlDeviceGetName(Device device, char *name, unsigned length)
     return text(name, length, "NVIDIA H100 80GB HBM3 (simulated by torchaos)");
 }
 
-/* Each version of the struct is as long as it is; a caller of an old one has no room for more. */
+/* Each version of the struct has its own length; the struct of an old caller has no room for the new members. */
 static int give_pci(Device device, void *into, size_t size)
 {
     Pci3 made = {.bus = 0x10u + (unsigned)simulated_index(device), .id = 0x233010DEu, .subsystem = 0x16C110DEu};

@@ -1,14 +1,14 @@
 /* Stalls one NCCL call of this process, by NVTX.
  *
- * NCCL pushes an NVTX range first thing in each of its API calls, with its name and, from 2.26 on, communicator and size.
- * NVTX loads the library that NVTX_INJECTION64_PATH names and calls what it puts into the table of functions: a wait in
- * there is a wait in front of the call. Nothing in NCCL or in the job is changed.
+ * At the start of each API call, NCCL pushes an NVTX range with the name of the call and, from 2.26 on, communicator and
+ * size. NVTX loads the library that NVTX_INJECTION64_PATH names, and calls the functions that this library puts into a
+ * table. A wait in such a function is a wait before the call. Nothing in NCCL or in the job is changed.
  *
- * Orders lie in a memory-mapped page, `p<pid>.nvtx` in the folder that TORCHAOS_NVTX names; agent/nvtx.py describes it.
- * The stall ends when the fault's control page (agent/page.py) says so, or its lease is over: whoever takes the fault
- * back needs neither this library nor the rank's Python for it.
+ * Orders are in a memory-mapped page, `p<pid>.nvtx` in the folder that TORCHAOS_NVTX names; protocol/control_pages.py
+ * describes it. The stall ends when the fault's control page is cleared or its lease is over, so the undo of the fault
+ * needs neither this library nor the rank's Python.
  *
- * The shapes of NVTX are those of its public headers (nvtxTypes.h, nvToolsExt.h, version 3); only what is used is here.
+ * The structs of NVTX are those of its public headers (nvtxTypes.h, nvToolsExt.h, version 3), without unused parts.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- nvtx.NvtxPage and page.ControlPage ---- */
+/* ---- NvtxPage and ControlPage of protocol/control_pages.py ---- */
 
 enum { PAGE_SIZE = 4096, NAME_AT = 256, NAME_SIZE = 64, CONTROL_AT = 512, CONTROL_SIZE = 1024 };
 enum { CONTROL_PAGE_SIZE = 64, CONTROL_GO = 2 };
@@ -101,7 +101,7 @@ static void open_page(void) {
         set(page, MAGIC, PAGE_MAGIC);
 }
 
-/* The size in bytes that NCCL gives along, or -1: its payloads of collectives begin with communicator and size. */
+/* The size in bytes, or -1 if not known. NCCL's payloads of collectives begin with communicator and size. */
 static int64_t bytes_of(const struct event *event) {
     const struct payload *payload = (const struct payload *)(uintptr_t)event->payload;
 

@@ -2,4 +2,4 @@
 everything.
 
 Input: a scenario. Output: a run directory. Verdicts, gates and reports are made later, from that directory alone. The
-code here does not know whether the job recovered well."""
+code here does not judge whether the job recovered."""

@@ -1,4 +1,5 @@
-"""The capabilities of a machine. Each has a name that injectors require, a check, and advice if it is missing."""
+"""The capabilities of a machine that injectors and launchers may need. Each capability has a name, a check, and advice
+for the case that it is missing."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ def _program(*names: str) -> Callable[[], str | None]:
 
 
 def _links() -> str | None:
-    """Whether network namespaces can be created, as root or in a new user namespace."""
+    """How network namespaces can be created: as root, or in a new user namespace. None if they can't."""
     as_root = os.geteuid() == 0
     command = ["unshare", "--net", "--mount", "--uts", *([] if as_root else ["--user", "--map-root-user"]), "true"]
     if not all(shutil.which(name) for name in ("unshare", "nsenter", "ip")):
@@ -100,13 +101,14 @@ def _links() -> str | None:
 
 
 def _own_network() -> str | None:
-    """Whether this process has CAP_NET_ADMIN (bit 12, capabilities(7))."""
+    """The name CAP_NET_ADMIN if this process has that capability (bit 12, capabilities(7)). None otherwise."""
     effective = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return "CAP_NET_ADMIN" if effective and int(effective[1], 16) >> 12 & 1 else None
 
 
 def _netem() -> str | None:
-    """Whether the kernel has netem. The only way to find out is to add such a qdisc, in a temporary namespace."""
+    """The name netem if the kernel has it, else None. The only way to find out is to add such a qdisc, in a temporary
+    namespace."""
     if _links() is None:
         return None
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -133,7 +135,8 @@ def _etcd() -> str | None:
 
 
 def _fuse() -> str | None:
-    """What storage faults use: the kernel's device, libfuse, and its Python binding. None if one of them is missing."""
+    """The kernel's device and libfuse. None if one of them, or the Python binding of libfuse, is missing. Storage
+    faults need all three."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK) or util.find_spec("mfusepy") is None:
         return None
     found = find_library("fuse3") or find_library("fuse")
@@ -150,7 +153,7 @@ def _docker() -> str | None:
 
 
 def _slurm_admin() -> str | None:
-    """Who this user is for Slurm, if it may change the states of nodes."""
+    """The role of this user in Slurm, if that role may change the states of nodes. None otherwise."""
     if shutil.which("scontrol") is None:
         return None
     try:
@@ -201,7 +204,7 @@ def _gpu() -> str | None:
 
 
 def _nccl() -> str | None:
-    """The version of NCCL in this Python's torch. The job's own torch may be another."""
+    """The version of this Python's torch, if it is a build with NCCL. The job may use another torch."""
     version = installed(sys.executable).get("torch", "the job's own")
     return None if version.endswith("+cpu") else f"torch {version}"
 
@@ -315,4 +318,4 @@ CHECKS: dict[str, _Check] = {
     "root": _Check("faults in networks, mounts and cgroups", _root, "run as root, or leave such scenarios out"),
 }
 
-NEEDED = ("pidfd", "proc", "agent", "torchrun")  # what every scenario needs that starts its job
+NEEDED = ("pidfd", "proc", "agent", "torchrun")  # needed by every scenario that starts a job

@@ -1,7 +1,7 @@
-"""Whether a fault can and may happen: the launcher provides what it needs, it stays within the limits of the scenario,
-and it touches only things that belong to the job.
+"""Checks whether a fault is possible and permitted: the launcher provides what the fault needs, the fault stays within
+the limits of the scenario, and it touches only things that belong to the job.
 
-The planner checks the limits for the plan; limits and permission are checked again just before a fault lands."""
+The planner checks the limits for the whole plan. Limits and permission are checked again just before a fault lands."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _MADE = {
 
 
 def misfit(injector: Any, launcher: str) -> str | None:
-    """Why the launcher with that name can't be used for the injector, and what to write instead. None if it can be
-    used."""
+    """Why this launcher can't be used with the injector, and what to write instead. None if it can be used. `launcher`:
+    its name."""
     found = registry.find("launchers", launcher)
     keys = (injector.name, injector.hits, *injector.needs)
     if instead := next((found.cannot[key] for key in keys if key in found.cannot), None):
@@ -40,15 +40,15 @@ def misfit(injector: Any, launcher: str) -> str | None:
 
 
 def is_controllers(injector: Any, launcher: str) -> bool:
-    """Whether the controller itself applies the fault, because that takes what the launcher uses, such as kubectl. All
-    other faults of a launcher whose nodes are other machines are applied on the node."""
+    """Whether the controller itself applies the fault, because the fault needs a tool that the launcher uses, such as
+    kubectl. If the nodes are other machines, all other faults are applied on the node."""
     found = registry.find("launchers", launcher)
     return bool(found.on_nodes and injector.needs & found.needs)
 
 
 def needs_of_controller(launcher: str, injectors: Iterable[str]) -> frozenset[str]:
-    """The capabilities that the controller needs for a job on other machines, and for the faults that it applies
-    itself."""
+    """The capabilities that the controller needs for a job on other machines, including those for the faults that the
+    controller itself applies."""
     found = (registry.find("injectors", name) for name in injectors)
     return frozenset(registry.find("launchers", launcher).needs).union(
         *(one.needs for one in found if is_controllers(one, launcher))
@@ -56,19 +56,19 @@ def needs_of_controller(launcher: str, injectors: Iterable[str]) -> frozenset[st
 
 
 def needs_of(launcher: str, command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
-    """The capabilities of the machine that the launcher of that name needs for this job. Raises UsageError if it can't
-    start the job."""
+    """The capabilities of the machine that the named launcher needs for this job. Raises UsageError if the launcher
+    can't start the job."""
     found: type[Launcher] = registry.find("launchers", launcher)
     return frozenset(found.needs) | found.needs_of(command, env)
 
 
 class NotPermitted(ChaosError):
-    """The fault would exceed the scenario's limits, or touch something that does not belong to the job."""
+    """The fault would exceed the limits of the scenario, or touch something that does not belong to the job."""
 
 
 def beyond(plan: Plan, ranks: Iterable[int], nodes: Iterable[int], world_size: int) -> str | None:
-    """The first limit of the plan that would be exceeded if faults hit all of these ranks and nodes in a run, as a
-    clause. None if no limit would be exceeded. `world_size`: the number of ranks in the job."""
+    """The first limit of the plan that is exceeded if faults hit all of these ranks and nodes in one run, as a clause.
+    None if no limit is exceeded. `world_size`: the number of ranks in the job."""
     ranks, nodes = set(ranks), set(nodes)
     per_node = max(1, world_size // max(1, plan.job.busy_nodes or plan.job.nodes))
     hit = {rank // per_node for rank in ranks} | nodes
@@ -89,7 +89,8 @@ def beyond(plan: Plan, ranks: Iterable[int], nodes: Iterable[int], world_size: i
 
 @dataclass
 class Permits:
-    """Checks each fault against the scenario's limits, and that each change is about the job. Thread-safe."""
+    """Checks each fault against the limits of the scenario, and each change against the things that belong to the job.
+    Thread-safe."""
 
     plan: Plan
     run_id: str
@@ -102,8 +103,8 @@ class Permits:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self, ranks: Iterable[int], nodes: Iterable[int], land: bool = True) -> None:
-        """Checks that these ranks and nodes may be hit, in addition to all that were hit before. `land`: from now on
-        they count as hit. Raises NotPermitted if they may not be hit."""
+        """Checks that these ranks and nodes may be hit, in addition to all that were hit before. `land`: they count as
+        hit from now on. Raises NotPermitted if they may not be hit."""
         with self._lock:
             all_ranks, all_nodes = self._ranks | set(ranks), self._nodes | set(nodes)
             wrong = beyond(self.plan, all_ranks, all_nodes, self.world_size() or self.plan.job.world_size)
@@ -113,8 +114,8 @@ class Permits:
                 self._ranks, self._nodes = all_ranks, all_nodes
 
     def check_changes(self, changes: Sequence[Handle]) -> None:
-        """Raises NotPermitted if a change touches a process, file or page that belongs neither to the job nor to the
-        run, or the network of the host."""
+        """Raises NotPermitted if a change touches a process, a file or a page that belongs neither to the job nor to
+        the run, or if it touches the network of the host."""
         members: Mapping[int, int] | None = None
         for handle in changes:
             touches = _touches(handle)
@@ -133,7 +134,7 @@ class Permits:
                 self._check_own(Path(touches.own))
 
     def _check_own(self, path: Path) -> None:
-        """Raises NotPermitted if the path is outside the run directory, because the healer would refuse to touch it."""
+        """Raises NotPermitted if the path is outside the run directory, because its undo would be refused."""
         if not path.resolve().is_relative_to(self.folders[0].resolve()):
             raise NotPermitted(f"{path}: outside the run directory; for a copy, give File.of the site's undo_copies")
 

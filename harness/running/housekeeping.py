@@ -1,17 +1,16 @@
-"""Lists the runs of this user on this machine, ends them, and removes old run directories.
+"""The runs of this user on this machine: lists them, ends them, and removes old run directories.
 
-Registers the torchaos commands of this user that are running. Another terminal can then list and end them, also
-between two runs (while a twin is copied or a verdict is made). The file STATE/commands/PID-TICKS exists while the
-process runs.
+`at_work` registers each torchaos command while it runs, in the file STATE/commands/PID-TICKS. So another terminal can
+list and end the command, also between two of its runs (while a twin is copied or a verdict is made).
 
-Lists the runs of this user, live or left over, from the registry of open runs, the undo logs and the journals. Nothing
-is changed.
+`overview` lists the runs, live or left over, from the registry of open runs, the undo logs and the journals. It changes
+nothing.
 
-Ends runs of this user normally, with rollback. Processes that do not end in time are killed, and their changes are
-then undone.
+`halt` ends runs normally, with their undo. Processes that do not end in time are killed, and their changes are then
+undone.
 
-Removes finished run directories by age and size, when the user asks for it. A run that is still in progress, or may
-have changes to undo, is kept at any age."""
+`finished` and `remove` are for run directories that the user wants to remove by age or size. A run that is still in
+progress, or may have changes to undo, is never removed."""
 
 from __future__ import annotations
 
@@ -88,8 +87,8 @@ Life = Literal["live", "ending", "left", "elsewhere"]
 
 @dataclass(frozen=True)
 class RunView:
-    """One run of this user. `life`: "live"; "ending": the harness is dead and its reaper undoes everything; "left":
-    both are dead; "elsewhere": on another machine."""
+    """One run of this user. `life`: "live"; "ending": the harness is dead, and its reaper is undoing everything;
+    "left": harness and reaper are dead; "elsewhere": the run is on another machine."""
 
     run_id: str
     run_dir: str
@@ -104,8 +103,8 @@ class RunView:
 
 
 def overview() -> tuple[list[RunView], list[Recovered]]:
-    """All runs of this user, and the problems of runs that could not be read. A command that is between two runs is
-    shown without a run id."""
+    """All runs of this user, and the problems of runs that could not be read. A command that is just between two runs
+    is included, without a run id."""
     runs, problems = find(())
     views = [_view(run) for run in runs]
     busy = {view.harness for view in views}
@@ -157,18 +156,18 @@ def _faults(folder: Path) -> tuple[str, ...]:
     return ()
 
 
-IN_ORDER_S = 120.0  # seconds for a run to end with evidence and verdict; then it must hurry
-HURRIED_S = 60.0  # more seconds for the rollback alone; then it is killed, and its reaper takes over
+IN_ORDER_S = 120.0  # seconds for a run to end with evidence and verdict; after that it is hurried
+HURRIED_S = 60.0  # seconds for the undo alone; after that the harness is killed, and its reaper undoes the rest
 REAPER_S = 120.0
 _LOOK_S = 0.05
 
 
 def halt(chosen: Sequence[int] | None, now: bool, say: Callable[[str], None]) -> tuple[int, list[Recovered]]:
-    """Ends the runs of these harnesses, or all runs. `chosen`: the pids of the harnesses; None: all. `now`: without
-    waiting for evidence and verdicts. `say`: receives progress messages.
+    """Ends runs. `chosen`: the pids of the harnesses whose runs are ended; None: all. `now`: does not wait for evidence
+    and verdicts. `say`: receives progress messages.
 
-    Returns the number of harnesses that were ended, and the results of all recoveries, including the runs that can't be
-    recovered. Raises OSError if the state directory can't be used."""
+    Returns the number of harnesses that were ended, and the results of all recoveries, including those that failed.
+    Raises OSError if the state directory can't be used."""
     ended = [who for who in _living() if chosen is None or who[0] in chosen]
 
     def own() -> list[OpenRun]:
@@ -221,14 +220,14 @@ def _pids(processes: Iterable[Who]) -> str:
 @dataclass(frozen=True)
 class Finished:
     folder: Path
-    age_s: float  # seconds since something in it last changed, by the wall clock
+    age_s: float  # seconds since a file directly in it last changed, by the wall clock
     size: int  # bytes on disk
 
 
 def finished(out: Path) -> list[Finished]:
     """The finished run directories in the folder `out`, the oldest first. While another command runs, directories
-    without a verdict are left out: they may belong to a run that has just begun and has nothing in its undo log yet.
-    Raises OSError if `out` can't be read."""
+    without a verdict are left out, because one of them may belong to a run that has just begun and has written no undo
+    yet. Raises OSError if `out` can't be read."""
     busy = {Path(run.run_dir) for run in find(())[0]}
     at_work = bool(living())
     found = [
@@ -257,7 +256,7 @@ def remove(run: Finished) -> None:
 
 
 def _is_finished(folder: Path) -> bool:
-    """Whether the folder is a run directory of this user whose undo log shows that everything was undone."""
+    """Whether the folder is a run directory of this user in which everything was undone, by its undo log."""
     if folder.is_symlink() or not (folder / "plan.json").is_file() or folder.stat().st_uid != os.geteuid():
         return False
     if not undo_log.path_of(folder).exists():  # no change was ever written to the undo log

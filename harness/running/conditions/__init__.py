@@ -1,3 +1,3 @@
-"""Conditions that a scenario waits for: before a fault, to stop a run early, or to end it on purpose. All are pure
-functions. Input: events. Output: whether the condition holds, or that this is not known yet. If a condition needs more
-than events, it brings a probe."""
+"""Conditions that a scenario waits for: before a fault, to stop a run early, or to end it on purpose. Each condition is
+a pure function of the events of the run: it returns whether it holds, or None if that is not known yet. A condition
+that needs other data brings a probe, which writes the data as events."""

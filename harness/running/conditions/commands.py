@@ -83,7 +83,8 @@ class CommandSucceeds(CommandFails):
 
 
 def last_answer(events: Sequence[Event], key: str) -> bool | None:
-    """The last answer of the probe with that name: whether its condition holds. None if it has not answered yet."""
+    """The last answer of the probe named `key`: whether the condition of the probe holds. None if there is no answer
+    yet."""
     seen = (
         event.data["holds"]
         for event in reversed(beside_steps(events))
@@ -94,7 +95,8 @@ def last_answer(events: Sequence[Event], key: str) -> bool | None:
 
 
 def last_reason(events: Sequence[Event], name: str) -> str:
-    """The sentence that came with the last answer of a probe whose name begins with `name`. Empty if there is none."""
+    """The reason in the last answer of a probe whose name begins with `name`, as a sentence. Empty if there is no
+    answer."""
     for event in reversed(beside_steps(events)):
         if event.kind is Kind.PROBED and str(event.data["probe"]).startswith(name):
             return str(event.data.get("reason", ""))
@@ -102,7 +104,7 @@ def last_reason(events: Sequence[Event], name: str) -> str:
 
 
 class _Answers:
-    """Emits an answer only if it differs from the answer before."""
+    """Emits an answer only if it differs from the answer before it."""
 
     def __init__(self, key: str, period_s: float) -> None:
         self.period_s, self._key = period_s, key
@@ -141,8 +143,8 @@ class _Command(_Answers):
             self.say(emit, ok is self._good, reason)
 
     def _run(self) -> tuple[bool, str]:
-        """Runs the command in a session of its own, with the mark of the run's processes, so that no process of it
-        outlives the time-out or the run."""
+        """Runs the command. Returns whether it succeeded, and a sentence about that. The command has a session of its
+        own and the mark of the run, so that none of its processes outlives the time-out or the run."""
         tag = f"{os.getpid()}-{secrets.token_hex(8)}"
         try:
             process = subprocess.Popen(

@@ -1,5 +1,5 @@
-"""Conditions on the job itself that must hold before a fault (steady state), that end a run early (stop), or that end
-it on purpose (until); and whether a trigger that is seen from outside is due. All pure.
+"""The conditions about the job itself: those that must hold before a fault (steady state), that end a run early (stop),
+and that end it on purpose (until). `after_is_due` decides when a trigger from outside is due. All functions are pure.
 
 The conditions read the events as they arrive. They count the steps that the agent reports in the newest attempt; in a
 job without an agent, the steps in its log."""
@@ -34,8 +34,8 @@ from torchaos.harness.record.steps.executions import UNPLACED
 def after_is_due(
     trigger: After, events: Sequence[Event], now_s: float, history: Callable[[], History] | None = None
 ) -> bool:
-    """Whether the trigger is due. `now_s`: CLOCK_MONOTONIC. `history`: the history of these events, for a caller that
-    checks several triggers."""
+    """Whether the trigger is due. `now_s`: CLOCK_MONOTONIC. `history`: a function that returns the history of these
+    events, given by a caller that checks several triggers."""
     whole = Merged.of(events)
     if now_s < _launched_at(whole.beside_steps) + trigger.not_before_s:  # the cheapest check comes first
         return False
@@ -92,10 +92,10 @@ class Seen(RunEvents):
 
 
 def _stepped_since(whole: Merged, at: float, lethal: bool) -> bool:
-    """Whether a step has ended since the fault. Without such a step the job has not recovered, and the costly history
-    is not needed."""
+    """Whether a step has ended since the time `at` of the fault. Without such a step the job has not recovered, and the
+    history, which is costly, is not needed."""
     steps = whole.steps_made
-    hit = steps.at(steps.mono_s <= at).attempt.max(initial=0)  # or a later one
+    hit = steps.at(steps.mono_s <= at).attempt.max(initial=0)  # the attempt that was hit, or a later one
     logged = (event for event in whole.beside_steps if event.kind is Kind.LOG_STEP and event.mono_s > at)
     return bool((steps.after(at).attempt > (hit if lethal else -1)).any()) or any(
         not lethal or event.attempt is None or event.attempt > hit for event in logged
@@ -103,9 +103,9 @@ def _stepped_since(whole: Merged, at: float, lethal: bool) -> bool:
 
 
 def _recovered_at(seen: Seen, trigger: After) -> float | None:
-    """The time (CLOCK_MONOTONIC) at which the job had recovered from the fault, counted from the first landing. The
-    rules are those of the verdict; also, if the fault left the attempt alive, some more steps must have ended in it.
-    None if the job has not recovered."""
+    """The time (CLOCK_MONOTONIC) at which the job had recovered from the first landing of the fault, by the rules of
+    the verdict. If the attempt has survived the fault, some more steps must have ended in it, too. None if the job has
+    not recovered."""
     landing = next(landed for landed in landings(seen) if landed.fault == trigger.fault)
     end = went_on(seen, landing, lethal=trigger.lethal, lasting=trigger.lasting)
     if end is None or (end.attempt == landing.attempt and not has_settled(seen.history, end)):
@@ -114,7 +114,7 @@ def _recovered_at(seen: Seen, trigger: After) -> float | None:
 
 
 Time = Annotated[Seconds, Field(gt=0)]
-_LONG, _LEAST_S = 3.0, 10.0  # a halt lasts _LONG times the longest step, and _LEAST_S seconds
+_LONG, _LEAST_S = 3.0, 10.0  # a job stands still after _LONG times its longest step, but not before _LEAST_S seconds
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,10 @@ class Recovered(Condition):
 
     rest: Seconds = 0.0
     faults: list[str] = field(default_factory=list)
-    lasting: list[str] = field(default_factory=list, metadata={DRAWN: True})  # faults that must be undone first
-    lethal: list[str] = field(default_factory=list, metadata={DRAWN: True})
+    lasting: list[str] = field(
+        default_factory=list, metadata={DRAWN: True}
+    )  # of these faults: those that must be undone first
+    lethal: list[str] = field(default_factory=list, metadata={DRAWN: True})  # those that kill their target
 
     name: ClassVar[str] = "recovered"
 
@@ -240,7 +242,7 @@ class Recovered(Condition):
         history = cache(lambda: History.of(whole))
         return all(
             after_is_due(self._of(fault), whole, now_s, history)
-            for fault in reversed(self.faults)  # as long as the last fault has not landed, this is cheap
+            for fault in reversed(self.faults)  # the last fault first: the check is cheap until it has landed
         ) and (not self.faults or self._goes_on(history(), whole, now_s))
 
     def _of(self, fault: str) -> After:
@@ -298,8 +300,8 @@ def _known(losses: Any) -> Any:
 
 
 def new_steps(history: History) -> list[float]:
-    """The times, in order, of those steps of the newest attempt that no earlier attempt had made. If the global numbers
-    of its steps are not known, the times of all its steps."""
+    """The end times, in order, of the steps of the newest attempt that no earlier attempt had made. If the global
+    numbers of its steps are not known, the end times of all its steps."""
     if not history.attempts:
         return []
     newest = history.attempts[-1]

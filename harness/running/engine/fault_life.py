@@ -1,8 +1,9 @@
-"""The life of one fault: wait for the trigger, guard the undo on disk, arm, apply, wait for its duration, undo.
+"""The life of one fault: wait for the trigger, write the undo to disk, arm, apply, wait for the duration, undo.
 
 A fault in a rank is armed ahead of time, and the agent fires it at its Moment; the harness is not in the hot path. The
-control page of the fault is a memory-mapped file through which the harness and the rank exchange numbers. A fault from
-outside is applied while its pacer is held at the Moment, or when the events of the run trigger it."""
+control page of a fault is a memory-mapped file through which the harness and a rank exchange numbers. A fault from
+outside is applied while its pacer (the rank that is held) waits at the Moment, or when the events of the run trigger
+it."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ from torchaos.harness.running.conditions.progress import after_is_due
 from torchaos.harness.running.fault_checks import NotPermitted, Permits
 from torchaos.harness.running.launchers.job import JobView
 
-SHARE = 10
+SHARE = 10  # a throttled check is not made again for this many times its own CPU time
 
 
 class Throttle:
-    """Decides when the check is due again. Use: `if throttle.due():`, then `with throttle:` around the costly code,
+    """Decides when a costly check may be made again. Use: `if throttle.due():`, then `with throttle:` around the check,
     whose CPU time is measured."""
 
     def __init__(self) -> None:
@@ -55,8 +56,9 @@ class Throttle:
 
 
 def ranks_now(fault: PlannedFault, job: JobView) -> Sequence[int]:
-    """The ranks to hit. If the target is a node, the ranks that it has now. After a restart, or with a standby node,
-    they may differ from the plan. A fault in the rank always hits the planned ranks, in which it was armed."""
+    """The ranks to hit. If the target is a node, these are the ranks that the node has now: after a restart, or with a
+    standby node, they may differ from the plan. A fault in the rank always hits the planned ranks, because it was armed
+    there."""
     target = fault.target
     if not target.nodes or fault.where == "rank":
         return target.ranks
@@ -126,7 +128,7 @@ class Context:
     journal: Journal
     job: JobView
     reaper: Reaper
-    limit_s: float  # the reaper undoes a fault by itself this long after it was guarded
+    limit_s: float  # the reaper undoes a fault by itself this long after its undo was written to disk
     undo_copies: Path = OutsideSite.undo_copies
     checkpoints: Path | None = None
     permits: Permits | None = None
@@ -135,7 +137,8 @@ class Context:
     due: Callable[[After], bool] | None = None  # whether a trigger from outside is due; None: the journal shows it
 
     def due_by_events(self, trigger: After) -> Callable[[], bool]:
-        """A function that returns whether the trigger is due. The longer the run, the more seldom it really checks."""
+        """A function that returns whether the trigger is due. The check gets more costly in a long run, and is then
+        made less often."""
         throttle = Throttle()
 
         def due() -> bool:
@@ -147,7 +150,7 @@ class Context:
         return due
 
     def wait_until(self, found: Callable[[], bool], every_s: float = FAR_S) -> bool:
-        """Waits until `found()` is true; False if the run ended first."""
+        """Waits until `found()` is true. Returns False if the run ended before that."""
         while not found():
             if self.ended.wait(every_s):
                 return False
@@ -164,7 +167,7 @@ class FaultLife:
         self._late = self._injector.late
         self._guards, self._record = 0, ""
         self._guarded_for: Sequence[Victim] = ()
-        self._begun = False  # it was applied, maybe in part
+        self._begun = False  # the fault was applied, maybe in part
         self._checked_s = 0.0  # when the limits were last checked, CLOCK_MONOTONIC
         self._watching = Sampling((), on.journal.emit)
         self._progress: dict[int, int] = {}
@@ -197,14 +200,14 @@ class FaultLife:
             known = isinstance(error, (ChaosError, OSError))
             reason = str(error) if known else f"{type(error).__name__}: {error}"
             with suppress(ChaosError):  # the journal is closed: the run is over and recorded
-                if self._begun:  # nobody waits for the end of its time any more
+                if self._begun:  # this thread, which waited for the end of the fault, ends here
                     self.roll_back()
                 self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": reason})
         finally:
             self._call_off()
 
     def _call_off(self) -> None:
-        """Makes sure that the fault is not applied any more: ranks no longer wait to be armed, and a held rank
+        """Makes sure that the fault can't be applied any more. Ranks no longer wait to be armed, and a held rank
         continues."""
         for page in self._slots.pages.values():
             page.write(page.ARMED_PID, page.CALLED_OFF)
@@ -254,13 +257,13 @@ class FaultLife:
                 release()
 
     def _arm(self, moment: Moment, page: ControlPage, fired: int, last_armed: RankProcess | None) -> RankProcess | None:
-        """Guards the undo and arms the pacer, if its process has changed since it was last armed. Returns the process
-        that is armed now."""
+        """If the pacer has a new process, writes the undo to disk and arms that process. Returns the process that is
+        armed now."""
         pacer = self._on.job.ranks().get(moment.pacer)
         if pacer is None or pacer == last_armed or moment.attempt not in (None, pacer.attempt):
             return last_armed
         self._guard(()) if self._late else self._guard_for(self._site())
-        page.write(page.GO, fired)  # the undo of the last landing had released all future holds
+        page.write(page.GO, fired)  # the undo of the last landing lets every later hold go on
         page.write(page.ARMED_PID, pacer.own_pid)
         page.write(page.ALLOWED, fired + 1)
         self._armed([moment.pacer])
@@ -300,7 +303,8 @@ class FaultLife:
         self._last()
 
     def _last(self) -> None:
-        """Waits for the duration of a fault that was applied, if it has one, and undoes the fault."""
+        """After the fault was applied: waits for its duration and undoes it. Does nothing more if it has no
+        duration."""
         lasts_s = self.fault.duration_s
         self._on.reaper.mark(self._record, "applied", None if lasts_s is None else lasts_s + SPARE_S)
         if lasts_s is not None:
@@ -320,8 +324,9 @@ class FaultLife:
             self._emit(Kind.ROLLED_BACK, {"fault": self.fault.id, "verified": not bad, "reason": "; ".join(bad)})
 
     def _guard(self, changes: Sequence[Handle] | Irreversible | None) -> None:
-        """Writes the undo of these changes to disk, before the fault can be applied. Raises UndoError if that fails,
-        and NotPermitted if a change touches anything that does not belong to the job, or the injector declares none."""
+        """Writes the undo of these changes to disk, before the fault can be applied. Raises UndoError if that fails.
+        Raises NotPermitted if a change touches anything that does not belong to the job, or if the injector declares no
+        changes."""
         if changes is None:
             raise NotPermitted(f"changes() of {self.fault.inject} returned neither handles nor Irreversible")
         if self._on.permits and not isinstance(changes, Irreversible):
@@ -333,7 +338,7 @@ class FaultLife:
         limit = self._on.limit_s
         if slots:
             self._on.reaper.guard(f"{self._record}.pages", slots, owner=self.fault.id, limit_s=limit)
-        if changes or not slots:  # a fault that is guarded at its Moment has no changes yet
+        if changes or not slots:  # the changes of an injector with `late` are known only at the Moment
             self._on.reaper.guard(self._record, changes, owner=self.fault.id, limit_s=limit)
             self._on.reaper.mark(self._record, "maybe_applied")  # now, so that no rank waits for the disk
         else:
@@ -357,8 +362,8 @@ class FaultLife:
         )  # fmt: skip
 
     def _near(self, moment: Moment) -> bool:
-        """Whether the Moment may come within the next two steps. Checking the page often all the time would slow the
-        job."""
+        """Whether the Moment may come within the next two steps. Only then is the page checked often, because that
+        slows the job."""
         return (
             moment.step is None or moment.attempt is not None or self._progress.get(moment.pacer, 0) >= moment.step - 2
         )

@@ -1,5 +1,5 @@
-"""The life of a fault whose target is on another machine. Its trigger is observed here; everything else happens on the
-target's node."""
+"""The life of a fault whose target is on another machine. The controller observes the trigger; everything else happens
+on the node of the target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from torchaos.harness.running.launchers.remote_job import RemoteJob
 
 
 class RemoteControlPage(ControlPage):
-    """A control page whose words are written here and read by the ranks of other machines."""
+    """A control page on other machines. The words that the controller writes are sent to the nodes, where the ranks
+    read them."""
 
     def __init__(self, job: RemoteJob, fault: str, rank: int) -> None:
         self._job, self._fault, self._rank = job, fault, rank
@@ -50,8 +51,8 @@ class RemoteFaultLife:
         return self.fault.id not in self._job.faults.end()
 
     def roll_back(self) -> None:
-        """Undoes the fault on all nodes. Each node records how that went. If a node doesn't answer, its rollback is
-        unverified."""
+        """Undoes the fault on all nodes. Each node records the result. If a node doesn't answer, the undo on it counts
+        as not verified."""
         if wrong := self._job.faults.heal(self.fault.id):
             data = {"fault": self.fault.id, "verified": False, "reason": "; ".join(wrong)}
             self._on.journal.emit(Kind.ROLLED_BACK, data)

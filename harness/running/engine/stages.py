@@ -1,7 +1,8 @@
-"""Executes a plan as a list of stages. It knows no particular fault, assertion or platform.
+"""Executes a plan as a list of stages.
 
-prepare -> launch -> watch -> collect -> heal -> stop job -> inventory -> release. Evidence is collected before
-clean-up. Clean-up always happens, even after an error. Judging comes later, and reads only the run directory."""
+prepare -> launch -> watch -> collect -> undo the faults -> stop job -> inventory -> release. Evidence is collected
+before the clean-up, and the clean-up always happens, even after an error. The verdict comes later, and is made from the
+run directory alone."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ PATIENCE_S = 2 * Moment.hold_s
 
 
 class BaseWriter:
-    """Writes the base of each attempt to the control pages of faults.
+    """Writes the base of each attempt to the control pages of faults. The base is the number of global steps before the
+    first step of the attempt.
 
     After the first step of an attempt that loaded a checkpoint, the agent waits for the base to appear on the page. If
     the witnesses do not show the base, nothing is written, and the trigger is missed. The base is never guessed."""
@@ -59,7 +61,9 @@ class BaseWriter:
     def __init__(self, slots: Sequence[Slots]) -> None:
         self._pages = [(rank, page) for slots_ in slots for rank, page in slots_.pages.items()]
         self._ranks = {rank for rank, _page in self._pages}
-        self._waiting: dict[int, Event] = {}  # by rank: the first step of its newest attempt, without an answer
+        self._waiting: dict[
+            int, Event
+        ] = {}  # by rank: the first step of its newest attempt, whose base is not written yet
 
     def note(self, event: Event) -> None:
         """Must be called with each event of the run."""
@@ -69,7 +73,7 @@ class BaseWriter:
                 self._waiting[event.rank] = event
 
     def update(self, events: Sequence[Event]) -> None:
-        """Writes the bases that became known with these events, all events of the run so far."""
+        """Writes the bases that these events show. `events`: all events of the run so far."""
         bases: dict[int, int | None] = {}
         for rank, first in list(self._waiting.items()) if events else ():
             attempt = first.attempt or 0
@@ -88,7 +92,7 @@ class BaseWriter:
 WATCH_S = 0.1
 STOP_GRACE_S = 5.0
 LATE_S = 30.0  # seconds to wait at the end for a fault that is still being applied
-_MOST_FILES = 20_000  # of the job, in the list of what it left
+_MOST_FILES = 20_000  # in the list of the files that the job left
 SPARE_S = 60.0  # the reaper ends the job by itself if it lives this much longer than its time-out
 QUEUE_S = 24 * 3600.0  # the time that a job may wait for machines of a cluster
 
@@ -102,8 +106,8 @@ class Run:
         self, plan: Plan, folder: RunDir, reproduce: Sequence[str] = (), watcher: Watcher | None = None,
         notes: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """`reproduce`: the command line that repeats the run; `watcher`: sees the journal while it is written;
-        `notes`: texts that are recorded first."""
+        """`reproduce`: the command line that repeats the run. `watcher`: gets the journal while it is written. `notes`:
+        texts that are recorded first."""
         self.plan, self.folder = plan, folder
         # All processes with this id are ended with the run, so no other run may ever have the same id.
         self.run_id = f"{folder.root.name}-{secrets.token_hex(4)}"
@@ -116,24 +120,24 @@ class Run:
         self._unverified: dict[str, str] = {}  # why an undo is not verified, by owner; a later success removes it
 
     def stop(self, reason: str, interrupted: bool = True, enough: bool = False) -> None:
-        """Ends the run early. Evidence is still collected, and everything is undone and stopped. `interrupted`:
-        somebody outside ended it, so unfinished work is no evidence about the job. `enough`: the scenario ended it on
+        """Ends the run early. Evidence is still collected, and everything is undone and stopped. `interrupted`: the end
+        came from outside, so unfinished work says nothing about the job. `enough`: the scenario ended the run on
         purpose, by `until`."""
         if self._stopped is None:
             self._stopped = {"reason": reason, "interrupted": interrupted, "enough": enough}
 
     def hurry(self) -> None:
-        """From now on, waits for nothing and reads no more evidence. All faults are rolled back all the same."""
+        """From now on, the run waits for nothing and reads no more evidence. All faults are still undone."""
         self._hurried = True
 
     @property
     def left(self) -> list[str]:
-        """After the run: a sentence for each change that could not be undone."""
+        """After the run: one sentence for each change that could not be undone."""
         return [f"{who} could not be undone: {why}" for who, why in self._unverified.items()]
 
     def __call__(self) -> None:
-        """Carries out the run. Raises ChaosError if the job can't be started, an undo can't be guarded, or the journal
-        can't be written. The machine is cleaned up before that."""
+        """Carries out the run. Raises ChaosError if the job can't be started, if an undo can't be written to disk, or
+        if the journal can't be written. Before that, the machine is cleaned up."""
         with ExitStack() as stack:
             self._prepare(stack)
             # All of these stages run, in reverse order, even if an earlier stage raised an error.
@@ -146,7 +150,7 @@ class Run:
 
     def _prepare(self, stack: ExitStack) -> None:
         far = self.plan.job.attach_pid is None and registry.find("launchers", self.plan.launcher).on_nodes
-        # The agents of other machines send their events: files on a shared disk may show them late.
+        # The agents of other machines send their events, because files on a shared disk may show them late.
         self.journal = Journal(self.folder.events, follow="harness*.jsonl" if far else "*.jsonl")
         stack.callback(self.journal.close)
         if self._watcher:
@@ -238,7 +242,8 @@ class Run:
             self.journal.emit(Kind.STOPPED, self._stopped)
 
     def _look_at_ranks(self) -> None:
-        """Records what the ranks do if the job has to be ended. A job on other machines has no ranks here."""
+        """If the job has to be ended, records first what its ranks are doing. Does nothing for a job whose ranks are on
+        other machines."""
         stopped = self._stopped
         if stopped is None or stopped["interrupted"] or stopped["enough"] or self._job.done or self._hurried:
             return
@@ -295,7 +300,9 @@ class Run:
         root = self._checkpoints()
         wanted = Need.INVENTORY in self.plan.collect or has_aborted(beside_steps(self.journal.snapshot()))
         if root and wanted and not self._hurried:
-            from torchaos.harness.checkpoints import inventory  # the start of a job does not wait for it
+            from torchaos.harness.checkpoints import (
+                inventory,
+            )  # imported late, so that the start of the job is not delayed
 
             self._stage("inventory")
             seen = handled_paths(beside_steps(self.journal.snapshot()))
@@ -307,8 +314,8 @@ class Run:
         self._stage("end")
 
     def _give_disk_back(self) -> None:
-        """Unmounts the run's own disk, if there is one. This comes after the inventory, because the files are lost with
-        the disk."""
+        """Unmounts the run's own disk, if there is one. This happens after the inventory, because the files are lost
+        with the disk."""
         if self._disk is None:
             return
         unmount = partial(self._take_back, "checkpoints", partial(self._reaper.heal, "checkpoints"))
@@ -316,8 +323,8 @@ class Run:
             self.journal.emit(Kind.NOTE, {"text": lost})
 
     def _release(self) -> None:
-        """The last stage: undoes everything that is still guarded, and ends the reaper. It first waits for faults that
-        are still being applied, because nothing could undo them after the reaper's end."""
+        """The last stage: undoes everything that is left, and ends the reaper. First it waits for faults that are still
+        being applied, because nothing could undo them after the end of the reaper."""
         if self._lives:
             self._context.ended.set()
         late = [life.fault.id for life in self._lives if not life.join(LATE_S)]
@@ -328,7 +335,7 @@ class Run:
     def _take_back(self, owner: str, heal: Callable[[], Sequence[Healed]]) -> None:
         try:
             self._tell(heal())
-        except UndoError as error:  # recorded like a failed undo, so that the exit code is 4 and the next stages run
+        except UndoError as error:  # recorded as a failed undo: then the exit code is 4, and the next stages still run
             self._tell([Healed(owner, {}, False, str(error))])
 
     def _tell(self, healed: Sequence[Healed]) -> None:
@@ -339,7 +346,8 @@ class Run:
         self._unverified = {who: why for who, why in (self._unverified | bad).items() if who not in good}
 
     def _guard_resources(self, resources: Sequence[Handle], submission: int) -> None:
-        """Guards the things that a launcher is about to create. Raises UndoError; then nothing may be created."""
+        """Writes the undo of what a launcher is about to create to disk. If this raises UndoError, nothing may be
+        created."""
         self._reaper.guard(f"launcher#{submission}", resources, owner="launcher", limit_s=self._limit_s)
 
     def _world_size(self) -> int | None:
@@ -361,7 +369,7 @@ class Run:
 
 
 def files_below(folder: Path) -> list[str]:
-    """The paths of the files below a folder, relative to it, in order; of very many files only the first."""
+    """The paths of the files below a folder, relative to it, in order. At most _MOST_FILES of them."""
     walked = (Path(root, name) for root, _folders, names in os.walk(folder) for name in names)
     return sorted(str(path.relative_to(folder)) for path in islice(walked, _MOST_FILES))
 
@@ -372,7 +380,8 @@ def _owner(healed: Healed) -> str:
 
 
 class Stoppable:
-    """Carries out one run after the other. `stop` and `hurry` may be called from a signal handler."""
+    """Base class for a command that carries out several runs, one after the other. `stop` and `hurry` may be called
+    from a signal handler."""
 
     def __init__(self) -> None:
         self._current: Run | None = None
@@ -381,13 +390,13 @@ class Stoppable:
         self.left: list[str] = []  # changes that could not be undone, one sentence each
 
     def stop(self, reason: str) -> None:
-        """Ends the current run normally, and starts no other."""
+        """Ends the current run in the normal way, and prevents further runs."""
         self._stopped = reason
         if self._current:
             self._current.stop(reason)
 
     def hurry(self, reason: str) -> None:
-        """Ends the current run like `stop`, but skips everything slow except the rollback."""
+        """Ends the current run like `stop`, but skips everything slow except the undo."""
         self._hurried = True
         self.stop(reason)
         if self._current:
@@ -395,7 +404,7 @@ class Stoppable:
 
     def _carry_out(self, run: Run) -> None:
         self._current = run
-        if self._stopped:  # just before there was a run to stop
+        if self._stopped:  # `stop` was called before this run existed
             run.stop(self._stopped)
         if self._hurried:
             run.hurry()

@@ -1,5 +1,5 @@
-"""Evaluates the conditions of a run, whose probes have a thread each, and watches the harness itself: free space on the
-disk, its memory, and its run directory."""
+"""Evaluates the conditions of a run and runs their probes, each in a thread of its own. Also watches the harness
+itself: its memory, its run directory, and the free space on the disk of that directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchaos.harness.running.engine.fault_life import Throttle
 from torchaos.harness.scenario.values import size_in_words
 
 DISK_AT_START = 256 << 20  # bytes that must be free where the run directory is
-DISK_LEAST = 64 << 20  # bytes; with less the run is ended, while there is still space to record it
+DISK_LEAST = 64 << 20  # bytes; with less, the run is ended while there is still space to record that
 MEMORY_MOST = 8 << 30  # bytes; or a quarter of the machine's memory, if that is less
 EVERY_S = 1.0
 
@@ -46,7 +46,8 @@ class Guards:
         self._memory = min(MEMORY_MOST, pages // 4)
 
     def trouble(self) -> str | None:
-        """Why the run can't go on, as a sentence. None if nothing is wrong, or if it is too early to check again."""
+        """Why the run can't go on, as a sentence. None if there is no problem, or if the last check was less than
+        EVERY_S seconds ago."""
         now = time.monotonic()
         if now - self._looked < EVERY_S:
             return None

@@ -1,9 +1,9 @@
-"""Several nodes on one machine, each a container, on a network that only this run uses.
+"""Several nodes on one machine. Each node is a container, on a network that only this run uses.
 
 Everything that is made has the run's id as a label, and is removed with the run. A container lives as long as the
-node's command. A node that is started again is a new container with the same name and address. In a container is the
-user's image, or the host's own Python and programs, read-only: then an image of a few kilobytes is made for the run,
-and nothing is downloaded or copied."""
+node's command. A node that is started again is a new container with the same name and address. The image is the user's
+image or, by default, an image of a few kilobytes that is made for the run: it uses the host's own Python and programs,
+read-only, so nothing is downloaded or copied."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers import etcd, holder
 from torchaos.harness.running.launchers.torchrun_line import elastic_env
 
-HOST = "host"  # stands in place of an image's name
+HOST = "host"  # instead of the name of an image: the host's own programs
 _PROGRAMS = ("bin", "lib", "lib32", "lib64", "libx32")  # links into /usr, or folders
 _FOLDERS = ("dev", "etc", "proc", "run", "sbin", "sys", "tmp", "usr", "var", "var/tmp")  # sbin: for the engine's init
 _COPIED = ("etc/passwd", "etc/group", "etc/ld.so.cache", "etc/localtime")
-_NAMES = b"passwd: files\ngroup: files\nhosts: files\n"  # no name server is asked: there is none
+_NAMES = b"passwd: files\ngroup: files\nhosts: files\n"  # "files" only: there is no name server
 
 
 def make_host_image(client: Any, run_id: str, name: str) -> str:
@@ -73,8 +73,8 @@ def _is_folder(name: str) -> bool:
 
 
 def host_mounts(command: Sequence[str]) -> Iterator[Path]:
-    """The folders of this machine without which the command would not run in the container as it does here. They are
-    mounted read-only."""
+    """The folders of this machine that the command needs to run in the container as it does here. They are mounted
+    read-only."""
     yield Path("/usr")
     yield from (Path(f"/{name}") for name in _PROGRAMS if _is_folder(name))
     yield from (path for path in (Path("/etc/alternatives"), Path("/etc/ssl")) if path.is_dir())
@@ -88,7 +88,7 @@ def host_mounts(command: Sequence[str]) -> Iterator[Path]:
 
 
 def own_mounts() -> Iterator[Path]:
-    """The folders of the agent and of the injectors that it loads. Every image needs them."""
+    """The folders of the agent and of the injectors that it loads. They are mounted into every container."""
     for name in ("harness", "injectors", "plugin", "scenarios"):
         yield Path(str(files(f"torchaos.{name}")))
 
@@ -100,7 +100,7 @@ def _prefixes(python: str) -> Iterator[Path]:
 
 
 def covering(paths: Iterable[Path]) -> list[Path]:
-    """The folders, without those that are below another folder in the list. The root is left out too, because nothing
+    """The folders, without those that are below another folder of the list. The root is left out, too, because nothing
     can be mounted over it."""
     found: list[Path] = []
     for path in sorted({path.resolve() for path in paths} | {path.absolute() for path in paths}):
@@ -109,7 +109,7 @@ def covering(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-_SUBNETS = 64  # tried one after the other: another run, or the machine itself, may use some of them
+_SUBNETS = 64  # how many are tried, one after the other: another run, or the machine itself, may use some of them
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
 # The limits are set explicitly, so that a fault's limit can be undone by setting these values again.
 _LIMITS = {"cpu_period": 100_000, "cpu_quota": -1, "mem_limit": _MEMORY, "memswap_limit": _MEMORY}
@@ -118,8 +118,8 @@ _STARTED_S = 20.0
 
 @dataclass
 class DockerNode:
-    """A node that is a container. `folder`: the inputs of the container, and the file with the names of the other
-    nodes."""
+    """A node that is a container. `folder`: the folder with the container's configuration and the file with the names
+    of the nodes."""
 
     index: int
     engine: str
@@ -131,7 +131,7 @@ class DockerNode:
     _pids: dict[tuple[int, int], int] = field(default_factory=dict)  # by first process and inner pid
 
     def argv(self, command: Sequence[str]) -> list[str]:
-        # The attendant is a process of the run, but not of the node.
+        # docker_shim is a process of the run, but not of the node, so it must not have the variable of the node.
         python = [sys.executable, "-I", "-m", "torchaos.harness.running.launchers.docker_shim"]
         return ["env", "-u", ENV_NODE, *python, str(self.folder / "container.json"), *command]
 
@@ -185,7 +185,7 @@ class Docker(Launcher):
     cannot: ClassVar[Mapping[str, str]] = {
         "network.link_down": "the other end of a container's link is the engine's; write container.disconnect",
         "endpoints": "a container does not reach a proxy of the harness's; write launcher: local or netns",
-    }  # by injector, or by the kind of thing that it hits: what to write instead
+    }  # keys: injectors, or kinds of targets; values: what to write instead
 
     @staticmethod
     def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
@@ -208,7 +208,7 @@ class Docker(Launcher):
         return (*made, Containers(self._engine, run_id, spec.nodes), JobProcesses(run_id))
 
     def create(self, spec: JobSpec) -> Sequence[DockerNode]:
-        """The nodes. Network and image are the same for all submissions. Raises ChaosError, or UsageError if the user's
+        """The nodes. All submissions use the same network and image. Raises ChaosError, or UsageError if the user's
         image does not exist."""
         try:
             with engine(self._engine) as client:
@@ -258,8 +258,8 @@ class Docker(Launcher):
 
 
 def name_of(run_id: str) -> str:
-    """The name of an object of this run, in letters that the engine accepts. Its label, not its name, shows to which
-    run it belongs."""
+    """The name of the objects of this run in the engine, in characters that the engine accepts. Not the name but the
+    label of an object shows to which run it belongs."""
     return f"torchaos-{zlib.crc32(run_id.encode()):08x}-{run_id[-8:].strip('-._').lower()}"
 
 

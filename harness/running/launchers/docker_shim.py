@@ -1,6 +1,9 @@
-"""Starts a node's container, passes on its output, and ends with its exit code: python -m ... CONFIG.json COMMAND... In
-the harness's process tree, this process represents the node's command. Its environment is the job's and is copied into
-the container. It passes SIGTERM on to the container."""
+"""Starts a node's container, prints its output, and ends with its exit code.
+
+    python -m ... CONFIG.json COMMAND...
+
+In the harness's process tree, this process represents the node's command. Its environment is the job's, and is copied
+into the container. SIGTERM is passed on to the container."""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from typing import Any
 
 from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError, engine, of_run
 
-_SIGNALLED = 128  # exit codes above it are those of signals
+_SIGNALLED = 128  # a larger exit code means a signal: 128 + its number
 
 
 def main(config: dict[str, Any], command: list[str]) -> int:
@@ -44,8 +47,7 @@ def main(config: dict[str, Any], command: list[str]) -> int:
 
 
 def _forget(client: Any, labels: dict[str, str]) -> None:
-    """Removes the node's earlier container. A container that only has the same name does not belong to this run, and
-    stays."""
+    """Removes the earlier container of this node. A container of another run that has the same name stays."""
     from docker.errors import NotFound
 
     for container in client.containers(all=True, filters=of_run(labels[RUN], int(labels[NODE]))):
@@ -69,12 +71,16 @@ def _create(client: Any, config: dict[str, Any], command: list[str]) -> str:
 
 
 def end_like(code: int) -> None:
-    """Ends this process by the same signal as the container, so that a waiting parent sees the same status."""
+    """Ends this process in the same way as the container ended: with the same exit code, or by the same signal, so that
+    a waiting parent sees the same status."""
     if code > _SIGNALLED:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
             signal.signal(code - _SIGNALLED, signal.SIG_DFL)
-        except (OSError, ValueError):  # SIGKILL can't be set, and 128 + n may be a code of the job's own
+        except (
+            OSError,
+            ValueError,
+        ):  # SIGKILL has no handler to set, and the code may be the job's own and mean no signal
             pass
         try:
             os.kill(os.getpid(), code - _SIGNALLED)

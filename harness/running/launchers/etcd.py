@@ -1,6 +1,6 @@
-"""Runs an etcd server for a job whose nodes use etcd for their rendezvous. The server runs in the switch between the
-nodes, so it outlives every node. The mark of its process is in the undo log before it is started. Torch needs etcd's v2
-API."""
+"""Runs an etcd server for a job whose nodes use etcd for their rendezvous. The server runs in the namespace of the
+switch between the nodes, so it outlives every node. Before it is started, the mark of its process is written to the
+undo log. Torch needs etcd's v2 API."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Etcd:
 
 
 def is_wanted(command: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether torchrun is set to use etcd without an endpoint. The command has priority over the environment."""
+    """Whether torchrun is set to use etcd, and no endpoint is given. The command has priority over the environment."""
     following = zip((word.partition("=") for word in command), [*command[1:], ""], strict=True)
     options = {name.replace("_", "-"): value if equals else after for (name, equals, value), after in following}
     backend = options.get("--rdzv-backend", env.get("PET_RDZV_BACKEND"))
@@ -59,12 +59,13 @@ def mark_of(run_id: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """The settings that give a node's torchrun the address of the rendezvous."""
+    """The variables that give a node's torchrun the address of the rendezvous."""
     return {_ENDPOINT_ENV: ENDPOINT}
 
 
 def start(switch: Space, run_id: str, folder: Path) -> Etcd:
-    """Starts a server that answers all nodes at ENDPOINT. Raises ChaosError."""
+    """Starts a server that answers all nodes at ENDPOINT. `switch`: the network namespace of the switch. Raises
+    ChaosError if the server does not start."""
     data, log = folder / "data", folder / "server.log"
     data.mkdir(parents=True, exist_ok=True)
     url = f"http://{ENDPOINT}"
@@ -72,7 +73,9 @@ def start(switch: Space, run_id: str, folder: Path) -> Etcd:
     command += ["--data-dir", str(data), "--listen-client-urls", url, "--advertise-client-urls", url]
     command += ["--listen-peer-urls", _PEERS, "--initial-advertise-peer-urls", _PEERS]
     command += ["--initial-cluster", f"default={_PEERS}"]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}  # its own options
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith("ETCD_")
+    }  # etcd would take them as options
     try:
         switch.run(["ip", "address", "replace", f"{ADDRESS}/24", "dev", "switch"])
         with open(log, "ab") as output:
@@ -87,8 +90,8 @@ def start(switch: Space, run_id: str, folder: Path) -> Etcd:
 
 
 def _await(switch: Space, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Waits until the server answers a request that needs a leader. Raises ChaosError with the last answer
-    otherwise."""
+    """Waits until the server answers a request that needs a leader. Raises ChaosError, with the last problem, if it
+    does not."""
     end, seen = time.monotonic() + START_S, "nothing"
     while time.monotonic() < end:
         if process.poll() is not None:

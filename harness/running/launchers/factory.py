@@ -25,8 +25,8 @@ def job_for(
     plan: Plan, folder: RunDir, run_id: str, journal: Journal,
     guard: Callable[[Sequence[Handle], int], None] | None = None,
 ) -> RunningJob:  # fmt: skip
-    """The job of the plan; it is not started yet. Raises UsageError if the log's format or the launcher is unknown, or
-    if there is no torchrun to attach to."""
+    """The job of the plan. It is not started yet. `guard`: writes to disk the undo of what a launcher is about to make.
+    Raises UsageError if the log format or the launcher is unknown, or if there is no torchrun to attach to."""
     job, adapter = plan.job, adapter_for(plan.job.log)
     watchdogs = [assertion.params["pattern"] for assertion in plan.asserts if assertion.params.get("pattern")]
     if job.attach_pid is not None:
@@ -59,8 +59,9 @@ def job_for(
 
 
 def check_cluster(plan: Plan, folder: RunDir) -> None:
-    """Asks whether the cluster can run the job, and the user has the rights that its faults need, before anything is
-    made. `folder` has the plan. Raises UsageError if not, and ChaosError if the cluster does not answer."""
+    """Asks, before anything is made, whether the cluster can run the job and whether the user has the rights that the
+    faults need. `folder`: the run directory, which has the plan. Raises UsageError if not, and ChaosError if the
+    cluster does not answer."""
     launcher = registry.find("launchers", plan.launcher)
     if launcher.on_nodes and plan.job.attach_pid is None:
         launcher().resources(_spec(plan, folder, folder.root.name, 0))
@@ -94,8 +95,8 @@ def _filled(text: str, folder: RunDir) -> str:
 
 
 def _log_file(job: PlannedJob, folder: RunDir) -> Path | None:
-    """The file with the output of a job that torchaos is attached to. None for Lightning, where the path in the
-    scenario is that of metrics.csv."""
+    """The file with the output of a job to which torchaos attaches. None for Lightning, where the path in the scenario
+    is that of metrics.csv."""
     log = job.log or {}
     return Path(_filled(str(log["path"]), folder)) if log.get("path") and log.get("format") != LIGHTNING else None
 

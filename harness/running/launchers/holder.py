@@ -1,10 +1,12 @@
-"""Makes the namespaces of a run and keeps them: python holder.py FOLDER NODES own-user|same-user [LOCAL].
+"""Makes the network namespaces of a run and keeps them alive.
+
+    python holder.py FOLDER NODES own-user|same-user [LOCAL]
 
 It starts one process for each node and one for the switch between them, each in its own network, mount and UTS
-namespace. A namespace lives as long as a process is in it. So nothing has to be undone after these processes have
-ended, and nothing is changed in the host's namespaces. LOCAL is a folder of which each node has its own, in memory.
-The first line of output is {"switch": pid, "nodes": [pid, ...]} or {"error": text}. It is run by its path, with the
-standard library alone, so that it starts at once."""
+namespace. A namespace lives as long as a process is in it. So when these processes have ended, nothing is left to undo,
+and nothing was changed in the host's namespaces. LOCAL is a path at which each node gets a folder of its own, in
+memory. The first line of output is {"switch": pid, "nodes": [pid, ...]} or {"error": text}. The program is run by its
+path and imports only the standard library, so that it starts at once."""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ def main(folder: Path, nodes: int, own_user: bool, local: str = "") -> None:
 
 
 def _keep(furnish: object) -> int:
-    """Starts a child process in its own namespaces. Returns its pid when the namespaces are ready. Raises OSError."""
+    """Starts a child process in its own namespaces. `furnish`: a function that the child calls there. Returns the pid
+    of the child when `furnish` has returned. Raises OSError."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -98,14 +101,14 @@ def _live_in_own(furnish: object, writer: int) -> NoReturn:
         os.write(writer, (str(error) or type(error).__name__).encode())
         os._exit(1)
     os.close(writer)
-    os.close(1)  # the reader of the first line must not wait for this process
+    os.close(1)  # so that the reader of the output does not wait for this process
     while True:
         signal.pause()
 
 
 def _node_files(folder: Path, node: int, nodes: int, local: str) -> None:
-    """Gives the node its own files with names of hosts. Otherwise torch's store would ask name servers that don't
-    exist, and die while it waits. And its own folder `local`, if there is to be one."""
+    """Gives the node its own files with host names. Without them, torch's store would ask name servers that don't
+    exist, and fail while it waits. If `local` is given, also mounts an empty folder of the node at that path."""
     folder.mkdir(parents=True, exist_ok=True)
     if local:
         os.makedirs(local, exist_ok=True)

@@ -1,5 +1,6 @@
-"""A job and its commands: the environment and output of a command, the part of one node, what faults know of a running
-job, and what is common to all jobs that the harness submits.
+"""The common parts of all jobs that the harness starts: the environment and the output of a command (`Command`), the
+command on one node (`NodeRun`, `StartedNode`), what faults see of a running job (`JobView`), and a job with its
+submissions (`SubmittedJob`).
 
 A job is submitted as a scheduler does it: again after a failure, until no submission is left. The user's command and
 working directory are not changed."""
@@ -41,8 +42,8 @@ from torchaos.harness.record.events.merged import beside_steps
 
 BOOTSTRAP = Path(agent.__path__[0]).resolve() / "bootstrap"
 
-# A variable that the user sets is kept. Attempts and pids are read from the event log and from the restart lines
-# (INFO).
+# Set only if the user does not set them. Attempts and pids are read from torchrun's event log, and from its lines about
+# restarts, which have the level INFO.
 _UNLESS_SET = {"PET_EVENT_LOG_HANDLER": "console", "LOGLEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
 
 
@@ -50,10 +51,10 @@ def job_env(
     base_env: Mapping[str, str], *, run_id: str, agent_plan: Path | None, attempt_base: int = 0,
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:  # fmt: skip
-    """The job's environment. `extra`: the variables of the scenario. Without `agent_plan`, no agent is added, and
+    """The environment of a job. `extra`: the variables in the scenario. Without `agent_plan`, no agent is added, and
     PYTHONPATH is not changed."""
     env = {**base_env, **(extra or {})}
-    for name in (ENV_PLAN, ENV_ARMED, ENV_NODE, ENV_REPLICA, ENV_ROUND):  # set by a run that contains this run
+    for name in (ENV_PLAN, ENV_ARMED, ENV_NODE, ENV_REPLICA, ENV_ROUND):  # of an outer run, if this run is part of one
         env.pop(name, None)
     for name, value in _UNLESS_SET.items():
         env.setdefault(name, value)
@@ -65,8 +66,8 @@ def job_env(
     return env
 
 
-OnLine = Callable[[str, float], None]  # a line without its end, and when it came (CLOCK_MONOTONIC)
-_PIPE_BYTES = 1 << 20  # the job must not wait when the harness is late
+OnLine = Callable[[str, float], None]  # gets a line without its end, and the time at which it came (CLOCK_MONOTONIC)
+_PIPE_BYTES = 1 << 20  # so that the job does not wait if the harness reads late
 _LONGEST = 1 << 16  # bytes; a longer line is cut
 
 
@@ -107,7 +108,7 @@ class Command:
         return not processes.is_alive(self.pid, self._ticks)
 
     def wait(self) -> int:
-        """The exit code; negative: the number of the signal that ended it."""
+        """Waits for the end. Returns the exit code; if negative, the number of the signal that ended the command."""
         first = self._process.returncode is None
         code = wait_for(self._process)
         if first:
@@ -115,7 +116,8 @@ class Command:
         return code
 
     def drain(self, timeout_s: float) -> bool:
-        """Waits until all its output was read. False if a process still holds the other end of the pipe."""
+        """Waits until all output was read. Returns False if a process still holds the other end of the pipe after
+        `timeout_s` seconds."""
         self._reader.join(timeout_s)
         return not self._reader.is_alive()
 
@@ -166,14 +168,15 @@ class NodeRun:
 
 @dataclass(frozen=True)
 class StartedNode:
-    """A node of the running job; implements contracts.LiveNode."""
+    """A node of the running job; implements interfaces.LiveNode. `members`: returns the processes of the job. `again`
+    and `expect`: start the node's command again, and announce that this will happen; both get the node's index."""
 
     node: Node
     run_id: str
     members: Callable[[], Mapping[int, int]]
     again: Callable[[int], int]
     expect: Callable[[int], None]
-    local: Path | None = None  # the folder that the node has of its own
+    local: Path | None = None  # the path of the folder of which each node has its own
 
     def processes(self) -> dict[int, int]:
         here = _place(self.node.env)
@@ -195,15 +198,15 @@ def _place(env: Mapping[str, str]) -> tuple[str | None, str | None]:
 
 
 def start(node: Node, spec: JobSpec, base: int, log: JobLog, on_line: OnLine | None = None) -> NodeRun:
-    """Starts the command on a node. `on_line`: receives the lines of the output; if None, `log` does. Raises UsageError
-    if the command can't be started."""
+    """Starts the command on a node. `base`: the number of attempts before this start. `on_line`: receives the lines of
+    the output; by default, `log` receives them. Raises UsageError if the command can't be started."""
     log.begin(base)
     spec = for_node(node, spec, base)
     return NodeRun(node, Command(node.argv(spec.argv), spec.cwd, spec.env, spec.log, on_line or log.line))
 
 
 def for_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
-    """The spec of a node. Each node but the first has a log of its own. Each node has a folder of its own for the
+    """The spec for one node. Each node except the first has a log of its own. Each node has its own folder for the
     orders to the NVML overlay (the library that changes what NVML reports), because GPUs are numbered from 0 on each
     node."""
     env = {**spec.env, **node.env, ENV_ATTEMPT_BASE: str(base)}
@@ -216,18 +219,18 @@ def for_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
 
 
 class JobView(ABC):
-    """The parts of a running job that a fault can hit, as they are now. It can't start or end the job."""
+    """What a fault can hit in a running job, as it is now. This view can't start or end the job."""
 
     def __init__(self, watch: RankWatch) -> None:
         self._watch = watch
 
     def ranks(self) -> dict[int, RankProcess]:
-        """The live ranks, by number, without the ranks that are ambiguous or not up yet."""
+        """The live ranks, by number. Ranks that are ambiguous or not up yet are left out."""
         return self._watch.ranks()
 
     def agents(self, nodes: Sequence[int] = ()) -> list[Victim]:
-        """Torchelastic's agents of these nodes, or of all nodes if `nodes` is empty. Raises ChaosError if a node has no
-        agent now."""
+        """The torchelastic agents of these nodes, or of all nodes if `nodes` is empty. Raises ChaosError if a node has
+        no agent now."""
         found = self._watch.agents()
         missing = [node for node in nodes if node not in found]
         if missing or not found:
@@ -271,8 +274,8 @@ class RunningJob(JobView):
         return ""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Waits until the last submission has ended, and returns its exit code (negative: the number of a signal). None
-        while it runs, or if only the job's parent process can know the code."""
+        """Waits until the last submission has ended. Returns its exit code; if negative, the number of a signal. None
+        if it still runs, or if only the job's parent process can know the code."""
         return self._exit_code if self._done.wait(timeout_s) else None
 
     @abstractmethod
@@ -288,9 +291,9 @@ _ATTEMPT_KINDS = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
 
 
 class SubmittedJob(RunningJob):
-    """A job with all its submissions. `spec_for(n)` returns submission n, from 0. If a submission ends with an exit
-    code other than 0, the next is started, if any is left. `guard` writes to disk the undo of everything that the
-    launcher makes for a submission, or raises an error."""
+    """A job with all its submissions. `spec_for(n)` returns the spec of submission n, counted from 0. If a submission
+    ends with an exit code other than 0, the next one is started, if any is left. `guard` writes to disk the undo of
+    everything that the launcher makes for a submission, or raises an error."""
 
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
@@ -301,7 +304,7 @@ class SubmittedJob(RunningJob):
         self._times, self._delay_s, self._guard = resubmit_times, resubmit_delay_s, guard
         self._run_id = spec_for(0).env[ENV_RUN_ID]
         super().__init__(RankWatch(journal, self._run_id))
-        self._nodes: list[Node] = []  # of this submission
+        self._nodes: list[Node] = []  # of the present submission
         self._submission, self._base = 0, 0
         self._ending, self._lock = threading.Event(), threading.Lock()
 
@@ -323,7 +326,7 @@ class SubmittedJob(RunningJob):
         self._done.set()
 
     def _submit_again(self) -> bool:
-        with self._lock:  # `stop` comes either before it, or finds what it started
+        with self._lock:  # so that `stop` comes before this submission, or finds its processes
             if self._ending.is_set():
                 return False
             self._submission += 1
@@ -359,4 +362,4 @@ class SubmittedJob(RunningJob):
         """Waits for the end of this submission, and returns its exit code. None if the code is not known."""
 
     def _put_away(self, again: bool) -> None:
-        """Cleans up after a submission. `again`: whether another submission may follow."""
+        """Cleans up after a submission. `again`: another submission may follow."""

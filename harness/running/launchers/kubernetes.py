@@ -24,7 +24,7 @@ from torchaos.harness.running.launchers.node_channel import packed
 from torchaos.harness.running.launchers.pod import Pod, find_pods, handles, in_order, join
 from torchaos.harness.running.launchers.pod_manifest import HOST_NETWORK, NODE, Manifest, PodChange, shares_network
 
-_SPARE_S = 300.0  # seconds after the job's time-out, at which Kubernetes ends the pods
+_SPARE_S = 300.0  # seconds after the job's time-out; then Kubernetes ends the pods
 _READY_S = 600.0  # seconds for the pods to get machines and images
 _LOOK_S = 0.5
 _ATTACH = (("get", "pods"), ("list", "pods"), ("create", "pods/exec"), ("get", "pods/log"))  # verbs and resources
@@ -32,10 +32,10 @@ _OF_THE_AGENT = frozenset({ENV_PLAN, ENV_RUN_ID, ENV_ATTEMPT_BASE, "PYTHONPATH"}
 
 
 class Kubernetes(RemoteLauncher):
-    """Starts the pods of a manifest, which `job.pods` names. In the pods, the job's command takes the place of the
-    container's command."""
+    """Starts the pods of the manifest that `job.pods` names. In the pods, the job's command replaces the container's
+    command."""
 
-    _found: Sequence[Pod] = ()  # the pods of a job that runs already
+    _found: Sequence[Pod] = ()  # of a job that was running before
     _changes_network = False  # whether a fault changes the network of pods
 
     name: ClassVar[str] = "kubernetes"
@@ -62,8 +62,8 @@ class Kubernetes(RemoteLauncher):
         self._given_up.set()
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        """The objects. Raises UsageError if the cluster does not answer, or if a right is missing, because undoing
-        needs some of the rights too."""
+        """The handles of the objects that the run makes, or of the agents in pods that run already. Raises UsageError
+        if the cluster does not answer, or if the user lacks a right; some rights are needed for the undo."""
         plan, kubectl = Plan.read(RunDir(spec.log.parent.parent).plan), _kubectl(spec)
         self._changes_network = "links" in plan.needs
         if spec.pods.get("attach"):
@@ -77,8 +77,8 @@ class Kubernetes(RemoteLauncher):
         return (_objects(spec), JobProcesses(spec.env[ENV_RUN_ID]))
 
     def create(self, spec: JobSpec) -> Sequence[Pod]:
-        """Makes the objects, waits until the pods run, and gives them the run directory. Raises ChaosError if the pods
-        do not come up. If the pods run already, starts the agents in them."""
+        """Makes the objects, waits until the pods run, and gives them the run directory. If the pods run already, only
+        starts the agents in them. Raises ChaosError if the pods do not come up."""
         if spec.pods.get("attach"):
             join(spec, self._found)
             self.shares_folder = False
@@ -111,8 +111,8 @@ class Kubernetes(RemoteLauncher):
         return pods
 
     def _await_pods(self, kubectl: Kubectl, label: tuple[str, str], count: int) -> list[dict[str, Any]]:
-        """The running pods. Raises ChaosError if a pod ends, if there are fewer than `count` in time, or if the run
-        ends."""
+        """The running pods. Raises ChaosError if a pod ends, if there are fewer than `count` after _READY_S seconds, or
+        if the run ends."""
         end = time.monotonic() + _READY_S
         while True:
             listed = json.loads(kubectl.ask("get", "pods", f"--selector={'='.join(label)}", "--output=json"))["items"]
@@ -133,7 +133,7 @@ class Kubernetes(RemoteLauncher):
                 )
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
-        """Commands that end when the containers end. The pods run the job already."""
+        """Commands that end when the containers end. The pods run the job without another command."""
         return [node.until_over() for node in nodes if isinstance(node, Pod)]
 
     def gone(self, node: Node) -> bool:
@@ -186,7 +186,7 @@ def _check_rights(kubectl: Kubectl, wanted: Sequence[tuple[str, str]]) -> None:
 
 
 def _state(pod: Mapping[str, Any]) -> str:
-    """The state of a pod, and the reason for which it waits or has ended, as a clause."""
+    """The state of a pod as a clause, with the reason why it waits or has ended."""
     status = pod["status"]
     states = [container["state"] for container in status.get("containerStatuses") or []]
     waits = [state[word] for word in ("waiting", "terminated") for state in states if word in state]
@@ -196,8 +196,8 @@ def _state(pod: Mapping[str, Any]) -> str:
 
 
 def _last_words(kubectl: Kubectl, pod: Mapping[str, Any]) -> str:
-    """The end of what the pod's containers have printed, as an addition to a sentence. Empty if they printed nothing,
-    or if the cluster does not say."""
+    """The last lines that the pod's containers printed, as an addition to a sentence. Empty if they printed nothing, or
+    if the cluster does not answer."""
     with suppress(OSError):
         said = kubectl.ask("logs", pod["metadata"]["name"], "--all-containers", "--tail=3").split()
         return f"; its last words: {' '.join(said)[-300:]}" if said else ""
@@ -205,8 +205,7 @@ def _last_words(kubectl: Kubectl, pod: Mapping[str, Any]) -> str:
 
 
 def _hand_over(pod: Pod, run_dir: Path, addresses: Sequence[str], spec: JobSpec) -> bool:
-    """Gives a pod the run directory, unless it shares the folder with this machine. Returns whether it shares the
-    folder."""
+    """Gives a pod the run directory, unless the pod sees the same folder as this machine. Returns whether it does."""
     argv = pod.argv([sys.executable, "-m", "torchaos.harness", "node", "--receive", str(run_dir)])
     given = packed(run_dir, pod.index, addresses, spec.submission, int(spec.env[ENV_ATTEMPT_BASE]))
     try:

@@ -1,5 +1,5 @@
-"""The launchers of this machine: `local` runs the command without a prefix, as one node or one torchrun for each
-replica; `netns` runs several nodes, each in a network namespace with a link to a switch in another namespace.
+"""The launchers of this machine. `local` runs the command as it is: one node, or one torchrun for each replica. `netns`
+runs several nodes. Each is in its own network namespace and has a link to a switch, which is in another namespace.
 
 Nothing is made in the host's own namespaces, and nothing outlives the processes that keep the namespaces."""
 
@@ -38,8 +38,7 @@ class LocalNode:
 
 @dataclass(frozen=True)
 class Local(Launcher):
-    """Starts the command on this machine, once for each replica. Nothing is created for it, so nothing has to be
-    undone."""
+    """Starts the command on this machine, once for each replica. Nothing else is made, so nothing has to be undone."""
 
     name: ClassVar[str] = "local"
     replicas: ClassVar[bool] = True
@@ -103,7 +102,7 @@ class Netns(Launcher):
 
     def create(self, spec: JobSpec) -> Sequence[NetnsNode]:
         """The nodes. The namespaces are the same for all submissions, so a link that is cut stays cut. Raises
-        ChaosError."""
+        ChaosError if they can't be made."""
         folder, run_id = spec.log.parent.parent / "net", spec.env[ENV_RUN_ID]
         if len(self._links) != spec.nodes or not all(link.space.alive() for link in self._links):
             self._links, self._etcd = make_links(folder, spec.nodes, run_id, spec.local), None
@@ -128,8 +127,8 @@ def keepers(run_id: str) -> str:
 
 
 def make_links(folder: Path, nodes: int, run_id: str, local: Path | None = None) -> list[Link]:
-    """Makes the namespaces and links. `local`: a folder of which each node gets its own, in memory. Raises ChaosError
-    if namespaces can't be made."""
+    """Makes the namespaces and the links. `local`: a path at which each node gets a folder of its own, in memory.
+    Raises ChaosError if namespaces can't be made."""
     user = "same-user" if os.geteuid() == 0 else "own-user"
     argv = [sys.executable, "-S", "-E", holder.__file__, str(folder), str(nodes), user]
     argv += [str(local)] if local else []

@@ -1,6 +1,6 @@
-"""Jobs on this machine: one that the harness submits, over all its submissions, with proxies in front of its endpoints
-if the plan needs them; and one that was running before torchaos, given by the pid of its torchrun, which has no agent
-and goes on after the run."""
+"""Jobs on this machine. `Job` is submitted by the harness; if the plan needs it, `Proxied` puts proxies in front of its
+endpoints. `Attached` was running before torchaos, has no agent, and goes on after the run; the user gives the pid of
+its torchrun."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RENDEZVOUS_ENV = "PET_RDZV_ENDPOINT"
 
 @dataclass(frozen=True)
 class ProxiedNode:
-    """A node that replaces `{endpoint.NAME}` in the command and the environment by the address that the job must
+    """A node that replaces `{endpoint.NAME}` in the command and in the environment by the address that the job must
     use."""
 
     inner: Node
@@ -59,10 +59,10 @@ class ProxiedNode:
 
 
 class Proxied(Launcher):
-    """A launcher with proxies. `upstreams`: the job's endpoints by name. `proxied`: the endpoints that get a proxy
-    because a fault hits them. The job uses the others directly."""
+    """A launcher that puts proxies in front of endpoints. `upstreams`: the job's endpoints by name. `proxied`: the
+    endpoints that get a proxy because a fault hits them. The job uses all other endpoints directly."""
 
-    name: ClassVar[str]  # empty, because no scenario names it
+    name: ClassVar[str]  # not set, because no scenario names this launcher
 
     def __init__(self, inner: Launcher, upstreams: Mapping[str, str], proxied: set[str], folder: Path) -> None:
         self._inner, self._upstreams, self._folder = inner, upstreams, folder
@@ -74,7 +74,7 @@ class Proxied(Launcher):
         return [*self._inner.resources(spec), *servers]
 
     def create(self, spec: JobSpec) -> Sequence[Node]:
-        """Creates the nodes, and starts one server for all submissions. Raises ChaosError."""
+        """Creates the nodes, and starts one proxy server for all submissions. Raises ChaosError."""
         nodes = self._inner.create(spec)
         lives = self.endpoints and all(endpoint.api.alive() for endpoint in self.endpoints.values())
         if self._proxied and not lives:
@@ -97,7 +97,7 @@ def filled(text: str, addresses: Mapping[str, str]) -> str:
     return text
 
 
-_DRAIN_S = 1.0  # the last lines of the output come after the exit
+_DRAIN_S = 1.0  # seconds to wait for the last lines of the output, which come after the exit
 _LOOK_S = 0.05  # seconds between checks whether a node's command was started again
 
 
@@ -161,8 +161,8 @@ class Job(SubmittedJob):
         return left
 
     def _ask_to_end(self) -> None:
-        """Sends SIGTERM to the commands that were started, which pass it on. Sends SIGCONT to all processes, because a
-        stopped process can't act on SIGTERM."""
+        """Sends SIGTERM to the commands that were started, which pass it on to their ranks. Also sends SIGCONT to all
+        processes, because a stopped process can't act on SIGTERM."""
         members, heads = self.members(), {run.command.pid for run in list(self._runs.values())}
         for pid, ticks in members.items():
             for number in (signal.SIGTERM, signal.SIGCONT) if pid in heads else (signal.SIGCONT,):
@@ -178,8 +178,8 @@ class Job(SubmittedJob):
         self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
 
     def _start_spares(self) -> None:
-        """Starts the standby nodes when all ranks are up, or when a node has ended before that. A standby node that
-        starts earlier could take the place of another node."""
+        """Starts the standby nodes when all ranks are up, or when a node has ended before that. If a standby node
+        started earlier, it could take the place of another node."""
         spares = [node for node in self._nodes if node.index not in self._runs]
         if not spares or not (self._all_up() or any(run.code is not None for run in self._runs.values())):
             return
@@ -217,7 +217,7 @@ class Job(SubmittedJob):
             run.expected = False
             if self._ending.is_set() or self._done.is_set() or run.code is None:
                 raise ChaosError(f"node {index} can't be started again: the job is over, or the node is still there")
-            # A node that keeps the rendezvous begins a new rendezvous. Any other node joins the present one.
+            # Node 0 serves the rendezvous, so it begins a new one. Any other node joins the present rendezvous.
             base = self._next_attempt() if index == 0 else self._base
             self._start(run.node, self._spec_for(self._submission), base)
             return self._runs[index].command.pid
@@ -227,9 +227,9 @@ class Job(SubmittedJob):
             self._runs[index].expected = True
 
     def _await_exit(self) -> int:
-        """Waits for the end of the submission, and returns its exit code. With several nodes: the first exit code that
-        is not 0, among the nodes that were in the job to the end. A node that left while the other nodes continued does
-        not count. With replicas, each replica counts."""
+        """Waits for the end of the submission, and returns its exit code: the first exit code other than 0, of the
+        nodes that were in the job at its end. A node that left while the other nodes continued does not count. With
+        replicas, every replica counts."""
         while not all(run.over for run in list(self._runs.values())):
             if self._ending.is_set():
                 for run in self._runs.values():
@@ -272,7 +272,8 @@ class Job(SubmittedJob):
             run.command.drain(_DRAIN_S)
 
     def _put_away(self, again: bool) -> None:
-        """Before another submission: ends the processes that are left, as a scheduler does. Reads the last output."""
+        """Reads the last output. If another submission may follow, first ends the processes that are left, as a
+        scheduler does."""
         leftover = self.members() if again else {}
         if leftover:
             text = f"processes that outlived submission {self._submission}, and were ended now: {len(leftover)}"
@@ -290,8 +291,8 @@ _TAIL_S = 0.02
 
 
 class Attached(RunningJob):
-    """The job that torchaos is attached to. `log`: the file with the job's output, if there is such a file; it is read
-    from its present end. Raises UsageError unless `pid` is a torchelastic agent of this user."""
+    """A job to which torchaos attaches. `log`: the file with the job's output, if there is such a file. It is read from
+    its present end. Raises UsageError unless `pid` is a torchelastic agent of this user."""
 
     def __init__(
         self, pid: int, journal: Journal, *, log: Path | None = None, log_adapter: Adapter | None = None,
@@ -318,7 +319,7 @@ class Attached(RunningJob):
         return {**self._watch.members(), self.pid: self._ticks}
 
     def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
-        """Only stops watching, because torchaos does not end a job that it did not start. Returns an empty list."""
+        """Only stops watching: torchaos does not end a job that it did not start. Returns an empty list."""
         if not self._left.is_set() and self._thread.ident is not None:
             self._left.set()
             self._thread.join()
@@ -350,7 +351,8 @@ class Attached(RunningJob):
 
 
 class _Tail:
-    """Reads the text that is appended to a file from now on. Its times are the times of reading, up to 20 ms late."""
+    """Reads the text that is appended to a file from now on. The time of a line is the time of reading, up to 20 ms
+    late."""
 
     def __init__(self, path: Path, lines: Lines) -> None:
         try:

@@ -1,7 +1,8 @@
-"""The connection between the controller, which is the process of `torchaos run`, and the agent of one node: its
-messages, the controller's end, and the run directory of a node that shares no folder with the controller. The plans are
-sent to such a node through a pipe before the job starts; at the end of the job, its agent sends back what the node
-wrote.
+"""The connection between the controller (the process of `torchaos run`) and the agent of one node: the messages, and
+the controller's end.
+
+A node may share no folder with the controller. Then the plans are sent to the node through a pipe before the job
+starts, and the agent sends back the files that the node wrote when the job has ended.
 
 The messages are JSON objects, one on each line.
 
@@ -10,17 +11,17 @@ The controller says              and the agent answers
     beat {sent_s}                    {beat, mono_s}; it must come every few seconds, see LEASE_S
     clock {offset_s, error_s}        nothing; the agent records it as the offset of its clock
     follow {since}                   {event, n} for each event of the node from number `since` on
-    start {fault, ranks}             nothing; the fault is carried out, with its trigger in a rank or (without) now
-    page {fault, rank, word, value}  nothing; the words of control pages that come from elsewhere
+    start {fault, ranks}             nothing; the fault is armed, or applied at once if its trigger is not in a rank
+    page {fault, rank, word, value}  nothing; the agent writes the value into the control page of the rank
     signal {number}                  nothing; the node's command gets the signal
     end {id}                         {re, ok: faults that have not ended}; no fault begins any more
-    heal {id, fault}                 {re, ok: []}; the fault is taken back (null: all are), and the journal says how
-    leave                            {bye: {}}; the agent takes everything back and does not wait for the lease
+    heal {id, fault}                 {re, ok: []}; the fault is undone (null: all faults); the result is in the journal
+    leave                            {bye: {}}; the agent undoes everything and does not wait for the end of the lease
 
-{file, bytes} comes after the job's end for each piece of a file that the node wrote, if the controller said `collect`.
-{lapsed: why} comes at the end of the lease, and {bye: {}} as the last line of an agent whose command has ended.
-Whoever may write to the agent is decided by the agent's socket: it has mode 0700 in a folder of its user, and the
-kernel names the user at the other end."""
+If the controller said `collect`, the agent sends {file, bytes} after the job's end, for each piece of a file that the
+node wrote. At the end of the lease it sends {lapsed: why}, and as its last line, when its command has ended, {bye: {}}.
+Only the same user and root may write to the agent: its socket has mode 0700 in a folder of its user, and the kernel
+tells which user is at the other end."""
 
 from __future__ import annotations
 
@@ -51,9 +52,9 @@ PATIENCE_S = 900.0  # seconds that a node waits for the others, which may still 
 
 
 def is_made(folder: RunDir) -> bool:
-    """Whether the run directory is complete. The agent's plan is written last. Raises UsageError if the directory, or
-    the path to the plan, belongs to another user or is a link, because in a shared folder other users could then choose
-    what the ranks read."""
+    """Whether the run directory is complete; the agent's plan is written last. Raises UsageError if the directory, or
+    the path to the plan, belongs to another user or is a link: in a shared folder, other users could then choose what
+    the ranks read."""
     for path in (folder.root, folder.agent_plan.parent, folder.agent_plan):
         try:
             folder.own(path)
@@ -63,8 +64,8 @@ def is_made(folder: RunDir) -> bool:
 
 
 def packed(root: Path, node: int, hosts: Sequence[str], submission: int = 0, base: int = 0) -> bytes:
-    """The data that a node needs: its number, the names or addresses of all nodes, the number of attempts before this
-    submission, the plans, and the folder of torchaos's injectors on this machine."""
+    """The data that a node needs, as JSON: its number, the names or addresses of all nodes, the number of attempts
+    before this submission, the plans, and the folder of torchaos's injectors on this machine."""
     run = RunDir(root)
     plans = {"plan": run.plan.read_text(), "agent_plan": run.agent_plan.read_text()}
     attempts = {"submission": submission, "base": base}
@@ -72,9 +73,9 @@ def packed(root: Path, node: int, hosts: Sequence[str], submission: int = 0, bas
 
 
 def receive(root: Path, given: IO[bytes]) -> bool:
-    """Makes the run directory of this node from the data of `packed`, unless the node sees the controller's run
-    directory. Returns whether it sees that. Raises UsageError if the directory can't be made, or if an injector of the
-    plan is not on this machine."""
+    """Makes the run directory of this node from the data of `packed`, unless the node sees the run directory of the
+    controller. Returns whether it does. Raises UsageError if the directory can't be made, or if this machine lacks an
+    injector of the plan."""
     said, run = json.loads(given.read()), RunDir(root)
     shared = is_made(run)
     if not shared:
@@ -98,9 +99,9 @@ def base_file(root: Path, submission: int) -> Path:
 
 
 def await_place(root: Path, submission: int, wait_s: float) -> tuple[int, list[str]]:
-    """Waits for the number of this node in a submission, and the names of all nodes, from the controller. Raises
-    UsageError after `wait_s` seconds, and if the node has had them before: an operator may start a container again,
-    which must not start the job again."""
+    """Waits until the controller has given this node its number in a submission, and returns the number and the names
+    of all nodes. Raises UsageError after `wait_s` seconds, or if the node has taken the number before: if somebody
+    starts the container again, the job must not start again."""
     place, end = _place(RunDir(root), submission), time.monotonic() + wait_s
     taken = place.with_suffix(".taken")
     while not place.exists():
@@ -115,7 +116,7 @@ def await_place(root: Path, submission: int, wait_s: float) -> tuple[int, list[s
 
 
 def files_to_send(root: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields the files that a node wrote into its run directory, in pieces of at most _PIECE bytes: (path in the run
+    """Yields the files that the node wrote into its run directory, in pieces of at most _PIECE bytes: (path in the run
     directory, next bytes of that file). Events are left out, because they are sent at once."""
     for folder in _SENT:
         for path in sorted((root / folder).rglob("*")):
@@ -126,7 +127,7 @@ def files_to_send(root: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def append(root: Path, name: str, piece: bytes) -> None:
-    """Appends bytes to a file in the run directory. Raises ValueError if a node may not write a file of that name."""
+    """Appends bytes to a file in the run directory. Raises ValueError if a node may not write a file with that name."""
     path = PurePosixPath(name)
     if ".." in path.parts or not any(path.is_relative_to(folder) for folder in (*_SENT, "events")):
         raise ValueError(f"{name}: a node does not write this file")
@@ -137,18 +138,18 @@ def append(root: Path, name: str, piece: bytes) -> None:
 
 
 def _of_this_machine(plan: str, injectors: str) -> str:
-    """The plan with the paths of torchaos's injectors on this machine."""
+    """The plan, in which the folder `injectors` of the controller is replaced by the folder on this machine."""
     return plan.replace(json.dumps(injectors)[1:-1], json.dumps(_injectors())[1:-1])
 
 
 def _place(run: RunDir, submission: int) -> Path:
-    """The file that contains the number of this node. Each node that shares the folder has its own file for each
-    submission: new pods have the names of the pods before, and other addresses."""
+    """The file with the number of this node. Nodes that share a folder have different files, and so have submissions:
+    new pods have the same names as the pods before them, but other addresses."""
     return run.agent_plan.with_name(f"node-{os.uname().nodename}-{submission}.json")
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes the whole file at once, because a process may wait for it."""
+    """Writes the file in one step, because another process may wait for it."""
     partial = path.with_name(f".{path.name}")
     partial.write_text(text)
     os.replace(partial, path)
@@ -164,12 +165,13 @@ BEAT_S = 1.0
 
 
 def mark_of(run_id: str, node: int, submission: int) -> str:
-    """The name of a node's part of a run. It marks the processes there, and is the name of the folder on the node."""
+    """The name of a node's part of a run. It is the mark of the processes on the node, and the name of the node's
+    folder."""
     return f"{run_id}.node{node}" + (f".{submission}" if submission else "")
 
 
-_EXCHANGES = 8  # exchanges for the first measurement of the clocks
-_CLOCK_S = 60.0  # seconds after which the clocks are measured anew: they drift by some ms in that time
+_EXCHANGES = 8  # the least number of exchanges of clock readings in a measurement
+_CLOCK_S = 60.0  # seconds between measurements of the clocks, which drift by some ms in that time
 _AGAIN_S = 0.3
 _ANSWER_S = 60.0
 
@@ -180,19 +182,21 @@ class NoAnswer(ChaosError):
 
 @dataclass
 class Handler:
-    """The functions that a line calls for its messages. Each is called in a thread of the line."""
+    """The functions that a channel calls for the messages of its node. Each is called in a thread of the channel."""
 
-    up: Callable[[int, Mapping[str, Any]], None]  # the agent of this node has connected, maybe again; its hello
-    take: Callable[[list[Event]], None]  # events of the node, with the times of our clock and pids unique in the job
-    lost: Callable[[int, str], None]  # the agent has ended without a message, or can't be reached any more
-    lapsed: Callable[[int, str], None]  # the agent has undone everything by itself
+    up: Callable[[int, Mapping[str, Any]], None]  # (node, hello): the agent of the node has connected, maybe again
+    take: Callable[
+        [list[Event]], None
+    ]  # events of the node; times are in this machine's clock, and pids are unique in the job
+    lost: Callable[[int, str], None]  # (node, why): the agent has ended without a message, or can't be reached any more
+    lapsed: Callable[[int, str], None]  # (node, why): the agent has undone everything by itself
 
 
 @dataclass
 class NodeChannel:
-    """A connection to the agent of `node`. `argv`: the command that connects; it is started again when it ends, for
-    `patience_s` seconds. `keep`: the run directory, in which the node's part of the record is written if the node does
-    not see the directory itself."""
+    """The connection to the agent of `node`. `argv`: the command that connects. When it ends, it is started again, for
+    at most `patience_s` seconds. `keep`: the run directory into which the node's part of the record is written, if the
+    node does not see that directory itself."""
 
     node: int
     argv: Sequence[str]
@@ -200,7 +204,7 @@ class NodeChannel:
     keep: Path | None = None
     patience_s: float = 120.0
     left: threading.Event = field(default_factory=threading.Event)  # the agent has sent its last message, or is lost
-    connected: bool = False  # the agent has said something over the present pipe, which may bring more
+    connected: bool = False  # the agent has sent something through the present pipe, which is still open
     _ended: threading.Event = field(default_factory=threading.Event)
     _process: subprocess.Popen[bytes] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -220,7 +224,7 @@ class NodeChannel:
             threading.Thread(target=work, name=f"node {self.node}", daemon=True).start()
 
     def tell(self, do: str, **words: Any) -> None:
-        """Sends a message that has no answer. It is lost if the pipe is broken."""
+        """Sends a message that has no answer. The message is lost if the pipe is broken."""
         with self._lock, suppress(OSError, ValueError):
             if self._process and self._process.stdin:
                 self._process.stdin.write(json.dumps({"do": do, **words}).encode() + b"\n")
@@ -246,14 +250,15 @@ class NodeChannel:
         return self.connected and time.monotonic() < self._since_s + LEASE_S
 
     def close(self) -> None:
-        """Closes the connection. The agent, if it is alive, undoes everything."""
+        """Closes the connection. If the agent is alive, it undoes everything."""
         self._closed.set()
         self.tell("leave")
         self.left.set()
         self._hang_up()
 
     def await_end(self, timeout_s: float) -> None:
-        """Waits until everything that follows from the loss of the agent is done."""
+        """Waits at most `timeout_s` seconds until the connection is over and `on.lost`, if it was called, has
+        returned."""
         self._ended.wait(timeout_s)
 
     def _hang_up(self) -> None:
@@ -282,7 +287,8 @@ class NodeChannel:
             self._closed.wait(_AGAIN_S)
 
     def _talk(self) -> str:
-        """Runs the command that connects, until it ends. Returns why no other try makes sense, or an empty text."""
+        """Runs the command that connects, until it ends. Returns the reason if another try makes no sense, otherwise an
+        empty text."""
         try:
             process = self._process = subprocess.Popen(
                 self.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -299,7 +305,7 @@ class NodeChannel:
                     return str(said["error"])
                 try:
                     self._take(said)
-                except OSError as error:  # of the disk here
+                except OSError as error:  # of this machine's disk
                     return f"its part of the record can't be kept: {error}"
         # Exit code 6 of the command: no agent listens, although there was an agent before.
         return "its agent has died" if process.wait() == 6 and self._measured_s else ""

@@ -1,5 +1,5 @@
-"""A node that is a pod of a Kubernetes cluster, made by the run or by somebody else. In a pod that runs the job
-already, `kubectl exec` starts an agent beside the job. The agent ends with the run; the pods and the job go on."""
+"""A node that is a pod of a Kubernetes cluster. The run makes the pod, or the job runs in it already. Then `kubectl
+exec` starts an agent beside the job; the agent ends with the run, and the pods and the job go on."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from torchaos.harness.running.launchers.node_channel import mark_of, packed
 
 _JOB = "jobset.sigs.k8s.io/job-global-index"
 _INDEX = "batch.kubernetes.io/job-completion-index"
-# Follows the output of a container until the container with that id does not run any more. A connection that is cut is
-# made again: proxies end connections on which nothing was sent for some minutes.
+# Prints the output of a container until the container with that id does not run any more. A broken connection is made
+# again, because proxies close connections on which nothing was sent for some minutes.
 _UNTIL_OVER = """pod=$1 container=$2 id=$3
 shift 3
 while
@@ -37,9 +37,9 @@ do sleep 1; done
 
 @dataclass(frozen=True)
 class Pod:
-    """A node that is a container of a pod. `id`: of that container, which is another one after a restart.
-    `machine`: the node of the cluster on which it runs. `python`: the
-    interpreter in the container that has torchaos."""
+    """A node that is a container of a pod. `id`: the id of the container, which changes if the container restarts.
+    `machine`: the node of the cluster on which the pod runs. `python`: the interpreter in the container that has
+    torchaos."""
 
     index: int
     name: str
@@ -55,7 +55,8 @@ class Pod:
 
     @classmethod
     def of(cls, index: int, raw: Mapping[str, Any], container: str, python: str, kubectl: Kubectl) -> Pod:
-        """The pod that the API server describes as `raw`. `container`: empty: its first."""
+        """The pod that the API server describes as `raw`. `container`: the name of the container; empty: the first
+        container."""
         name = container or raw["spec"]["containers"][0]["name"]
         about = raw["metadata"]
         id_ = status_of(raw, name).get("containerID", "")
@@ -76,8 +77,8 @@ class Pod:
         return None
 
     def delete(self, grace_s: int | None) -> None:
-        """Asks for the deletion of the pod. `grace_s`: seconds from SIGTERM to SIGKILL; None: the pod's own. Raises
-        OSError if the pod is gone already or the API server refuses."""
+        """Asks for the deletion of the pod. `grace_s`: seconds from SIGTERM to SIGKILL; None: as the pod's
+        specification says. Raises OSError if the pod is gone already or the API server refuses."""
         self._check()
         grace = [] if grace_s is None else [f"--grace-period={grace_s}", *(["--force"] if grace_s == 0 else [])]
         self.kubectl.ask("delete", "pod", self.name, "--wait=false", *grace)
@@ -98,7 +99,7 @@ class Pod:
             raise OSError(f"the container of node {self.index} had ended before the fault could hit it")
 
     def gone(self) -> bool:
-        """Whether the container has ended, which is so too if its pod was deleted; then everything in it is gone. Other
+        """Whether the container has ended or its pod was deleted. Then nothing is left of what was in it, but other
         containers of the pod may still run. False if the cluster does not answer."""
         try:
             now = self._now()
@@ -113,8 +114,8 @@ class Pod:
         )
 
     def exit_code(self) -> int | None:
-        """The exit code of the container, if it ended by itself. None if it runs, if it is not known, or if its pod is
-        being deleted."""
+        """The exit code of the container, if it ended by itself. None if it runs, if the code is not known, or if its
+        pod is being deleted."""
         try:
             now = self._now()
         except OSError:
@@ -126,20 +127,21 @@ class Pod:
         return next((one["exitCode"] for one in ends if one.get("containerID", self.id) == self.id and one), None)
 
     def _now(self) -> Mapping[str, Any]:
-        """The pod as the API server sees it; empty if it is gone. Raises OSError if the server does not answer."""
+        """The present description of the pod by the API server. Empty if the pod is gone. Raises OSError if the server
+        does not answer."""
         said = self.kubectl.ask("get", "pod", self.name, "--ignore-not-found", "--output=json")
         found: Mapping[str, Any] = json.loads(said) if said.strip() else {}
         return found if found and found["metadata"]["uid"] == self.uid else {}
 
 
 def in_order(pods: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Pods, as the API server describes them, in the order of their nodes."""
+    """The pods (as the API server describes them) in the order of the nodes."""
     return sorted(pods, key=_order)
 
 
 def _order(raw: Mapping[str, Any]) -> tuple[int, int, list[int | str]]:
-    """The order of the pods: as the Jobs of their JobSet are numbered, then as their Indexed Job numbers them, then by
-    name, with the numbers in a name compared as numbers."""
+    """The sort key of a pod: the number of its Job in a JobSet, then its number in an Indexed Job, then its name.
+    Numbers in a name are compared as numbers."""
     metadata = raw["metadata"]
     given = {**metadata.get("labels", {}), **metadata.get("annotations", {})}
     name = re.split(r"(\d+)", metadata["name"])
@@ -151,13 +153,13 @@ def _order(raw: Mapping[str, Any]) -> tuple[int, int, list[int | str]]:
 READY = b"attached"
 _READY_S = 60.0
 _WORDS_S = 5.0  # seconds to wait for the reason of an agent that did not start
-# Words of kubectl, runc and Python if the container has no torchaos.
+# What kubectl, runc and Python print if the container has no torchaos.
 _LACKS = ("executable file not found", "no such file or directory", "No module named")
 
 
 def find_pods(spec: JobSpec, kubectl: Kubectl) -> list[Pod]:
-    """The running pods with the label, in their order. Raises UsageError unless there are as many as the job has nodes,
-    and ChaosError if the cluster does not answer."""
+    """The running pods with the label that `job.pods.attach` gives, in the order of the nodes. Raises UsageError unless
+    there are as many as the job has nodes, and ChaosError if the cluster does not answer."""
     label, container = str(spec.pods["attach"]), str(spec.pods.get("container", ""))
     try:
         listed = json.loads(kubectl.ask("get", "pods", f"--selector={label}", "--output=json"))["items"]
@@ -192,7 +194,7 @@ def _check(pod: Pod, mark: str) -> None:
 
 
 def handles(spec: JobSpec, pods: Sequence[Pod]) -> list[Handle]:
-    """The undo of everything that `join` starts: agents in the pods, and the kubectls that started them."""
+    """The undo of everything that `join` starts: the agents in the pods, and the kubectl processes that start them."""
     agents = [
         KubernetesAgent(
             _mark(spec, pod), pod.name, pod.uid, pod.container, pod.python, pod.kubectl.context, pod.kubectl.namespace
@@ -216,7 +218,7 @@ def join(spec: JobSpec, pods: Sequence[Pod]) -> None:
             with process.stdin:
                 process.stdin.write(packed(root, pod.index, [other.name for other in pods]))
         except BrokenPipeError:
-            pass  # its words say why
+            pass  # the error output of the agent says why
         ready, _, _ = select.select([process.stdout], [], [], _READY_S)
         if not ready or process.stdout.readline().strip() != READY:
             process.stdin = None

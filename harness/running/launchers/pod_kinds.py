@@ -1,4 +1,5 @@
-"""The kinds of Kubernetes objects whose pods can be the nodes of a job, and the pods in each."""
+"""The kinds of Kubernetes objects whose pods can be the nodes of a job; and for each kind, its pods and their
+number."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ from typing import Any
 
 
 def apart(tree: Any) -> Any:
-    """A copy in which no two places share an object, as places with the same YAML anchor do. A change of one pod then
-    changes no other pod."""
+    """A copy in which no two places share an object. Places with the same YAML anchor share one, and a change of one
+    pod would change the other pod, too."""
     if isinstance(tree, dict):
         return {key: apart(child) for key, child in tree.items()}
     return [apart(child) for child in tree] if isinstance(tree, list) else tree
 
 
 def pods_in(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yields every pod and every template of pods."""
+    """Yields every pod and every template of pods in the tree."""
     if _is_pod(tree):
         yield tree
         return
@@ -34,8 +35,8 @@ def _children(tree: Any) -> Iterable[Any]:
 
 
 def with_policy(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yields every mapping with a restartPolicy beside a template of pods, as a PyTorchJob has. Kubeflow's operator
-    writes it over the policy in the template."""
+    """Yields every mapping that has a restartPolicy beside a template of pods, as in a PyTorchJob. Kubeflow's operator
+    copies that policy over the policy in the template."""
     if isinstance(tree, dict) and "restartPolicy" in tree and _is_pod(tree.get("template")):
         yield tree
     for child in () if _is_pod(tree) else _children(tree):
@@ -55,7 +56,7 @@ _CANNOT = {
 
 
 def group_of(object_: Mapping[str, Any]) -> str:
-    """The group of an API version: `batch` for `batch/v1`, empty for `v1`."""
+    """The group in the API version of an object: `batch` for `batch/v1`, empty for `v1`."""
     return str(object_["apiVersion"]).rpartition("/")[0]
 
 
@@ -78,12 +79,12 @@ def why_not(object_: Mapping[str, Any]) -> str:
 
 
 def refused(object_: Mapping[str, Any]) -> str:
-    """The reason for a kind that is known not to work; else empty."""
+    """The reason if this kind is known not to work. Otherwise empty."""
     return _CANNOT.get(str(object_["kind"]), "")
 
 
 def count_of(object_: Mapping[str, Any]) -> int | None:
-    """The number of pods of an object, of which all run at the same time. None if it is not known."""
+    """How many pods of this object run at the same time. None if not known."""
     count, spec = _COUNTED.get(_key(object_)), object_.get("spec")
     try:
         return count(spec) if count and isinstance(spec, dict) else None
@@ -134,4 +135,10 @@ _COUNTED: dict[tuple[str, str], Callable[[Mapping[str, Any]], int | None]] = {
     ("TrainJob", "trainer.kubeflow.org"): _of_train_job,
     ("Job", "batch.volcano.sh"): _of_volcano,
 }
-_GROUPS = ("", "batch", "jobset.x-k8s.io", "kubeflow.org", "trainer.kubeflow.org")  # whose kinds need no more words
+_GROUPS = (
+    "",
+    "batch",
+    "jobset.x-k8s.io",
+    "kubeflow.org",
+    "trainer.kubeflow.org",
+)  # kinds of these groups are shown without the name of their group

@@ -1,12 +1,11 @@
-"""A Kubernetes manifest, read as kubectl reads it, and changed so that its pods run the job under the agent of
-torchaos.
+"""Reads a Kubernetes manifest as kubectl does, and changes it so that its pods run the job under the agent of torchaos.
 
 kubectl's reader (go-yaml 2, resolve.go) has other types than PyYAML: `1e3`, `08` and `0o17` are numbers, `y` and `n`
 are booleans, `10:30` is text, and every key is text.
 
-The pods of a TrainJob of Kubeflow Trainer are not in it, but in a runtime of the cluster. So the command and the
-environment go to the TrainJob's trainer, and everything else into a patch of the runtime (trainjob_types.go in
-pkg/apis/trainer/v1alpha1 of kubeflow/trainer; patches came with version 2.2)."""
+A TrainJob of Kubeflow Trainer does not contain its pods; they are in a runtime of the cluster. So the command and the
+environment are written into the TrainJob's trainer, and everything else into a patch of the runtime (trainjob_types.go
+in pkg/apis/trainer/v1alpha1 of kubeflow/trainer; patches exist since version 2.2)."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 
 class _Loader(yaml.SafeLoader):
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
-        if kind is yaml.ScalarNode and implicit[0]:  # it has neither quotes nor a tag
+        if kind is yaml.ScalarNode and implicit[0]:  # a scalar without quotes and without a tag
             return _MERGE if value == "<<" else _PLAIN
         return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
 
@@ -88,17 +87,20 @@ def documents(text: str) -> list[Any]:
         return [found for found in yaml.load_all(text, _Loader) if found is not None]
 
 
-NODE = "torchaos.node"  # the label of the pods that are nodes: a manifest may make others beside them
+NODE = "torchaos.node"  # the label of the pods that are nodes; a manifest may also make other pods
 _VOLUME = "torchaos-run"
-_SAYS_MORE = {("LOGLEVEL", "INFO"): ("DEBUG", "NOTSET")}  # a level that torchaos needs, and those that print it too
+_SAYS_MORE = {
+    ("LOGLEVEL", "INFO"): ("DEBUG", "NOTSET")
+}  # the level that torchaos needs, and levels that print even more
 
 
 @dataclass(frozen=True)
 class PodChange:
-    """`container`: the name of the container that runs the job; empty: the first. `folder`: the parent of the run
-    directory; an empty volume is mounted there, unless a volume of the container contains it. `limit_s`: the pod is
-    ended after this many seconds. `cwd`: the working directory of the job; empty: that of the image or manifest. Values
-    of a wrong type in a manifest are left as they are: the API server refuses them."""
+    """The change that makes the pods of a manifest run the job. `label`: for all objects. `command` and `env`: of the
+    job. `folder`: the parent of the run directory; an empty volume is mounted there, unless a volume of the container
+    contains it. `limit_s`: the pod is ended after this many seconds. `container`: the name of the container that runs
+    the job; empty: the first. `cwd`: the working directory of the job; empty: as in the image or manifest. A value that
+    has a wrong type in the manifest is not changed, because the API server refuses it anyway."""
 
     label: tuple[str, str]
     command: Sequence[str]
@@ -118,7 +120,7 @@ class PodChange:
 
     def run_in(self, container: dict[str, Any]) -> None:
         """Makes the job the command of a container, or of the trainer of a TrainJob. A variable that is replaced keeps
-        its place, because Kubernetes expands $(NAME) only in the variables after it."""
+        its place in the list, because Kubernetes expands $(NAME) only in the variables after NAME."""
         container["command"] = list(self.command)
         container.pop("args", None)
         given = [self._replaced(one) for one in container.get("env") or []]
@@ -146,15 +148,15 @@ class PodChange:
 
 
 def below(found: dict[str, Any], key: str) -> dict[str, Any]:
-    """The mapping below this key, which is made if it is missing."""
+    """The mapping at this key. If there is none, an empty mapping is put there."""
     if not isinstance(found.get(key), dict):
         found[key] = {}
     there: dict[str, Any] = found[key]
     return there
 
 
-TRAINER_NODE = "node"  # the replicated job, and the container in it, for which the trainer's command is (pkg/constants)
-_MANAGER = "torchaos/run"  # whose patch it is; the webhook wants a name with a slash
+TRAINER_NODE = "node"  # the replicated job and the container in it that run the trainer's command (pkg/constants)
+_MANAGER = "torchaos/run"  # the author of the patch; the webhook wants a name with a slash
 _PLACE = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
 
 
@@ -163,7 +165,7 @@ def is_train_job(object_: Mapping[str, Any]) -> bool:
 
 
 def check(job: Mapping[str, Any], container: str, file: Path) -> None:
-    """Raises UsageError if the job is to run in another container than that of the trainer, or if the TrainJob is of a
+    """Raises UsageError if the job is to run in another container than the trainer's, or if the TrainJob is of a
     version without patches of the runtime."""
     if container not in ("", TRAINER_NODE):
         raise UsageError(
@@ -198,7 +200,7 @@ def adapt(job: dict[str, Any], change: PodChange) -> None:
 
 
 def _mounts(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The mounts of the trainer's container in the patches of the TrainJob itself."""
+    """The mounts of the trainer's container that are in the TrainJob's own patches."""
     replicated: Any = spec.get("runtimePatches") or []
     for key in _PLACE:
         replicated = [each.get(key) for each in replicated if isinstance(each, dict)]
@@ -219,7 +221,7 @@ _RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")  # of Kubeflow
 @dataclass
 class Manifest:
     """The objects of a manifest file. `nodes`: the objects whose pods are the nodes of the job, as KIND/NAME. All other
-    objects are made beside them."""
+    objects are also made."""
 
     file: Path
     objects: list[dict[str, Any]] = field(default_factory=list)
@@ -227,8 +229,8 @@ class Manifest:
 
     @classmethod
     def read(cls, file: Path, named: Sequence[str] = ()) -> Manifest:
-        """The manifest in a file. `named`: the objects with the nodes, if the user names them. Raises UsageError if the
-        file can't be read, or if its objects can't run a job."""
+        """The manifest in a file. `named`: the objects whose pods are the nodes, if the user names them. Raises
+        UsageError if the file can't be read, or if its objects can't run a job."""
         try:
             found = [apart(document) for document in documents(file.read_text())]
         except OSError as error:
@@ -251,25 +253,25 @@ class Manifest:
 
     @property
     def pods(self) -> list[dict[str, Any]]:
-        """The pods and templates of pods that are nodes. None for a TrainJob, whose pods are not in it."""
+        """The pods and templates of pods that are nodes. Empty for a TrainJob, which does not contain its pods."""
         return list(_pods(filter(self._is_node, self.objects)))
 
     @property
     def count(self) -> int | None:
-        """How many nodes run at the same time. None if that is not known."""
+        """How many nodes run at the same time. None if not known."""
         counts = [count_of(object_) for object_ in filter(self._is_node, self.objects)]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
     @property
     def kinds(self) -> str:
-        """How kubectl names the kinds of the objects, such as `job.batch`, with commas between them."""
+        """The kinds of the objects as kubectl names them, such as `job.batch`, separated by commas."""
         names = (f"{object_['kind'].lower()}.{group_of(object_)}".rstrip(".") for object_ in self.objects)
         return ",".join(dict.fromkeys(names))
 
     @property
     def default_container(self) -> str:
-        """The container that runs the job if the scenario names none. Empty: the first of each pod."""
+        """The container that runs the job if the scenario names none. Empty: the first container of each pod."""
         if any(map(is_train_job, filter(self._is_node, self.objects))):
             return TRAINER_NODE
         named = [{one.get("name") for one in pod["spec"]["containers"]} for pod in self.pods]
@@ -277,8 +279,8 @@ class Manifest:
         return "pytorch" if ours else ""  # the operator's own rule
 
     def check(self, nodes: int, container: str) -> None:
-        """Raises UsageError if the manifest makes another number of nodes, or a pod has no container of that name, or a
-        variable of it is no text."""
+        """Raises UsageError if the manifest makes another number of nodes, if a pod has no container of that name, or
+        if the value of a variable in the container is not text."""
         if self.count not in (None, nodes):
             raise UsageError(
                 f"{self.file}: {', '.join(self.nodes)} makes {counted(self.count or 0, 'pod')} for "
@@ -296,8 +298,8 @@ class Manifest:
                     )
 
     def changed(self, change: PodChange) -> str:
-        """The manifest with the change, as JSON, which has no two readings as YAML has. Raises UsageError if a pod has
-        no container of that name."""
+        """The manifest with the change, as JSON, because all readers read JSON alike, and YAML not. Raises UsageError
+        if a pod has no container of that name."""
         objects = copy.deepcopy(self.objects)
         nodes = [object_ for object_ in objects if self._is_node(object_)]
         for object_ in objects:
@@ -314,8 +316,8 @@ class Manifest:
         return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
 
     def check_network(self, container: str) -> None:
-        """Raises UsageError if a network fault would hit more than the pods, or if the container of that name (empty:
-        the default one) of a pod does not ask for the right to change the network."""
+        """Raises UsageError if a network fault would hit more than the pods, or if the container (empty: the default
+        container) of a pod does not ask for the right to change the network."""
         for pod in self.pods:
             if shares_network(pod):
                 raise UsageError(f"{self.file}: {HOST_NETWORK}")
@@ -332,7 +334,7 @@ class Manifest:
         return name_of(object_) in self.nodes
 
     def _container(self, spec: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """The container of that name; empty: the first. Raises UsageError if there is none."""
+        """The container with that name; empty: the first. Raises UsageError if there is none."""
         containers: Sequence[dict[str, Any]] = spec["containers"]
         names = [one.get("name") for one in containers]
         if name and name not in names:
@@ -344,19 +346,22 @@ class Manifest:
         change.run_in(container)
         if change.cwd:
             container["workingDir"] = change.cwd
-        spec["restartPolicy"] = "Never"  # torchrun restarts the ranks; a second agent would begin another run
+        spec["restartPolicy"] = (
+            "Never"  # torchrun restarts the ranks; a restarted container would start the job a second time
+        )
         change.limit(spec)
         change.mount_in(container, spec)
 
 
 def shares_network(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod has the network of its machine."""
+    """Whether the pod uses the network of its machine."""
     return bool(pod["spec"].get("hostNetwork"))
 
 
 def _with_nodes(file: Path, objects: Sequence[dict[str, Any]], named: Sequence[str]) -> list[dict[str, Any]]:
-    """The objects whose pods are the nodes: those that the user names, or those of the only kind that can be meant.
-    Single pods beside such an object are helpers. Raises UsageError if there is none, or if several kinds remain."""
+    """The objects whose pods are the nodes: those that the user names, or else all objects of the only kind that can
+    have nodes. If there is another such kind, single pods do not count. Raises UsageError if no object is left, or if
+    several kinds are."""
     holders = [one for one in objects if any(pods_in(one)) or is_train_job(one)]
     if not holders:
         raise UsageError(f"{file}: there is no pod in it, which is an object whose spec has containers")
@@ -383,7 +388,7 @@ def _pods(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _parts(found: Any) -> list[dict[str, Any]]:
-    """The objects of a document. A `List` contains several."""
+    """The objects in a document. A `List` contains several."""
     if isinstance(found, dict) and isinstance(found.get("items"), list):
         return [item for item in found["items"] if isinstance(item, dict)]
     return [found if isinstance(found, dict) else {}]

@@ -1,6 +1,6 @@
-"""A job whose nodes are other machines. The agents of the nodes observe its processes and apply its faults. This
-process follows the commands that started the job, knows which nodes were asked to apply a fault, and collects the
-agents' events."""
+"""A job whose nodes are other machines. The agents of the nodes observe the job's processes and apply the faults. This
+process follows the commands that started the job, remembers which nodes were asked to apply a fault, and collects the
+events of the agents."""
 
 from __future__ import annotations
 
@@ -33,20 +33,22 @@ from torchaos.harness.running.launchers.node_channel import Handler, NoAnswer, N
 
 @dataclass
 class RemoteFaults:
-    """The faults that agents on other nodes apply. `planned`: the faults by id. `lines` and `ranks`: functions that
-    return the current connections and ranks. Thread-safe."""
+    """The faults that the agents of other nodes apply. `planned`: the faults by id. `lines` and `ranks`: functions that
+    return the present connections and ranks. Thread-safe."""
 
     planned: Mapping[str, PlannedFault]
     lines: Callable[[], Sequence[NodeChannel]]
     ranks: Callable[[], Mapping[int, RankProcess]]
-    mending: threading.RLock = field(default_factory=threading.RLock)  # held while a lost node is cleaned up
+    mending: threading.RLock = field(
+        default_factory=threading.RLock
+    )  # held while the changes on a lost node are undone
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _begun: dict[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # by fault: the ranks to hit, by node
     _ordered: set[str] = field(default_factory=set)  # faults that a living agent was told to apply at once
     _words: dict[tuple[str, int, int], int] = field(default_factory=dict)  # by fault, rank and number of the word
 
     def begin(self, fault: PlannedFault) -> None:
-        """Lets a fault begin on the nodes of its target. Raises ChaosError if the target has no process now."""
+        """Tells the nodes of the target to begin the fault. Raises ChaosError if the target has no process now."""
         shared = self._share(fault)
         lines = [line for line in self.lines() if line.node in shared]
         with self._lock:
@@ -57,7 +59,8 @@ class RemoteFaults:
             line.tell("start", fault=fault.id, ranks=list(shared[line.node]))
 
     def submitted_again(self) -> None:
-        """The next agents are those of another submission. They do not get the orders that agents have had already."""
+        """Must be called before another submission. Its agents are not told again to apply faults that the earlier
+        agents were told to apply at once."""
         with self._lock:
             for fault in self._ordered:
                 self._begun.pop(fault, None)
@@ -67,8 +70,8 @@ class RemoteFaults:
             return [fault for fault, shared in self._begun.items() if node in shared]
 
     def tell_all(self, line: NodeChannel) -> None:
-        """Sends an agent all words of control pages, and all faults that have begun. The agent may have connected for
-        the first time or again."""
+        """Sends an agent all words of control pages, and all faults that have begun. It is called whenever an agent has
+        connected."""
         with self._lock:
             words, begun = list(self._words.items()), dict(self._begun)
         for (fault, rank, word), value in words:
@@ -78,7 +81,7 @@ class RemoteFaults:
                 line.tell("start", fault=fault, ranks=list(shared[line.node]))
 
     def write(self, fault: str, rank: int, word: int, value: int) -> None:
-        """Writes a word of the control page of a fault and rank, on every node."""
+        """Sends a word of the control page of a fault and a rank to every node."""
         with self._lock:
             self._words.pop((fault, rank, word), None)
             self._words[fault, rank, word] = value  # in the order of writing
@@ -86,7 +89,7 @@ class RemoteFaults:
             line.tell("page", fault=fault, rank=rank, word=word, value=value)
 
     def end(self) -> list[str]:
-        """From now on no fault begins. Returns the faults that are still being applied."""
+        """Lets no further fault begin. Returns the faults that are still being applied."""
         stuck: set[str] = set()
         for line in self.lines():
             try:
@@ -97,7 +100,8 @@ class RemoteFaults:
         return sorted(stuck)
 
     def heal(self, fault: str) -> list[str]:
-        """Undoes a fault on all nodes that have it. Returns a reason for each node whose undo is not verified."""
+        """Undoes a fault on all nodes that have it. Returns one reason for each node on which the undo is not
+        verified."""
         wrong = []
         with self.mending:
             for line in [line for line in self.lines() if not line.left.is_set()]:
@@ -109,8 +113,8 @@ class RemoteFaults:
         return wrong
 
     def note(self, event: Event) -> None:
-        """Notes that a fault has fired on a node, and writes that to the pages of the other nodes, so that it does not
-        fire there too."""
+        """If the event shows that a fault has fired on a node, writes that to the pages of the other nodes, so that the
+        fault does not fire there, too."""
         if event.kind not in (Kind.APPLYING, Kind.APPLIED):
             return
         fault = self.planned.get(event.data["fault"])
@@ -126,14 +130,14 @@ class RemoteFaults:
         self.write(fault.id, rank, ControlPage.FIRED, fired + 1)
 
     def _share(self, fault: PlannedFault) -> Mapping[int, Sequence[int]]:
-        """The nodes on which a fault acts, each with the ranks of the target that the fault may hit there."""
+        """The nodes that take part in a fault, each with the ranks of the target that it may hit there."""
         everywhere = {line.node: fault.target.ranks for line in self.lines()}
         if fault.where == "rank":
             return everywhere
         if fault.target.nodes:
             return dict.fromkeys(fault.target.nodes, fault.target.ranks)
         if not isinstance(fault.trigger, After):
-            return everywhere  # the pacer is on one of them
+            return everywhere  # the pacer is on one of these nodes
         if not fault.target.ranks:
             return {0: ()}
         ranks, shared = self.ranks(), dict[int, list[int]]()
@@ -152,8 +156,8 @@ _LOOK_S = 0.05
 
 
 class RemoteJob(SubmittedJob):
-    """A job whose nodes are other machines. `faults`: those of the plan. `log_of`: given if torchaos attaches to a job
-    that runs already; it makes the reader of a node's output. The methods may be called from any thread."""
+    """A job whose nodes are other machines. `faults`: the faults of the plan. `log_of`: makes the reader of a node's
+    output; given if torchaos attaches to a job that runs already. The methods may be called from any thread."""
 
     _launcher: RemoteLauncher
 
@@ -173,7 +177,7 @@ class RemoteJob(SubmittedJob):
         self._lines: list[NodeChannel] = []
         self._commands: list[Command] = []
         self._trouble = ""
-        self._taken: set[int] = set()  # nodes of this submission that a fault of this process ends
+        self._taken: set[int] = set()  # nodes of this submission that were hit by a fault which this process applies
         self._ranks_lock = threading.Lock()
         journal.listen(self._note)
 
@@ -186,14 +190,14 @@ class RemoteJob(SubmittedJob):
             return dict(self._ranks)
 
     def applies(self, fault: PlannedFault) -> bool:
-        """Whether this process applies the fault, and not the agent of a node."""
+        """Whether this process applies the fault itself. Otherwise the agent of a node does."""
         return is_controllers(registry.find("injectors", fault.inject), self._launcher.name)
 
     def _is_ours(self, fault: str) -> bool:
         return fault in self.faults.planned and self.applies(self.faults.planned[fault])
 
     def nodes(self) -> list[StartedNode]:
-        """The nodes. Their processes are known to their agents alone."""
+        """The nodes, without their processes, which only the agents know."""
         return [StartedNode(node, self._run_id, dict, self._no_return, self._no_return) for node in self._nodes]
 
     def _no_return(self, index: int) -> NoReturn:
@@ -203,7 +207,7 @@ class RemoteJob(SubmittedJob):
         raise ChaosError("the processes of other machines are known to their agents alone")
 
     def members(self) -> dict[int, int]:
-        """The processes on this machine: the commands that started the job, and what they started."""
+        """The processes on this machine: the commands that started the job, and their child processes."""
         return processes.family(self._run_id)
 
     def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
@@ -235,13 +239,15 @@ class RemoteJob(SubmittedJob):
         return next(line for line in self._lines if line.node == node)
 
     def _start_nodes(self, spec: JobSpec) -> None:
-        # Without this file, the nodes would take the number of the attempt from the events that they see.
+        # Without this file, the nodes would compute the number from the events that they see, which may differ.
         disk.write_atomically(base_file(self._run_dir, self._submission), str(self._base))
         wrapper = [*TORCHAOS, "exec", "--run", str(self._run_dir), "--served", str(self._submission)]
         commands = self._launcher.commands(spec, self._nodes, wrapper)
         self._logs = [self._log_for(node) for node in self._nodes] if self._attached else []
         readers = [log.line for log in self._logs] or [_ignore] * len(commands)
-        cwd = spec.cwd if spec.cwd.is_dir() else self._run_dir  # that of pods may not be here
+        cwd = (
+            spec.cwd if spec.cwd.is_dir() else self._run_dir
+        )  # the directory in the pods may not exist on this machine
         self._commands = [
             Command(argv, cwd, spec.env, spec.log.with_name(f"launch-{self._submission}.{number}.log"), reader)
             for number, (argv, reader) in enumerate(zip(commands, readers, strict=True))
@@ -279,17 +285,17 @@ class RemoteJob(SubmittedJob):
         return code
 
     def _codes_of_attached(self) -> list[int | None]:
-        """Waits until each node's agent has said its last words, or its container is over. The exit code is not known
-        from here, because a container may go on after the job."""
+        """Waits until the agent of each node has sent its last message, or the container of the node has ended. The
+        exit code is not known here, because a container may go on after the job."""
         pairs = list(zip(self._lines, self._commands, strict=True))
         while not all(line.left.is_set() or command.over for line, command in pairs):
             time.sleep(_LOOK_S)
         return [None]
 
     def _await_last_words(self) -> None:
-        """Waits for the last messages of the agents. An agent that answers goes on with its part of the job, although
-        the command that started it is dead. The loss of an agent is dealt with before another submission has agents on
-        the same nodes."""
+        """Waits for the last messages of the agents. If an agent still answers, its part of the job goes on, even if
+        the command that started it is dead. Each lost agent is dealt with here, before another submission starts agents
+        on the same nodes."""
         end = time.monotonic() + _BYE_S
         for line in self._lines:
             look_s = time.monotonic() + _GONE_S
@@ -298,7 +304,7 @@ class RemoteJob(SubmittedJob):
                     end = time.monotonic() + _BYE_S
                 if time.monotonic() > look_s and not line.connected:
                     if self._launcher.gone(self._reach(line.node)):
-                        break  # so nobody can say more
+                        break  # no message can come any more
                     look_s = time.monotonic() + _GONE_S
         for line in [line for line in self._lines if not line.left.is_set()]:
             line.left.set()
@@ -311,14 +317,14 @@ class RemoteJob(SubmittedJob):
         return next(each for each in self._nodes if each.index == node)
 
     def _code(self, codes: Sequence[int | None]) -> int | None:
-        """The exit code of the submission: the first that is not 0, among the nodes that were in the job to the end. A
-        node that left while the other nodes continued does not count. `codes`: those of the launcher's commands, which
-        decide if the agents reported no exit codes."""
+        """The exit code of the submission: the first exit code other than 0, of the nodes that were in the job at its
+        end. A node that left while the other nodes continued does not count. `codes`: the exit codes of the launcher's
+        commands, which are used if the agents reported none."""
         events = beside_steps(self._journal.snapshot())
         ups = [event for event in events if event.kind is Kind.RANK_UP]
         last = max((event.attempt or 0 for event in ups), default=0)
         nodes = {event.data["node"] for event in ups if event.attempt == last}
-        if self._attached:  # attempts are counted on each node, and a rank may have ended before it was seen
+        if self._attached:  # each node counts its own attempts, and a rank may have ended before it was seen
             nodes = {node.index for node in self._nodes}
         exits = {
             event.data["node"]: event.data["exit_code"] for event in events
@@ -329,8 +335,8 @@ class RemoteJob(SubmittedJob):
         return next((exits[node] for node in sorted(nodes) if exits[node] != 0), 0)
 
     def _up(self, node: int, hello: Mapping[str, Any]) -> None:
-        """Handles an agent that has connected, for the first time or again: checks its node, and sends it the state of
-        all faults."""
+        """Called when an agent has connected, for the first time or again. Checks the node, and sends the agent the
+        state of all faults."""
         if hello["lapsed"]:
             self._lapsed(node, str(hello["lapsed"]))
         if hello["trouble"] and self.faults.planned:
@@ -344,8 +350,8 @@ class RemoteJob(SubmittedJob):
             self._give_up(f"the agent of node {node} undid everything by itself: {why}")
 
     def _lost(self, node: int, why: str) -> None:
-        """Handles the loss of a node's agent. Its reaper undoes its changes; if the reaper is dead too, another process
-        on the node does."""
+        """Called when a node's agent is lost. The agent's reaper undoes its changes. If the reaper is dead, too, a new
+        process on the node does."""
         if self._ending.is_set():
             return
         ended = self._launcher.exit_code(self._reach(node)) if self._attached else None
@@ -401,4 +407,4 @@ class RemoteJob(SubmittedJob):
 
 
 def _ignore(text: str, mono_s: float) -> None:
-    """Drops the output of the launcher's commands: the agents read the output of their nodes."""
+    """Drops a line of a launcher's command, because the agents read the output of their nodes."""

@@ -1,5 +1,5 @@
-"""Nodes of a Slurm cluster. The job is one step with a task on each node: in an allocation of the user, in which
-torchaos runs; in an allocation that the run asks for; or in a batch job, which Slurm can start again. Slurm's own
+"""Nodes of a Slurm cluster. The job is one step with one task on each node. The step is in an allocation of the user in
+which torchaos runs, in an allocation that the run asks for, or in a batch job, which Slurm can start again. Slurm's own
 programs are used, with the rights of the user."""
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from torchaos.harness.rollback.cluster_handles import SlurmWork
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """`step`: the name of the job's step. `restarts`: how often Slurm had started the allocation again. The methods
-    that ask Slurm raise OSError if it refuses or does not answer."""
+    """A node of an allocation. `step`: the name of the job's step. `restarts`: how often Slurm had restarted the
+    allocation before. The methods that ask Slurm raise OSError if it refuses or does not answer."""
 
     index: int
     host: str
@@ -38,8 +38,8 @@ class SlurmNode:
     link: ClassVar[None] = None
 
     def argv(self, command: Sequence[str]) -> list[str]:
-        """The command as a step of its own that overlaps with the job's step, even if that step has all processors, all
-        memory and all GPUs."""
+        """The command as a step of its own. The step may run beside the job's step, even if the job's step has all
+        processors, all memory and all GPUs."""
         return [
             "srun", "--overlap", f"--jobid={self.job}", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1",
             f"--nodelist={self.host}", "--mem=0", "--gres=none", "--unbuffered", "--quiet", *command,
@@ -69,15 +69,15 @@ class SlurmNode:
         ask(["scontrol", "requeue", self.job])
 
     def take_out(self, state: str, reason: str) -> None:
-        """Sets the node's state. Raises OSError if it is out of service already, because then it is not ours to put
-        back."""
+        """Sets the node's state. Raises OSError if the node is out of service already: then torchaos must not put it
+        back into service."""
         now, why = about_node(self.host)
         if why:
             raise OSError(f"node {self.host} is {now} already, with the reason: {why}")
         ask(["scontrol", "update", f"nodename={self.host}", f"state={state}", f"reason={reason}"])
 
     def displace(self, name: str, partition: str, time_s: float) -> None:
-        """Submits a job that takes the whole node for some seconds."""
+        """Submits a job that takes the whole node for `time_s` seconds."""
         ask([
             "sbatch", "--parsable", f"--job-name={name}", f"--partition={partition}", f"--nodelist={self.host}",
             "--nodes=1", "--exclusive", f"--time={math.ceil(time_s / 60) + 1}", "--output=/dev/null", "--no-requeue",
@@ -92,21 +92,21 @@ class SlurmNode:
 
 _SPARE_S = 300.0  # added to the allocation's time limit, after which Slurm ends everything
 _QUEUE_S = 24 * 3600.0  # seconds to wait for an allocation
-_COMPLETING_S = 120.0  # seconds for Slurm to clean up after a job; a node that is down may hold it up for ever
+_COMPLETING_S = 120.0  # seconds to wait while Slurm cleans up after a job; with a node that is down, that may never end
 _LOOK_S = 0.2
 _GOING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED")
 _NO_NETWORK = (
     "a Slurm user may not change the network of a node (CAP_NET_ADMIN); write launcher: netns, which makes nodes with "
     "networks of their own on one machine"
 )
-# The script of a batch job. It waits for the command of this start of the job: after a requeue it is another one.
+# The script of a batch job. It waits for a file with the command; after a requeue, this is another file.
 _BATCH = """#!/bin/sh
 launch={}-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}.sh
 until [ -e "$launch" ]; do sleep 0.2; done
 exec sh "$launch"
 """
-# Ends when this start of the batch job has ended: with exit code 0 if the job is complete. A controller of Slurm that
-# is away for a while ends nothing.
+# Ends when this start of the batch job has ended, with exit code 0 if the job is complete. Goes on while Slurm's
+# controller does not answer.
 _UNTIL_OVER = """
 while
     case $(scontrol --oneliner show job "$1" 2>&1) in
@@ -120,9 +120,9 @@ do sleep 0.5; done
 
 
 class Slurm(RemoteLauncher):
-    """Inside an allocation (SLURM_JOB_ID), the job is a step of it. Otherwise `salloc` gets an allocation; its options
-    come from the user's SALLOC_* variables, and its time limit from the job's time-out. With `submit: batch`, the job
-    is a batch job of its own; its options come from SBATCH_* variables."""
+    """Inside an allocation (SLURM_JOB_ID), the job is a step of that allocation. Otherwise `salloc` gets an allocation;
+    its options come from the user's SALLOC_* variables, and its time limit from the job's time-out. With `submit:
+    batch`, the job is submitted as a batch job; its options come from SBATCH_* variables."""
 
     name: ClassVar[str] = "slurm"
     needs: ClassVar[frozenset[str]] = frozenset({"slurm"})
@@ -149,8 +149,8 @@ class Slurm(RemoteLauncher):
         return (SlurmWork(spec.env[ENV_RUN_ID]),)
 
     def create(self, spec: JobSpec) -> Sequence[SlurmNode]:
-        """The nodes of the allocation. Raises UsageError if the user's is too small, ChaosError if Slurm grants
-        none."""
+        """The nodes of the allocation. Raises UsageError if the user's own allocation is too small, ChaosError if Slurm
+        grants none."""
         theirs = "" if _in_batch(spec) else self._theirs
         try:
             if not theirs and not self._goes_on(spec):
@@ -183,19 +183,21 @@ class Slurm(RemoteLauncher):
         return [["sh", "-c", _UNTIL_OVER, "sh", job, ours[0].restarts]]
 
     def gone(self, node: Node) -> bool:
-        """Whether Slurm has ended everything of the job on the node. False if nobody can say: the node, or Slurm, does
-        not answer."""
+        """Whether Slurm has ended everything of the job on the node. False if this is not known, because the node or
+        Slurm does not answer."""
         assert isinstance(node, SlurmNode)
         with suppress(OSError):
             return node.over() and not node.state().endswith("*")
         return False
 
     def _goes_on(self, spec: JobSpec) -> bool:
-        """Whether the run's own allocation can be used for this submission too. Slurm may have started a batch job
-        again, or be about to. An allocation that has lost nodes is given back."""
+        """Whether the run's own allocation can be used for this submission, too. Slurm may have restarted a batch job,
+        or may be about to restart it. An allocation that has lost nodes is cancelled."""
         about = about_job(self._own) if self._own else {}
         end = time.monotonic() + _COMPLETING_S
-        while about.get("JobState") == "COMPLETING" and time.monotonic() < end:  # it may be pending after that
+        while (
+            about.get("JobState") == "COMPLETING" and time.monotonic() < end
+        ):  # after that, the job may be pending again
             self._pause()
             about = about_job(self._own)
         if about.get("JobState") not in _GOING:
@@ -204,14 +206,16 @@ class Slurm(RemoteLauncher):
             with suppress(OSError):  # Slurm waits for two minutes before it starts a requeued job
                 ask(["scontrol", "update", f"jobid={self._own}", "StartTime=now"])
             return True
-        doomed = about.get("PreemptTime", "None") != "None"  # it runs for its time of grace only
+        doomed = (
+            about.get("PreemptTime", "None") != "None"
+        )  # it is being preempted, and runs only until its grace time is over
         if not doomed and len(hosts_of(about.get("NodeList", ""))) >= spec.nodes:
             return True
         ask(["scancel", "--quiet", self._own])
         return False
 
     def _allocate(self, spec: JobSpec) -> str:
-        """The id of a new allocation, which ends by itself after the job's time-out."""
+        """Gets a new allocation and returns its id. Slurm ends the allocation some time after the job's time-out."""
         argv = ["salloc", "--no-shell", "--no-kill", *_size(spec)]
         with subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -221,7 +225,7 @@ class Slurm(RemoteLauncher):
                 while salloc.poll() is None and time.monotonic() < end:
                     self._pause()
             finally:
-                salloc.terminate()  # takes back what it asked for, if it is still in the queue
+                salloc.terminate()  # withdraws the request if it is still in the queue
             assert salloc.stdout is not None
             said = salloc.stdout.read()
         if (found := re.search(r"Granted job allocation (\d+)", said)) is None:
@@ -229,8 +233,8 @@ class Slurm(RemoteLauncher):
         return found[1]
 
     def _await_running(self, job: str) -> Mapping[str, str]:
-        """What Slurm says of the job as soon as its nodes are ready. Raises ChaosError if that is too late, or
-        never."""
+        """Waits until the nodes of the job are ready, and returns Slurm's description of the job. Raises ChaosError if
+        that takes too long or can't happen any more."""
         end = time.monotonic() + _QUEUE_S
         while (about := about_job(job)).get("JobState") in _GOING and time.monotonic() < end:
             if about["JobState"] == "RUNNING" and about.get("Reason") == "None":
@@ -249,7 +253,7 @@ def _in_batch(spec: JobSpec) -> bool:
 
 
 def _step(spec: JobSpec) -> str:
-    """The name of the job's step, which is another one in each submission."""
+    """The name of the job's step. Each submission has another name."""
     return f"{spec.env[ENV_RUN_ID]}.{spec.submission}" if spec.submission else spec.env[ENV_RUN_ID]
 
 
@@ -258,7 +262,7 @@ def _launch(spec: JobSpec) -> Path:
 
 
 def _submit(spec: JobSpec) -> str:
-    """The id of a new batch job."""
+    """Submits a batch job and returns its id."""
     script = _BATCH.format(shlex.quote(str(_launch(spec))))
     argv = ["sbatch", "--parsable", "--requeue", "--no-kill", *_size(spec), f"--output={_launch(spec)}-%j.log"]
     return ask(argv, given=script).strip().partition(";")[0]

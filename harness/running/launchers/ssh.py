@@ -1,5 +1,5 @@
 """Machines without a scheduler, reached by ssh with the user's keys and configuration. The run directory must be on a
-file system that all of them share, and torchaos must be installed at the same path."""
+file system that all machines share, and torchaos must be installed at the same path on all of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class SshNode:
 
 
 class Ssh(RemoteLauncher):
-    """`job.hosts` names the machines. The first machine serves the rendezvous, so all must reach it by that name."""
+    """`job.hosts` names the machines. The first machine serves the rendezvous, so all others must reach it by that
+    name."""
 
     name: ClassVar[str] = "ssh"
     needs: ClassVar[frozenset[str]] = frozenset({"ssh"})
@@ -45,7 +46,7 @@ class Ssh(RemoteLauncher):
     }
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        return (JobProcesses(spec.env[ENV_RUN_ID]),)  # the clients on this machine
+        return (JobProcesses(spec.env[ENV_RUN_ID]),)  # the ssh clients on this machine
 
     def create(self, spec: JobSpec) -> Sequence[SshNode]:
         """The nodes. Raises UsageError if `job.hosts` is empty."""

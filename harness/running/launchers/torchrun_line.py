@@ -1,7 +1,7 @@
-"""Reads from a torchrun command line, and from the environment, how many ranks, nodes and restarts it requests.
+"""Reads from a torchrun command line, and from the environment, how many ranks, nodes and restarts the user wants.
 
-The options, their abbreviations and the environment are those of torch.distributed.run. Words after the script belong
-to the trainer, even if they look like torchrun's options."""
+The options, their abbreviations and the variables are those of torch.distributed.run. Words after the script belong to
+the trainer, even if they look like torchrun's options."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ RENDEZVOUS_PORT = 29400
 
 
 def elastic_env(index: int, spec: JobSpec, host: str, name: str, device: str | None = None) -> dict[str, str]:
-    """The environment of torchrun on the node `index`. PET_* are torchrun's names for the defaults of its options. A
-    setting of the user is kept; PET_RDZV_CONF gets `is_host` if it lacks it. `host`: the node that runs the rendezvous.
-    `name`: this node. `device`: its network device; None: gloo and NCCL find the device from `name`."""
+    """The environment of torchrun on the node `index`. Variables PET_* are the defaults of torchrun's options. A
+    variable of the user is kept, but `is_host` is added to PET_RDZV_CONF if it is missing. `host`: the node that serves
+    the rendezvous. `name`: this node. `device`: its network device; None: gloo and NCCL find the device from `name`."""
     is_host, conf = f"is_host={int(index == 0)}", spec.env.get("PET_RDZV_CONF", "")
     ours = {
         "PET_NNODES": str(spec.nodes),
@@ -35,7 +35,7 @@ def elastic_env(index: int, spec: JobSpec, host: str, name: str, device: str | N
     return {**ours, ENV_NODE: str(index), "PET_RDZV_CONF": whole}
 
 
-# Words that end torchrun's own options, if no script *.py does.
+# Programs that start a container.
 _CONTAINERS = (
     "apptainer",
     "singularity",
@@ -47,6 +47,7 @@ _CONTAINERS = (
     "charliecloud",
     "ch-run",
 )
+# Words that end torchrun's own options, if no script *.py does.
 _ENDS = frozenset({"--", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
 
 
@@ -56,33 +57,34 @@ class _Parser(ArgumentParser):
 
 
 def world_of(command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Ranks per node, and the (smallest) number of nodes. None for a value that is not a number. By default torchrun
-    starts one rank on one node."""
+    """The ranks per node, and the (smallest) number of nodes. None for a value that is not a number. By default,
+    torchrun starts one rank on one node."""
     found = _asked(command, env)
     return (_number(found.ranks), _number(found.nodes.partition(":")[0])) if found else (None, None)
 
 
 def most_nodes(command: Sequence[str], env: Mapping[str, str]) -> int | None:
-    """The largest number of nodes that take part; further nodes wait. None if the command does not give a number."""
+    """The largest number of nodes that take part; further nodes wait as standby nodes. None if the command gives no
+    number."""
     found = _asked(command, env)
     return _number(found.nodes.rpartition(":")[2]) if found else None
 
 
 def ranks_in_words(command: Sequence[str], env: Mapping[str, str]) -> str:
-    """Ranks per node as written in the command, such as gpu. Empty if not known."""
+    """The ranks per node as written in the command, such as `gpu`. Empty if not known."""
     found = _asked(command, env)
     return str(found.ranks) if found else ""
 
 
 def restarts_of(command: Sequence[str], env: Mapping[str, str]) -> int | None:
-    """How often torchrun restarts the ranks; None if not known."""
+    """How often torchrun restarts the ranks. None if not known."""
     found = _asked(command, env)
     return _number(found.restarts) if found else None
 
 
 def options_of(command: Sequence[str]) -> list[tuple[str, str]]:
-    """torchrun's own options and their values, empty for a switch, such as ("rdzv-endpoint", "h0:29500"). Empty if the
-    command does not run torchrun."""
+    """torchrun's own options and their values, such as ("rdzv-endpoint", "h0:29500"). The value of a switch is empty.
+    The list is empty if the command does not run torchrun."""
     part = own_part(command)
     own = command[part[0] : part[1]] if part else ()
     found: list[tuple[str, str]] = []
@@ -96,14 +98,14 @@ def options_of(command: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def own_part(command: Sequence[str]) -> tuple[int, int] | None:
-    """Where torchrun's own options are among the words. None if the command does not run torchrun."""
+    """The begin and end of torchrun's own options among the words. None if the command does not run torchrun."""
     first = _place_of(command)
     return (first + 1, first + 1 + len(_own(command[first + 1 :]))) if first is not None else None
 
 
 def container_in(command: Sequence[str]) -> str:
-    """The program that starts a container, such as apptainer, or the option by which Slurm does. Empty if there is
-    none."""
+    """The program in the command that starts a container, such as apptainer, or the option with which Slurm starts one.
+    Empty if there is none."""
     first = next((n for n, word in enumerate(command) if _is_torchrun(word) or word.endswith(".py")), len(command))
     for word in command[:first]:
         if word.rpartition("/")[2] in _CONTAINERS:
@@ -118,8 +120,8 @@ def _number(text: str) -> int | None:
 
 
 def _asked(command: Sequence[str], env: Mapping[str, str]) -> Namespace | None:
-    """`ranks` per node, `nodes` (such as 1:3) and `restarts`, as text, from the command or the environment. None if the
-    command does not run torchrun."""
+    """The `ranks` per node, the `nodes` (such as 1:3) and the `restarts`, as text, from the command or the environment.
+    None if the command does not run torchrun."""
     first = _place_of(command)
     if first is None:
         return None
@@ -137,8 +139,8 @@ def _asked(command: Sequence[str], env: Mapping[str, str]) -> Namespace | None:
 
 
 def _place_of(command: Sequence[str]) -> int | None:
-    """The index of the word torchrun, or of its module: before any script, or behind one script that starts it. None if
-    there is none."""
+    """The index of the word torchrun, or of its module. It must come before any script, or after one script that starts
+    it. None if there is none."""
     before = len(list(itertools.takewhile(lambda word: not word.endswith(".py"), command)))
     return next((n for n, word in enumerate(command[: max(before, 4)]) if _is_torchrun(word)), None)
 
@@ -154,7 +156,7 @@ def _own(words: Sequence[str]) -> Sequence[str]:
 
 
 def script_of(command: Sequence[str]) -> str | None:
-    """The Python script that torchrun or Python runs. None if it is a module, or not known."""
+    """The Python script that torchrun or Python runs. None if they run a module, or if this is not known."""
     place = _place_of(command)
     after = 1 if place is None else place + 1
     if after == 1 and "python" not in command[0].rpartition("/")[2] and not _is_torchrun(command[0]):

@@ -1,5 +1,5 @@
-"""The life of a node's agent, from its folder on the node to the removal of that folder; the signals that it passes on;
-and what dead agents left."""
+"""The life of a node's agent (`serving`), the signals that it passes on (`Relay`), and the undo for agents that
+died."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RECOVER_S = 120.0
 
 
 def of_job(job: str) -> Iterator[Path]:
-    """The folders of agents that ran in this job of Slurm, of all users that the caller may read."""
+    """The folders of agents that ran in this Slurm job, of all users whose files the caller may read."""
     for folder in Path(tempfile.gettempdir()).glob("torchaos-*/*"):
         with suppress(OSError):
             owner = folder.lstat().st_uid
@@ -39,8 +39,8 @@ def of_job(job: str) -> Iterator[Path]:
 
 
 def undo_for_the_dead(journal: Journal) -> str:
-    """Undoes what this user's agents left here that died together with their reapers, as when a node goes down. Returns
-    why that failed, or an empty text."""
+    """Undoes the changes of this user's agents that died on this machine together with their reapers, as when a node
+    goes down. Returns why that failed, or an empty text."""
     wrong = []
     for folder in (Path(tempfile.gettempdir()) / f"torchaos-{os.geteuid()}").glob("*"):
         if recovery.left_over(recovery.find([folder])[0]):
@@ -52,8 +52,8 @@ def undo_for_the_dead(journal: Journal) -> str:
 
 
 def recover(folder: Path) -> str:
-    """Undoes what is left of an agent. Returns why that failed, or an empty text. If the caller is root, everything is
-    done with the rights of the folder's owner, because the owner could have written the undo log."""
+    """Undoes the remaining changes of a dead agent. Returns why that failed, or an empty text. If the caller is root,
+    this is done with the rights of the folder's owner, because the owner could have written the undo log."""
     owner = folder.stat()
     whose = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
     argv = [sys.executable, "-m", "torchaos.harness", "node", "--recover", folder.name]
@@ -71,8 +71,9 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 
 
 class Relay:
-    """A context manager for the main thread. A signal that comes before the command exists is passed on later. A signal
-    after the command's end reaches no process, because it is sent through a pidfd and not to a pid."""
+    """A context manager for the main thread, which passes signals on to the command of the node. A signal that comes
+    before the command exists is passed on later. A signal after the command's end reaches no process, because signals
+    are sent through a pidfd and not to a pid."""
 
     def __init__(self) -> None:
         self.on_signal: Callable[[], None] = lambda: None  # called before a signal is passed on; must be quick
@@ -111,18 +112,18 @@ class Relay:
             self.send(number)
 
 
-# What a capability is in a pod, which makes no namespaces: its own network may be changed.
+# Which capability a pod needs in place of another one: it makes no namespaces, but changes its own network.
 _IN_A_POD = {"links": "own_network", "shaper": "tc"}
-_MEET_S = 60.0  # seconds to wait for the controller; without it, an early fault would come too late
+_MEET_S = 60.0  # seconds to wait for the controller, so that early faults are armed in time
 
 
 @contextmanager
 def serving(
     folder: RunDir, mark: str, node: int, part: NodePart, journal: Journal, relay: Relay
 ) -> Iterator[tuple[Agent, NodeFaults | None]]:
-    """A context manager in which this process is the agent of its node. It begins when a controller has connected. The
-    faults are None if nothing can be injected here. At the end everything is undone, and the node's folder is removed
-    if that is verified."""
+    """A context manager in which this process is the agent of its node. It begins when a controller has connected. It
+    yields the agent and its faults; None in place of the faults if nothing can be injected here. At the end, everything
+    is undone. If that is verified, the node's folder is removed."""
     place = make_place(mark)
     plan, faults, trouble = Plan.read(folder.plan), None, undo_for_the_dead(journal)
     try:

@@ -1,9 +1,9 @@
-"""The folder of a node's agent (control pages, the agent's plan, the undo log), the socket in it for processes of the
-same user, and the pipe between the socket and this process's standard streams.
+"""The folder of a node's agent (control pages, the agent's plan, the undo log), its socket in that folder for processes
+of the same user, and `join`, which connects the socket with standard input and output.
 
 The folder is never on a shared file system, because such file systems promise no coherence for a memory-mapped file.
-The pipe keeps no state: it may be killed and started again. It imports no large library, because it is started often.
-"""
+The process of `join` keeps no state, so it may be killed and started again. This module imports no large library,
+because that process is started often."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.undo_log import private
 
-JOB = "slurm-job"  # the file with the number of the job of Slurm in which the agent runs
+JOB = "slurm-job"  # the file with the number of the Slurm job in which the agent runs
 
 
 def place_of(mark: str) -> RunDir:
@@ -38,8 +38,8 @@ def socket_of(mark: str) -> Path:
 
 @contextmanager
 def address_of(path: Path) -> Iterator[str]:
-    """A context manager with a short address of a socket: a socket's path has at most 107 bytes (unix(7)), and a
-    temporary folder may be deep. Raises OSError if the folder does not exist."""
+    """A context manager with a short address of a socket. It is needed because the path of a socket may have at most
+    107 bytes (unix(7)), and a temporary folder may be deep. Raises OSError if the folder does not exist."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -48,7 +48,7 @@ def address_of(path: Path) -> Iterator[str]:
 
 
 def remove_place(mark: str) -> None:
-    """Removes the folder, and the one above it if no other run uses that."""
+    """Removes the folder of an agent, and its parent folder if no other run uses that."""
     root = place_of(mark).root
     shutil.rmtree(root, ignore_errors=True)
     with suppress(OSError):
@@ -56,7 +56,8 @@ def remove_place(mark: str) -> None:
 
 
 def make_place(mark: str) -> RunDir:
-    """Makes the folder with mode 0700. Raises UsageError if it can't be made, or if others can write to it."""
+    """Makes the folder of an agent with mode 0700. Raises UsageError if it can't be made, or if others can write to
+    it."""
     place = place_of(mark)
     try:
         for folder in (place.root.parent, place.root, place.agent_plan.parent, place.pages, place.undo):
@@ -106,7 +107,7 @@ def _connected(path: Path, wait_s: float) -> socket.socket | None:
             with address_of(path) as address:
                 sock.connect(address)
             return sock
-        except ConnectionRefusedError:  # its agent is dead
+        except ConnectionRefusedError:  # the agent of the socket is dead
             return None
         except FileNotFoundError:
             if time.monotonic() > end:
@@ -119,7 +120,8 @@ _LONGEST = 1 << 20  # bytes of a line
 
 
 class Connection:
-    """One connection. `say` may be called from any thread, and does nothing if the other end has closed."""
+    """A connection to a controller. `say` may be called from any thread, and does nothing if the other end has
+    closed."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._lock = sock, threading.Lock()
@@ -134,7 +136,8 @@ class Connection:
             self.close()
 
     def words(self) -> Iterator[Mapping[str, Any]]:
-        """Yields the messages of the other end, until it closes the connection or sends anything but a JSON object."""
+        """Yields the messages from the other end, until it closes the connection or sends something other than a JSON
+        object."""
         with suppress(OSError, ValueError), self._sock.makefile("rb") as lines:
             while line := lines.readline(_LONGEST):
                 said = json.loads(line)
@@ -149,15 +152,15 @@ class Connection:
 
 
 class Server:
-    """Calls `converse` with each connection, in its own thread. A new connection ends the connections before it. Raises
-    OSError if the socket can't be made."""
+    """Calls `converse` with each connection, in its own thread. A new connection closes the earlier one. Raises OSError
+    if the socket can't be made."""
 
     def __init__(self, path: Path, converse: Callable[[Connection], None]) -> None:
         self._path, self._converse = path, converse
         self._talk: Connection | None = None
         self._sock = socket.socket(socket.AF_UNIX)
         with suppress(FileNotFoundError):
-            path.unlink()  # an agent that was killed has left it
+            path.unlink()  # left by an agent that was killed
         with address_of(path) as address:
             self._sock.bind(address)
         os.chmod(path, 0o700)

@@ -1,5 +1,5 @@
-"""The agent of a node: carries out the controller's messages, applies the faults that hit the node, and undoes
-everything if no message comes any more.
+"""The agent of a node: obeys the controller's messages, applies the faults that hit the node, and undoes everything if
+the messages stop.
 
 Faults are applied by the same code as in a run on one machine, with an undo log, a reaper and control pages on this
 node."""
@@ -39,9 +39,9 @@ from torchaos.harness.running.nodes.agent_socket import Connection, Server
 
 
 class NodePart(JobView):
-    """This node's part of a job. `mark`: the mark that all its processes carry. `env`: the part of their environment
-    that says where they are; by default the number of the node. `links`: the link of each node, if faults can change
-    that of this node."""
+    """This node's part of a job. `mark`: the mark that all its processes have. `env`: the variables in their
+    environment that tell to which node they belong; by default the number of the node. `links`: the link of each node,
+    if faults can change the link of this node."""
 
     def __init__(
         self, watch: RankWatch, node: int, mark: str, env: Mapping[str, str] | None = None, links: Sequence[Link] = ()
@@ -56,14 +56,14 @@ class NodePart(JobView):
         self._watch.stop()
 
     def beside(self, nodes: Collection[int]) -> NodePart:
-        """The same part, for a fault that other agents apply on the nodes `nodes`: it does not cut this node off from
-        them."""
+        """The same part, for a fault that other agents also apply, on the nodes `nodes`. The fault does not cut this
+        node off from those."""
         other = copy.copy(self)
         other._beside = [node for node in nodes if node != self._node]
         return other
 
     def nodes(self) -> list[StartedNode]:
-        """This node; and the other nodes, if faults can change its link to them."""
+        """This node. If faults can change its link, the other nodes, too."""
         if not self.links:
             return [self._live(LocalNode(self._node, self._env))]
         nodes = [LocalNode(index, self._env, link) for index, link in enumerate(self.links)]
@@ -73,7 +73,7 @@ class NodePart(JobView):
         return StartedNode(node, self._mark, self._whole, self._no_return, self._no_return)
 
     def _whole(self) -> dict[int, int]:
-        """All processes of the node. Raises ChaosError if a fault can't reach one of them."""
+        """All processes of the job on this node. Raises ChaosError if a fault can't reach one of them."""
         found = self.members()
         if 1 in found:
             raise ChaosError(
@@ -90,12 +90,12 @@ class NodePart(JobView):
         raise ChaosError(f"node {index} is a machine of its own, and its command can't be started again from here")
 
 
-SPARE_S = 60.0  # seconds after the job's time-out, at which the node's reaper ends its part of the job
+SPARE_S = 60.0  # seconds after the job's time-out; then the node's reaper ends the node's part of the job
 JOIN_S = 10.0
 
 
 class NodeFaults:
-    """The faults on this node. `shared`: the run directory; `place`: this node's own folder. Raises UndoError if the
+    """The faults on this node. `shared`: the run directory. `place`: this node's own folder. Raises UndoError if the
     reaper can't be started; then nothing may be injected here. Thread-safe."""
 
     def __init__(
@@ -113,7 +113,7 @@ class NodeFaults:
         try:
             self._reaper.guard("job", [JobProcesses(mark)], owner="job", limit_s=limit_s)
         except UndoError:
-            self._reaper.close()  # a reaper that died leaves its entry in the registry of runs
+            self._reaper.close()  # removes the entry in the registry of runs, which a dead reaper leaves
             raise
         folders = [place.root, shared.root, *([self._checkpoints] if self._checkpoints else [])]
         permits = Permits(plan, mark, folders, part.members, lambda: _world_size(part), has_network=bool(part.links))
@@ -123,15 +123,15 @@ class NodeFaults:
         self._context.steady.set()  # the controller checks the steady state
 
     def write_plan(self, shared: AgentPlan) -> Path:
-        """Writes the agent's plan for the ranks of this node, and returns its path. It is the plan `shared` of all
-        nodes, with orders for the control pages of this node."""
+        """Writes the agent's plan for the ranks of this node, and returns its path. `shared`: the plan for all nodes.
+        In the copy, the faults refer to the control pages of this node."""
         orders = tuple(order for slot in self._slots.values() for order in slot.orders())
         replace(shared, orders=orders).write(self._place.agent_plan)
         return self._place.agent_plan
 
     def start(self, fault: str, ranks: Sequence[int]) -> None:
-        """Starts the fault on this node, unless it has started already. `ranks`: the ranks of its target that it may
-        hit here."""
+        """Starts the fault on this node, unless it has started already. `ranks`: the ranks of the target that the fault
+        may hit here."""
         planned = next(each for each in self._plan.faults if each.id == fault)
         with self._lock:
             if fault in self._lives or self._context.ended.is_set():
@@ -142,20 +142,21 @@ class NodeFaults:
             life.start()
 
     def write(self, fault: str, rank: int, word: int, value: int) -> None:
-        """Writes a word of a control page. `FIRED` only grows: if a rank of another node has fired, none fires here."""
+        """Writes a word of a control page. `FIRED` is never lowered: if a rank on another node has fired, no rank fires
+        here."""
         page = self._slots[fault].pages.get(rank)
         if page is not None and (word != ControlPage.FIRED or page.read(word) < value):
             page.write(word, value)
 
     def end(self) -> list[str]:
-        """Lets no further fault begin, and held ranks go on. Returns the faults that are still being applied."""
+        """Lets no further fault begin, and lets held ranks go on. Returns the faults that are still being applied."""
         self._context.ended.set()
         with self._lock:
             lives = list(self._lives.items())
         return [name for name, life in lives if not life.join(JOIN_S)]
 
     def heal(self, fault: str | None = None) -> None:
-        """Undoes a fault, or all faults if it is None, the last first. The result is in the journal."""
+        """Undoes a fault, or all faults if it is None, the last first. The results are in the journal."""
         with self._lock:
             lives = [life for name, life in reversed(self._lives.items()) if fault in (None, name)]
         for life in lives:
@@ -163,7 +164,7 @@ class NodeFaults:
 
     def close(self) -> bool:
         """Undoes everything, and ends the remaining processes of this node's part of the job. Returns whether all of
-        this is verified."""
+        that is verified."""
         self.end()
         self.heal()
         try:
@@ -184,9 +185,9 @@ _LAST_S = 10.0  # seconds to wait at the end until the controller has received e
 
 
 class Agent:
-    """Serves one controller at a time, the latest that connected. `faults`: None if the node's reaper could not be
-    started; `trouble` says why. `folder`: the run directory. `missing`: the capabilities that the plan needs and this
-    machine lacks. `signal`: sends a signal to the node's command. Raises OSError if the socket can't be made."""
+    """Serves one controller at a time: the one that connected last. `faults`: None if the node's reaper could not be
+    started; then `trouble` says why. `folder`: the run directory. `missing`: the capabilities that the plan needs and
+    this machine lacks. `signal`: sends a signal to the node's command. Raises OSError if the socket can't be made."""
 
     def __init__(
         self, path: Path, node: int, journal: Journal, faults: NodeFaults | None, signal: Callable[[int], None], *,
@@ -195,13 +196,13 @@ class Agent:
         self._folder = folder
         self._node, self._journal, self._faults, self._signal = node, journal, faults, signal
         self._missing, self._trouble, self._lease_s = list(missing), trouble, lease_s
-        self._heard_s: float | None = None  # when the last message of the controller came; None: none has come
+        self._heard_s: float | None = None  # when the last message of the controller came; None: no message has come
         self._lapsed = ""
         self._leaving, self._over, self._met = threading.Event(), threading.Event(), threading.Event()
         self._news = threading.Condition()
         self._sent = 0  # events that were sent over the present connection
         self._talk: Connection | None = None
-        self._sees_nothing = False  # whether the controller does not see the run directory of this node
+        self._sees_nothing = False  # the controller does not see the run directory of this node
         journal.listen(lambda event: self._tell_news())
         self._server = Server(path, self._converse)
         self._thread = threading.Thread(target=self._keep_lease, name="lease", daemon=True)
@@ -209,7 +210,7 @@ class Agent:
 
     @property
     def lapsed(self) -> str:
-        """Why everything was undone before the command ended; empty if it was not."""
+        """Why everything was undone before the command ended. Empty if it was not."""
         return self._lapsed
 
     def take_back(self) -> None:
@@ -223,11 +224,12 @@ class Agent:
             pass
 
     def settle(self) -> bool:
-        """Undoes everything, after the command has ended. Returns whether nothing is left to undo."""
+        """Must be called after the command has ended. Undoes everything, and returns whether nothing is left to
+        undo."""
         return self._faults is None or self._faults.close()
 
     def close(self) -> None:
-        """Sends the controller everything that it has not received yet."""
+        """Sends the controller the rest of the events and, if it asked for them, the files. Then closes the socket."""
         self._over.set()
         self._thread.join()
         end = time.monotonic() + _LAST_S

@@ -1,10 +1,10 @@
-"""Starts the agent of a node: around the node's command, under any scheduler, or beside a part of the job that was
-running before. What the harness records for nodes that it starts itself is recorded here.
+"""Runs the part of a job on one node, and records there what the harness records for nodes that it starts itself.
+`NodeExec` wraps the node's command, under any scheduler. `attach` is the agent beside a part of a job that was running
+before; it ends with the run, and the job goes on.
 
 The nodes share only the run directory. No port is opened, and no node waits for another, except that all wait for node
-0 to make the run directory. For a launcher of `torchaos run`, the wrapper is also the agent of its node. It is a
-process of the node's part of the job, so a fault that ends the node ends it too. An agent beside a running job ends
-with the run, and the job goes on."""
+0 to make the run directory. If a launcher of `torchaos run` started the wrapper, the wrapper is also the agent of its
+node. It is a process of the node's part of the job, so a fault that ends the node ends it, too."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _HERE, _ELSEWHERE = Space(0, 0), Space(-1, 0)  # the network of a process that d
 
 
 def links_of_pods(addresses: Sequence[str], node: int, mark: str) -> list[Link]:
-    """The link of each pod, of which faults can change only that of this pod, the pod `node`. `addresses`: the IP
-    addresses of all pods. `mark`: the helper processes of faults get it. Raises ChaosError if this pod has no
+    """The link of each pod, of which faults can change only that of this pod, number `node`. `addresses`: the IP
+    addresses of all pods. `mark`: the mark for the helper processes of faults. Raises ChaosError if this pod has no
     network."""
     device = _device()
     spaces = [_HERE if index == node else _ELSEWHERE for index in range(len(addresses))]
@@ -73,9 +73,9 @@ _LOOK_MS = 50
 
 
 def attach(mark: str, given: IO[bytes]) -> None:
-    """Is the agent of this node, under the name `mark`, until the job or the run ends. `given`: the data of
-    `handover.packed`. Everything that is written is below the node's folder, which is removed at the end. Raises
-    UsageError if there is not exactly one torchrun, or if it can't be observed from here."""
+    """Is the agent of this node, with the name `mark`, until the job or the run ends. `given`: the data of
+    `node_channel.packed`. All files are written below the node's folder, which is removed at the end. Raises UsageError
+    if there is not exactly one torchrun, or if it can't be observed from here."""
     pid = torchrun_here()
     ticks, place = check_agent(pid), make_place(mark)
     os.environ["XDG_STATE_HOME"] = str(place.root / "state")  # so that nothing is left in the home folder
@@ -112,7 +112,7 @@ def _serve(folder: RunDir, mark: str, node: int, pid: int, ticks: int) -> None:
 
 
 def _await_end(pidfd: int, agent: Agent) -> bool:
-    """Waits until torchrun ends, or until the agent has undone everything. Returns whether torchrun has ended."""
+    """Waits until torchrun has ended, or the agent has undone everything. Returns whether torchrun has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     while not agent.lapsed:
@@ -122,8 +122,7 @@ def _await_end(pidfd: int, agent: Agent) -> bool:
 
 
 PLAN_S = 120.0  # seconds to wait for the run directory, which node 0 makes
-# The variables in which schedulers and launchers give the number of this node: Slurm, torchrun, Kubernetes' indexed
-# jobs, Open MPI, PBS.
+# The variables with the number of this node, as Slurm, torchrun, Kubernetes' indexed jobs, Open MPI and PBS set them.
 NODE_VARIABLES = (
     ENV_NODE, "SLURM_NODEID", "PET_NODE_RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_NODE_RANK",
     "PBS_NODENUM",
@@ -133,7 +132,7 @@ _END_S = 30.0  # seconds; torchrun gives its ranks the same time
 
 
 def node_index(environ: Mapping[str, str]) -> int:
-    """The number of this node. Raises UsageError if no variable or option gives it."""
+    """The number of this node. Raises UsageError if no variable gives it."""
     for name in NODE_VARIABLES:
         if environ.get(name, "").isdigit():
             return int(environ[name])
@@ -144,9 +143,9 @@ def node_index(environ: Mapping[str, str]) -> int:
 
 class NodeExec:
     """Runs the command on node `node`, and writes the node's part of the record into the run directory. A call returns
-    the command's exit code (negative: the number of a signal). If a launcher of torchaos starts the wrapper as the
+    the command's exit code; if negative, the number of a signal. If a launcher of torchaos starts the wrapper as the
     agent of its node, `served` is the number of the submission, and `hosts` are the names of all nodes in order. Raises
-    UsageError."""
+    UsageError if the run directory does not appear or is not usable."""
 
     def __init__(
         self, folder: RunDir, node: int, command: Sequence[str], served: int | None = None, hosts: Sequence[str] = ()
@@ -158,7 +157,7 @@ class NodeExec:
         source = f"node{node}" + (f".{self._submission}" if self._submission else "")
         if served is None:
             self._journal = Journal(folder.events, source, follow=f"node{node}-*.jsonl")
-        else:  # the agent of a node also reads the events that its ranks write
+        else:  # an agent also reads the events that the ranks of its node write
             self._journal = Journal(folder.events, source, node=node)
         base = _base(folder, self._submission)
         env = {**job_env(os.environ, run_id=mark, agent_plan=folder.agent_plan), ENV_NODE: str(node)}
@@ -189,7 +188,7 @@ class NodeExec:
             self._journal.close()
 
     def _measure(self, relay: Relay) -> int:
-        """Runs the command. Meanwhile the nodes measure their clocks by themselves."""
+        """Runs the command without a controller. Meanwhile the nodes measure their clocks themselves."""
         self._clock.start()
         try:
             return self._run(relay)
@@ -197,7 +196,8 @@ class NodeExec:
             self._clock.stop()
 
     def _serve(self, relay: Relay) -> int:
-        """Runs the command as the agent of the node: the controller measures the clocks, and lets faults begin."""
+        """Runs the command as the agent of the node. The controller measures the clocks, and decides when faults
+        begin."""
         part = NodePart(self._watch, self._node, self._mark, links=self._links())
         with serving(self._folder, self._mark, self._node, part, self._journal, relay) as (_, faults):
             if faults is not None:
@@ -205,7 +205,8 @@ class NodeExec:
             return self._run(relay)
 
     def _links(self) -> Sequence[Link]:
-        """The links of all pods, if this node is a pod, and the plan has faults that change its link."""
+        """The links of all pods, if this node is a pod and the plan has faults that change its link. Otherwise
+        empty."""
         plan = Plan.read(self._folder.plan)
         offers = registry.find("launchers", plan.launcher).offers
         is_changed = "links" in offers & set(plan.needs)
@@ -236,7 +237,7 @@ class NodeExec:
         return code
 
     def _line(self, text: str, mono_s: float) -> None:
-        """Handles a line of output: reads it, and prints it to the output that a scheduler records."""
+        """Handles a line of output: records its facts and, without a controller, prints it for the scheduler's log."""
         self._log.line(text, mono_s)
         if self._served:
             return
@@ -271,8 +272,8 @@ def _submissions(folder: RunDir, node: int) -> int:
 
 
 def _base(folder: RunDir, submission: int) -> int:
-    """The number of attempts that earlier submissions used. The first node that calls this writes the number, so that
-    all nodes use the same."""
+    """The number of attempts that earlier submissions used. The node that calls this first writes the number into a
+    file, so that all nodes use the same."""
     file = base_file(folder.root, submission)
     file.parent.mkdir(mode=0o700, exist_ok=True)
     seen = [event.attempt for event in read_events(folder.events) if event.attempt is not None] if submission else []
@@ -285,7 +286,7 @@ def _base(folder: RunDir, submission: int) -> int:
 
 
 def _end(command: Command, relay: Relay) -> None:
-    """Ends the command with SIGTERM, then with SIGKILL, because the wrapper can't continue and no other process waits
+    """Ends the command with SIGTERM, later with SIGKILL, because the wrapper can't continue and no other process waits
     for the command."""
     relay.send(signal.SIGTERM)
     late = threading.Timer(_END_S, relay.send, (signal.SIGKILL,))

@@ -1,5 +1,5 @@
 """Makes a plan from a scenario: fills placeholders, draws targets and parameters, and checks that the machine can carry
-it out.
+out the scenario.
 
 Input: a scenario and a seed. Output: a `Plan`, the same for the same seed. Nothing is started or changed."""
 
@@ -30,7 +30,7 @@ from torchaos.harness.running.planner.fault_plans import (
 from torchaos.harness.running.planner.job_plan import check_remote, check_replicas, planned_job
 from torchaos.harness.scenario.grammar import Scenario
 
-# The agent's hooks that a need requires, or that the phase of a trigger requires. "steps" is always on.
+# The hooks of the agent that each need of an assertion, and each phase of a trigger, requires. "steps" is always on.
 _HOOKS_OF_NEED = {
     Need.STEPS: ("steps",),
     Need.LOSS: ("loss", "lr"),
@@ -93,7 +93,7 @@ def make_plan(
             needs |= {"pynvml"}
         elif not far and not installed(python).keys() & {"nvidia-ml-py", "pynvml"}:
             raise UsageError(f"{file}: job: {python} lacks nvidia-ml-py, by which the health agent asks about GPUs")
-    # What only the nodes need is checked there.
+    # What only the nodes need is checked on the nodes.
     here = needs_of_controller(scenario.launcher, (fault.inject for fault in faults)) if far else needs
     _check_machine(here, file)
     limits = scenario.limits

@@ -1,9 +1,9 @@
 """Plans the faults, assertions and conditions of a scenario: draws targets and triggers from the seed, and checks each
 fault against the job, the launcher, the limits, and the transport of the job's collectives.
 
-The transport is predicted before the job starts, since a fault in TCP affects only TCP. The order is NCCL's (its user
-guide, "Environment Variables"): NCCL_NET, NCCL_IB_DISABLE, then the hardware of the machine. Gloo and the rendezvous
-always use TCP."""
+The transport is predicted before the job starts, because a fault in TCP affects only TCP. `transport_of` asks the same
+questions in the same order as NCCL (its user guide, "Environment Variables"): NCCL_NET, NCCL_IB_DISABLE, then the
+hardware of the machine. Gloo and the rendezvous always use TCP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DRAWN_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 @dataclass(frozen=True)
 class FaultAt:
-    """Where a fault is in its file, as text for a message. The file is read only when there is a message."""
+    """The place of a fault in its file, as text for a message. The file is read only if a message is needed."""
 
     file: Path
     number: int
@@ -53,8 +53,8 @@ class FaultAt:
 
 
 def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, where: object) -> Target:
-    """The ranks and nodes that a fault hits. `where`: its place or name, for messages. Raises UsageError if the target
-    does not exist, or if no rank or node is left to draw."""
+    """The ranks and nodes that a fault hits. `where`: the place or name of the fault, for messages. Raises UsageError
+    if the target does not exist, or if no rank or node is left to draw."""
     target = fault.target
     if target is None:
         return Target(())
@@ -99,8 +99,8 @@ def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random
 def _of_replica(
     target: Aim, job: PlannedJob, where: object, draw: random.Random, world: Sequence[int]
 ) -> Target | None:  # fmt: skip
-    """The target ranks of one replica, by their numbers in the whole job. None if the target names neither a replica
-    nor a rank by its number. Raises UsageError for a target that does not exist."""
+    """The target ranks in one replica, by their numbers in the whole job. None if the target names neither a replica
+    nor a rank. Raises UsageError if the target does not exist."""
     size = job.world_size // job.replicas
     if target.replica is None:
         named = [target.rank] if isinstance(target.rank, int) else target.ranks
@@ -130,7 +130,7 @@ def _of_replica(
 
 
 def trigger_of(when: When, target: Target, draw: random.Random, usual: Phase | None) -> Moment | After:
-    """The trigger of a fault. `usual`: the phase in which this kind of fault lands if the scenario names none."""
+    """The trigger of a fault. `usual`: the phase in which this kind of fault lands if the scenario gives none."""
     filters = {name: getattr(when, name) for name in COLLECTIVE if name in when.model_fields_set}
     if filters or when.model_fields_set & {"step", "phase", "attempt"}:
         step = draw.randint(*when.step.between) if isinstance(when.step, Between) else when.step
@@ -145,18 +145,18 @@ def trigger_of(when: When, target: Target, draw: random.Random, usual: Phase | N
 
 
 def named(group: str, item: Item) -> Named:
-    """The assertion or condition `item` with all its parameters, defaults included. `group`: "assertions" or
+    """The assertion or condition `item`, with all its parameters, including defaults. `group`: "assertions" or
     "conditions"."""
     found: Any = registry.find(group, item.name)
     return Named(item.name, check_parameters(found, item.params, (), ignore))
 
 
 def ignore(*_: object) -> None:
-    """Accepts and drops mistakes in parameters, which the loader has already reported."""
+    """Drops mistakes in parameters. The loader has already reported them."""
 
 
 def condition(item: Item, file: Path) -> Named:
-    """A condition of the plan. Placeholders in its commands are filled. `file`: the scenario file."""
+    """The condition `item` for the plan. The placeholders in its commands are filled in. `file`: the scenario file."""
     found, values = named("conditions", item), placeholders(file.parent.absolute())
     filled = {
         name: [fill(word, values) for word in value] if isinstance(value, list) else value
@@ -166,18 +166,19 @@ def condition(item: Item, file: Path) -> Named:
 
 
 def with_facts_of(condition: Named, faults: Sequence[PlannedFault]) -> Named:
-    """The condition with the parameters that depend on the planned faults (see `of_faults` of a condition)."""
+    """The condition, completed with the parameters that depend on the planned faults (see `of_faults` of the
+    condition's class)."""
     facts = registry.find("conditions", condition.name).of_faults(condition.params, faults)
     return replace(condition, params={**condition.params, **facts})
 
 
-# Gives each attempt of torchrun a store of its own, without the gloo addresses of the attempt before.
+# The variable that gives each attempt of torchrun its own store, without the gloo addresses of the attempt before.
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The hardware and libraries of a machine that collectives could use."""
+    """The hardware and libraries of a machine that collectives may use."""
 
     gpus: int = 0
     adapters: tuple[str, ...] = ()  # InfiniBand or RoCE
@@ -229,7 +230,7 @@ def transport_of(env: Mapping[str, str], nodes: int, machine: Machine) -> Transp
 
 
 def kept_from_plugin(env: Mapping[str, str], nodes: int) -> str | None:
-    """Why the job's NCCL would not use the plug-in that the harness names, and what to write instead. None if it would
+    """Why the job's NCCL would not use the network plug-in of the harness, and what to write instead. None if it would
     use the plug-in."""
     if set_ := next((name for name in ("NCCL_NET", "NCCL_NET_PLUGIN") if env.get(name)), None):
         return (
@@ -246,8 +247,8 @@ def kept_from_plugin(env: Mapping[str, str], nodes: int) -> str | None:
 def planned_fault(
     fault: Fault, scenario: Scenario, job: PlannedJob, draw: random.Random, at: FaultAt
 ) -> PlannedFault:  # fmt: skip
-    """The planned fault: its target, trigger and parameters are fixed. `at`: its place, for messages. Raises UsageError
-    if the fault does not fit the job, the launcher or the limits."""
+    """The planned fault, with a fixed target, trigger and parameters. `at`: the place of the fault, for messages.
+    Raises UsageError if the fault does not fit the job, the launcher or the limits."""
     found = registry.find("injectors", fault.inject)
     target = target_of(fault, job, scenario.limits, draw, replace(at, key="target"))
     trigger = trigger_of(fault.when, target, draw, registry.phase_of(fault.inject))
@@ -299,8 +300,8 @@ def planned_fault(
 
 
 def _duration(fault: Fault, found: Any, limits: Limits, where: FaultAt) -> float | None:
-    """How long the fault lasts, in seconds: its own `for`; if it has none and this kind of fault lasts,
-    `limits.duration`."""
+    """How long the fault lasts, in seconds: its own `for`, or `limits.duration` if it has none and is of a kind that
+    lasts. None if the fault has no duration."""
     most = limits.duration
     if most is not None and fault.for_ is not None and fault.for_ > most:
         raise UsageError(
@@ -310,10 +311,10 @@ def _duration(fault: Fault, found: Any, limits: Limits, where: FaultAt) -> float
 
 
 def link_recoveries(faults: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
-    """Completes triggers that wait for the recovery from another fault, with two facts about that fault.
+    """Completes the triggers that wait for the recovery from another fault, with two facts about that other fault.
 
-    `lasting`: the other fault has a duration, so its rollback must come too. `lethal`: its target dies, so steps that
-    the target still makes before its death are no recovery."""
+    `lasting`: it has a duration, so the trigger must wait for its undo, too. `lethal`: its target dies, so steps that
+    the target makes before its death are no recovery."""
     by_id = {fault.id: fault for fault in faults}
     linked = []
     for fault in faults:
@@ -326,8 +327,8 @@ def link_recoveries(faults: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
 
 
 def check_consent(scenario: Scenario, faults: Sequence[PlannedFault], file: Path, given: Sequence[str]) -> None:
-    """Raises UsageError if a fault that can harm the host lacks the scenario's consent, or the user's consent
-    (`given`)."""
+    """Raises UsageError if a fault can harm the host, and the scenario or the user does not consent to that. `given`:
+    the consents of the user."""
     _check_words(given)
     for fault in faults:
         wanted = str(registry.find("injectors", fault.inject).consent)
@@ -341,7 +342,7 @@ def check_consent(scenario: Scenario, faults: Sequence[PlannedFault], file: Path
 
 
 def _check_words(given: Sequence[str]) -> None:
-    """Raises UsageError for an unknown consent. A misspelt word would permit nothing."""
+    """Raises UsageError for an unknown consent, which would permit nothing."""
     if not given:
         return
     known = consents()

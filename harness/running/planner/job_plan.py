@@ -1,9 +1,9 @@
 """Plans the job of a scenario: its command line, its numbers of ranks and nodes, and the folder of its checkpoints.
-Refuses what was copied from a script: variables that no shell fills in here, programs that start the ranks on other
-machines, and torchrun's options that differ from node to node.
+Refuses parts that were copied from a script and can't work here: variables that no shell fills in, programs that start
+the ranks on other machines, and options of torchrun that differ from node to node.
 
-Problems are clauses, each with what to do. A job with an error can't start; a job with a warning may not be the one
-that is meant."""
+`errors_in` yields reasons why the job can't start; `warnings_in` yields reasons why it may not be the job that the user
+means. Each is a clause, with what to do."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_remote(
     launcher: str, job: PlannedJob, faults: Sequence[PlannedFault], collect: Collection[Need], file: Path
 ) -> None:  # fmt: skip
     """Raises UsageError if the scenario uses a feature that works only on the machine of `torchaos run`. The
-    capabilities that faults need are checked on each node itself."""
+    capabilities that faults need are checked on the nodes."""
     wrong = next((why for need, why in _NOT_SEEN.items() if need in collect), None)
     if job.checkpoints_size:
         wrong = "job.checkpoints.size makes a disk on this machine"
@@ -74,13 +74,14 @@ def check_remote(
 
 
 _VARIABLE = re.compile(r"\$(\w+|\{\w+[^}]*\}|\(.*)|`.*")
-_STARTS = ("srun", "mpirun", "mpiexec", "prun", "ibrun", "jsrun")  # start ranks where torchaos does not see them
-_SUBMITS = ("sbatch", "bsub", "qsub")  # come back before the job begins
+_STARTS = ("srun", "mpirun", "mpiexec", "prun", "ibrun", "jsrun")  # they start ranks where torchaos does not see them
+_SUBMITS = ("sbatch", "bsub", "qsub")  # they return before the job begins
 _OF_A_NODE = ("node-rank", "master-addr", "master-port", "rdzv-endpoint")
 
 
 def errors_in(command: Sequence[str], env: Mapping[str, str], launcher: str, nodes: int) -> Iterator[str]:
-    """Why the job can't start. `nodes`: how many the launcher makes. `env`: the complete environment."""
+    """Why the job can't start. `nodes`: the number of nodes that the launcher makes. `env`: the complete
+    environment."""
     program = command[0].rpartition("/")[2]
     sets = registry.find("launchers", launcher).sets_rendezvous
     if program in _SUBMITS:
@@ -102,7 +103,7 @@ def errors_in(command: Sequence[str], env: Mapping[str, str], launcher: str, nod
 
 
 def warnings_in(command: Sequence[str], launcher: str) -> Iterator[str]:
-    """What the job probably does not do as it is meant."""
+    """Why the job may not do what the user means."""
     program = command[0].rpartition("/")[2]
     sets, options = registry.find("launchers", launcher).sets_rendezvous, dict(options_of(command))
     if program in _STARTS and not sets:
@@ -139,13 +140,13 @@ _MOST = 1_000_000  # ranks, or nodes
 
 
 def placeholders(here: Path) -> dict[str, str]:
-    """The values of the placeholders. `here`: the folder of the scenario file."""
+    """The values of the placeholders, by name. `here`: the folder of the scenario file."""
     return {"jobs": str(files("torchaos.scenarios") / "jobs"), "here": str(here), "python": sys.executable}
 
 
 def planned_job(job: Job, file: Path, attach: int | None, launcher: str = "local") -> PlannedJob:
-    """The planned job. `file`: the file with the job. `attach`: pid of a running torchrun. Raises UsageError if the job
-    can't be started here, or if its number of ranks can't be read from the command."""
+    """The planned job. `file`: the file with the job. `attach`: the pid of a running torchrun. Raises UsageError if the
+    job can't be started here, or if its number of ranks can't be read from the command."""
     here = file.parent.absolute()
     values = placeholders(here)
     if any("{nvml}" in value for value in job.env.values()):  # only if needed: the library may have to be compiled
@@ -204,7 +205,7 @@ def planned_job(job: Job, file: Path, attach: int | None, launcher: str = "local
 
 
 def written_size(job: Job, file: Path) -> tuple[int, int] | None:
-    """The numbers of ranks and nodes, as far as the file says them: without a look at the machine."""
+    """The numbers of ranks and nodes, if the file gives them without a look at the machine. None otherwise."""
     here = file.parent.absolute()
     command, _ = _line(job, here, placeholders(here))
     per_node, nodes = _ranks(job, command, {**os.environ, **job.env})
@@ -213,7 +214,7 @@ def written_size(job: Job, file: Path) -> tuple[int, int] | None:
 
 
 def missing_script(job: Job, file: Path) -> str:
-    """What is wrong if the script in the command does not exist. Empty if it does, or if this is not known."""
+    """A problem as text, if the script in the command does not exist. Empty if it exists, or if this is not known."""
     here = file.parent.absolute()
     command, cwd = _line(job, here, placeholders(here))
     script = script_of(command) if _is_of_this_machine(job) else None
@@ -229,7 +230,7 @@ def check_script(job: Job, file: Path) -> None:
 
 
 def _ranks(job: Job, command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, int]:
-    """The ranks per node, None if the command does not give their number, and the number of nodes."""
+    """The ranks per node (None if the command does not give a number), and the number of nodes."""
     per_node, nodes = world_of(command, env)
     return per_node, job.nodes or len(job.hosts) or nodes or 1
 
@@ -239,13 +240,13 @@ def _world(job: Job, per_node: int | None, nodes: int) -> int | None:
 
 
 def _is_of_this_machine(job: Job) -> bool:
-    """Whether the job uses this machine's own programs, not those of an image of containers or pods."""
+    """Whether the job uses the programs of this machine, and not those of an image of containers or pods."""
     return job.pods is None and (job.container is None or job.container.image == "host")
 
 
 def _counted(command: Sequence[str], env: Mapping[str, str]) -> int | None:
-    """The ranks per node for `--nproc-per-node gpu`, `cpu` or `auto`, as torchrun counts them on this machine. None for
-    other commands."""
+    """The ranks per node for `--nproc-per-node gpu`, `cpu` or `auto`, counted on this machine as torchrun does it. None
+    for other commands."""
     word = ranks_in_words(command, env)
     return ranks_per_node(job_python(command), word, frozenset(env.items())) if word in _COUNTED else None
 
@@ -257,7 +258,8 @@ def _line(job: Job, here: Path, values: Mapping[str, str]) -> tuple[list[str], P
 
 
 def _next_command(job: Job, here: Path, values: Mapping[str, str], file: Path) -> tuple[str, ...]:
-    """The command line of the next submissions, if it differs. Raises UsageError if it can't be started."""
+    """The command line of the later submissions, if it differs from the first. Otherwise empty. Raises UsageError if it
+    can't be started."""
     if not job.resubmit or not job.resubmit.command:
         return ()
     command, cwd = _line(job.model_copy(update={"command": job.resubmit.command}), here, values)
@@ -277,7 +279,7 @@ def _at_the_command(file: Path) -> str:
 
 
 def _replicas(job: Job, nodes: int, world: int, runs_already: bool) -> int:
-    """The number of nodes of a job with replicas. Each replica has its own torchrun and counts as a node. Raises
+    """The number of nodes of a job with replicas: each replica has its own torchrun and counts as a node. Raises
     UsageError if the job can't have replicas."""
     if nodes > 1 or runs_already:
         job_kind = "a job that runs already" if runs_already else f"replicas of {nodes} nodes each"
@@ -309,7 +311,7 @@ def _busy_nodes(most: int | None, nodes: int, world: int, per_node: int | None) 
 
 
 def _size(job: Job, runs_already: bool) -> int | None:
-    """The size in bytes of a disk of its own for the checkpoints. None if the scenario has no such disk. Raises
+    """The size in bytes of the disk that is made for the checkpoints. None if the scenario wants no such disk. Raises
     UsageError if it can't be made."""
     size = job.checkpoints and job.checkpoints.size
     if size and runs_already:
@@ -322,8 +324,8 @@ def _size(job: Job, runs_already: bool) -> int | None:
 
 
 def _local(job: Job, launcher: str, values: Mapping[str, str]) -> str | None:
-    """The folder of which each node has its own. Raises UsageError if the launcher can't give each node such a
-    folder."""
+    """The path at which each node gets a folder of its own. None if the scenario wants none. Raises UsageError if the
+    launcher can't make such folders."""
     if not (local := job.checkpoints and job.checkpoints.local):
         return None
     if not registry.find("launchers", launcher).local_disks:
@@ -334,8 +336,9 @@ def _local(job: Job, launcher: str, values: Mapping[str, str]) -> str | None:
 
 
 def _pods(job: Job, here: Path, cwd: Path, nodes: int) -> dict[str, Any]:
-    """The settings, the digest of the manifest (a twin is of the same manifest), and the directory in the pods, if the
-    scenario names one. Raises UsageError if the manifest can't run the job on this number of nodes."""
+    """The settings of the pods, with the digest of the manifest (so that a twin belongs to one version of it) and, if
+    the scenario names one, the working directory in the pods. Raises UsageError if the manifest can't run the job on
+    this number of nodes."""
     if job.pods is None:
         return {}
     if job.pods.attach:

@@ -1,11 +1,8 @@
-"""What the files of a scenario show before it runs: problems that a plan would refuse, for `torchaos validate`, and
-warnings about scenarios that probably do not test what the user intends.
+"""What the files of a scenario show before it runs.
 
-Checks what a plan would refuse and the files alone show, for `torchaos validate`: the script, and the targets of a job
-whose size is written.
-
-Warns about scenarios that can be carried out but probably do not test what the user intends. Each warning has its
-place in the file, and says what to do."""
+`check_script` and `check_targets` report problems for which the planner would refuse the scenario: a script that does
+not exist, and targets that the job does not have. `warnings_of` warns about a scenario that can be carried out but
+probably does not test what the user intends. Each warning has its place in the file, and says what to do."""
 
 from __future__ import annotations
 
@@ -69,7 +66,7 @@ _STEPS = re.compile(r"--((max|total|num|train|training)[-_])?(train[-_])?(steps|
 
 def warnings_of(plan: Plan, scenario: Scenario, file: Path, job: Source | None = None) -> list[str]:
     """The warnings as `file:line:column: what is wrong; what to do`, in the order of the file. `job`: the file with the
-    job, if it is another file."""
+    job, if this is another file."""
     found = [*_of_assertions(plan), *_of_consent(scenario)]
     if not plan.job.attached:
         found += [*_of_folder(plan), *_of_restarts(plan), *_of_steps(plan)]
@@ -104,8 +101,8 @@ def _of_restarts(plan: Plan) -> Iterator[tuple[Keys, str]]:
 
 
 def _of_steps(plan: Plan) -> Iterator[tuple[Keys, str]]:
-    """Warns about faults in steps after the last step. The last step is that of the twin, if a twin is in the cache;
-    otherwise the number of steps in the command."""
+    """Warns about faults in steps that the job does not reach. Its last step is that of the twin in the cache or,
+    without a twin, the number of steps in the command."""
     if not any(isinstance(fault.trigger, Moment) and fault.trigger.step for fault in plan.faults):
         return
     last, why = last_step_of(plan) if plan.twin else None, "as its twin did"
@@ -117,7 +114,8 @@ def _of_steps(plan: Plan) -> Iterator[tuple[Keys, str]]:
 
 
 def _asked_for(command: Sequence[str]) -> tuple[str, int | None]:
-    """An option of the command that gives the number of steps, and that number. None if there is no such option."""
+    """An option of the command that gives the number of steps, and that number. The number is None if there is no such
+    option."""
     words = [part for word in command for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for option, value in pairwise(words):
         if _STEPS.fullmatch(option) and value.isdecimal():

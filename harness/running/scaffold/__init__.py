@@ -1,4 +1,5 @@
-"""Drafts a scenario for a command line, from the command, the script, and a run without faults.
+"""Drafts a scenario for a command line. The facts come from the command, from the script, and from a run without
+faults.
 
-Input: the words of a command line. Output: the text of a scenario file, the assumptions that were made, and the points
-that the user must check."""
+Input: the words of a command line. Output: the text of a scenario file, the assumptions in it, and the points that the
+user must check."""

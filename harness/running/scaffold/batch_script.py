@@ -35,8 +35,8 @@ def is_python(word: str) -> bool:
 
 
 def is_start(words: Sequence[str]) -> int:
-    """How surely a line starts the job: 3: it has a launcher of ranks; 2: it is a step of Slurm; 1: it runs a script of
-    Python; 0: it does not start it."""
+    """How likely a line is to start the job. 3: it has a launcher of ranks, such as torchrun. 2: it is a step of Slurm
+    or MPI. 1: it runs a Python script. 0: it does not start the job."""
     text = " ".join(words)
     runs = re.search(r"\S\.py\b|(?<!\S)-m +(?!pip|venv|ensurepip)[\w.]+|\.sh\b", text)
     if re.search(r"(^|[\s/'\"])(torchrun|deepspeed)\s|torch\.distributed\.(run|launch)\b|accelerate\s+launch", text):
@@ -48,7 +48,7 @@ def is_start(words: Sequence[str]) -> int:
 
 
 def slurm_options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The options of srun or sbatch by their long names, and the words after them."""
+    """The options of srun or sbatch by their long names, and the words after the options."""
     found: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-"):
@@ -69,8 +69,8 @@ def slurm_options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def options_before_script(words: Sequence[str], switches: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """The options of a launcher by their names with `_`, and the words from the script on. `switches`: its options
-    without a value."""
+    """The options of a launcher, by name (with `_`), and the words from the script on. `switches`: the options that
+    have no value."""
     found: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-"):
@@ -86,8 +86,8 @@ def options_before_script(words: Sequence[str], switches: Collection[str]) -> tu
 
 
 def with_option(words: Sequence[str], begin: int, end: int, name: str, value: str) -> list[str]:
-    """The words with the option `--name value` in the part from `begin` to `end`: in the place of each spelling of it,
-    or at the beginning."""
+    """The words with the option `--name value` in the part from `begin` to `end`. It replaces the option wherever that
+    is given already; otherwise it comes at the beginning of the part."""
     found, replaced, at = list(words[:begin]), False, begin
     while at < end:
         option, equals, _ = words[at].partition("=")
@@ -105,8 +105,8 @@ def with_option(words: Sequence[str], begin: int, end: int, name: str, value: st
 def without_options(
     words: Sequence[str], begin: int, end: int, names: Mapping[str, bool]
 ) -> tuple[list[str], list[str]]:
-    """The words without these options (with `-`) in the part from `begin` to `end`, and what was left out. `names`:
-    whether each has a value."""
+    """The words without the options `names` in the part from `begin` to `end`, and the options that were left out.
+    `names`: for each option (with `-`), whether it has a value."""
     found, dropped, at = list(words[:begin]), [], begin
     while at < end:
         option, equals, _ = words[at].partition("=")
@@ -126,33 +126,36 @@ _NAME = re.compile(r"\$(?:(\w+|@|\*)|\{(\w+|@|\*)(?:\[[@*]\])?(?::?[-=]([^}]*))?
 _BLOCKS = {"if": 1, "for": 1, "while": 1, "until": 1, "case": 1, "fi": -1, "done": -1, "esac": -1}
 _KEYWORDS = ("then", "else", "do", "time", "exec", "eval", "command")
 _PREPARES = ("module", "source", ".", "conda", "micromamba", "ml", "spack")
-_LATER = re.compile(
-    r"(MASTER|WORLD_SIZE|(LOCAL_|NODE_)?RANK$|SLURM_|PATH$|LD_)"
-)  # set by launchers, or of this machine
+# Variables that launchers set, or that belong to the machine.
+_LATER = re.compile(r"(MASTER|WORLD_SIZE|(LOCAL_|NODE_)?RANK$|SLURM_|PATH$|LD_)")
 _HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _ENDS = re.compile(r"\d?>.*|<.*|\|\|?|&&?|;|\d?>&\d")
 
 
 @dataclass
 class Batch:
-    """The facts of a script. `options`: of its #SBATCH lines, by their long names. `commands`: the lines that start
-    programs which may be the job, with the number of each line. `exported`: variables with known values."""
+    """The facts in a batch script. `options`: of its #SBATCH lines, by their long names. `commands`: lines that may
+    start the job: the number and the words of each. `exported`: exported variables whose values are known."""
 
     options: dict[str, str] = field(default_factory=dict)
     commands: list[tuple[int, list[str]]] = field(default_factory=list)
     exported: dict[str, str] = field(default_factory=dict)
     prepares: list[str] = field(default_factory=list)  # such as `module load cuda`
     folder: str = ""  # of the last `cd` before the job
-    written: dict[str, str] = field(default_factory=dict)  # the here-documents that it writes into files, by name
+    written: dict[str, str] = field(
+        default_factory=dict
+    )  # here-documents that the script writes into files, by file name
 
     @property
     def job(self) -> tuple[int, list[str]] | None:
-        """The line that starts the job: the first one with a launcher of ranks, or else the first one."""
+        """The line that most likely starts the job: its number and its words. The first of equally likely lines
+        counts."""
         return max(self.commands, key=lambda one: is_start(one[1]), default=None)
 
 
 def read_batch(path: Path, args: Sequence[str], env: Mapping[str, str], given: Mapping[str, str]) -> Batch:
-    """The facts of the file. `args`: of the script. `given`: options of sbatch on the command line. Raises OSError."""
+    """The facts in a script file. `args`: the arguments of the script. `given`: options of sbatch on the command line.
+    Raises OSError."""
     return parse_batch(path.read_text(errors="replace"), args, {**env, "0": str(path)}, given)
 
 
@@ -226,7 +229,8 @@ def _has_command(value: str) -> bool:
 
 def _lines(text: str, written: dict[str, str]) -> Iterator[tuple[int, str]]:
     """The logical lines with their numbers: continued lines, open quotes and open brackets are joined. Comments are
-    left out. A here-document is the text that its shell runs, or goes into `written`, by the name of its file."""
+    left out. A here-document that is the input of a shell becomes part of its line. A here-document that goes to a file
+    is put into `written`, by the name of the file."""
     whole, first, ends, document = "", 0, "", list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         if ends:
@@ -262,7 +266,7 @@ def _with_document(number: int, line: str, document: str, written: dict[str, str
 
 
 def _is_open(text: str) -> bool:
-    """Whether a quote, or the list of an array, goes on in the next line."""
+    """Whether a quote, or the list of an array, continues in the next line."""
     quote = ""
     for before, char in zip(" " + text, text, strict=False):
         if quote:
@@ -288,7 +292,7 @@ def _without_comment(text: str) -> str:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """The commands of a line, which `;`, `&&` and `||` part."""
+    """The commands of a line, separated by `;`, `&&` or `||`."""
     begin, quote, nested = 0, "", 0
     for place, char in enumerate(line):
         if quote:
@@ -304,8 +308,8 @@ def _parts(line: str) -> Iterator[str]:
 
 
 def _words(text: str, known: Mapping[str, str | list[str]], split: bool = True) -> list[str]:
-    """The words of a command, with the variables whose values are known. Values of variables without quotes are split
-    into words, as a shell does. What is only known when the script runs stays as it is."""
+    """The words of a command, with known variables filled in. As in a shell, the value of a variable without quotes is
+    split into words. Text that is only known when the script runs stays as it is."""
 
     def value_of(found: re.Match[str]) -> str:
         name, braced, other, sum_ = found.groups()
@@ -338,12 +342,12 @@ def _words(text: str, known: Mapping[str, str | list[str]], split: bool = True) 
 
 
 def _hidden(text: str) -> str:
-    """The text in which `$(command of words)` is one word."""
+    """The text, with each `$(command of words)` turned into one word."""
     return re.sub(r"\$\((?!\()[^()]*(\([^()]*\))?[^()]*\)|`[^`]*`", lambda one: one[0].replace(" ", "\0"), text)
 
 
 def _sum(text: str, known: Mapping[str, str | list[str]]) -> str:
-    """The value of an arithmetic expression of integers. Empty if it is not known."""
+    """The value of an arithmetic expression of integers. Empty if not known."""
     filled = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda one: str(known.get(one[1], "?")), text)
     total, sign = 0, 1
     for term in re.split(r"([-+])", filled.replace(" ", "")):
@@ -360,7 +364,7 @@ def _sum(text: str, known: Mapping[str, str | list[str]]) -> str:
 
 
 def _of_slurm(options: Mapping[str, str]) -> dict[str, str]:
-    """The variables that Slurm will set, as far as the options say."""
+    """The variables that Slurm will set, as far as the options show."""
     nodes, tasks = nodes_of(options), tasks_of(options)
     gpus = gpus_of(options)
     return {
@@ -386,7 +390,7 @@ def tasks_of(options: Mapping[str, str]) -> int:
 
 
 def gpus_of(options: Mapping[str, str]) -> int | None:
-    """The GPUs of each node. None if the options do not say."""
+    """The GPUs of each node. None if the options do not give the number."""
     for name, times, divide in (
         ("gpus-per-node", 1, 1), ("gpus-per-task", tasks_of(options), 1), ("gres", 1, 1),
         ("gpus", 1, nodes_of(options)),

@@ -1,7 +1,5 @@
-"""Turns a command line, as a user types it, into the job of a scenario and the text of the scenario, with facts from
-the text of the training script. No code of the script is run.
-
-Finds facts about the job in the text of its training script."""
+"""Turns a command line, as a user types it, into the job of a scenario and into the text of the scenario file.
+`read_script` finds facts in the text of the training script; no code of the script is run."""
 
 from __future__ import annotations
 
@@ -26,12 +24,12 @@ FRAMEWORKS = {
     "pytorch_lightning": "Lightning", "transformers": "Hugging Face Trainer", "accelerate": "Accelerate",
     "torch": "a plain PyTorch loop",
 }  # fmt: skip
-# Not the seed of a generator of its own, such as torch.Generator().manual_seed.
+# Not torch.Generator().manual_seed, which sets the seed of one generator only.
 _SEEDS = re.compile(r"(torch\.(cuda\.|random\.)?)?manual_seed(_all)?|(.*\.)?(seed_everything|set_seed|random\.seed)")
 _LOADS = re.compile(
     r"(^|\.)(torch\.load|\w*load_checkpoint|load_state|load_file|load_model|dcp\.load|checkpoint\.load)$"
 )
-# Calls that may fix the seed, or load a checkpoint: only a run shows it.
+# Calls that may fix the seed or load a checkpoint; only a run shows whether they do.
 _PERHAPS_SEEDS = re.compile(r"(.*\.)?\w*seed\w*", re.IGNORECASE)
 _PERHAPS_LOADS = re.compile(r"(.*\.)?(load|load_state_dict|\w*restore\w*|\w*resume\w*|load_latest\w*|maybe_load\w*)")
 _OTHER_LOADS = re.compile(
@@ -43,7 +41,7 @@ _MOST_BYTES, _MOST_FILES = 1 << 20, 20
 
 @dataclass
 class Script:
-    """The facts about a training script, with places such as `train.py:12`."""
+    """The facts about a training script, each with its place, such as `train.py:12`."""
 
     path: Path
     files: list[str] = field(default_factory=list)  # the files that were read
@@ -53,12 +51,12 @@ class Script:
     loads: list[str] = field(default_factory=list)
     perhaps_seeds: list[str] = field(default_factory=list)  # such as `seed` in a call
     perhaps_loads: list[str] = field(default_factory=list)
-    words: set[str] = field(default_factory=set)  # texts, such as nccl
+    words: set[str] = field(default_factory=set)  # short strings in the code, such as nccl
     unread: str = ""  # why the script could not be read
 
     @property
     def framework(self) -> str:
-        """The framework in words. Empty if the script imports no known framework."""
+        """The name of the framework. Empty if the script imports no known framework."""
         return next((name for package, name in FRAMEWORKS.items() if package in self.imports), "")
 
 
@@ -134,7 +132,7 @@ class Draft:
     command: list[str]
     cwd: str = "."  # in the scenario: relative to its folder
     launcher: str = "local"
-    nodes: int = 0  # 0: the command says it, or there is one
+    nodes: int = 0  # 0: as the command says, or one
     allocation: list[str] = field(default_factory=list)  # variables for salloc
     env: dict[str, str] = field(default_factory=dict)
     world_size: int | None = None  # must be written into the scenario, because the command does not show it
@@ -149,7 +147,7 @@ class Draft:
 
 
 def draft_of(command: Sequence[str], cwd: Path, env: Mapping[str, str] = os.environ) -> Draft:
-    """The draft for a command that the user types in the folder `cwd`."""
+    """The draft for a command that the user typed in the folder `cwd`."""
     launch = launch_of(command, cwd, env)
     draft = Draft(launch.words, launcher=launch.launcher, nodes=launch.nodes, env=launch.adds)
     draft.allocation, draft.assumed, draft.to_check = launch.allocation, launch.assumed, launch.to_check
@@ -231,8 +229,8 @@ def _says(draft: Draft, script: Script) -> None:
 
 
 def _folder(draft: Draft) -> None:
-    """Makes the job save its checkpoints below {run}: by an option in the command, otherwise by an option of the
-    script."""
+    """Makes the job save its checkpoints below {run}: by an option that is in the command, otherwise by an option of
+    the script."""
     if any("{run}" in word for word in draft.command):
         if draft.checkpoints:
             draft.assumed.append(f"checkpoints are in {draft.checkpoints}, as the command says")
@@ -275,14 +273,15 @@ _ASSERTIONS = {
     "checkpoint_integrity": "",
     "completed": "",
 }
-AFTER_A_LOOK = ("lr_continuity", "parameter_digest")  # judged only if a run has shown that they can be
+AFTER_A_LOOK = ("lr_continuity", "parameter_digest")  # used only if a run has shown that their data can be seen
 
 
 def scenario_text(
     name: str, draft: Draft, step: int, timeout_s: float, blind: Mapping[str, str], more: Sequence[str] = ()
 ) -> str:  # fmt: skip
-    """The text of the scenario file. `name`: the scenario's name; `step`: the step in which the rank dies. `blind`:
-    assertions that see too little of this job, with the reason. `more`: assertions beside the usual ones."""
+    """The text of the scenario file. `name`: the scenario's name. `step`: the step in which the rank dies. `blind`: the
+    assertions that see too little of this job, each with the reason. `more`: assertions in addition to the usual
+    ones."""
     rank = draft.ranks - 1
     job = [f"  command: {_one_line(_command(draft), flow=False)}"]
     if draft.cwd != ".":
@@ -324,7 +323,7 @@ def _assertion(name: str, bounds: str, blind: str) -> str:
 
 
 def _command(draft: Draft) -> str | list[str]:
-    """The command as text, if the text can be split into the same words again. Otherwise the list of words."""
+    """The command as one text, if that can be split into the same words again. Otherwise the list of words."""
     text = " ".join(draft.command)
     try:
         return text if shlex.split(text) == draft.command else draft.command
@@ -333,7 +332,7 @@ def _command(draft: Draft) -> str | list[str]:
 
 
 def _one_line(value: str | list[str], flow: bool = True) -> str:
-    """The value as YAML on one line. `flow`: whether it is between brackets or braces, where some characters need
+    """The value as YAML on one line. `flow`: it stands between brackets or braces, where some characters need
     quotes."""
     if isinstance(value, list):
         return f"[{', '.join(map(_one_line, value))}]"

@@ -1,5 +1,6 @@
-"""Makes a launch line, as a user types it, into torchrun's line for one node: what stands before torchrun is taken off,
-other launchers give way to it, and what torchaos sets itself is left out. What can't be kept is said."""
+"""Turns a command line that starts a job, as a user types it, into torchrun's command line for one node. Programs
+before torchrun are removed, other launchers are replaced by torchrun, and options that torchaos sets itself are left
+out. `Launch.to_check` lists what could not be kept."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ _ACCELERATE_ENV = {
     "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     "num_cpu_threads_per_process": "OMP_NUM_THREADS",
 }  # fmt: skip
-_ACCELERATE_OWN = (  # what torchrun's line needs no more
+_ACCELERATE_OWN = (  # settings that are not needed in torchrun's line
     *_ACCELERATE_ENV, "num_processes", "num_machines", "multi_gpu", "machine_rank", "main_process_ip", "quiet", "q",
     "main_process_port", "rdzv_backend", "rdzv_conf", "config_file", "max_restarts", "same_network", "module", "cpu",
     "compute_environment", "distributed_type", "main_training_function", "use_cpu", "downcast_bf16", "debug",
@@ -55,28 +56,29 @@ _IN_A_CONTAINER = "start torchaos inside of the container, with torchaos in its 
 
 @dataclass
 class Launch:
-    """A launch line on its way to torchrun. `nodes`: 0 if the line does not say. `per_node`: ranks on each node, if
-    another launcher than torchrun says it. `written`: the files that a script writes itself, by their names."""
+    """A command line on its way to torchrun's. `nodes`: 0 if the line gives no number. `per_node`: ranks on each node,
+    if a launcher other than torchrun gives the number. `written`: files that the batch script itself writes, by
+    name."""
 
     words: list[str]
     cwd: Path
-    env: Mapping[str, str]  # of the user
+    env: Mapping[str, str]  # the user's environment
     launcher: str = "local"
     nodes: int = 0
     per_node: int | None = None
     gpus: int | None = None  # of each node, which Slurm gives
     tasks: int = 1  # of srun on each node
-    folder: str = ""  # in which the command runs, if a script changes it
+    folder: str = ""  # the folder in which the command runs, if a script changes it
     written: Mapping[str, str] = field(default_factory=dict)
-    adds: dict[str, str] = field(default_factory=dict)  # to the environment of the job
+    adds: dict[str, str] = field(default_factory=dict)  # variables to add to the environment of the job
     allocation: list[str] = field(default_factory=list)  # variables of salloc
     assumed: list[str] = field(default_factory=list)
     to_check: list[str] = field(default_factory=list)
 
 
 def launch_of(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Launch:
-    """The launch line, made into torchrun's. Raises UsageError if the line can't be understood, or starts the ranks
-    where torchaos can't be."""
+    """Turns the command line into torchrun's. Raises UsageError if the line can't be understood, or if it starts the
+    ranks where torchaos can't be."""
     launch = Launch(list(command), cwd, env)
     while handler := _handler(launch.words):
         before = list(launch.words)
@@ -182,13 +184,13 @@ def _salloc(launch: Launch) -> None:
 
 
 def _tasks_alone(options: Mapping[str, str]) -> int:
-    """The nodes of `srun --ntasks=4 torchrun`, which has a torchrun on each."""
+    """The number of nodes for `srun --ntasks=4 torchrun`, where each task is a torchrun on a node."""
     count = options.get("ntasks", "1")
     return int(count) if count.isdecimal() else 1
 
 
 def _shell(launch: Launch) -> None:
-    """`bash -c TEXT`, and scripts of a shell within a step of Slurm."""
+    """`bash -c TEXT`, and shell scripts within a step of Slurm."""
     words = launch.words[1:]
     first = next((n for n, word in enumerate(words) if not word.startswith("-")), len(words))
     rest = words[first:]
@@ -289,7 +291,7 @@ def _composer(launch: Launch) -> None:
 
 
 def _plain_head(launch: Launch) -> None:
-    """`time` and `nohup`, which change nothing of the job."""
+    """Removes `time` and `nohup`, which do not change the job."""
     while launch.words and (launch.words[0].startswith("-") or first_program(launch.words) in ("time", "nohup")):
         launch.words.pop(0)
 
@@ -307,7 +309,7 @@ def _mpirun(launch: Launch) -> None:
 
 
 def _python(launch: Launch) -> None:
-    """A script of Python without a launcher: torchrun takes its place, unless Python runs torchrun."""
+    """A Python script without a launcher. torchrun replaces Python, unless Python runs torchrun."""
     rest = launch.words[1:] if is_python(launch.words[0]) else launch.words
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]
@@ -319,7 +321,7 @@ def _python(launch: Launch) -> None:
 
 
 def _torchrun(launch: Launch) -> None:
-    """Sets the ranks of each node, and leaves out what differs from node to node."""
+    """Sets the number of ranks per node, and leaves out options that differ from node to node."""
     part = own_part(launch.words)
     if part is None:
         return
@@ -329,7 +331,7 @@ def _torchrun(launch: Launch) -> None:
     if ranks := launch.gpus if said and not per_node else None if said else launch.per_node:
         launch.words = with_option(launch.words, begin, end, "nproc-per-node", str(ranks))
         begin, end = own_part(launch.words) or part
-    # srun may start the torchrun of one node, in a loop
+    # A loop may call srun once for each node, to start one torchrun.
     launch.nodes = asked or launch.nodes if launch.nodes <= 1 else launch.nodes
     several = launch.launcher == "slurm" or launch.nodes > 1
     if not several:

@@ -1,8 +1,7 @@
-"""One run of a job without faults, the data that the agent saw in it, and the step that it suggests for the first
-fault.
+"""One run of a job without faults: the data that the agent saw in it, and the step that is chosen for the first fault,
+where a wrong recovery shows most.
 
-The step is a moment at which a wrong recovery shows most. The run is the twin that the scenario's first run needs
-anyway, and stays in the cache."""
+The run is the twin that the scenario's first run needs anyway, so it stays in the cache."""
 
 from __future__ import annotations
 
@@ -27,15 +26,16 @@ from torchaos.harness.running.twin_runs.twin import Twins
 
 @dataclass(frozen=True)
 class Seen:
-    """The data that the agent saw in a run without faults, and the assertions that lack data."""
+    """One kind of data: what the agent saw of it in a run without faults, and the assertions that can't judge without
+    it."""
 
     name: str
-    words: str  # a description of the data that was seen, or why there is none
+    words: str  # a description of the data, or why there is none
     blind: tuple[str, ...] = ()  # the assertions that can't judge without this data; empty if the data was seen
 
 
 def seen_in(run: Record) -> Iterator[Seen]:
-    """Yields one line for each kind of data."""
+    """Yields one result for each kind of data."""
     steps = run.history.executions
     ranks = len(steps.ranks)
     if not steps:
@@ -61,8 +61,8 @@ def seen_in(run: Record) -> Iterator[Seen]:
 
 
 def saved_elsewhere(run: Record) -> str:
-    """The folder in which the job saved its checkpoints, as a sentence, if it is not the folder that the scenario
-    names. Otherwise empty."""
+    """If the job saved its checkpoints to another folder than the scenario names: a sentence with that folder.
+    Otherwise empty."""
     named = run.plan.job.checkpoints
     saved = [save.path for save in run.history.saves if save.path.startswith("/")]
     if not named or not saved or not named.startswith("{run}"):
@@ -100,7 +100,8 @@ _BEST = re.compile("best", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Chosen:
-    """`says`: where the step lies. `misses`: what a death there can't show, as clauses."""
+    """The step for a fault. `says`: where the step is, in words. `misses`: what a death in this step can't show, as
+    clauses."""
 
     step: int
     says: str
@@ -108,17 +109,17 @@ class Chosen:
 
 
 def chosen_in(run: Record) -> Chosen | None:
-    """The step for a job that made this run. None if it made too few steps."""
+    """The step for a fault in a job that made this run. None if it made too few steps."""
     saves = [(save.global_step, save.path) for save in run.history.saves if save.ok and save.global_step]
     epoch = min(FirstUses(run.history.by_step()).repeated(), default=None)
     return chosen(run.history.last_step, saves, epoch)
 
 
 def chosen(last: int | None, saves: Sequence[tuple[int, str]], epoch: int | None) -> Chosen | None:
-    """The step at which a death costs work, and after which enough steps follow: between two checkpoints, after the
-    second if possible, in a later epoch, and after the newest `best` checkpoint, because a job that has forgotten its
-    best value writes it again anyway if a better one comes. It falls on no save. `last`: the last step. `saves`: the
-    step and the path of each. `epoch`: the step with which the second epoch begins."""
+    """The step at which a death costs work, with enough steps after it. It is between two checkpoints, after the second
+    one if possible, and never at a save. It is in a later epoch, and after the newest `best` checkpoint: before it, a
+    job that has forgotten its best value would not be noticed, because it writes a `best` checkpoint again anyway.
+    `last`: the last step. `saves`: step and path of each save. `epoch`: the step with which the second epoch begins."""
     if last is None or last < 3:
         return None
     best = max((step for step, path in saves if _is_best(path) and step < last), default=0)
@@ -156,7 +157,8 @@ def _is_best(path: str) -> bool:
 
 
 def _free(last: int, saves: Iterable[tuple[int, str]]) -> set[int]:
-    """The steps at which no family of files is saved, by its period."""
+    """The steps at which nothing is saved. Files whose paths differ only in numbers count as one series, and the series
+    is saved with a period."""
     families: dict[str, list[int]] = {}
     for step, path in sorted(saves):
         families.setdefault(re.sub(r"\d+", "", path), []).append(step)
@@ -165,8 +167,8 @@ def _free(last: int, saves: Iterable[tuple[int, str]]) -> set[int]:
 
 
 class HealthyRun(Stoppable):
-    """One run without faults. `stop` may be called from a signal handler; the run is then ended normally, and its
-    changes are undone."""
+    """One run without faults. `stop` may be called from a signal handler; the run is then ended in the normal way, and
+    its changes are undone."""
 
     def __init__(self, plan: Plan, watcher: Watcher | None = None) -> None:
         super().__init__()
@@ -180,8 +182,9 @@ class HealthyRun(Stoppable):
         return self._twins.has(0)
 
     def __call__(self, scratch: Path) -> Record | None:
-        """The record of the job, or None. If the job did not end successfully, `problem` has the reason. `scratch`: an
-        empty folder. Raises ChaosError if the job can't be run."""
+        """Makes the run, or takes it from the cache. Returns its record, or None if there is none. If the job did not
+        end successfully, `problem` has the reason. `scratch`: an empty folder. Raises ChaosError if the job can't be
+        run."""
         folder = RunDir(scratch)
         (folder.root / "twins").mkdir(parents=True, exist_ok=True)
         if self._twins.give(0, folder):

@@ -1,4 +1,5 @@
-"""Runs one scenario from its plan to its result: a twin, the run, more twins if the first twin differs, the verdict."""
+"""Runs one scenario from its plan to its result: a twin, the run with faults, more twins if the first one differs from
+the run, and the verdict."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from torchaos.harness.running.twin_runs.twin import Twins, last_step_in, made_of
 
 
 class ScenarioRun(Stoppable):
-    """One scenario that is run and judged. `text`: the scenario for the run directory. `stop` may be called from a
-    signal handler; the current run is then ended normally, and judged."""
+    """One scenario that is run and judged. `text`: the text of the scenario, which is kept in the run directory. `stop`
+    may be called from a signal handler; the current run is then ended in the normal way, and judged."""
 
     def __init__(
         self, plan: Plan, folder: RunDir, text: bytes, reproduce: Sequence[str], watcher: Watcher | None = None
@@ -36,11 +37,13 @@ class ScenarioRun(Stoppable):
         self._began_s = time.time()
         self._notes: list[str] = []
         self._unsaid: list[str] = []
-        self.records: tuple[Record, list[Record]] | None = None  # of the run and its twins, once they are judged
+        self.records: tuple[Record, list[Record]] | None = (
+            None  # of the run, and of its twins; None until they are judged
+        )
 
     def __call__(self) -> Result:
-        """Runs the scenario and returns its result. Raises ChaosError or OSError if it could not be run or judged.
-        Raises LeftBehind if, in addition, a change could not be undone."""
+        """Runs the scenario and returns its result. Raises ChaosError or OSError if it could not be run or judged, and
+        LeftBehind if a change could not be undone as well."""
         try:
             return self._result()
         except (ChaosError, OSError) as error:
@@ -64,7 +67,9 @@ class ScenarioRun(Stoppable):
             unfinished = self._more_twins(twins, wanted) if has_twin else None
         self._write_down(unfinished)
         result = self._judged()
-        if self.left and result.exit_code is not ExitCode.ROLLBACK:  # left by a twin, which the run's record lacks
+        if (
+            self.left and result.exit_code is not ExitCode.ROLLBACK
+        ):  # left by a twin, so the record of the run does not show it
             result = replace(result, exit_code=ExitCode.ROLLBACK)
             if result.verdict is Verdict.PASSED:
                 result = replace(result, verdict=Verdict.ERROR, reason=f"rollback: {self.left[0]}")
@@ -72,8 +77,8 @@ class ScenarioRun(Stoppable):
         return result
 
     def _in_vain(self, twins: Twins, has_twin: bool) -> str | None:
-        """Why the run would prove nothing, so that it is not made: the twin's job died by itself at its start, or ended
-        before any fault would have come. None if the run is made."""
+        """Why a run would prove nothing, so that none is made: the twin's job died by itself, or it ended before any
+        fault would come. None if the run is to be made."""
         died = f"the fault-free twin failed: {twins.died}" if twins.died else ""
         twin = Record.load(RunDir(self.folder.twins / "0")) if has_twin else twins.failed
         if twin is None or not (has_twin or died):
@@ -85,7 +90,7 @@ class ScenarioRun(Stoppable):
         return (died or next(iter(late.values()))) if late and len(late) == len(self.plan.faults) else None
 
     def _judged(self) -> Result:
-        """Judges the run. Raises ChaosError in place of UsageError: the run directory was just written, so if it can't
+        """Judges the run. Raises ChaosError instead of UsageError: the run directory was just written, so if it can't
         be read, it was removed or damaged."""
         from torchaos.harness.analysis.verdict import records_of, verdict_of
 
@@ -96,8 +101,8 @@ class ScenarioRun(Stoppable):
             raise ChaosError(str(error)) from error
 
     def _more_twins(self, twins: Twins, wanted: int) -> str | None:
-        """Adds twins as long as they help to judge. Returns why it stopped before that, or None. If cached twins turn
-        out to be of another job than the run, all twins are made again, once."""
+        """Adds twins as long as they help to judge. Returns why it stopped before that, or None. If the cached twins
+        turn out to belong to another job than the run, all twins are made again, once."""
         from torchaos.harness.analysis.comparison.agreement import wants_more
 
         renewed = False
@@ -119,7 +124,7 @@ class ScenarioRun(Stoppable):
                 return self._stopped or refused
 
     def _why_stale(self, run: Record, twins: Sequence[Record]) -> str:
-        """Why twins that were made before this run can't be used to judge it, as a clause. Empty if they can."""
+        """Why twins from before this run can't be used to judge it, as a clause. Empty if they can."""
         from torchaos.harness.analysis.comparison import agreement
 
         made = [made_of(self.folder.twins / str(number)) for number in range(len(twins))]
@@ -134,13 +139,13 @@ class ScenarioRun(Stoppable):
         return ""
 
     def _note(self, text: str) -> None:
-        """Stores a note, which is recorded in the next run and at the end of this scenario."""
+        """Keeps a note. It is recorded in the next run, and at the end of this scenario."""
         self._notes.append(text)
         self._unsaid.append(text)
 
     def _write_down(self, unfinished: str | None) -> None:
-        """Records events outside the run, which the run's own journal lacks. A note gets the time of the run's end, so
-        that the run does not seem longer."""
+        """Records what happened outside the run, and so is not in the run's own journal. A note gets the time at which
+        the run ended, so that the run does not seem longer."""
         if not (unfinished or self._notes):
             return
         events = read_journal(self.folder.events)

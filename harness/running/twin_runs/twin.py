@@ -1,10 +1,11 @@
-"""Makes twins, the fault-free runs that a run with faults is judged against, and keeps them in a cache.
+"""Makes twins, and keeps them in a cache. A twin is a run without faults with which a run with faults is compared.
 
 A twin is an ordinary run of the same plan, but without faults. Its key in the cache is a digest of everything that
-could change it and is known before the run (twin_key.py). It is used only while its input files are unchanged
-(twin_key.py). The cache keeps the data for a verdict, but not the checkpoints.
+could change the twin and is known before it runs (twin_key.py). A twin is used only while the files that its job read
+are unchanged. The cache keeps the data for a verdict, but not the checkpoints.
 
-All twins of a key belong to one generation, which twin 0 begins. When twin 0 becomes stale, all are removed."""
+All twins of a key belong to one generation, which twin 0 begins. When twin 0 becomes stale, all twins of the key are
+removed."""
 
 from __future__ import annotations
 
@@ -34,26 +35,26 @@ from torchaos.harness.running.twin_runs.twin_key import Inputs, difference, key_
 
 MOST_TWINS, MOST_BYTES = 200, 10 << 30  # limits of the cache
 _TRIES = 4
-_LOOK_S = 0.2  # seconds between looks whether another run has finished the twin
+_LOOK_S = 0.2  # seconds between tries to get the lock, which another run holds while it makes the twin
 _KEPT = ("plan.json", "events", "artifacts", "logs")
 _MADE = "made.json"  # when the twin was made, and the files that its job read
-_PARTS = "parts.json"  # beside the twins of a key: what the key is of
+_PARTS = "parts.json"  # beside the twins of a key: the facts of which the key is a digest
 
 
 class Twins:
-    """The twins of one plan, from the cache or newly run. `execute`: the function that runs a plan in a run
+    """The twins of one plan, from the cache or newly made. `execute`: the function that runs a plan in a run
     directory."""
 
     def __init__(
         self, plan: Plan, execute: Callable[[Plan, RunDir], None], cache: Path | None = None,
         given_up: Callable[[], bool] = lambda: False, tell: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
-        """`given_up`: whether the user ended the run; it is called while another run makes the twin. `tell`: receives
-        the reason when cached twins are made again."""
+        """`given_up`: returns whether the user ended the run; it is called while another run makes the twin. `tell`:
+        receives the reason if twins in the cache are made again."""
         self._plan = fault_free(plan)
         self._execute, self._given_up, self._tell = execute, given_up, tell
         self._cache = cache or user_cache_path("torchaos")
-        self._first: Inputs | None = None  # inputs of twin 0 of the generation in use
+        self._first: Inputs | None = None  # the inputs of twin 0, in the generation that this run uses
         self.died = ""  # a clause about the twin's job, if it died by itself
         self.failed: Record | None = None  # the twin's record, if its job failed or was ended early
         self.refused = ""  # why no further twin of this generation is available
@@ -67,10 +68,10 @@ class Twins:
         return parts_of(self._plan)
 
     def give(self, number: int, to: RunDir) -> bool:
-        """Copies the record of the twin `number` (from 0) into the run directory `to`. A twin that is not cached is run
-        first. False if the twin's job failed or was ended early. Also False if the cached twins have become stale or
-        were replaced since twin 0 was copied; then `refused` says why. Raises ChaosError if the cache can't be
-        written."""
+        """Copies the record of the twin `number` (from 0) into the run directory `to`. A twin that is not in the cache
+        is made first. Returns False if the twin's job failed or was ended early. Also returns False if the twins in the
+        cache have become stale or were replaced since twin 0 was copied; then `refused` says why. Raises ChaosError if
+        the cache can't be written."""
         try:
             with self._locked() as mine:
                 kept = self._home / str(number)
@@ -93,16 +94,16 @@ class Twins:
         return (self._home / str(number)).is_dir()
 
     def renew(self, why: str) -> bool:
-        """Removes the present generation of twins, unless another run has done so already. `why`: the reason, for the
-        note to the user. False if the user stopped waiting for another run."""
+        """Removes the present generation of twins, unless another run has done that already. `why`: the reason, for the
+        note to the user. Returns False if the user gave up waiting for another run."""
         with self._locked() as mine:
             if mine and made_of(self._home / "0") == self._first:
                 self._forget(why)
             return mine
 
     def _is_current(self, number: int) -> bool:
-        """Whether the twin may be used. If twin 0 is wanted, a stale generation is removed. For later twins, `refused`
-        has the reason."""
+        """Whether the twin may be used. If `number` is 0, a stale generation is removed, so the answer is always yes.
+        For a later twin, `refused` has the reason against it."""
         first = made_of(self._home / "0")
         why = first.changed() if first else "the files that its job read are not known" if self.has(0) else ""
         if number == 0:
@@ -113,8 +114,8 @@ class Twins:
         return not self.refused
 
     def _why_another(self) -> str:
-        """What has changed since the newest twins of this job were made, if they have another key. Empty if there are
-        none, or the reason is not known."""
+        """Why the key has changed since the newest twins of this job were made. Empty if there are no such twins, or if
+        the reason is not known."""
         homes = (home for home in self._home.parent.iterdir() if home != self._home and (home / "0").is_dir())
         for home in sorted(homes, key=lambda home: home.stat().st_mtime, reverse=True):
             with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -128,10 +129,10 @@ class Twins:
             shutil.rmtree(kept)
 
     def _make(self, number: int, kept: Path) -> bool:
-        """Runs a twin and puts it into the cache. False if its job failed or was stopped.
+        """Makes a twin and puts it into the cache. Returns False if its job failed or was stopped.
 
         A healthy job may abort at interpreter exit, and torchrun then restarts it (analysis/ending/__init__.py). Such a
-        run is no twin, and another run is tried. A failed twin is kept as `failed`, so that its log can be read."""
+        run is no twin, and is made again. A failed twin is kept in the folder `failed`, so that its log can be read."""
         self._clear()
         for _ in range(_TRIES):
             folder = RunDir(self._home / f"run-{number}-{os.getpid()}")
@@ -161,17 +162,18 @@ class Twins:
         return True
 
     def _clear(self) -> None:
-        """Removes files that killed harnesses left here while they made a twin. This process holds the lock, so none of
-        them is alive, even if a name contains this process's pid: in each container, pids are counted from 1."""
+        """Removes what killed harnesses left here while they made a twin. This process holds the lock, so all those
+        harnesses are dead, even if a name contains the pid of this process: pids in different containers may be
+        equal."""
         for left in (*self._home.glob("run-*"), *self._home.glob(".[0-9]*-*")):
-            with suppress(UndoError):  # its reaper is still healing it
+            with suppress(UndoError):  # a reaper is still undoing its changes
                 if all(result.verified for result in heal_from_log(left)):
                     shutil.rmtree(left, ignore_errors=True)
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Holds the lock of this key. If two runs want the same twin at the same time, the second waits, and then finds
-        it in the cache. Yields False if the user gave up waiting."""
+        """Holds the lock of this key. If two runs want the same twin at the same time, the second one waits, and then
+        finds the twin in the cache. Yields False if the user gave up waiting."""
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(self._home / "lock", "w") as lock:
             while not (mine := _lock(lock.fileno())) and not self._given_up():
@@ -180,8 +182,8 @@ class Twins:
 
 
 def forget_old(newest: Path) -> None:
-    """Keeps the cache that contains `newest` within its limits: removes the least recently used twins, except those
-    that a run has locked."""
+    """Keeps the cache within its limits. Removes the least recently used twins, except `newest` and those that a run
+    has locked. `newest`: the folder of a key in the cache."""
     homes = sorted((path for path in newest.parent.iterdir() if path != newest), key=lambda path: path.stat().st_mtime)
     sizes = {path: _size(path) for path in (*homes, newest)}
     for home in homes:
@@ -210,14 +212,15 @@ def _lock(fd: int) -> bool:
 
 
 def fault_free(plan: Plan) -> Plan:
-    """The plan of the twin: without faults, conditions and assertions. Its agents also record what the job reads."""
+    """The plan of the twin: without faults, conditions and assertions. Its agents also record which files the job
+    reads."""
     hooks = tuple(sorted({*plan.hooks, "reads"}))
     return replace(plan, faults=(), stop=(), steady_state=(), asserts=(), twin={}, hooks=hooks)
 
 
 def last_step_of(plan: Plan, cache: Path | None = None) -> int | None:
-    """The last global step of the job, from its twin in the cache, or from one that was made for other assertions. None
-    if there is no usable twin."""
+    """The last global step of the job, from its twin in the cache, or else from a twin of the same job that was made
+    for other assertions. None if there is no usable twin."""
     twins = (cache or user_cache_path("torchaos")) / "twins"
     exact = twins / key_of(fault_free(plan)) / "0"
     kept = exact if exact.is_dir() else next((one for one in twins.glob("*/0") if _is_of(plan, one)), exact)
@@ -229,7 +232,7 @@ def last_step_of(plan: Plan, cache: Path | None = None) -> int | None:
 
 
 def _is_of(plan: Plan, twin: Path) -> bool:
-    """Whether a twin is of the plan's job, started in the same way."""
+    """Whether a twin is of the same job as the plan, started in the same way."""
     try:
         theirs = json.loads((twin / "plan.json").read_text())
     except (OSError, ValueError):
@@ -250,9 +253,9 @@ def last_step_in(twin: Record) -> int | None:
 
 
 def too_late(plan: Plan, last: int, why: str = "as its twin did") -> dict[int, str]:
-    """The faults whose steps the job does not reach, by their index in the plan, each with a clause that says so. A
-    fault in the step after the last step is not too late, because it comes at the end of the job, for example in its
-    last save. `why`: how the last step is known."""
+    """The faults in steps that the job does not reach: by index in the plan, a clause about each. A fault in the step
+    after the last one is not too late: it comes at the end of the job, for example in its last save. `why`: how the
+    last step is known."""
     steps = {n: fault.trigger.step for n, fault in enumerate(plan.faults) if isinstance(fault.trigger, Moment)}
     end = f"and the job ends at step {last}, {why}"
     return {

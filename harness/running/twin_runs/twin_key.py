@@ -1,18 +1,15 @@
-"""The key of a twin in the cache: a digest of everything that could change the results of the job, with the files that
-its agents saw it read.
+"""The key of a twin in the cache, and the check whether a twin in the cache is still valid.
 
-The sources that a job may use, as far as can be known before it runs, and the environment variables that they name.
+The key is a digest of everything that could change the results of the job and is known before it runs. In case of
+doubt, a fact is part of the key: a key that changes too often costs a run, but a stale twin makes the verdict wrong.
 
-A source counts if something that counts already names it: the command, an import, a text such as "model.head" or
-"prepare.py". So a note or an experiment beside the script does not make a twin stale. Sources that a job finds in
-another way are seen by its agent when they are read. A source with the name of an installed module always counts,
-because it would be imported instead.
+The key includes the sources that the job may use (`used`), and the environment variables that they name. A source counts if
+something that counts already names it: the command, an import, a text such as "model.head" or "prepare.py". So a note
+or an experiment beside the script does not make a twin stale. A source with the name of an installed module always
+counts, because it would be imported instead.
 
-The files that a twin's job read, as its agents recorded them (agent/file_access.py), and whether they have changed
-since. If they have, the twin is not used any more.
-
-In case of doubt, a fact is part of the key. A key that changes too often costs a run, but a stale twin makes the
-verdict wrong."""
+Other files that a job reads are seen by its agent (agent/file_access.py) while the twin runs. `Inputs` holds these
+files; if one of them has changed, the twin is not used any more."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ from torchaos.harness.record.environment import editable, importable, installed,
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 
-_MOST_BYTES = 1 << 20  # of a source; what follows is not looked at
+_MOST_BYTES = 1 << 20  # of a source; only this part is searched
 _WORD = re.compile(rb"[A-Za-z_]\w*")
 _IMPORT = re.compile(rb"\b(?:from\s+([\w.]+)\s+)?import\b\s*(\([^)]*\)|[^\n#;]*)")
 _TEXT = re.compile(rb"""["']([\w./-]+)["']|([\w./-]+\.py)\b""")
@@ -43,8 +40,8 @@ _ALWAYS = {"sitecustomize", "usercustomize"}  # Python itself imports them
 
 
 def used(named: Iterable[Path], words: Iterable[str], there: Iterable[Path], importable: Collection[str]) -> set[Path]:
-    """The sources in `there` that count, and the files `named`. `words`: those of the command and of the environment
-    that the scenario sets. `importable`: the names of installed modules."""
+    """The sources among `there` that count, and the files `named`. `words`: the words of the command and of the
+    environment that the scenario sets. `importable`: the names of installed modules."""
     by_name = defaultdict[str, list[Path]](list)
     for path in there:
         by_name[path.parent.name if path.stem in ("__init__", "__main__") else path.stem].append(path)
@@ -61,7 +58,7 @@ def used(named: Iterable[Path], words: Iterable[str], there: Iterable[Path], imp
 
 
 def variables_in(sources: Iterable[Path]) -> set[str]:
-    """The names in the sources that may be those of environment variables."""
+    """The names in the sources that may be names of environment variables."""
     pairs = (pair for path in sources for pair in _VARIABLE.findall(start_of(path)))
     return {os.fsdecode(name) for pair in pairs for name in pair if name}
 
@@ -75,7 +72,7 @@ def start_of(path: Path) -> bytes:
 
 
 def _names_in(path: Path) -> set[str]:
-    """The names of modules that a source may import or start; of a file that is no Python, all its words."""
+    """The names of modules that a Python source may import or start. For any other file, all its words."""
     text = start_of(path)
     if path.suffix == ".py":
         text = b" ".join(part for pattern in (_IMPORT, _TEXT) for pair in pattern.findall(text) for part in pair)
@@ -96,14 +93,14 @@ ABSENT: Stamp = (-1, 0)
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a job. `files`: size, modification time and digest, by path. An empty digest: only size and time
-    are compared. A digest None: the file changed while the job ran. `folders`: digests of the names in each folder that
-    the job listed."""
+    """The inputs of a job. `files`: size, modification time and digest, by path. If a digest is empty, only size and
+    time are compared; if it is None, the file changed while the job ran. `folders`: by path, a digest of the names in
+    each folder that the job listed."""
 
     made_s: float  # seconds since the epoch, when the twin was started
     files: Mapping[str, tuple[int, int, str | None]]
     folders: Mapping[str, str]
-    whole: bool = True  # all reads were recorded
+    whole: bool = True  # whether all reads were recorded
     environment: Mapping[str, str] = field(default_factory=dict)  # digests by name; empty: the variable was not set
 
     @classmethod
@@ -175,7 +172,7 @@ def stamp(path: Path) -> Stamp:
 
 
 def digest(path: Path) -> str:
-    """A digest of a file's contents; for a large file, its path, size and modification time."""
+    """A digest of a file's contents. For a large file, of its path, size and modification time."""
     try:
         if path.stat().st_size > _WHOLE:
             return str((str(path), *stamp(path)))
@@ -204,10 +201,10 @@ def _names(folder: str) -> str:
 # Environment variables with these prefixes change the results of a job. So do all variables that its sources name.
 _ENV = ("TORCH", "PYTORCH", "CUDA", "NCCL", "GLOO", "OMP", "MKL", "PYTHON", "ATEN", "LD_", "HF_", "ACCELERATE", "PL_")
 _NOT_SOURCES = {"node_modules", "site-packages", "__pycache__"}
-# They have no effect on a job without faults.
+# Settings that have no effect on a job without faults.
 _NO_MATTER = ("timeout_s", "resubmit_times", "resubmit_delay_s", "resubmit_command", "resubmit_env", "attach_pid")
 _MOST_FILES = 5000  # files of one folder
-# Parts by name, and what comes before the name of that which has changed.
+# Parts of the key whose entries have names, with the words before the name of a changed entry in a message.
 _NAMED_PARTS = {"sources": "", "data": "", "environment": "the variable ", "installed": "the package ", "job": "job."}
 _PLAIN_PARTS = {"machine": "the machine has changed", "observers": "torchaos has changed"}
 
@@ -224,7 +221,7 @@ def key_in(parts: Parts) -> str:
 
 
 def parts_of(plan: Plan) -> Parts:
-    """All that goes into the key, as JSON. What may hold a secret, such as a variable, is a digest."""
+    """All facts that go into the key, as JSON. If a fact may hold a secret, such as a variable, its digest is used."""
     python = job_python(plan.job.command)
     sources = _sources(plan, python)
     return {
@@ -247,8 +244,8 @@ def parts_of(plan: Plan) -> Parts:
 
 
 def difference(parts: Parts, before: Parts) -> str:
-    """What has changed since a twin with other parts was made, as a clause. Empty if it was made for another job, or
-    for assertions that need other data."""
+    """What has changed since a twin with the parts `before` was made, as a clause. Empty if that twin is of another
+    job, or was made for assertions that need other data."""
     if any(parts[name] != before[name] for name in ("launcher", "needs")):
         return ""
     if any(parts["job"][name] != before["job"].get(name) for name in ("command", "cwd", "env")):
@@ -267,9 +264,8 @@ def sources_changed(plan: Plan, since_s: float) -> bool:
 
 
 def _sources(plan: Plan, python: str) -> list[Path]:
-    """The files that the command names, and the Python files that the job may use, in certain folders and below them:
-    the folders of scripts that the command names, of modules that it names, of PYTHONPATH, and of editable
-    installations."""
+    """The files that the command names, and the Python files that the job may use. These are searched in and below: the
+    folders of scripts and modules that the command names, PYTHONPATH, and editable installations."""
     named = _named(plan, Path.is_file)
     scripts = [path.parent for path in named if path.suffix == ".py"]
     search = plan.job.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")).split(os.pathsep)

@@ -3,10 +3,10 @@
 The key is a digest of everything that could change the results of the job and is known before it runs. In case of
 doubt, a fact is part of the key: a key that changes too often costs a run, but a stale twin makes the verdict wrong.
 
-The key includes the sources that the job may use (`used`), and the environment variables that they name. A source counts if
-something that counts already names it: the command, an import, a text such as "model.head" or "prepare.py". So a note
-or an experiment beside the script does not make a twin stale. A source with the name of an installed module always
-counts, because it would be imported instead.
+The key includes the sources that the job may use (`used`), and the environment variables that they name. A source
+counts if something that counts already names it: the command, an import, a text such as "model.head" or "prepare.py".
+So a note or an experiment beside the script does not make a twin stale. A source with the name of an installed module
+always counts, because it would be imported instead.
 
 Other files that a job reads are seen by its agent (agent/file_access.py) while the twin runs. `Inputs` holds these
 files; if one of them has changed, the twin is not used any more."""

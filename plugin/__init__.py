@@ -1,12 +1,12 @@
-"""What a plug-in imports: for a fault, an assertion, a launcher, a condition, a probe or a checkpoint format. What only
-some need is in `evidence`, `undo`, `analysis`, `families`, `launchers` and `checkpoints`.
+"""All that a plug-in imports, for a fault, an assertion, a launcher, a condition, a probe or a checkpoint format. Names
+that only some plug-ins need are in `evidence`, `undo`, `analysis`, `families`, `launchers` and `checkpoints`.
 
 Semantic versioning covers the names in `__all__`, here and in these modules, and nothing else: modules of
 `torchaos.harness` may move at any time. A plug-in may state in its module for which API it is written, as in `API = 1`;
-it is refused by a torchaos with another API.
+a torchaos with another API refuses it.
 
 In a rank, the agent loads an injector by the path of its file. There torchaos need not be installed, and a name that
-needs the harness can only be named in annotations."""
+needs the harness can only be used in annotations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In a rank there is no harness. A name that needs it can be imported there, and be named in annotations; any other use
-is an error."""
+"""Stand-ins, in a rank, for the names that need the harness, which is not there. A stand-in can be imported and used in
+annotations; any other use is an error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is known of a run, for assertions and conditions. What gives a `Finding` has the bounds of the assertion of
-torchaos that asks it."""
+"""What assertions and conditions can ask about a run. If the answer is a `Finding`, the bounds are those of torchaos's
+own assertion about this question."""
 
 from torchaos.harness.analysis.checkpointing.save_schedule import standstill
 from torchaos.harness.analysis.ending import last_step_of

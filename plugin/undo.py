@@ -1,5 +1,5 @@
-"""The ways back: handles, which undo one change each, as data. The set is closed. In a rank,
-they can be imported but not used."""
+"""Handles: each describes, as data, how one change is undone. A plug-in can't add a kind of handle. In a rank, handles
+can be imported but not used."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class NcclNetFault(Fault):
         return None if hit_nothing else self.proof(record, fault)
 
     def proof(self, record: Record, fault: str) -> Evidence | None:
-        """Proof by another witness than the rank that was hit, for a rank that has itself reported a hit."""
+        """Proof by another witness, after the rank that was hit has itself reported the hit."""
         return all_waited(record, fault)
 
 

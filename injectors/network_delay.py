@@ -20,7 +20,8 @@ class Delay(ShapedFault):
 
     @property
     def least(self) -> float:
-        """The smallest possible delay of a round trip, in ms."""
+        """The round trip, in ms, from which on the fault counts as felt: 80 % of the smallest delay that it adds to a
+        round trip, at least 1 ms."""
         return max(1.0, 800 * (self.delay - self.jitter))
 
     def shape(self) -> dict[str, float]:

@@ -1,5 +1,6 @@
-"""Changes to the files of a checkpoint: one class for each kind of change, the fields with which the journal records
-it, and the choice of its place, from the layout of the checkpoint and a random stream."""
+"""Changes to the files of a checkpoint. There is one class for each kind of change, which also gives the fields for the
+journal. The functions after them choose the place of a change, from the layout of the checkpoint and a random
+stream."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Edit(ABC):
 
     @abstractmethod
     def data(self) -> Mapping[str, Any]:
-        """The fields of the journal's event. Must be called before the change."""
+        """The fields for the event in the journal. Must be called before the change."""
 
     @abstractmethod
     def __call__(self) -> None: ...
@@ -78,7 +79,7 @@ class Zero(Edit):
 
 @dataclass(frozen=True)
 class Cut(Edit):
-    """Ends the file at `length` bytes."""
+    """Cuts the file off after `length` bytes."""
 
     op = "cut"
     length: int
@@ -197,7 +198,7 @@ class Stretch:
 
 
 def stretch(checkpoint: Checkpoint, place: Literal["tensor", "metadata"], draw: random.Random) -> Stretch:
-    """A part of a tensor (each tensor is equally likely), or bytes that describe tensors."""
+    """The bytes to change: a part of a tensor (each tensor is equally likely), or bytes that describe tensors."""
     if place == "tensor":
         return _tensor(checkpoint, sorted(checkpoint.tensors.values(), key=lambda entry: entry.name), draw)
     files = [file for file in checkpoint.files if file.role == "metadata" and file.size]
@@ -234,8 +235,8 @@ def nan(checkpoint: Checkpoint, fix_crc: bool, draw: random.Random) -> list[Edit
 
 
 def zeros(path: Path, size: int, draw: random.Random) -> Edit:
-    """Zeros over one block of `size` bytes that does not yet consist of zeros. Raises ChaosError if the file has no
-    such block."""
+    """Sets one block of `size` bytes to zero, which is not zero yet. Raises ChaosError if the file has no such
+    block."""
     length = path.stat().st_size
     blocks = list(range(0, length, size))
     draw.shuffle(blocks)
@@ -246,7 +247,7 @@ def zeros(path: Path, size: int, draw: random.Random) -> Edit:
 
 
 def torn(path: Path, draw: random.Random) -> Edit:
-    """Zeros from a random page to the end of the file."""
+    """Sets the file to zero from a random page to its end."""
     length = path.stat().st_size
     start = draw.randrange(0, length, PAGE) if length > PAGE else length // 2
     return Zero(path, start, length - start)
@@ -274,8 +275,8 @@ def metadata(checkpoint: Checkpoint, draw: random.Random) -> Path:
 
 
 def partial(checkpoint: Checkpoint, draw: random.Random) -> list[Edit]:
-    """The files after an interrupted save: no metadata, which is written last, and only half of the other files, one of
-    them cut off."""
+    """Leaves the files that an interrupted save leaves: no metadata, which is written last, and half of the other
+    files, of which one is cut off."""
     data = [Path(path) for path in _data_files(checkpoint)]
     described = [Path(file.path) for file in checkpoint.files if file.role == "metadata"]
     draw.shuffle(data)
@@ -284,8 +285,8 @@ def partial(checkpoint: Checkpoint, draw: random.Random) -> list[Edit]:
 
 
 def stale(checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Edit:
-    """Replaces a file by the file of the same name in the next older checkpoint. If a checkpoint is a single file, the
-    whole checkpoint is replaced by the older one."""
+    """Replaces a file by the file with the same name in the next older checkpoint. A checkpoint that is a single file
+    is replaced as a whole."""
     older = next((other for other in _older(checkpoint, others)), None)
     if older is None:
         raise ChaosError(f"{checkpoint.path}: there is no older checkpoint to take a file from")
@@ -297,8 +298,8 @@ def stale(checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Ran
 
 
 def foreign(checkpoint: Checkpoint, draw: random.Random) -> Edit:
-    """Replaces a file by another file of the same checkpoint. Two files whose names differ only in a number belong to
-    two ranks."""
+    """Replaces the file of one rank by the file of another rank in the same checkpoint. Two files whose names differ
+    only in a number belong to two ranks."""
     kin: dict[str, list[Path]] = {}
     for path in map(Path, _data_files(checkpoint)):
         kin.setdefault(re.sub(r"\d+", "#", path.name), []).append(path)
@@ -346,7 +347,7 @@ def _gaps(checkpoint: Checkpoint, path: str) -> Iterator[Extent]:
 
 
 def _older(checkpoint: Checkpoint, others: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
-    """The complete checkpoints that are older, newest first."""
+    """The complete checkpoints that are older, the newest first."""
     paths = [other.path for other in others]
     return others[paths.index(checkpoint.path) + 1 :]
 
@@ -358,7 +359,7 @@ def _same_in(path: Path, checkpoint: Checkpoint, other: Checkpoint) -> Path | No
 
 
 def _crc_that_fits(checkpoint: Checkpoint, path: Path, at: int, new: bytes) -> list[Edit]:
-    """Writes the right CRC of a changed record to both places in which a zip stores it: behind the record, and in the
+    """Writes the right CRC of a changed record to both places where a zip file stores it: behind the record, and in the
     directory at the end (https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.9 and 4.3.12)."""
     of_file = (kept for kept in checkpoint.checksums if kept.extent.file == str(path))
     kept = next((kept for kept in of_file if kept.extent.offset <= at < kept.extent.end), None)

@@ -1,5 +1,5 @@
-"""The base classes of the `container.*` injectors. The Docker engine of this machine changes the node's container, and
-its events about the container are the evidence."""
+"""The base classes of the `container.*` injectors. The Docker engine of this machine changes the node's container. The
+engine's events about that container are the evidence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.container_handles import Container, limits_of
 
 _REPORT_S = 5.0  # seconds; the engine reports within milliseconds, on a busy machine within a second
-_HOG = "head -c {bytes} /dev/zero | tail >/dev/null"  # `tail` keeps all bytes: zeros have no end of line
+_HOG = "head -c {bytes} /dev/zero | tail >/dev/null"  # `tail` keeps all bytes: they have no line end
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Hit:
 
     @property
     def network(self) -> tuple[str, str]:
-        """Id and name of the run's network. Raises ChaosError if the container is not on it."""
+        """The id and the name of the run's network. Raises ChaosError if the container is on no network."""
         for name, network in self.now["NetworkSettings"]["Networks"].items():
             return str(network["NetworkID"]), str(name)
         raise ChaosError(f"the container of node {self.live.node.index} is on no network")
@@ -69,7 +69,7 @@ def hits(nodes: Iterable[LiveNode]) -> Iterator[list[Hit]]:
 
 
 def _engine_of(live: LiveNode) -> str:
-    """The engine's address. Raises ChaosError if the node is no container."""
+    """The address of the engine. Raises ChaosError if the node is not a container."""
     node: Any = live.node
     where = getattr(node, "engine", None) or getattr(getattr(node, "inner", None), "engine", None)
     if where is None:
@@ -78,7 +78,7 @@ def _engine_of(live: LiveNode) -> str:
 
 
 def changes(site: NodeSite, part: Literal["running", "network", "limits"]) -> Sequence[Container]:
-    """The handles that restore the parts of the containers that `do` will change."""
+    """The handles that undo the change that `do` will make to this part of the containers."""
     with hits(site.nodes) as containers:
         return [Container(_engine_of(hit.live), hit.live.run_id, hit.id, part, _good(hit, part)) for hit in containers]
 
@@ -91,8 +91,9 @@ def _good(hit: Hit, part: str) -> Mapping[str, Any]:
 
 
 def do(site: NodeSite, act: Callable[[Hit], object], action: str, last: str = "") -> None:
-    """Applies `act` to all containers at once, and records the engine's events about them. Held ranks continue when the
-    engine has reported `action`. Returns when the engine has also reported `last`. Raises ChaosError."""
+    """Calls `act` for all containers at once, and records the engine's events about them. When the engine has reported
+    `action`, held ranks continue. Returns when the engine has also reported `last`. Raises ChaosError if the engine
+    refuses."""
     since = time.time()
     with hits(site.nodes) as containers, ThreadPoolExecutor(max(1, len(containers))) as pool:
         _check(site, containers)
@@ -105,7 +106,7 @@ def do(site: NodeSite, act: Callable[[Hit], object], action: str, last: str = ""
 
 
 def _check(site: NodeSite, containers: Iterable[Hit]) -> None:
-    """Raises TargetGone if a node's container is not the guarded container."""
+    """Raises TargetGone if a node now has another container than that whose undo is on disk."""
     guarded = {handle.id for handle in site.guarded if isinstance(handle, Container)}
     for hit in containers:
         if guarded and hit.id not in guarded:
@@ -113,12 +114,12 @@ def _check(site: NodeSite, containers: Iterable[Hit]) -> None:
 
 
 def _report(site: NodeSite, hit: Hit, done: Future[object], since: float, action: str, reported: int = 0) -> int:
-    """Emits the engine's events about the container since `since`, except for the first `reported` events. Returns when
-    `action` is among them, the request has failed, or _REPORT_S seconds have passed. Returns how many events have been
-    emitted in all."""
+    """Emits the engine's events about the container since `since`, except for the first `reported` of them. Returns
+    when `action` is among them, when the request has failed, or after _REPORT_S seconds. Returns how many events have
+    been emitted in all."""
     end = time.monotonic() + _REPORT_S
     while time.monotonic() < end and not (done.done() and done.exception()):
-        with engine(_engine_of(hit.live)) as client:  # the other connection is in use
+        with engine(_engine_of(hit.live)) as client:  # `act` uses the other connection now
             seen = events(client, hit.id, since)
         for event in seen[reported:]:
             code = event["Actor"]["Attributes"].get("exitCode")
@@ -156,11 +157,11 @@ def limit(hit: Hit, cpus: float, memory: int) -> None:
 
 
 def fill(hit: Hit, spare: int) -> None:
-    """Limits the memory to `spare` bytes more than the node uses now, and uses up these bytes."""
+    """Limits the memory to `spare` bytes more than the node uses now, and starts a process that uses up these bytes."""
     stats = hit.client.stats(hit.id, stream=False, one_shot=True)["memory_stats"]
     used = int(stats["usage"]) - int(stats["stats"].get("total_inactive_file", stats["stats"].get("inactive_file", 0)))
     limit(hit, 0.0, used + spare)
-    # Not more, so that it does no harm if the limit is removed while the command still runs.
+    # The command uses no more than that, so it does no harm if the limit is removed while it still runs.
     command = ["sh", "-c", _HOG.format(bytes=used + spare)]
     hog = hit.client.exec_create(hit.id, command, stdout=False, stderr=False)
     hit.client.exec_start(hog["Id"], detach=True)
@@ -168,8 +169,8 @@ def fill(hit: Hit, spare: int) -> None:
 
 @dataclass
 class Held:
-    """A probe that counts how often the kernel has throttled a container because of a limit, since the probe was
-    made."""
+    """A probe that reports how often the kernel has held back a container at its limit, counted from the probe's first
+    sample."""
 
     fault: str
     nodes: Sequence[LiveNode]
@@ -197,13 +198,13 @@ class Held:
 
 
 class _OnContainers(Fault):
-    """A fault of containers. `words`: the text of the proof, with {nodes} for the nodes."""
+    """A fault of containers. `words`: the text of the evidence, with {nodes} for the nodes."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"docker"})
     hits: ClassVar[Hits] = "nodes"
-    reports: ClassVar[tuple[str, ...]]  # the engine's reports, in order; held ranks continue at the first
-    proof: ClassVar[str] = ""  # the report that proves that the fault was felt; empty: the last report
+    reports: ClassVar[tuple[str, ...]]  # the events of the engine, in order; held ranks continue after the first
+    proof: ClassVar[str] = ""  # the event that proves that the fault was felt; empty: the last of `reports`
     words: ClassVar[str]
 
     def act(self, hit: Hit) -> object:
@@ -219,7 +220,9 @@ class _OnContainers(Fault):
 class ContainerFault(_OnContainers):
     """A fault of a container that can be undone."""
 
-    part: ClassVar[Literal["running", "network", "limits"]]  # the part of the container that is restored
+    part: ClassVar[
+        Literal["running", "network", "limits"]
+    ]  # the part of the container that is changed, and put back by the undo
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
         return changes(site, self.part)

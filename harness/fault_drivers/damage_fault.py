@@ -1,10 +1,11 @@
-"""The base class of faults that damage checkpoints: which bytes are changed, and how the change is recorded. No torch.
+"""The base class of faults that damage checkpoints: decides which bytes are changed, changes them, and records the
+change. Does not import torch.
 
-A fault decides on its *edits* while the job is held. `changes` decides, and returns how the edits are undone. `apply`
+The *edits* of a fault are decided while the job is held. `changes` decides on them, and returns their undo. `apply`
 carries out exactly these edits, and records each of them in the journal, byte by byte.
 
-The newest complete checkpoint is hit. In the phase `checkpoint_written` (a save has written all its files, and has not
-returned to the job), the checkpoint that is being saved is hit, even if it has a temporary name."""
+The newest complete checkpoint is hit. In the phase `checkpoint_written` (a save has written all its files, but has not
+returned to the job yet), the checkpoint that is being saved is hit, even if it has a temporary name."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ Self = TypeVar("Self")
 
 @dataclass(frozen=True)
 class Decided:
-    """The edits of a fault. They are decided only once, because a save that ends meanwhile changes which checkpoint is
-    the newest."""
+    """The edits of a fault. They are decided only once: if a save ended between two decisions, another checkpoint would
+    be the newest."""
 
     root: Path
     whole: Sequence[Checkpoint]
@@ -43,7 +44,8 @@ class Decided:
 
 
 def decide(injector: CheckpointFault, root: Path | None, during_save: bool = False) -> Decided:
-    """Decides on the edits. Raises ChaosError if there is no checkpoint, or none that the fault could hit."""
+    """Decides on the edits. Raises ChaosError if there is no checkpoint, or if there are fewer than the fault should
+    hit."""
     if root is None:
         raise ChaosError("the scenario does not give the folder of the checkpoints; write job.checkpoints.path")
     whole = survey(root, during_save)
@@ -58,7 +60,7 @@ def decide(injector: CheckpointFault, root: Path | None, during_save: bool = Fal
 
 
 def carry_out(decided: Decided, fault: str, emit: Callable[[Mapping[str, Any]], object]) -> None:
-    """Carries out the edits. `emit` gets the data of the events that record them."""
+    """Carries out the edits. `emit`: receives the data of the events that record them."""
     there = [{"path": checkpoint.path, "step": checkpoint.step} for checkpoint in decided.whole]
     effect = f"there are {len(there)} complete checkpoints, the newest is {Path(decided.whole[0].path).name}"
     emit({"fault": fault, "what": "survey", "effect": effect, "checkpoints": there})
@@ -70,8 +72,8 @@ def carry_out(decided: Decided, fault: str, emit: Callable[[Mapping[str, Any]], 
 
 
 def survey(root: Path, during_save: bool = False) -> list[Checkpoint]:
-    """The complete checkpoints under a folder, the newest first. `during_save`: the checkpoint that was written last
-    comes first, even if its name says that it is unfinished. Raises ChaosError if they can't be read."""
+    """The complete checkpoints below a folder, the newest first. `during_save`: the checkpoint that was written last
+    comes first, even if its name is temporary. Raises ChaosError if they can't be read."""
     files = Local()
     try:
         paths = formats.find(files, str(root))
@@ -94,14 +96,15 @@ def survey(root: Path, during_save: bool = False) -> list[Checkpoint]:
 
 
 def _unfinished(root: Path, known: Sequence[str]) -> list[str]:
-    """Files that are being saved under a temporary name: `step-30.tmp`, which will become `step-30.pt`."""
+    """The files below `root` that are being saved under a temporary name, such as `step-30.tmp`, which will become
+    `step-30.pt`. `known`: folders to leave out."""
     listed = (path for path in sorted(root.rglob("*")) if final_path(path.name) != path.name and path.is_file())
     return [str(path) for path in listed if not any(path.is_relative_to(folder) for folder in known)]
 
 
 def _unnamed(checkpoint: Checkpoint) -> bool:
-    """Whether the name is a temporary name. It identifies the current save if two were written within one tick of the
-    file system's clock (4 ms)."""
+    """Whether the name of the checkpoint is temporary. This identifies the current save if two checkpoints were written
+    within one tick of the file system's clock (4 ms)."""
     return final_path(Path(checkpoint.path).name) != Path(checkpoint.path).name
 
 
@@ -115,13 +118,13 @@ class CheckpointFault(Fault):
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset()
     hits: ClassVar[Hits] = "files"
-    late: ClassVar[bool] = True  # only at the Moment it is known which checkpoint is the newest
+    late: ClassVar[bool] = True  # which checkpoint is the newest is known only at the Moment
 
     newest: int
     seed: int | None  # None until it is drawn
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        """The edits of a checkpoint. `others`: further complete checkpoints, newest first. Raises ChaosError if there
+        """The edits of a checkpoint. `others`: all complete checkpoints, the newest first. Raises ChaosError if there
         is no place to damage."""
         raise NotImplementedError
 
@@ -130,9 +133,9 @@ class CheckpointFault(Fault):
         return replace(self, seed=drawn) if vars(self)["seed"] is None else self  # type: ignore[type-var]
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        """Handles of the files that will be changed, with saved copies. The decision is kept for `apply`."""
+        """The handles of the files that will be changed, with saved copies. The edits are kept for `apply`."""
         decided = decide(self, site.checkpoints, site.phase is Phase.CHECKPOINT_WRITTEN)
-        vars(self)["_decided"] = decided  # not a field: neither a parameter nor part of the plan
+        vars(self)["_decided"] = decided  # not a field of the dataclass, because it is no parameter
         removed = {edit.path for _checkpoint, edit in decided.edits if isinstance(edit, Remove)}
         paths = dict.fromkeys(edit.path for _checkpoint, edit in decided.edits)
         return [File.of(path, decided.root, site.undo_copies, yields=True, removes=path in removed) for path in paths]
@@ -151,8 +154,8 @@ class CheckpointFault(Fault):
 
 
 def _keep_times(edit: Edit) -> None:
-    """Carries out the edit, and restores the times of change, because real damage does not change them, and trainers
-    read them."""
+    """Carries out the edit, and sets the times of change back: real damage does not change them, and trainers read
+    them."""
     before = {path: path.stat() for path in (edit.path, edit.path.parent)}
     edit()
     for path, status in before.items():
@@ -162,8 +165,8 @@ def _keep_times(edit: Edit) -> None:
 
 @dataclass
 class StillThere:
-    """A probe that reports the end of the damage: the job has moved, removed or replaced the file. If the job has given
-    the save its final name, it reports the new path."""
+    """A probe that reports when the damage ends, because the job has moved, removed or replaced the file. If the job
+    has only given the save its final name, the probe reports the new path and goes on."""
 
     fault: str
     paths: Sequence[Path]
@@ -187,7 +190,8 @@ class StillThere:
 
 
 def _state(path: Path) -> str | None:
-    """A text that changes when the file is changed or replaced. Reading the whole file each time would be costly."""
+    """A text that changes when the file is changed or replaced. It is made without reading the file, which would be
+    costly."""
     try:
         status = path.stat()
     except OSError:
@@ -196,7 +200,7 @@ def _state(path: Path) -> str | None:
 
 
 def _finished(path: Path, state: str | None) -> Path | None:
-    """The present path of a file with a temporary name, if the job has given the file, or its folder, the final name.
+    """The present path of a file that had a temporary name, if the job has given the file or its folder the final name.
     None otherwise."""
     final = Path(final_path(str(path)))
     if final == path or state is None:

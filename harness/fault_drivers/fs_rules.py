@@ -1,4 +1,5 @@
-"""The rules for a served folder, as data. Injectors write them, and the server carries them out."""
+"""The rules for a folder that storage_fs.py serves, as data. Injectors write the rules, and storage_fs.py carries them
+out."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ GROWS = frozenset({"create", "write", "mkdir", "symlink"})  # operations that ne
 
 
 def operations(on: str) -> tuple[str, ...]:
-    """The operations that a parameter `on` selects: reads, writes, both, or all (which also includes getattr and
+    """The operations that the parameter `on` selects: reads, writes, both, or all (reads, writes, getattr and
     statfs)."""
     groups = {"reads": READS, "writes": WRITES | SYNCS, "both": READS | WRITES | SYNCS}
     return tuple(sorted(groups.get(on, groups["both"] | LOOKS)))
@@ -28,8 +29,9 @@ def operations(on: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules: `operations` of the ranks `ranks` fail with `error`, take `delay_s` seconds longer, or hang until the
-    fault is undone. `left`: the rules begin after this many bytes have been written. `rate`: bytes per second."""
+    """The `operations` of the ranks `ranks` fail with `error`, take `delay_s` seconds longer, or (`stall`) hang until
+    the fault is undone. `left`: only operations that need space fail, after this many bytes have been written. `rate`:
+    bytes per second."""
 
     operations: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -53,9 +55,8 @@ class Rules:
 
 
 def rank_of(pid: int) -> int | None:
-    """The rank to which a thread belongs: a thread of the rank's process, or of a child of it. None for all other
-    threads. None also for the agent's threads that read saved files, because errors there prove nothing about the
-    job."""
+    """The rank to which a thread belongs: a thread of the rank's process or of its child processes. None for all other
+    threads, and for the agent's threads that read saved files, because errors there prove nothing about the job."""
     try:
         if Path(f"/proc/{pid}/comm").read_text().strip() == THREAD:
             return None

@@ -1,11 +1,11 @@
-"""Faults of an endpoint that the job reaches by its address, such as an object store or a rendezvous: a Toxiproxy
-server stands in front of it. The mark of its process is in the undo log before it starts. Toxics are Toxiproxy's own,
-see "Toxics" in its README; their times are in ms, their rates in KB/s.
+"""Faults of an endpoint that the job reaches by its address, such as an object store or a rendezvous. A Toxiproxy
+server stands in front of the endpoint. The mark of its process is in the undo log before the server starts. Toxics are
+Toxiproxy's own, see "Toxics" in its README; their times are in ms, their rates in KB/s.
 
-The job's traffic through a proxy is measured from the kernel's data about the proxy's connections (TCP_INFO, by ss).
-Bytes that the proxy has got from one side and not sent to the other are held back by it. If all bytes that it had got
-at one look have still not been sent at a later look, then some were held for the time between. This bound is too low,
-and never too high."""
+The job's traffic through a proxy is measured from the kernel's data about the proxy's connections (TCP_INFO, as shown
+by ss). Bytes that the proxy has got from one side and not sent to the other side are held back. If none of the bytes
+that were held back at one look has been sent at a later look, then they were held back for at least the time between.
+So a measured time may be too short, but never too long."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ START_S = 20.0  # seconds
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address that the job uses. The real server is at `upstream`; the job gets the proxy's address `listen` instead
-    (both host:port)."""
+    """An address that the job uses. The real server is at `upstream`. The job gets the address `listen` of the proxy
+    instead. Both are host:port."""
 
     name: str
     upstream: str
@@ -52,8 +52,8 @@ def mark_of_server(run_id: str) -> str:
 
 
 def start_toxiproxy(upstreams: Mapping[str, str], run_id: str, folder: Path, link: Link | None) -> dict[str, Endpoint]:
-    """Starts the server in the network of a node or, if `link` is None, on this machine's loopback. Raises ChaosError
-    if it does not answer; its process has then ended."""
+    """Starts the server in the network of a node or, if `link` is None, on this machine's loopback interface. Raises
+    ChaosError if the server does not answer; then its process has ended."""
     folder.mkdir(parents=True, exist_ok=True)
     host = link.address if link else "127.0.0.1"
     port, *ports = _ports(1 + len(upstreams)) if link is None else range(18474, 18475 + len(upstreams))
@@ -80,7 +80,8 @@ def start_toxiproxy(upstreams: Mapping[str, str], run_id: str, folder: Path, lin
 
 
 def _await(api: Api, process: subprocess.Popen[bytes], names: set[str], link: Link | None, log: Path) -> None:
-    """Waits until the server reports that all proxies are up. Raises ChaosError with its last answer otherwise."""
+    """Waits until the server reports that all proxies are up. Raises ChaosError, with the last answer of the server, if
+    it does not."""
     end, state = time.monotonic() + START_S, "nothing"
     while time.monotonic() < end:
         if process.poll() is not None:
@@ -99,7 +100,8 @@ def _await(api: Api, process: subprocess.Popen[bytes], names: set[str], link: Li
 
 
 def _ports(count: int) -> list[int]:
-    """Free ports. If a port is taken before the server starts, the server fails, and the run is not started."""
+    """Free ports. If another process takes a port before the server starts, the server fails, and the run is not
+    started."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     numbers = [int(listener.getsockname()[1]) for listener in held]
     for listener in held:
@@ -108,14 +110,14 @@ def _ports(count: int) -> list[int]:
 
 
 _INFO = re.compile(r"\b(bytes_received|bytes_sent|data_segs_in|data_segs_out):(\d+)")
-_LOOK_S = 0.3  # when bytes are held, look again and again for so long
+_LOOK_S = 0.3  # while bytes are held back, the connections are looked at repeatedly for this time
 WAYS = {"upstream": "sent", "downstream": "got"}  # as the job sees it
 
 
 @dataclass(frozen=True)
 class _Look:
-    """The open connections of a proxy at one time, by peer and own address: the kernel's counters. A connection is open
-    until the proxy has closed it, or the endpoint."""
+    """The open connections of a proxy at one time: the kernel's counters, by the address of the job (`job`) or by the
+    proxy's own address (`upstream`). A connection is open until the proxy or the endpoint has closed it."""
 
     begun_s: float  # CLOCK_MONOTONIC
     ended_s: float
@@ -123,7 +125,7 @@ class _Look:
     upstream: Mapping[str, Mapping[str, int]]
 
     def bytes_of(self, way: str) -> tuple[int, int]:
-        """Bytes that the proxy has got for this way, and sent on."""
+        """How many bytes the proxy has got in this direction, and how many of them it has sent on."""
         into, out = (self.job, self.upstream) if way == "sent" else (self.upstream, self.job)
         return sum(one["bytes_received"] for one in into.values()), sum(one["bytes_sent"] for one in out.values())
 
@@ -136,13 +138,16 @@ class _Mark:
 
 
 class Traffic:
-    """Each call returns the counts since this object was made: bytes that the job sent and got, `unanswered` (bytes
-    sent, if none came back), connections seen, and connections that `ended`. For each way (`sent` and `got` by the
-    job): `held_*_ms`, the longest time for which bytes were surely held back, and `held_*_kbs`, the rate at which bytes
-    passed in that time; `pieces_*` and `piece_*_bytes`, how often the proxy divided what came, and the mean size of its
-    pieces. `half_closed_ms`: how long a connection of the job was open after the endpoint had closed it. Only the job
-    knows the proxy's port, so all connections are the job's. A connection that begins and ends between two calls is not
-    seen."""
+    """The counts of an endpoint, since this object was made. A call returns: `sent_bytes` and `got_bytes` of the job;
+    `unanswered` (bytes sent, if none came back); `connections` seen, and how many of them `ended`; `half_closed_ms`,
+    how long a connection of the job stayed open after the endpoint had closed it.
+
+    These are given for each direction, `sent` and `got` by the job: `held_*_ms`, the longest time for which bytes were
+    certainly held back, and `held_*_kbs`, the rate at which bytes passed in that time; `pieces_*`, into how many pieces
+    the proxy divided each segment, and `piece_*_bytes`, the mean size of these pieces.
+
+    Only the job knows the proxy's port, so all connections are the job's. A connection that begins and ends between two
+    calls is not seen."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -176,7 +181,7 @@ class Traffic:
         return counts
 
     def _grown(self, side: int, name: str) -> int:
-        """The growth of a counter on the job's side (0) or on the endpoint's (1)."""
+        """The growth of a counter on the job's side (0) or on the endpoint's side (1), in all connections."""
         first = self._first[side]
         return sum(max(0, one[name] - first.get(at, {}).get(name, 0)) for at, one in self._last[side].items())
 
@@ -187,7 +192,7 @@ class Traffic:
         for last, now in zip(self._last, (look.job, look.upstream), strict=True):
             last.update(now)
         if not same or len(look.job) != len(look.upstream):
-            self._marks = {}  # what a connection held is not known any more when it has ended
+            self._marks = {}  # a connection has begun or ended, so the sums can't be compared with earlier ones
         if len(look.job) <= len(look.upstream):
             self._half_closed_since_s = None
         elif self._half_closed_since_s is None:
@@ -211,7 +216,7 @@ class Traffic:
 
 
 def connections(endpoint: Endpoint) -> Mapping[str, Mapping[str, int]]:
-    """The open connections of the job to the proxy, by peer: the kernel's counters at the proxy."""
+    """The open connections of the job to the proxy: the kernel's counters, by the address of the job."""
     return _look(endpoint).job
 
 
@@ -221,7 +226,7 @@ def _look(endpoint: Endpoint) -> _Look:
     only = f"( sport = :{listen} or dport = :{target} )"
     try:
         output = endpoint.api.run(["ss", "-tinpHO", "state", "established", "state", "close-wait", only])
-    except OSError:  # the server is gone: so are its connections
+    except OSError:  # the server is gone, and with it its connections
         output = ""
     job: dict[str, Mapping[str, int]] = {}
     upstream: dict[str, Mapping[str, int]] = {}
@@ -247,13 +252,13 @@ _WORDS = {
 
 
 class ProxyFault(Fault):
-    """Adds a toxic to the proxy of one of the job's endpoints. Without a toxic, disables the proxy."""
+    """Adds a toxic to the proxy of one of the job's endpoints. A class without a toxic disables the proxy."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     hits: ClassVar[Hits] = "endpoints"
     needs: ClassVar[frozenset[str]] = frozenset({"toxiproxy", "ss"})
     toxic: ClassVar[str] = ""  # the toxic's type; empty: the proxy is disabled
-    proofs: ClassVar[tuple[str, ...]] = ()  # counters of proxy.py; any one is proof
+    proofs: ClassVar[tuple[str, ...]] = ()  # names of counts of `Traffic`; each of them alone is a proof
 
     endpoint: str
 
@@ -295,9 +300,9 @@ class ProxyFault(Fault):
         return [Watch(site.fault, (), self._proof, [Traffic(self._endpoint(site))])]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Evidence from the kernel's counters of the proxy's connections while the fault was on: an effect of the size
-        that was asked for. If the fault breaks connections, a line of the job's log which says that the proxy's address
-        could not be used is evidence too."""
+        """Evidence from the kernel's counters of the proxy's connections while the fault was on: an effect of about the
+        requested size. If the fault breaks connections, a line in the job's log that says that the proxy's address
+        could not be used is evidence, too."""
         for event in record.of_fault(fault, Kind.NETWORK):
             if words := self._proof(event.data["counts"]):
                 return Evidence.of(words, event)
@@ -307,7 +312,8 @@ class ProxyFault(Fault):
         return logged(record, fault, "endpoint", "the job could not use it", addresses)
 
     def effect(self, way: str, counts: Mapping[str, float]) -> str | None:
-        """A sentence if the counts of proxy.py show the fault's effect on what the job `sent` or `got`."""
+        """A sentence, if the counts of `Traffic` show the fault's effect on the data that the job `sent` or `got`
+        (`way`). Otherwise None."""
         return None
 
     def _proof(self, counts: Mapping[str, float]) -> str | None:

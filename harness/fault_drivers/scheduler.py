@@ -1,4 +1,5 @@
-"""How faults of a scheduler are done: Slurm's programs or kubectl give the orders, with the rights of the user."""
+"""The base classes of faults that a scheduler carries out. Slurm's programs or kubectl give the orders, with the rights
+of the user."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ from torchaos.harness.record.record import Record
 
 
 class SchedulerFault(Fault, ABC):
-    """A fault of the job's nodes in a scheduler, by default Slurm. It is felt if the scheduler says so of each target
-    node. `who`: the scheduler in words. `whole_job`: it hits all nodes of the job. `batch`: only a batch job of Slurm
-    has it."""
+    """A fault of the job's nodes that their scheduler carries out, by default Slurm. It is felt if the scheduler
+    reports its effect for each target node. `who`: the scheduler in words. `whole_job`: the fault hits all nodes of the
+    job. `batch`: the fault is possible only for a batch job of Slurm."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"slurm"})
@@ -39,11 +40,12 @@ class SchedulerFault(Fault, ABC):
 
     @abstractmethod
     def order(self, live: LiveNode) -> None:
-        """Gives the scheduler the order, once for each target node, or once if the fault hits the whole job. Raises
-        OSError if it refuses."""
+        """Gives the order to the scheduler. Called for each target node, or once if the fault hits the whole job.
+        Raises OSError if the scheduler refuses."""
 
     def said(self, node: Any) -> str:
-        """What the scheduler says of a node if the fault has taken effect there; otherwise empty. Raises OSError."""
+        """What the scheduler says about a node, if the fault has taken effect there. Otherwise empty. Raises
+        OSError."""
         return f"node {node.index} is not the job's any more" if node.over() else ""
 
     def changes(self, site: NodeSite) -> Sequence[Handle] | Irreversible:
@@ -69,7 +71,8 @@ class SchedulerFault(Fault, ABC):
 
 @dataclass
 class _Answers:
-    """A probe that reports, once for each node, that the scheduler says what is looked for."""
+    """A probe that reports, once for each node, the scheduler's words about the effect of the fault. `said`: returns
+    these words, or an empty text."""
 
     fault: str
     nodes: Sequence[LiveNode]
@@ -82,7 +85,7 @@ class _Answers:
         for live in self.nodes:
             if live.node.index in self._seen:
                 continue
-            with suppress(OSError):  # its controller may be away for a while
+            with suppress(OSError):  # the scheduler may not answer for a while
                 if found := self.said(live.node):
                     self._seen.add(live.node.index)
                     effect = f"{self.who} says: {found}"
@@ -91,7 +94,7 @@ class _Answers:
 
 class PodDeath(SchedulerFault):
     """A fault that ends the pods of nodes. It is felt if the API server says that the container of the job does not run
-    any more. `rights`: what the user must be allowed, as (verb, resource)."""
+    any more. `rights`: the rights that the user needs, as (verb, resource)."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"kubectl"})
     lethal: ClassVar[bool] = True

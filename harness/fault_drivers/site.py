@@ -43,8 +43,8 @@ class Victim:
 
 @dataclass(frozen=True)
 class OutsideSite:
-    """The site of a fault from outside; implements `contracts.NodeSite`. `release` lets the rank that is held at the
-    Moment continue; it does nothing if no rank is held."""
+    """The site of a fault from outside; implements `interfaces.NodeSite`. `on_release`: lets the rank that is held at
+    the Moment continue; it does nothing if no rank is held."""
 
     fault: str
     victims: Sequence[Victim]
@@ -81,7 +81,7 @@ class OutsideSite:
 
     def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
         """Waits at most `timeout_s` seconds until the targets have ended. Returns the pids that are still alive. Raises
-        ChaosError if the run ends meanwhile, because then the targets must not be touched any more."""
+        ChaosError if the run ends before that, because then the targets must not be touched any more."""
         end = time.monotonic() + timeout_s
         while left := [victim.pid for victim in self.victims if not _exited(victim, 0.0)]:
             if time.monotonic() >= end:

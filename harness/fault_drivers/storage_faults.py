@@ -1,12 +1,15 @@
 """The base classes of the `storage.*` injectors.
 
-Most mount the file system of storage_fs.py over the checkpoint folder. Only files that are opened while the fault is
-on go through it. Files that the job writes meanwhile are in the folder below, and are visible afterwards.
+`StorageFault` mounts the file system of storage_fs.py over the checkpoint folder. Only files that are opened while the
+fault is on go through it. Files that the job writes in this time are stored in the folder below, and stay visible after
+the fault.
 
-`storage.fill` makes a file that takes the free space. It is empty, but has blocks beyond its end. So it has the same
-contents (none) even if the harness dies while it fills the disk, and removing it frees all of its space. For one run,
-the checkpoint folder can be put on a tmpfs of `job.checkpoints.size` bytes. Its files are copied out before it is
-unmounted, and the copy then replaces the folder. If the harness is killed, the files are lost."""
+`FillFault` makes a file that takes the free space. The file has the length 0, but has blocks beyond its end. So its
+contents (none) are known even if the harness dies while it fills the disk, and its removal frees all of its space.
+
+`OwnDisk` puts the checkpoint folder of one run on a tmpfs of `job.checkpoints.size` bytes. Before the tmpfs is
+unmounted, its files are copied out, and the copy then replaces the folder. If the harness is killed, the files are
+lost."""
 
 from __future__ import annotations
 
@@ -37,13 +40,13 @@ if TYPE_CHECKING:
 
 
 _NO_SUID_NO_DEV = 2 | 4  # MS_NOSUID | MS_NODEV of mount(2)
-_FSOPEN, _CLOSE_ON_EXEC = 430, 1  # fsopen(2): the same number on every architecture
+_FSOPEN, _CLOSE_ON_EXEC = 430, 1  # the number of fsopen(2), which is the same on every architecture, and FSOPEN_CLOEXEC
 
 
 @dataclass(frozen=True)
 class OwnDisk:
-    """The disk of one run, with `size` bytes. `way_back` is the handle of the mount, and must be guarded before
-    `mount`."""
+    """The disk of one run, with `size` bytes. `way_back`: the handle of the mount. It must be written to the undo log
+    before `mount` is called."""
 
     folder: Path
     size: int
@@ -64,8 +67,8 @@ class OwnDisk:
             raise ChaosError(f"{self.folder}: no tmpfs can be mounted there: {why}; leave job.checkpoints.size out")
 
     def give_back(self, unmount: Callable[[], None], keep: bool) -> str | None:
-        """Unmounts the disk. With `keep`, its files are first copied out, and the copy replaces the folder. Returns a
-        sentence about lost files, or None."""
+        """Unmounts the disk. With `keep`, its files are copied out first, and the copy replaces the folder. Returns a
+        sentence if files were lost, else None."""
         if self.way_back.restored():
             return f"{self.folder} was unmounted before its files were copied out; they are gone"
         kept, lost = self.folder.with_name(f".{self.folder.name}.kept"), None
@@ -74,25 +77,25 @@ class OwnDisk:
                 shutil.copytree(self.folder, kept, symlinks=True)
             elif any(self.folder.iterdir()):
                 lost = f"there was no time to copy the files in {self.folder}; they are lost"
-        except OSError as error:  # shutil.Error too, which means that some files were copied and some were not
+        except OSError as error:  # or shutil.Error, a subclass: some files were copied, and some were not
             lost = f"some files in {self.folder} could not be copied out, and are lost: {error}"
         unmount()
         try:
             if kept.exists():
-                kept.rename(self.folder)  # the folder is empty: no process saw it before it was covered
+                kept.rename(self.folder)  # the folder is empty, because it was covered before the job started
         except OSError as error:
             lost = f"the files of {self.folder} are in {kept} now: {error.strerror}"
         return lost
 
 
 def is_own_disk(folder: Path) -> bool:
-    """Whether a write to this folder fills a disk that torchaos made, and not a disk of the machine."""
+    """Whether this folder is on a disk that torchaos made, so that a fault may fill it."""
     here = [mount for mount in mounts() if mount.target == str(folder.resolve())]
     return bool(here) and here[-1].type == "tmpfs" and here[-1].source.startswith("torchaos-")
 
 
 def room(folder: Path) -> tuple[int, int]:
-    """The free bytes and all bytes of the file system with this folder."""
+    """The free bytes, and all bytes, of the file system of this folder."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
@@ -106,13 +109,13 @@ def may_mount() -> bool:
 
 
 def memory_left() -> int:
-    """Bytes that can be allocated without swapping: MemAvailable of proc(5)."""
+    """How many bytes can be allocated without swapping: MemAvailable of proc(5)."""
     with open("/proc/meminfo") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
 
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of fallocate(2)
-_TRIES = 100  # calls of fallocate, since the job writes and removes files meanwhile
+_TRIES = 100  # calls of fallocate; several are needed, because the job writes and removes files at the same time
 
 
 class FillFault(Fault):
@@ -133,7 +136,8 @@ class FillFault(Fault):
         return [File.of(path, path.parent, site.undo_copies, made=hashlib.sha256(b"").hexdigest())]
 
     def apply(self, site: NodeSite) -> None:
-        """Fills the file system. Raises ChaosError if more than `left` bytes stay free, and OSError."""
+        """Fills the file system. Raises ChaosError if more than `left` bytes stay free, and OSError if the file can't
+        be made."""
         path, libc, at = _path(site), ctypes.CDLL(None, use_errno=True), 0
         page = os.statvfs(path.parent).f_frsize
         with open(path, "xb") as file:
@@ -144,7 +148,7 @@ class FillFault(Fault):
                 sizes = ctypes.c_int64(at), ctypes.c_int64(spare)
                 if libc.fallocate(file.fileno(), _KEEP_SIZE, *sizes) == 0:
                     at += spare
-                elif (code := ctypes.get_errno()) != errno.ENOSPC:  # else the job was quicker
+                elif (code := ctypes.get_errno()) != errno.ENOSPC:  # ENOSPC: the job has just used some of the space
                     raise OSError(code, f"{path.parent} can't be filled: {os.strerror(code)}")
         raise ChaosError(f"{path.parent} could not be filled: {room(path.parent)[0]} bytes are still free")
 
@@ -152,8 +156,8 @@ class FillFault(Fault):
         return [Room(site.fault, _path(site).parent, self.left)]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Evidence that the file system was full, as seen from outside, and that a save failed at that time while no
-        other fault was applied."""
+        """Evidence that the file system was full, as seen from outside, and that a save failed at that time, while no
+        other fault was being applied."""
         full = next(record.of_fault(fault, Kind.EFFECT), None)
         over = next((event.mono_s for event in record.of_fault(fault, Kind.ROLLED_BACK)), float("inf"))
         others = [event.mono_s for event in record.of_kind(Kind.APPLYING) if event.data["fault"] != fault]
@@ -196,7 +200,7 @@ def _path(site: NodeSite) -> Path:
 
 
 Self = TypeVar("Self")
-MOUNT_S = 8.0  # seconds; less than a rank is held
+MOUNT_S = 8.0  # seconds to wait for the mount; less than the time for which a rank is held
 _ON = b"on\n"
 
 
@@ -216,8 +220,8 @@ class StorageFault(Fault):
         return replace(self, ranks=target.ranks)  # type: ignore[type-var]
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        """The handles of the mount, and of the file that switches the failures on. Undo first ends the failures, and
-        then unmounts the folder, even while it is in use."""
+        """The handles of the mount and of the switch, a file that turns the failures on. Undo first removes the switch,
+        and then unmounts the folder, even while it is in use."""
         folder = _folder(site)
         switch = File.of(_switch(site), site.undo_copies, site.undo_copies, hashlib.sha256(_ON).hexdigest())
         return [Mount.of(folder, _tag(site)), switch]
@@ -248,8 +252,9 @@ class StorageFault(Fault):
         return [Spoilt(site.fault, _log(site))]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Evidence that a target rank got an error or had to wait. The witness is the file system, which is not in the
-        rank. One target rank is enough, because it may keep the other ranks from getting to their operations."""
+        """Evidence that a target rank got an error or had to wait. The witness is the file system, which runs outside
+        the rank. Evidence for one target rank is enough, because its wait may keep the other ranks from starting their
+        operations."""
         seen = [event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("what") == "spoilt"]
         last = {event.data["rank"]: event for event in seen}
         if not last:
@@ -260,7 +265,7 @@ class StorageFault(Fault):
 
 @dataclass
 class Spoilt:
-    """A probe that reads the server's log, and reports the errors and delays of each rank."""
+    """A probe that reads the log of storage_fs.py, and reports the errors and delays of each rank."""
 
     fault: str
     log: Path
@@ -301,7 +306,7 @@ def _folder(site: NodeSite) -> Path:
 
 
 def _tag(site: NodeSite) -> str:
-    """The name of the mount, made from the run's folder and the fault. No other mount has this name."""
+    """The name of the mount, made from the run's folder and the fault, so that no other mount has it."""
     return f"torchaos-{site.undo_copies.resolve().parent.name}-{site.fault}".replace(",", "_")
 
 

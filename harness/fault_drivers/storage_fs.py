@@ -1,12 +1,12 @@
 """Serves a folder over itself by FUSE: reads and writes go to the folder below, except for operations that the rules
-make fail, slow or hang. Runs as its own process until it is unmounted:
+make fail, slow or hang. Runs as its own process until the folder is unmounted:
 
     python -m torchaos.harness.fault_drivers.storage_fs FOLDER SOURCE SWITCH LOG
 
-The rules come on standard input. SWITCH is a file: when it is gone, nothing fails any more, and hanging operations go
-on. LOG gets a line for each operation that was changed. The folder is opened before it is covered, so its files stay in
-place: after unmounting they are all visible, also those written meanwhile. mfusepy: https://github.com/mxmlnkn/mfusepy
-"""
+The rules come from standard input. SWITCH is a file: when it is removed, nothing fails any more, and hanging operations
+go on. LOG gets a line for each operation that was changed. The folder is opened before it is covered, so its files stay
+in place: after unmounting, all files are visible, including those that were written under the fault. mfusepy:
+https://github.com/mxmlnkn/mfusepy"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STAT = ("st_mode", "st_ino", "st_nlink", "st_uid", "st_gid", "st_size", "st_blo
 
 
 class Spoiler:
-    """Decides whether an operation fails, waits or passes, and writes the log."""
+    """Decides for each operation whether it fails, waits or passes, and writes the log."""
 
     def __init__(self, rules: Rules, switch: Path, log: Path) -> None:
         self._rules, self._switch = rules, switch
@@ -79,8 +79,8 @@ class Served(mfusepy.Operations):  # type: ignore[misc]
         self._spoil, self._mount = spoil, mount
 
     def init(self, path: str) -> None:
-        """Unmounts the folder again if the fault was undone before the mount. FUSE calls it when the folder is
-        mounted."""
+        """Called by FUSE when the folder is mounted. If the fault was undone before the mount, unmounts the folder
+        again."""
         if not self._spoil.is_on():
             threading.Thread(target=self._leave, daemon=True).start()
 
@@ -97,7 +97,8 @@ class Served(mfusepy.Operations):  # type: ignore[misc]
         return {**{name: getattr(status, name) for name in _STAT}, **times}
 
     def readdir(self, path: str, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
-        """The names with their kinds and inodes, as usual file systems give them: so nobody must ask for each kind."""
+        """The names in a folder, with kind and inode of each, as usual file systems give them, so that a program need
+        not ask for the kind of each file."""
         self._spoil("readdir", path)
         folder = os.open(_below(path), os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._root)
         try:
@@ -208,7 +209,7 @@ def main(folder: str, source: str, switch: str, log: str) -> int:
 
 
 def _kind(entry: os.DirEntry[str]) -> int:
-    """The kind of a directory entry, as in the mode of a file. 0: none of the usual kinds."""
+    """The kind of a directory entry, as in the mode of a file. 0 if it is none of the usual kinds."""
     kinds = (entry.is_symlink(), stat.S_IFLNK), (entry.is_dir(), stat.S_IFDIR), (entry.is_file(), stat.S_IFREG)
     return next((kind for is_this, kind in kinds if is_this), 0)
 
@@ -219,7 +220,7 @@ def serve(served: Served, folder: str, source: str) -> int:
     try:
         mfusepy.FUSE(
             served, folder, foreground=True, fsname=source, attr_timeout=0, entry_timeout=0, max_threads=64,
-            use_ino=True,  # manifests know a renamed file by its inode
+            use_ino=True,  # manifests recognise a renamed file by its inode
             **options,
         )  # fmt: skip
     except RuntimeError as error:

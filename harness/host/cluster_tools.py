@@ -1,6 +1,6 @@
-"""Docker's engine, kubectl and Slurm's programs, asked with the rights and the configuration of the user.
+"""Asks Docker's engine, kubectl and Slurm's programs, with the rights and the configuration of the user.
 
-The Docker engine must be on this machine, with a Unix socket, because the harness also reads the nodes' processes,
+The Docker engine must be on this machine and have a Unix socket, because the harness also reads the nodes' processes,
 files and network from this machine. Everything that a run makes in the engine has the run's id as a label."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchaos.harness.interfaces import UsageError
 
 RUN, NODE = "torchaos.run", "torchaos.node"  # names of labels
 USUAL = "unix:///var/run/docker.sock"
-ANSWER_S = 20.0  # seconds for one request; removing a container from a busy disk takes several
+ANSWER_S = 20.0  # seconds for one request; to remove a container on a busy disk takes several
 
 
 class EngineError(OSError):
@@ -27,7 +27,7 @@ class EngineError(OSError):
 
 
 def address() -> str:
-    """The address of the user's engine. Raises UsageError if it is not a socket of this machine."""
+    """The address of the user's Docker engine. Raises UsageError if it is not a socket of this machine."""
     given = os.environ.get("DOCKER_HOST") or USUAL
     if not given.startswith("unix://"):
         raise UsageError(f"DOCKER_HOST is {given}; nodes can only be containers of this machine: give unix://SOCKET")
@@ -58,7 +58,8 @@ def engine(where: str, timeout_s: float = ANSWER_S) -> Iterator[Any]:
 
 
 def _check_socket(where: str) -> None:
-    """Raises EngineError if there is no socket at the address. An undo log may be damaged and name any file."""
+    """Raises EngineError if there is no socket at the address. The address may come from a damaged undo log and name
+    any file."""
     try:
         found = stat.S_ISSOCK(os.stat(where.removeprefix("unix://")).st_mode)
     except (OSError, ValueError) as error:
@@ -74,7 +75,7 @@ def version(where: str, timeout_s: float = 5.0) -> str:
 
 
 def of_run(run_id: str, node: int | None = None) -> dict[str, Any]:
-    """The filter for all objects of a run or, with `node`, of one node of the run."""
+    """The filter that selects all objects of a run or, with `node`, of one node of the run."""
     return {"label": [f"{RUN}={run_id}", *([] if node is None else [f"{NODE}={node}"])]}
 
 
@@ -100,7 +101,7 @@ _MOST_WORDS = 600  # characters
 
 @dataclass(frozen=True)
 class Kubectl:
-    """Runs kubectl. `context` and `namespace`: if empty, those of the user's kubeconfig."""
+    """Runs kubectl. An empty `context` or `namespace` means that of the user's kubeconfig."""
 
     context: str = ""
     namespace: str = ""
@@ -110,8 +111,8 @@ class Kubectl:
         return ["kubectl", *(f"{option}={value}" for option, value in where.items() if value), *words]
 
     def ask(self, *words: str, given: bytes = b"", timeout_s: float = _ASK_S) -> str:
-        """The output of kubectl. `given`: its standard input. Raises OSError with its last words if it fails, and
-        TimeoutError if it does not answer in time."""
+        """The output of kubectl. `given`: its standard input. Raises OSError with the last lines of its error output if
+        it fails, and TimeoutError if it does not answer in time."""
         return self.said(self.argv(*words), given, timeout_s)
 
     def may(self, verb: str, resource: str) -> bool:
@@ -125,7 +126,7 @@ class Kubectl:
 
     @staticmethod
     def said(argv: Sequence[str], given: bytes, timeout_s: float) -> str:
-        """Like `ask`, for a complete command line."""
+        """The output of a complete command line that runs kubectl. Raises the same errors as `ask`."""
         done = _run(argv, given, timeout_s)
         printed = done.stdout.decode(errors="replace")
         if done.returncode:
@@ -135,13 +136,13 @@ class Kubectl:
 
     @staticmethod
     def outcome(argv: Sequence[str], timeout_s: float) -> tuple[int, str]:
-        """The exit code of a complete command line, and all its output. Raises TimeoutError."""
+        """The exit code and all output of a complete command line. Raises TimeoutError."""
         done = _run(argv, b"", timeout_s)
         return done.returncode, (done.stdout + done.stderr).decode(errors="replace").strip()
 
 
 def _last_words(said: str) -> str:
-    """The last whole lines that kubectl says to its user, without those of its own log, such as `E0131 13:52 ...`."""
+    """The last complete lines of kubectl's error output, without the lines of its log, such as `E0131 13:52 ...`."""
     lines = [line.strip() for line in said.splitlines() if not re.match(r"[EIWF]\d{4} |Warning: ", line)]
     while len(lines) > 1 and len(" ".join(lines)) > _MOST_WORDS:
         lines.pop(0)
@@ -164,12 +165,12 @@ class _Refused(OSError):
 
 
 ASK_S = 20.0
-_UNKNOWN = "Invalid job id"  # its answer for a job that ended some time ago
+_UNKNOWN = "Invalid job id"  # Slurm's answer about a job that ended some time ago
 
 
 def ask(argv: Sequence[str], timeout_s: float = ASK_S, given: str = "") -> str:
-    """The output of one of Slurm's programs. Empty if it does not know the job any more. Raises OSError if the program
-    fails, TimeoutError if it does not answer."""
+    """The output of one of Slurm's programs. Empty if Slurm does not know the job any more. Raises OSError if the
+    program fails, TimeoutError if it does not answer."""
     try:
         done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
@@ -180,20 +181,20 @@ def ask(argv: Sequence[str], timeout_s: float = ASK_S, given: str = "") -> str:
 
 
 def about_job(job: str) -> Mapping[str, str]:
-    """What Slurm says of a job, such as JobState, Restarts and NodeList. Empty if it has forgotten the job. Raises
-    OSError."""
+    """What Slurm says about a job, by name, such as JobState, Restarts and NodeList. Empty if it does not know the job
+    any more. Raises OSError."""
     return dict(re.findall(r"(\w+)=(\S*)", ask(["scontrol", "--oneliner", "show", "job", job])))
 
 
 def hosts_of(names: str) -> list[str]:
-    """The hosts of a list such as n[1-4], sorted by name as text, because torchelastic numbers the nodes in that order
-    too. Raises OSError."""
+    """The hosts in a list such as n[1-4], sorted as text, because torchelastic numbers the nodes in that order. Raises
+    OSError."""
     return sorted(ask(["scontrol", "show", "hostnames", names]).split()) if names else []
 
 
 def about_node(host: str) -> tuple[str, str]:
-    """The state of a node, such as idle, down* or draining, and the reason that was given for it, or an empty text.
-    Raises OSError."""
+    """The state of a node, such as idle, down* or draining, and the reason that was given for it (empty if there is
+    none). Raises OSError."""
     lines = ask(["sinfo", "--noheader", f"--nodes={host}", "--format=%T|%E"]).splitlines()
     if not lines:
         raise OSError(f"Slurm knows no node {host}")

@@ -1,5 +1,5 @@
-"""Makes sure that changes are on disk, and finds which files of a folder were written, as the kernel reports it
-(inotify(7)), and when a file was made."""
+"""Files on this machine's disks: functions that return when a change is on disk, the time at which a file was made, and
+`Changes`, which reports the files in a folder that were written, as the kernel sees it (inotify(7))."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns when the entries of the folder are on disk: the names of files that were made, renamed or removed in
-    it."""
+    """Returns when the entries of the folder are on disk, that is, the names of the files that were made, renamed or
+    removed in it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -27,8 +27,8 @@ def owner_only(path: str, flags: int) -> int:
 
 
 def write_atomically(path: Path, text: str, private: bool = False) -> None:
-    """Replace the file in one step, so that a reader sees the old or the new text and never half of it. `private`: only
-    its owner may read it."""
+    """Replaces the file in one step, so that a reader sees the old or the new text and never a part of it. `private`:
+    only the owner may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with open(partial, "w", encoding="utf-8", opener=owner_only if private else None) as file:
@@ -39,8 +39,8 @@ def write_atomically(path: Path, text: str, private: bool = False) -> None:
 
 
 def born_ns(path: Path) -> int:
-    """When the file was made, in nanoseconds since the epoch, by statx(2); 0 if that is not known. An inode number
-    alone does not identify a file, because file systems give the number of a removed file to a new file."""
+    """When the file was made, in nanoseconds since the epoch, by statx(2). 0 if not known. This is needed to identify a
+    file, because file systems give the inode number of a removed file to a new file."""
     import ctypes  # slow to import, and the reaper must start quickly
 
     statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
@@ -59,7 +59,8 @@ _MOST = 1 << 16  # bytes that are read at once
 
 
 class Changes:
-    """The files of one folder. Writes from other machines, and through a mapping of the file, are not seen."""
+    """Watches the files of one folder for writes. Writes from other machines, and through a memory mapping of a file,
+    are not seen."""
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError if the kernel refuses, because this user has too many watches or the folder is missing."""
@@ -77,8 +78,8 @@ class Changes:
         self._poll.register(self._wake, select.POLLIN)
 
     def wait(self, timeout_s: float) -> set[str] | None:
-        """Waits until a file was written, at most `timeout_s` seconds, and returns the names of all files that were
-        written since the last call. None: any file may have been, because the kernel has lost count."""
+        """Waits until a file was written, at most `timeout_s` seconds. Returns the names of all files that were written
+        since the last call. None if the kernel has lost some events, so that any file may have been written."""
         self._poll.poll(timeout_s * 1000)
         names = set[str]()
         while True:
@@ -95,7 +96,7 @@ class Changes:
                 names.add(os.fsdecode(found[at - size : at].rstrip(b"\0")))
 
     def wake(self) -> None:
-        """Ends a `wait`, now or at its next call."""
+        """Makes a `wait` end: the present one, or otherwise the next one."""
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:

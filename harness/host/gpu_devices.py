@@ -1,7 +1,8 @@
-"""The GPUs of this machine as NVIDIA's driver lists them in /proc, and the GPU that a rank uses.
+"""The GPUs of this machine, as NVIDIA's driver lists them in /proc, and the GPU that a rank uses.
 
-CUDA and NVML number GPUs differently: `CUDA_VISIBLE_DEVICES` hides and orders them for CUDA alone. It is read as CUDA
-reads it (its programming guide, "CUDA Environment Variables"; torch/cuda/__init__.py, `_parse_visible_devices`)."""
+CUDA and NVML number GPUs differently: `CUDA_VISIBLE_DEVICES` hides and reorders them for CUDA only. The variable is
+read here as CUDA reads it (its programming guide, "CUDA Environment Variables"; torch/cuda/__init__.py,
+`_parse_visible_devices`)."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Gpu:
 
 @lru_cache
 def gpus_here(folder: Path = DRIVER) -> tuple[Gpu, ...]:
-    """The GPUs in the order of their PCI addresses, which is NVML's order. Empty without a driver."""
+    """The GPUs in the order of their PCI addresses, which is also NVML's order. Empty if there is no driver."""
     found = []
     for path in sorted(folder.glob("*/information")):
         with suppress(OSError):
@@ -43,12 +44,13 @@ def gpus_here(folder: Path = DRIVER) -> tuple[Gpu, ...]:
 
 
 def gpu_of(environ: Mapping[str, str], local_rank: int, here: Sequence[Gpu] | None = None) -> int | None:
-    """NVML's index of the GPU that a rank uses, as far as its environment shows it: CUDA's device `local_rank`, or the
-    only device that the rank sees. None if it sees no GPU, or if this is not known. `here`: the GPUs of the machine."""
+    """NVML's index of the GPU that a rank uses, as far as its environment shows it: CUDA's device number `local_rank`,
+    or the only device that the rank sees. None if the rank sees no GPU, or if this is not known. `here`: the GPUs of
+    the machine."""
     here = gpus_here() if here is None else here
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if not here and listed in ("", "-1"):
-        listed = None  # nothing is hidden; the overlay simulates a GPU for each rank
+        listed = None  # there is no GPU to hide; the overlay simulates a GPU for each rank
     prefix = next((start for start in ("GPU-", "MIG-") if (listed or "").startswith(start)), "")
     if not prefix and len({gpu.model for gpu in here}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         return None  # CUDA numbers the fastest GPU 0, whatever its PCI address is
@@ -67,15 +69,15 @@ def driver_is_here() -> bool:
 
 @lru_cache
 def parent_of(mig: str) -> int | None:
-    """NVML's index of the GPU that has this MIG device. None if the driver does not know the name, or can't be asked.
-    This takes up to 20 s."""
+    """NVML's index of the GPU that contains this MIG device. None if the driver does not know the device, or can't be
+    asked. This may take 20 s."""
     found: int | None = _ask("--parent", mig)
     return found
 
 
 def held_by(pids: Iterable[int]) -> list[dict[str, int]] | None:
-    """The GPU memory in bytes that these processes hold: `gpu` (NVML's index), `pid`, `bytes`. None if the driver can't
-    be asked. This takes up to 20 s."""
+    """The GPU memory that these processes hold: `gpu` (NVML's index), `pid` and `bytes` of each. None if the driver
+    can't be asked. This may take 20 s."""
     found: list[dict[str, int]] | None = _ask("--held", *map(str, pids)) if driver_is_here() else None
     return found
 
@@ -85,14 +87,14 @@ def _ask(*words: str) -> Any:
     try:
         answer, _ = asker.communicate(timeout=_PATIENCE_S)
     except subprocess.TimeoutExpired:
-        asker.kill()  # it is not waited for: while the driver is busy with a broken GPU, it does not end
+        asker.kill()  # not waited for, because it does not end while the driver is busy with a broken GPU
         return None
     return json.loads(answer) if asker.returncode == 0 else None
 
 
 def _visible(words: Sequence[str], prefix: str, here: Sequence[Gpu]) -> Sequence[int]:
-    """The GPUs that CUDA sees, in CUDA's order. A word that names no GPU hides the GPUs after it. If a word or a GPU
-    occurs twice, all GPUs are hidden."""
+    """The indices of the GPUs that CUDA sees, in CUDA's order. A word that names no GPU hides all GPUs after it. If a
+    word or a GPU occurs twice, all GPUs are hidden."""
     if prefix:
         read: list[str | int] = [*takewhile(lambda word: word.startswith(prefix), words)]
     else:  # as strtol(3) reads it: "1gpu" is 1
@@ -104,8 +106,9 @@ def _visible(words: Sequence[str], prefix: str, here: Sequence[Gpu]) -> Sequence
 
 
 def _index(name: str | int, here: Sequence[Gpu]) -> int | None:
-    """The index of the GPU with this number, this UUID, or this beginning of a UUID. None if there is no such GPU or
-    more than one. MIG-GPU-UUID/3/0 is a part of a GPU; only the driver knows names of the form MIG-UUID."""
+    """The index of the GPU with this number, this UUID, or a UUID that begins like this. None if there is no such GPU
+    or more than one. MIG-GPU-UUID/3/0 names a part of a GPU. Names like MIG-UUID are known only to the driver, so they
+    give None."""
     if isinstance(name, int):
         return name if not here or name < len(here) else None
     uuid = name.removeprefix("MIG-").partition("/")[0]

@@ -1,5 +1,6 @@
-"""Which sources a compiled C library was made of: a digest of them is at the end of its file. Times do not tell it: pip
-writes the files of a wheel in any order. setup.py runs this file alone, so it needs the standard library only."""
+"""Shows from which sources a compiled C library was made: a digest of the sources is stored at the end of its file.
+Times of change can't show this, because pip writes the files of a wheel in any order. setup.py runs this file alone, so
+it imports only the standard library."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def digest_of(folder: Path) -> str:
 
 
 def sign(library: Path, folder: Path) -> None:
-    """Adds the digest of the sources in `folder` to the file; a loader ignores what follows the sections."""
+    """Adds the digest of the sources in `folder` to the end of the library file. A loader ignores bytes after the
+    sections."""
     if not is_made_of(library, folder):
         with open(library, "ab") as file:
             file.write(digest_of(folder).encode())

@@ -27,8 +27,8 @@ def compiler() -> str | None:
 
 @dataclass(frozen=True)
 class Library:
-    """A library in C. `what`: its name in messages. `name`: its file. If it was built with the package, the file is in
-    the folder of its sources."""
+    """A library in C. `what`: its name in messages. `name`: the name of its file. A library that was built with the
+    package is in the folder of its sources."""
 
     what: str
     name: str
@@ -48,7 +48,8 @@ class Library:
         return self.build(cached.parent, program)
 
     def build(self, into: Path, program: str, *options: str) -> Path:
-        """Compile it into the folder `into`, and return its path. Raises UsageError with the compiler's own words."""
+        """Compiles the library into the folder `into`, and returns its path. Raises UsageError with the compiler's
+        error output."""
         into.mkdir(parents=True, exist_ok=True)
         sources = [str(path) for path in sources_in(self.sources) if path.suffix == ".c"]
         with tempfile.TemporaryDirectory(dir=into) as scratch:
@@ -57,7 +58,7 @@ class Library:
             done = subprocess.run([*command, *self.options], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise UsageError(f"{self.what} can't be compiled by {program}: {done.stderr.strip()[:2000]}")
-            os.replace(made, into / self.name)  # atomic, since another process may compile it now
+            os.replace(made, into / self.name)  # in one step, because another process may be compiling it, too
         return into / self.name
 
     def _cache(self) -> Path:
@@ -70,10 +71,10 @@ NVML = Library("the NVML overlay", _SONAME, _NATIVE / "nvml", (f"-Wl,-soname,{_S
 NVTX = Library("the library that stalls NCCL calls", "torchaos_nvtx.so", _NATIVE / "nvtx")
 NCCL_NET = Library("the network plug-in for NCCL", "libnccl-net-torchaos.so", _NATIVE / "net", ("-lpthread",))
 
-ENV_PATH = "TORCHAOS_NVML_PATH"  # folder of the overlay, for LD_LIBRARY_PATH of the processes that should load it
+ENV_PATH = "TORCHAOS_NVML_PATH"  # the folder of the overlay, for the LD_LIBRARY_PATH of processes that should load it
 ENV_CONTROL = "TORCHAOS_NVML_CONTROL"  # a file of orders, or a folder of files *.nvml
 ENV_INJECTION = "NVTX_INJECTION64_PATH"  # NVTX loads the library at this path at its first call
-_MAX_PLUGIN_PATH = 254  # NCCL ignores a longer one
+_MAX_PLUGIN_PATH = 254  # characters; NCCL ignores a longer path
 
 
 def nvtx_environment(pages: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A network namespace, identified by a process in it. Nothing is changed in the machine's own namespace."""
+"""A network namespace, identified by a process in it. The machine's own namespace is never changed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TOOL_S = 20.0  # seconds; more than ip, tc or nft ever take
 
 @dataclass(frozen=True)
 class Space:
-    """The namespaces of the process `pid` that started at `start_ticks` (clock ticks since boot). With pid 0, those of
-    whichever process asks: an agent of torchaos in a pod, and its reaper, share the pod's network."""
+    """The namespaces of the process `pid` that started at `start_ticks` (clock ticks since boot). With pid 0, the
+    namespaces of the calling process: in a pod, an agent of torchaos and its reaper are in the pod's network."""
 
     pid: int
     start_ticks: int
@@ -27,7 +27,7 @@ class Space:
 
     @property
     def proc(self) -> Path:
-        """The folder of /proc of a process in the namespaces."""
+        """The folder in /proc of a process that is in the namespaces."""
         return Path("/proc", "self" if self.is_here else str(self.pid))
 
     @classmethod
@@ -39,12 +39,12 @@ class Space:
         return cls(pid, ticks)
 
     def alive(self) -> bool:
-        """Whether the process is alive. Without the process, the namespace is gone or will soon be gone."""
+        """Whether the process is alive. If not, the namespace is gone, or will be soon."""
         return self.is_here or (start_ticks(self.pid) == self.start_ticks and os.path.exists(self.proc / "ns/net"))
 
     def enter(self, command: Sequence[str], cwd: Path | None = None) -> list[str]:
-        """The command line that runs `command` in this network namespace. With `cwd`, also in its mount and host name
-        namespaces, in that folder."""
+        """The command line that runs `command` in this network namespace. With `cwd`, the command also gets the mount
+        and host name namespaces, and runs in that folder."""
         if self.is_here:
             return list(command)
         options = ["--net"] if cwd is None else ["--net", "--mount", "--uts", f"--wd={cwd}"]
@@ -53,8 +53,9 @@ class Space:
         return ["nsenter", f"--target={self.pid}", *options, "--", *command]
 
     def run(self, command: Sequence[str], text: str = "", check: bool = True) -> str:
-        """Run a tool in this namespace with `text` as its input, and return its standard output. Raises OSError if the
-        tool fails, ProcessLookupError if the namespace is gone, PermissionError for the machine's own namespace."""
+        """Runs a tool in this namespace with `text` as its input, and returns its standard output. Raises OSError if
+        the tool fails, ProcessLookupError if the namespace is gone, PermissionError if it is the machine's own
+        namespace."""
         if not self.alive():
             raise ProcessLookupError(f"the network namespace of process {self.pid} is gone")
         if not self.is_here and os.path.samefile(self.proc / "ns/net", "/proc/self/ns/net"):

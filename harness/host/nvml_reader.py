@@ -1,12 +1,13 @@
 """Asks NVIDIA's driver about GPUs: `python -m torchaos.harness.host.nvml_reader`.
 
-This is a process of its own, because a question about a broken GPU can take minutes, and who asks can't be killed
-meanwhile. Input, as lines of JSON: {pid: NVML's index of the GPU that this rank should use, or null}. Output, every
-second: {"gpu", "pids", "listed": those that the driver lists on it, "values"}; and {"gpu", "xid"}, {"gpu", "lost"} or
-{"ended": why, "code"}. A value that a GPU, a driver or a user does not have is left out. It ends with its input.
+This is a process of its own, because a question about a broken GPU can take minutes, and the process that asks can't be
+killed before the answer. Input, as lines of JSON: {pid: NVML's index of the GPU that this rank should use, or null}.
+Output, every second: {"gpu", "pids", "listed", "values"}, where `listed` are the pids that the driver lists on the GPU;
+and when it happens {"gpu", "xid"}, {"gpu", "lost"} or {"ended": why, "code"}. A value that the GPU, the driver or the
+user's rights do not give is left out. The process ends at the end of its input.
 
-`nvml_reader --parent MIG-UUID` prints NVML's index of the GPU that has this MIG device. `nvml_reader --held PID...`
-prints the memory that these processes hold: [{"gpu", "pid", "bytes"}]."""
+`nvml_reader --parent MIG-UUID` prints NVML's index of the GPU that contains this MIG device. `nvml_reader --held
+PID...` prints the memory that these processes hold: [{"gpu", "pid", "bytes"}]."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by 
 
 
 def _sum(nvml: Any, gpu: Any, fields: list[Any], least: int, unit: int = 1) -> int:
-    """The sum of the fields that the driver gives, if it gives at least this many. Raises NVMLError_NotSupported."""
+    """The sum of these fields, without those that the driver does not give. Raises NVMLError_NotSupported if it gives
+    fewer than `least`."""
     found = [one for one in nvml.nvmlDeviceGetFieldValues(gpu, fields) if one.nvmlReturn == nvml.NVML_SUCCESS]
     if len(found) < least:
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
@@ -36,15 +38,15 @@ def _sum(nvml: Any, gpu: Any, fields: list[Any], least: int, unit: int = 1) -> i
 
 
 def _reasons(nvml: Any, gpu: Any) -> int:
-    """Why the clocks are lower than they could be: bits. Drivers before 535 know the function by its old name."""
+    """Why the clocks are lower than they could be, as bits. Drivers before 535 know the function by its old name."""
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
     except (AttributeError, nvml.NVMLError_FunctionNotFound):
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
 
 
-# Each quantity with its unit: percent of the time, bytes, watts, degrees Celsius, MHz, bits, errors. Counters of bytes
-# and errors count from any start.
+# The end of a name is the unit: percent of the time, bytes, watts, degrees Celsius, MHz; else bits, or errors. Counters
+# of bytes and errors may begin at any number.
 VALUES: Mapping[str, Callable[[Any, Any], float]] = {
     "busy_percent": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
     "memory_busy_percent": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).memory,
@@ -86,7 +88,9 @@ class Reader:
         for pid, guess in self._wanted.items():
             for gpu in self._listed.get(pid, set() if guess is None else {guess}):
                 users.setdefault(gpu, []).append(pid)
-        self._listen({gpu for gpu in users if gpu not in self._lost})  # first, so that no Xid comes in between
+        self._listen(
+            {gpu for gpu in users if gpu not in self._lost}
+        )  # before the values are read, so that no Xid is missed
         for gpu, pids in sorted(users.items()):
             if time.monotonic() >= self._lost.get(gpu, 0.0) and (values := self._values(gpu)):
                 listed = [pid for pid in pids if pid in self._listed]
@@ -94,14 +98,14 @@ class Reader:
         self._listen({gpu for gpu in users if gpu not in self._lost})
 
     def wait(self) -> None:
-        """Waits for a period, and reports each Xid at once."""
+        """Waits until the next period, and reports each Xid as soon as it comes."""
         end_s = time.monotonic() + PERIOD_S
         self._report(end_s)
         time.sleep(max(0.0, end_s - time.monotonic()))
 
     def _report(self, end_s: float) -> None:
-        """Reports the Xids that have come and, until that time, those that come. Ends early at an error: that a GPU is
-        lost would come again at once."""
+        """Reports the Xids that have come, and those that come before `end_s`. Ends early if NVML returns an error,
+        because the error of a lost GPU would come again at once."""
         nvml, at = self._nvml, {_address(handle): gpu for gpu, handle in self._handles.items()}
         with suppress(nvml.NVMLError):
             while self._events is not None:
@@ -138,7 +142,7 @@ class Reader:
         return values
 
     def _listen(self, gpus: set[int]) -> None:
-        """Makes the set of events for these GPUs, if they have changed."""
+        """If these GPUs differ from those before, makes a new set of events for them."""
         nvml = self._nvml
         if gpus == self._handles.keys():
             return
@@ -147,7 +151,7 @@ class Reader:
             if self._events is not None:
                 nvml.nvmlEventSetFree(self._events)
         self._handles, self._events = dict.fromkeys(gpus), None
-        with suppress(nvml.NVMLError, AttributeError):  # there are no events everywhere, such as on WSL
+        with suppress(nvml.NVMLError, AttributeError):  # some platforms have no events, such as WSL
             self._events = nvml.nvmlEventSetCreate() if gpus else None
         for gpu in gpus if self._events is not None else ():
             with suppress(nvml.NVMLError):
@@ -165,7 +169,8 @@ def _say(line: Mapping[str, Any]) -> None:
 
 
 def _input(reader: Reader, rest: bytes) -> bytes | None:
-    """Reads what has come in, without a wait. Returns the part of a line; None at the end of the input."""
+    """Reads the input that has arrived, without waiting. Returns an incomplete last line, or None at the end of the
+    input."""
     while select.select([0], [], [], 0)[0]:
         more = os.read(0, 1 << 16)
         if not more:
@@ -177,13 +182,13 @@ def _input(reader: Reader, rest: bytes) -> bytes | None:
 
 
 def parent_of(nvml: Any, name: str) -> int:
-    """NVML's index of the GPU that has the MIG device. Raises NVMLError."""
+    """NVML's index of the GPU that contains the MIG device. Raises NVMLError."""
     mig = nvml.nvmlDeviceGetHandleByUUID(name)
     return int(nvml.nvmlDeviceGetIndex(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig)))
 
 
 def held_by(nvml: Any, pids: set[int]) -> list[dict[str, int]]:
-    """Raises NVMLError."""
+    """The GPU memory that these processes hold. Raises NVMLError."""
     found = []
     for gpu in range(nvml.nvmlDeviceGetCount()):
         for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(gpu)):

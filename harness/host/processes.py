@@ -1,5 +1,5 @@
-"""The processes of this machine, each identified by its pid and start time, never by its name; and child processes,
-which do not outlive their parent."""
+"""The processes of this machine. A process is always identified by its pid and start time, never by its name. Also
+helpers for this process itself: its memory, and the end of its child processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _libc = ctypes.CDLL(None)
 
 
 def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Called by a child: the kernel sends it this signal when its parent (a pid) dies. If the parent is dead already,
-    the child exits with code 1 at once."""
+    """Must be called by a child process: the kernel then sends it this signal when its parent (a pid) dies. If the
+    parent is dead already, the child exits with code 1 at once."""
     _libc.prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
@@ -32,14 +32,15 @@ _LOOK_MS = 500  # milliseconds
 
 
 def wait_for(process: subprocess.Popen[Any]) -> int:
-    """Waits for the process and returns its exit code (negative: the number of a signal). Popen.wait would sleep in a
-    single system call. Python runs signal handlers only between bytecodes of the main thread, so the handler of a
-    signal that comes right before that call, or in another thread, would run only when the process has ended."""
+    """Waits for the process and returns its exit code; if negative, the number of a signal. This is used instead of
+    Popen.wait, which sleeps in a single system call: Python runs signal handlers only between bytecodes of the main
+    thread, so the handler of a signal that comes just before that call, or in another thread, would run only when the
+    process has ended."""
     if process.returncode is not None:
         return process.returncode
     try:
         pidfd = os.pidfd_open(process.pid)
-    except ProcessLookupError:  # another caller has waited for it
+    except ProcessLookupError:  # another thread has waited for the process
         return process.wait()
     try:
         poll = select.poll()
@@ -65,8 +66,8 @@ def uncollected() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Returns freed memory to the kernel. Otherwise glibc keeps it if it lies between blocks that are in use."""
-    with suppress(OSError, AttributeError):  # not glibc
+    """Returns freed memory to the kernel. glibc would keep memory that lies between blocks in use."""
+    with suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -86,9 +87,9 @@ class Stat(NamedTuple):
 
 
 def stat(pid: int) -> Stat | None:
-    """The state of a process from /proc; None if there is no such process."""
+    """The state of a process, from /proc. None if there is no such process."""
     try:
-        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # takes half of the time of open()
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # takes half as long as open()
         try:
             fields = os.read(file, 4096).rpartition(b")")[2].split()
         finally:
@@ -100,7 +101,7 @@ def stat(pid: int) -> Stat | None:
 
 
 def inner_pid(pid: int) -> int:
-    """The pid of a process in its own pid namespace. 0 if that is also our namespace, or if there is no such
+    """The pid of a process in its own pid namespace. 0 if that is the namespace of this process, or if there is no such
     process."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -112,8 +113,8 @@ def inner_pid(pid: int) -> int:
 
 
 def in_namespace_of(first: int, own: int) -> int | None:
-    """Translates a pid: `own` is the pid of a process in the pid namespace of the process `first`. Returns the pid of
-    the same process in our own pid namespace; None if there is no such process."""
+    """The pid, in the namespace of this process, of the process whose pid in the namespace of the process `first` is
+    `own`. None if there is no such process."""
     with suppress(OSError):
         space = os.stat(f"/proc/{first}/ns/pid").st_ino
         for pid in _pids():
@@ -133,9 +134,9 @@ def boot_id() -> str:
 
 
 def host() -> str:
-    """The name of the machine to which this process's pids belong, the same in each boot. Several machines may share a
-    home directory, and several containers may share a machine, with its name and boot id. So the name of a container
-    includes its pid namespace."""
+    """A name for the set of pids to which this process's pid belongs; the same after a reboot. It includes the
+    machine's name and id, because several machines may share a home directory. In a container, it includes the pid
+    namespace, because several containers may share a machine, with its name and boot id."""
     try:
         with open("/etc/machine-id") as file:
             machine = file.read().strip()
@@ -145,7 +146,7 @@ def host() -> str:
 
 
 def _pid_namespace() -> tuple[str, ...]:
-    """The number of this process's pid namespace, or nothing in the first namespace of the machine."""
+    """The number of this process's pid namespace. Empty in the first namespace of the machine."""
     with suppress(OSError):
         number = os.stat("/proc/self/ns/pid").st_ino
         return () if number == _FIRST_PID_NAMESPACE else (str(number),)
@@ -153,20 +154,20 @@ def _pid_namespace() -> tuple[str, ...]:
 
 
 def ticks_of(pid: int) -> int:
-    """Start time in clock ticks since boot; 0 if there is no such process."""
+    """The start time in clock ticks since boot. 0 if there is no such process."""
     return start_ticks(pid) or 0
 
 
 def is_alive(pid: int, ticks: int) -> bool:
-    """Whether the process that started at `ticks` exists and is no zombie."""
+    """Whether the process that started at `ticks` exists and is not a zombie."""
     found = stat(pid)
     return found is not None and found.ticks == ticks and found.state not in "ZX"
 
 
 @contextmanager
 def hold(pid: int, ticks: int) -> Iterator[int | None]:
-    """A pidfd of the process that started at `ticks`. None if it is gone or a zombie, or if the pid belongs to another
-    process now.
+    """A context manager with a pidfd of the process that started at `ticks`. None if that process is gone or a zombie,
+    or if the pid belongs to another process now.
 
     Raises OSError if /proc can't be read, because then every process would seem to be gone."""
     if start_ticks(os.getpid()) is None:
@@ -180,15 +181,15 @@ def hold(pid: int, ticks: int) -> Iterator[int | None]:
         yield None
         return
     try:
-        # The pidfd now stands for one process for ever, so check that it is the right process.
+        # From now on the pidfd means one process only, so check that it is the right one.
         yield fd if start_ticks(pid) == ticks and not _ended([fd], time.monotonic()) else None
     finally:
         os.close(fd)
 
 
 def kill(processes: Mapping[int, int], deadline: float) -> list[int]:
-    """Sends SIGKILL to each pid that still has the given start time. Waits until they are gone, or until
-    CLOCK_MONOTONIC is at `deadline` (seconds). Returns the pids that are left. SIGKILL also ends stopped processes."""
+    """Sends SIGKILL, which also ends stopped processes, to each pid that still has the given start time. Waits until
+    they are gone, or until CLOCK_MONOTONIC reaches `deadline` (seconds). Returns the pids that are left."""
     left = []
     items = list(processes.items())
     for some in (items[start : start + _AT_ONCE] for start in range(0, len(items), _AT_ONCE)):
@@ -202,10 +203,10 @@ def kill(processes: Mapping[int, int], deadline: float) -> list[int]:
 
 
 def end(find: Callable[[], Mapping[int, int]], timeout_s: float = END_S) -> list[int]:
-    """Sends SIGKILL to all processes that `find` returns (start times by pid), again and again until it returns none.
+    """Sends SIGKILL to all processes that `find` returns (start times by pid), and repeats this until it returns none.
     Returns the pids that are left after `timeout_s` seconds, for example because they are stuck in the kernel."""
     deadline = time.monotonic() + timeout_s
-    while members := find():  # again, because processes may be born meanwhile
+    while members := find():  # again, because new processes may have been started
         left = kill(members, deadline)
         if left or time.monotonic() > deadline:
             return sorted(left or members)
@@ -213,7 +214,7 @@ def end(find: Callable[[], Mapping[int, int]], timeout_s: float = END_S) -> list
 
 
 def send(processes: Mapping[int, int], number: int) -> None:
-    """Send a signal to each pid that still has the given start time. Raises OSError if that is not permitted."""
+    """Sends a signal to each pid that still has the given start time. Raises OSError if that is not permitted."""
     for pid, ticks in processes.items():
         with suppress(ProcessLookupError), hold(pid, ticks) as fd:
             if fd is not None:
@@ -221,7 +222,7 @@ def send(processes: Mapping[int, int], number: int) -> None:
 
 
 def _sigkill(pidfd: int) -> bool:
-    """Sends SIGKILL. False if that is not permitted; then the caller must not wait for the process."""
+    """Sends SIGKILL. Returns False if that is not permitted; then the caller must not wait for the process."""
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
@@ -232,7 +233,8 @@ def _sigkill(pidfd: int) -> bool:
 
 
 def _ended(fds: list[int], deadline: float) -> set[int]:
-    """The pidfds whose processes have ended with all threads, also if not reaped. `deadline`: of CLOCK_MONOTONIC."""
+    """The pidfds whose processes have ended with all their threads, whether reaped or not. Waits for them until
+    `deadline` (CLOCK_MONOTONIC)."""
     poll, gone = select.poll(), set[int]()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -247,9 +249,9 @@ def _ended(fds: list[int], deadline: float) -> set[int]:
 
 
 def family(run_id: str, variable: str = ENV_RUN_ID) -> dict[int, int]:
-    """The start times, by pid, of all living processes of a job: the processes that have its mark in the environment
-    (`variable`), and all their descendants, because a rank that sets its title may have overwritten its environment.
-    Never includes this process, its ancestors, or other descendants of its ancestors."""
+    """The start times, by pid, of all living processes of a job: those with its mark in their environment (`variable`),
+    and all their descendants, because a rank that sets its process title may have overwritten its environment. Never
+    includes this process, its ancestors, or other descendants of its ancestors."""
     table = {pid: found for pid in _pids() if (found := stat(pid)) and found.state not in "ZX"}
     spared = _lineage()
     children: dict[int, list[int]] = {}
@@ -265,7 +267,8 @@ def family(run_id: str, variable: str = ENV_RUN_ID) -> dict[int, int]:
 
 
 def marks_of(run_id: str) -> set[str]:
-    """The marks of a run's processes: its id, and the marks of its helpers, which begin with the id and a dot."""
+    """The marks of a run's processes: its id, and the marks of its helper processes, which begin with the id and a
+    dot."""
     helpers, marks = f"{ENV_RUN_ID}={run_id}.".encode(), {run_id}
     for pid in _pids():
         _line, environ = image(pid) or (b"", b"")
@@ -285,14 +288,14 @@ def maps_deleted(path: str) -> list[int]:
 
 
 def have_open(mount: int) -> list[int]:
-    """The processes that have a file or folder of the mount open. `mount`: its id in /proc/self/mountinfo. Processes of
-    other users are left out, unless this is root."""
+    """The pids of the processes that have a file or folder of the mount open. `mount`: its id in /proc/self/mountinfo.
+    Processes of other users are left out, unless this process is root."""
     line = f"mnt_id:\t{mount}\n"
     return [pid for pid in _pids() if any(line in info for info in _open_files(pid))]
 
 
 def _open_files(pid: int) -> Iterator[str]:
-    """What /proc/PID/fdinfo says about each open file; see proc_pid_fdinfo(5)."""
+    """The text of /proc/PID/fdinfo for each open file; see proc_pid_fdinfo(5)."""
     folder = f"/proc/{pid}/fdinfo"
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -320,13 +323,13 @@ def _pids() -> list[int]:
 def _marked(pid: int, variable: str, value: str) -> bool:
     try:
         return f"{variable}={value}".encode() in _image(pid)[1].split(b"\0")
-    except OSError:  # the process is gone, or belongs to another user and so not to this job
+    except OSError:  # the process is gone, or is of another user, so it is not of this job
         return False
 
 
 def image(pid: int) -> tuple[bytes, bytes] | None:
-    """Command line and environment of a process, as set by its last exec. A forked process has the same. None if they
-    can't be read."""
+    """The command line and the environment of a process, as its last exec set them. A forked process has those of its
+    parent. None if they can't be read."""
     try:
         return _image(pid)
     except OSError:
@@ -334,8 +337,9 @@ def image(pid: int) -> tuple[bytes, bytes] | None:
 
 
 def wait_for_forks(parent: tuple[bytes, bytes], timeout_s: float) -> None:
-    """Waits at most `timeout_s` seconds until no process has the command line and environment of `parent`, which is
-    dead. A child that `parent` forked just before its death gets its mark only when it calls exec."""
+    """Waits at most `timeout_s` seconds until no process has the command line and environment of `parent`, a process
+    that is dead. A child that `parent` forked just before its death has them, and gets a mark only when it calls
+    exec."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and any(image(pid) == parent for pid in _pids() if pid != os.getpid()):
         time.sleep(0.001)
@@ -347,5 +351,5 @@ def _image(pid: int) -> tuple[bytes, bytes]:
             found = line.read(), environ.read()
         if any(found) or not os.path.exists(f"/proc/{pid}/exe"):
             break
-        time.sleep(0.001)  # during its exec, a process has a program but no command line yet
+        time.sleep(0.001)  # in the middle of an exec, a process has a program but no command line
     return found

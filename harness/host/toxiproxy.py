@@ -1,14 +1,14 @@
-"""Requests to a Toxiproxy server on the loopback interface, and the process that sends one of them in the server's
-network:
+"""Requests to a Toxiproxy server on the loopback interface. `Api` is used by the harness; it starts this module as a
+process, which sends one request in the server's network:
 
     python -m torchaos.harness.host.toxiproxy PORT PARENT ORDER
 
-ORDER is JSON: {"proxy": name, "add": [toxic, ...], "remove": prefix of names, "enabled": true}. All keys but `proxy`
-are optional; {} changes nothing. It prints all proxies as they are afterwards, by name.
+ORDER is JSON: {"proxy": name, "add": [toxic, ...], "remove": prefix of names, "enabled": true}. All keys except `proxy`
+are optional; {} changes nothing. The process prints all proxies by name, as they are afterwards.
 
 It is a separate process, because the library toxiproxy keeps its server in a global variable, has no time limit, and
-ignores most errors of a server. The caller can kill the process in time, and trusts only its output. The process dies
-with PARENT. Otherwise an order could be carried out after the harness is dead and everything was undone. The server is
+ignores most errors of a server. The harness can kill the process in time, and trusts only its output. The process dies
+with PARENT. Otherwise it could change a proxy when the harness is dead and everything has been undone. The server is
 identified by its pid and start time."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from torchaos.harness.host import processes
 from torchaos.harness.host.netspace import Space
 
-ASK_S = 8.0  # seconds; less than a rank is held
+ASK_S = 8.0  # seconds; less than the time for which a rank is held
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Api:
         return processes.is_alive(self.pid, self.start_ticks)
 
     def ask(self, **order: object) -> Mapping[str, Any]:
-        """Carries out an order (see toxiproxy.py). Returns all proxies as they are afterwards: {name:
-        {"enabled", "toxics"}}. Raises OSError if the server does not answer in time, or if the answer can't be read."""
+        """Sends an order (see above). Returns all proxies as they are afterwards: {name: {"enabled", "toxics"}}. Raises
+        OSError if the server does not answer in time, or if the answer can't be read."""
         client = [
             sys.executable,
             "-m",

@@ -1,11 +1,11 @@
-"""The base class of the `gpu.*` injectors: it writes orders for the NVML overlay into a file. Beside the orders, in
-`nvml.log`, the overlay records which it served, and to which process. That is the evidence that a fault was felt. It
-comes from the process that asked about the GPU, never from the rank that is hit.
+"""The base class of the `gpu.*` injectors. It writes orders for the NVML overlay into a file. In `nvml.log`, beside
+that file, the overlay records which orders changed an answer, and which process got the answer. This is the evidence
+that a fault was felt. It comes from a process that asked about the GPU, never from the rank that is hit.
 
 Xids are NVIDIA's GPU error codes. Numbers and mnemonics: NVIDIA's Xid catalogue. Format of a line: kernel_rc.c of
 open-gpu-kernel-modules; from driver 595 on, without the process. Actions: `nvmlDeviceGpuRecoveryAction_t`, which field
-230 reports; Xid 154 reports a change of it. `sampled` False: the text after the number was made up, because no log of
-the driver with this Xid was found."""
+230 reports; Xid 154 reports that the action has changed. `sampled` False: the text after the number was invented,
+because no driver log with this Xid was found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from torchaos.harness.rollback.file_handles import File
 
 
 def first_effect(record: Record, fault: str, words: str) -> Evidence | None:
-    """Evidence from the first effect of this fault that the harness recorded and whose text contains `words`."""
+    """Evidence from the first effect of this fault that the harness recorded and whose text contains `words`. None if
+    there is none."""
     seen = [e for e in record.of_fault(fault, Kind.EFFECT) if words in str(e.data["effect"]) and e.source == "harness"]
     return Evidence.of(str(seen[0].data["effect"]), seen[0]) if seen else None
 
@@ -58,7 +59,8 @@ class Xid:
         return [*self.orders, *changed, *events]
 
     def kernel_lines(self, pci: str, process: tuple[int, str] | None = None) -> list[str]:
-        """The lines of the kernel log. `pci`: address without function, such as 0000:3b:00. `process`: pid, name."""
+        """The lines in the kernel log. `pci`: the PCI address without function, such as 0000:3b:00. `process`: pid and
+        name."""
         who = f"pid={process[0]}, name={process[1]}, " if process else ""
         lines = [f"NVRM: Xid (PCI:{pci}): {self.number}, {who}{self.text}"]
         if self.number == 79:
@@ -118,8 +120,8 @@ XIDS = {
 
 
 def pci_of(gpu: int) -> str:
-    """The PCI address of a GPU without its function, from the driver. Without a driver, the simulated address of the
-    overlay."""
+    """The PCI address of a GPU, without its function. Without a driver, the address of the GPU that the overlay
+    simulates."""
     try:
         known = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").iterdir())
         return known[gpu].rpartition(".")[0]
@@ -144,7 +146,7 @@ class OverlayFault(Fault):
     gpu: int | None  # NVML's index; None: the GPU of the target rank
 
     def orders(self) -> Sequence[str]:
-        """Orders without the GPU, such as `ecc.volatile.uncorrected += 1`."""
+        """The orders, without the name of the GPU, such as `ecc.volatile.uncorrected += 1`."""
         raise NotImplementedError
 
     def kernel_lines(self, gpu: int) -> Sequence[str]:
@@ -152,7 +154,7 @@ class OverlayFault(Fault):
         return ()
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        """Handles for a new file in each target node's folder of orders. Undo removes the file."""
+        """The handles of the new files, one in each folder of orders of the target ranks. Undo removes them."""
         handles = []
         for folder, pids in folders_of(site.pids).items():
             made = hashlib.sha256(_text(self, pids).encode()).hexdigest()
@@ -175,7 +177,8 @@ class OverlayFault(Fault):
         return probes
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Evidence that a process that asked about the GPU was served an order after the order was given."""
+        """Evidence that a process asked about the GPU after the orders were given, and got an answer that they
+        changed."""
         hit = next(record.of_fault(fault, Kind.APPLYING), None)
         served = (event for event in record.of_fault(fault, Kind.EFFECT) if "served_to" in event.data)
         first = next((event for event in served if hit and event.mono_s >= hit.mono_s), None)
@@ -186,8 +189,8 @@ class OverlayFault(Fault):
 
 
 def _write(path: Path, orders: bytes) -> None:
-    """Writes the file atomically: it has no name until it is complete (O_TMPFILE of open(2)), so that a writer that
-    dies leaves nothing. On file systems without O_TMPFILE, it uses a temporary name and a rename."""
+    """Writes the file in one step. The file has no name until it is complete (O_TMPFILE of open(2)), so a writer that
+    dies leaves nothing. On a file system without O_TMPFILE, a temporary name and a rename are used."""
     try:
         fd = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)
     except (OSError, AttributeError):
@@ -200,14 +203,17 @@ def _write(path: Path, orders: bytes) -> None:
         os.write(fd, orders)
         os.fchmod(fd, 0o644)
         path.unlink(missing_ok=True)
-        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)  # else link(2), which does not follow
+        os.link(
+            f"/proc/self/fd/{fd}", path, src_dir_fd=fd
+        )  # src_dir_fd makes Python call linkat(2), which follows the link in /proc
     finally:
         os.close(fd)
 
 
 @dataclass
 class Served:
-    """A probe that reports, from the overlay's log, that a process got an answer changed by one of these orders."""
+    """A probe that reads the overlay's log, and reports each process that got an answer changed by one of these
+    orders."""
 
     log: Path
     fault: str
@@ -243,8 +249,8 @@ class Served:
 
 
 def folders_of(pids: Sequence[int]) -> dict[Path, list[int]]:
-    """The folders of orders with which these ranks were started, one on each node, with the pids there. Raises
-    ChaosError if a rank has none."""
+    """The folders of orders with which these ranks were started, each with the pids of its ranks. Each node has its own
+    folder. Raises ChaosError if a rank has no such folder."""
     folders: dict[Path, list[int]] = {}
     for pid in pids:
         named = environ_of(pid).get(ENV_CONTROL)
@@ -260,8 +266,8 @@ def folders_of(pids: Sequence[int]) -> dict[Path, list[int]]:
 
 
 def gpus_of(gpu: int | None, pids: Sequence[int]) -> list[int]:
-    """NVML's indices: `gpu` if given, otherwise those of the target ranks' GPUs. Raises ChaosError if they are not
-    known, or if there is no such GPU."""
+    """NVML's indices of the GPUs to hit: `gpu` if that is given, otherwise the GPUs of the target ranks. Raises
+    ChaosError if they are not known, or if there is no such GPU."""
     gpus_here.cache_clear()  # the driver shows no UUID before the first program uses the GPU
     return sorted({_gpu_of(gpu, pid, environ_of(pid)) for pid in pids})
 
@@ -283,14 +289,15 @@ def _gpu_of(gpu: int | None, pid: int, env: Mapping[str, str]) -> int:
 
 
 def _simulated(env: Mapping[str, str]) -> float:
-    """How many GPUs the overlay simulates for the watchers of this job, as simulate.c counts them."""
+    """How many GPUs the overlay simulates for the programs that watch the GPUs of this job, as simulate.c counts
+    them."""
     folder, named = Path(env.get(ENV_CONTROL, os.devnull)), env.get("TORCHAOS_NVML_GPUS", "1")
     by_order = any(re.search(rb"(?m)^ *gpus *=", path.read_bytes()) for path in folder.glob("*.nvml"))
     return math.inf if by_order or not named.isdigit() else int(named)
 
 
 def _text(injector: OverlayFault, pids: Sequence[int]) -> str:
-    """The orders, for each node after a line that names it."""
+    """The orders as text. A line with the node comes before the orders for that node."""
     by_node: dict[str, list[int]] = {}
     for pid in pids:
         by_node.setdefault(environ_of(pid).get(ENV_NODE, ""), []).append(pid)
@@ -302,10 +309,10 @@ def _text(injector: OverlayFault, pids: Sequence[int]) -> str:
 
 
 def _since_s(orders: Path) -> float:
-    """A time before the orders were given, CLOCK_MONOTONIC: a second ago, or earlier if the file is older. Its time may
-    be that of a server with another clock."""
+    """A time (CLOCK_MONOTONIC) before the orders were given: one second ago, or the time of the file if that is
+    earlier. The time of the file may come from a file server with another clock."""
     now = time.monotonic()
-    with suppress(OSError):  # they may be taken back already
+    with suppress(OSError):  # the orders may be undone already
         return min(now - 1.0, now - (time.time() - orders.stat().st_mtime) - 0.02)
     return now - 1.0
 

@@ -1,6 +1,10 @@
-"""Lets processes run only a share of the time: python cpu_throttle.py SHARE PID:START_TICKS ... Each process is
-identified by a pidfd, so that no later process with its pid is hit. Ends when all processes have ended, or when it is
-killed; the healer then continues the processes. It is run by its path, with the standard library only."""
+"""Lets processes run only for a share of the time.
+
+    python cpu_throttle.py SHARE PID:START_TICKS ...
+
+Each process is identified by a pidfd, so that no later process with the same pid is hit. This program ends when all
+these processes have ended, or when it is killed; the undo of the fault then continues the stopped processes. It is run
+by its path and imports only the standard library."""
 
 from __future__ import annotations
 

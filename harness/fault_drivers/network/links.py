@@ -1,8 +1,9 @@
-"""The link between a node and the other nodes; a process that keeps a fault on it, such as the packet queue or a
-flapping link, and is guarded before it starts; and an nftables table that drops packets, loaded in one transaction.
+"""The link between a node and the other nodes (`Link`), and two ways to put a fault on it: a helper process that keeps
+the fault up, such as the packet queue or a flapping link (`Helper`), and an nftables table that drops packets (`Cut`).
 
-The table is in the switch. If the run does not own the switch, it is in each receiving node. In a pod, whose agent
-can't change other pods, it is in the pod itself, for what the pod sends and receives."""
+The table is in the namespace of the switch. If the run does not own the switch, there is a table in each receiving
+node. In a pod, whose agent can't change other pods, the table is in the pod itself, for the packets that the pod sends
+and receives."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ from torchaos.harness.rollback.network_handles import NftTable, mark_of
 
 @dataclass(frozen=True)
 class Link:
-    """A node's link. `space` is the node's own network namespace, with the link's end `device`. `switch` is the
-    namespace in which all links meet, with the link's other end `port`. If the run does not own a switch, `switch` is
-    `space`. The link of another pod has only its address."""
+    """A node's link. `space` is the node's own network namespace, with the end `device` of the link. `switch` is the
+    namespace in which all links meet, with the other end `port`. If the run does not own a switch, `switch` is the same
+    as `space`. For another pod, only the address is known."""
 
     space: Space
     switch: Space
@@ -32,13 +33,12 @@ class Link:
     port: str
     address: str
     name: str
-    names_file: str  # the node's /etc/hosts: its names for the other nodes
+    names_file: str  # the node's /etc/hosts, with the names of the other nodes
     run_id: str
 
 
 def link_of(live: LiveNode) -> Link:
-    """The node's link. Raises ChaosError if it has none, because the node is the machine itself, or was not made by the
-    run."""
+    """The node's link. Raises ChaosError if the node has none: it is the machine itself, or was not made by the run."""
     link: Link | None = live.node.link
     if link is None:
         raise ChaosError(f"node {live.node.index} has no link that could be changed; write launcher: netns")
@@ -47,8 +47,8 @@ def link_of(live: LiveNode) -> Link:
 
 @dataclass(frozen=True)
 class Helper:
-    """A process with its own mark in its environment. The mark begins with the run's id and differs from the mark of
-    the job."""
+    """A process with a mark of its own in its environment, whose undo is on disk before it starts. The mark begins with
+    the run's id and differs from the mark of the job."""
 
     mark: str
 
@@ -57,9 +57,9 @@ class Helper:
         return JobProcesses(self.mark)
 
     def start(self, space: Space | None, command: Sequence[str]) -> str:
-        """Starts the helper in the network namespace `space`; if that is None, in the harness's namespace. Returns the
-        helper's first line, which reports that it is ready. If the command is `sh`, returns an empty text without
-        waiting. Raises OSError."""
+        """Starts the helper in the network namespace `space`; None: in the harness's own namespace. Returns the
+        helper's first line of output, which reports that it is ready. If the command is `sh`, returns an empty text
+        without waiting. Raises OSError."""
         process = self.open(space, command)
         assert process.stdout is not None
         return process.stdout.readline().decode().strip() if command[0] != "sh" else ""
@@ -74,7 +74,7 @@ class Helper:
 
 
 def helper_of(fault: str, link: Link) -> Helper:
-    """The helper for one node that the fault hits."""
+    """The helper process of a fault on the link of one node."""
     return Helper(f"{link.run_id}.{mark_of(fault)}.{link.name}")
 
 
@@ -83,8 +83,8 @@ SWITCH, NODE, POD = "bridge", "netdev", "inet"  # nftables families
 
 @dataclass(frozen=True)
 class Cut:
-    """Drops `percent` of the packets from `sources` to `sinks`. With `ports`: only TCP packets from or to these
-    ports."""
+    """Drops `percent` of the packets from `sources` to `sinks`, and in the other direction if `both` is set. `ports`:
+    only TCP packets from or to these ports are dropped."""
 
     fault: str
     sources: Sequence[Link]
@@ -104,7 +104,7 @@ class Cut:
             space.run(["nft", "-f", "-"], script)
 
     def scripts(self) -> dict[Space, str]:
-        """The nft script for each namespace that gets a table."""
+        """The script for nft(8), for each namespace that gets a table."""
         ways = [(self.sources, self.sinks), *([(self.sinks, self.sources)] if self.both else [])]
         if self._here:
             chains: dict[str, list[str]] = {}
@@ -129,11 +129,11 @@ class Cut:
 
     @property
     def _here(self) -> Link | None:
-        """The link of this pod."""
+        """The link of this pod. None if this process is not the agent of a pod."""
         return next((link for link in (*self.sources, *self.sinks) if link.space.is_here), None)
 
     def _table(self, family: str, chains: Mapping[str, Sequence[str]]) -> str:
-        """`chains`: the rules of each hook."""
+        """The script of one table. `chains`: the rules of each hook."""
         head = f"table {family} {mark_of(self.fault)} {{\n counter seen {{ }}\n counter dropped {{ }}\n"
         parts = [
             f" chain links{number} {{\n  type filter hook {hook} priority 0; policy accept;\n{lines}\n }}\n"
@@ -142,14 +142,15 @@ class Cut:
         return "".join((head, *parts, "}\n"))
 
     def _ingress_rules(self, froms: Sequence[Link]) -> list[str]:
-        """Rules for a receiving node. They also drop ARP requests, which a node sends when it no longer knows the other
-        node's hardware address."""
+        """The rules for a receiving node. If all packets are dropped, ARP requests are dropped, too; a node sends these
+        when it no longer knows the hardware address of another node."""
         addresses = ", ".join(link.address for link in froms)
         asks = [] if self.ports or self.percent < 100 else [f"  arp saddr ip {{ {addresses} }} drop"]
         return [*asks, *self._rules(f"ip saddr {{ {addresses} }}")]
 
     def _rules(self, way: str) -> list[str]:
-        """Rules for one direction. Only TCP is counted, because a job's ranks and agents send each other only TCP."""
+        """The rules for one direction. `way`: the condition that selects its packets. Only TCP packets are counted,
+        because the ranks and agents of a job send each other only TCP."""
         some = f" numgen random mod 10000 < {round(self.percent * 100)}" if self.percent < 100 else ""
         ports = ", ".join(map(str, self.ports))
         if ports:
@@ -163,7 +164,7 @@ class Cut:
 
 
 def counts(*handles: NftTable) -> dict[str, int]:
-    """The packets that each counter of these tables has counted. Empty if the tables are gone."""
+    """How many packets each counter of these tables has counted. Empty if the tables are gone."""
     totals: Counter[str] = Counter()
     for handle in handles:
         try:
@@ -179,7 +180,7 @@ def sides(
     nodes: Sequence[LiveNode], cluster: Sequence[LiveNode], peers: Sequence[int]
 ) -> tuple[list[Link], list[Link]]:
     """The links of the target nodes, and the links of the nodes from which they are cut off: `peers`, or all other
-    nodes. Raises ChaosError if one side is empty."""
+    nodes if that is empty. Raises ChaosError if one of the two lists is empty."""
     from torchaos.harness.interfaces import ChaosError
 
     inside = {live.node.index for live in nodes}
@@ -191,7 +192,7 @@ def sides(
 
 
 def _addresses(links: Sequence[Link], side: str) -> list[str]:
-    """The matches of the IP addresses of these links, a match for each version of IP."""
+    """The nft conditions for the IP addresses of these links, one for each version of IP."""
     found = {
         "ip": [link for link in links if ":" not in link.address],
         "ip6": [link for link in links if ":" in link.address],

@@ -1,9 +1,9 @@
-"""The base classes of faults of a link between nodes, and of whole nodes.
+"""The base classes of faults of the links between nodes, and of faults of whole nodes.
 
-`network.partition` and `network.loss` drop packets; `network.delay` and similar faults send them through a shaper,
-which is netem if the kernel has it, otherwise a packet queue.
+`CutFault` drops packets (`network.partition`, `network.loss`). `ShapedFault` (`network.delay` and similar faults) sends
+packets through netem if the kernel has it, otherwise through a packet queue.
 
-Faults of whole nodes. They hit all of the job's processes there: torchrun, the ranks, and their child processes."""
+Faults of whole nodes hit all of the job's processes on a node: torchrun, the ranks, and their child processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CutFault(Fault):
         def percent(self) -> float: ...  # percent of the packets
 
     def asked(self) -> Mapping[str, float]:
-        """The values that a probe connection should measure while the fault is on."""
+        """The values that the probe connection should measure while the fault is on."""
         return {"loss_percent": self.percent}
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
@@ -84,7 +84,7 @@ class CutFault(Fault):
 
 @dataclass(frozen=True)
 class Shaper:
-    """Applies one shape. `apply` raises ChaosError or, if a tool fails, OSError."""
+    """Applies one shape to the packets that a node sends. `apply` raises ChaosError, or OSError if a tool fails."""
 
     fault: str
     link: Link
@@ -99,7 +99,7 @@ class Shaper:
         return helper_of(self.fault, self.link)
 
     def handles(self) -> Sequence[Handle]:
-        """The handles of both methods, because only `apply` finds out which method works."""
+        """The handles for both ways, netem and packet queue, because only `apply` finds out which of them works."""
         rule = QueueRule(*self._space, mark_of(self.fault))
         return [
             Qdisc(*self._space, self.link.device),
@@ -131,7 +131,7 @@ class Shaper:
 
 
 def netem(shape: Shape) -> list[str]:
-    """The shape as arguments of tc; see tc-netem(8)."""
+    """The shape as arguments of tc, see tc-netem(8)."""
     jitter = [f"{shape.jitter}ms"] if shape.jitter else []
     words = ["netem", "delay", f"{shape.delay}ms", *jitter]
     for name in ("duplicate", "reorder", "corrupt"):
@@ -141,14 +141,17 @@ def netem(shape: Shape) -> list[str]:
 
 
 class ShapedFault(Fault):
-    """Affects all packets that the target nodes send. For both directions, target both ends."""
+    """Changes how all packets that the target nodes send arrive. For both directions, the target must include both
+    ends."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     hits: ClassVar[Hits] = "nodes"
     needs: ClassVar[frozenset[str]] = frozenset({"links", "shaper", "tc", "ss"})
     on_collectives: ClassVar[bool] = True
-    counter: ClassVar[str]  # counter of the receiving kernels that shows the fault; rtt_ms: the job's round trips
-    words: ClassVar[str] = ""  # text of the proof for that counter
+    counter: ClassVar[
+        str
+    ]  # the counter of the receiving kernels that proves the fault; rtt_ms: the round trips of the job
+    words: ClassVar[str] = ""  # the text of the evidence from that counter
 
     @property
     def least(self) -> float:
@@ -160,7 +163,7 @@ class ShapedFault(Fault):
         raise NotImplementedError
 
     def asked(self) -> Mapping[str, float]:
-        """The values that a probe connection should measure while the fault is on."""
+        """The values that the probe connection should measure while the fault is on."""
         raise NotImplementedError
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
@@ -185,7 +188,7 @@ KILL_S = 30.0  # seconds
 
 
 class NodeDeath(Fault):
-    """Kills all of the job's processes on nodes."""
+    """The base class of faults that kill all of the job's processes on nodes."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
@@ -198,7 +201,7 @@ class NodeDeath(Fault):
 
 
 def processes_of(nodes: Iterable[LiveNode]) -> dict[int, int]:
-    """The job's processes on these nodes: start time by pid. Raises ChaosError if a node has none."""
+    """The job's processes on these nodes: start time by pid. Raises ChaosError if a node has no such process."""
     targets: dict[int, int] = {}
     for live in nodes:
         here = live.processes()
@@ -209,8 +212,8 @@ def processes_of(nodes: Iterable[LiveNode]) -> dict[int, int]:
 
 
 def kill(site: NodeSite) -> None:
-    """Sends SIGKILL to all of the job's processes on the nodes, until there are none. Raises ChaosError if there were
-    none, or if some can't be killed."""
+    """Sends SIGKILL to all of the job's processes on the nodes, again and again until none is left. Raises ChaosError
+    if there were none, or if some can't be killed."""
     killed: dict[int, int] = processes_of(site.nodes)
     deadline = time.monotonic() + KILL_S
     left = found = killed
@@ -224,7 +227,7 @@ def kill(site: NodeSite) -> None:
 
 
 def heads(targets: Mapping[int, int]) -> dict[int, int]:
-    """The processes that were not started by another process of `targets`: torchrun, or a wrapper around it."""
+    """The processes in `targets` whose parent is not in `targets`: torchrun, or a wrapper around it."""
     stats = {pid: processes.stat(pid) for pid in targets}
     return {pid: targets[pid] for pid, stat in stats.items() if stat and stat.parent not in targets}
 
@@ -238,7 +241,7 @@ def tell(site: NodeSite, targets: Iterable[int], done: str) -> None:
 
 
 def resumed(site: NodeSite) -> list[Handle]:
-    """Handles that continue all processes of the job that are on the nodes now."""
+    """The handles that continue (SIGCONT) all processes of the job that are on the nodes now."""
     return [Process(pid, ticks, "resume", processes.boot_id()) for pid, ticks in processes_of(site.nodes).items()]
 
 
@@ -247,7 +250,8 @@ def slow_helper(site: NodeSite) -> Helper:
 
 
 def slow_down(site: NodeSite, share: float) -> None:
-    """Lets all processes of the job on the nodes run only the share `share` of the time. Raises ChaosError."""
+    """Lets all processes of the job on the nodes run only for this share of the time. Raises ChaosError if the helper
+    process does not start."""
     targets = processes_of(site.nodes)
     argv = [sys.executable, "-S", "-E", cpu_throttle.__file__, str(share), *(f"{p}:{t}" for p, t in targets.items())]
     answer = slow_helper(site).start(None, argv)
@@ -260,14 +264,14 @@ _EXITS = (Kind.RANK_EXITED, Kind.NODE_EXITED, Kind.JOB_EXITED)
 
 
 def ended(record: Record, fault: str) -> Evidence | None:
-    """Evidence that a process that the fault killed has exited by SIGKILL: a rank, or a node's command."""
+    """Evidence that a process that the fault killed has exited by SIGKILL. It is a rank or the command of a node."""
     exits = (event for event in record.of_kind(*_EXITS) if event.data.get("exit_code") == -signal.SIGKILL)
     return _first(record, fault, exits, "pid {} ended with exit code -9")
 
 
 def left(record: Record, fault: str) -> Evidence | None:
-    """Evidence that a process that the fault ended has exited, with any exit code, because a process that ends normally
-    chooses its own."""
+    """Evidence that a process that the fault ended has exited. The exit code does not matter, because a process that
+    ends normally chooses it."""
     return _first(record, fault, record.of_kind(*_EXITS), "pid {} left")
 
 

@@ -1,11 +1,14 @@
-"""A packet queue: python packet_queue.py NUMBER DELAY_MS JITTER_MS DUPLICATE REORDER CORRUPT (in percent).
+"""A packet queue, in place of netem on kernels without it.
 
-Replaces netem on kernels without it. iptables hands packets over (NFQUEUE), and each is sent on when it is due. A
-reordered packet is sent on at once while others wait. A corrupted packet has one flipped bit, which its checksum shows.
-The copy of a duplicated packet carries MARK, so that it is not queued again. When this process is gone, packets pass
-unchanged (the rule has --queue-bypass).
+    python packet_queue.py NUMBER DELAY_MS JITTER_MS DUPLICATE REORDER CORRUPT (the last three in percent)
 
-Netlink messages are as in linux/netfilter/nfnetlink_queue.h. Run by its path, with the standard library only."""
+iptables hands packets to this process (NFQUEUE), which sends each packet on when it is due. A reordered packet is sent
+on at once while others wait. A corrupted packet has one flipped bit, which makes its checksum wrong. The copy of a
+duplicated packet has the mark MARK, so that it is not queued again. When this process is gone, packets pass unchanged
+(the rule has --queue-bypass).
+
+Netlink messages are as in linux/netfilter/nfnetlink_queue.h. The program is run by its path and imports only the
+standard library."""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _MOST = 65536  # packets that may wait at the same time
 
 @dataclass(frozen=True)
 class Shape:
-    """How packets are changed: times in ms, shares in percent."""
+    """How packets are changed. `delay` and `jitter` are in ms, the others in percent of the packets."""
 
     delay: float = 0.0
     jitter: float = 0.0
@@ -49,7 +52,9 @@ class Queue:
         self._number, self._payload = number, payload
         self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
         self.socket.setsockopt(socket.SOL_SOCKET, 33, 1 << 25)  # SO_RCVBUFFORCE
-        self.socket.setsockopt(270, 5, 1)  # SOL_NETLINK, NETLINK_NO_ENOBUFS: lose a packet rather than the queue
+        self.socket.setsockopt(
+            270, 5, 1
+        )  # SOL_NETLINK, NETLINK_NO_ENOBUFS: a full buffer loses a packet, without an error
         self.socket.bind((0, 0))
         self._configure(_CMD, struct.pack(">BxH", 1, socket.AF_INET))  # bind
         copy, length = (_COPY_PACKET, 0xFFFF) if payload else (_COPY_META, 0)
@@ -68,7 +73,7 @@ class Queue:
         self.socket.send(struct.pack("=IHHII", 16 + len(body), kind, flags, 0, 0) + body)
 
     def packets(self) -> Iterator[tuple[int, bytes]]:
-        """The packets that have arrived: the number of each, and its bytes if `payload` was set."""
+        """The packets that have arrived: the number of each, and its bytes if `payload` was set (else empty)."""
         data = self.socket.recv(1 << 17)
         while len(data) >= 20:
             length, kind = struct.unpack_from("=IH", data)
@@ -133,7 +138,7 @@ def flipped(packet: bytes, draw: random.Random) -> bytes:
 
 def main(number: int, shape: Shape) -> None:
     try:
-        os.nice(-15)  # a millisecond matters
+        os.nice(-15)  # so that packets are not late by milliseconds
     except OSError:
         pass
     try:

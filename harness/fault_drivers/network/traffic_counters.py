@@ -1,7 +1,7 @@
-"""What shows that a network fault took effect. A node's network namespace has only the job's TCP connections, so the
-kernel's counters of the namespace are evidence that the job felt the fault. A probe connection beside the job's
-connections measures the link while the fault is on: it compares requested with measured values, and shows only how the
-probe's own packets were treated."""
+"""Proofs that a network fault took effect. The network namespace of a node has only the job's TCP connections, so the
+kernel's counters of that namespace show what the job felt. In addition, a probe connection measures the link while the
+fault is on, to compare the requested with the measured values; it shows only how the probe's own packets were
+treated."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COUNTERS = {
 
 
 def read(links: Iterable[Link]) -> dict[str, int]:
-    """The sum of the TCP counters of these links' network namespaces, counted from the creation of each namespace."""
+    """The TCP counters of these links' network namespaces, added up. They count from the creation of each namespace."""
     totals = dict.fromkeys(COUNTERS, 0)
     for link in links:
         table = _table(link.space)
@@ -62,8 +62,9 @@ def _table(space: Space) -> dict[str, int]:
 
 
 def round_trips(link: Link, peers: Iterable[str] = ()) -> dict[str, float]:
-    """The longest smoothed round trip in ms on the node's connections to others, from TCP_INFO by ss. In a pod, only
-    connections to the addresses `peers` count: its network also has connections that are not between the nodes."""
+    """The longest smoothed round trip in ms on the node's connections to other nodes, from TCP_INFO as shown by ss.
+    Empty if there is none. In a pod, only connections to the addresses `peers` count, because the pod's network also
+    has other connections."""
     ends = " or ".join(f"dst [{peer}]" if ":" in peer else f"dst {peer}" for peer in peers)
     only = [f"( {ends} )"] if link.space.is_here and ends else []
     try:
@@ -77,8 +78,9 @@ def round_trips(link: Link, peers: Iterable[str] = ()) -> dict[str, float]:
 
 @dataclass
 class Watch:
-    """A probe that emits `network.sample` events with the changes of the counters since the probe was made. `proof`
-    returns a sentence if the counters prove the fault. The first such sentence is emitted as an effect."""
+    """A probe that emits `network.sample` events with the growth of the counters since the probe was made. `proof`
+    returns a sentence if the counters prove the fault; the first such sentence is emitted as an effect. `more`:
+    functions that return further counters."""
 
     fault: str
     links: Sequence[Link]
@@ -109,14 +111,13 @@ class Watch:
 
 
 def at_least(name: str, least: float, words: str) -> Callable[[Counts], str | None]:
-    """A proof (see `Watch`) that holds when the counter `name` has reached `least`. In `words`, {n} is replaced by the
-    counter's value."""
+    """A proof (see `Watch`) for the case that the counter `name` has reached `least`. In `words`, {n} is replaced by
+    the value of the counter."""
     return lambda counts: words.format(n=f"{counts[name]:g}") if counts.get(name, 0) >= least else None
 
 
 def drops(site: NodeSite, cut: Cut) -> Sequence[Watch]:
-    """A probe that counts the job's own packets that a cut has dropped, from the counters of the rules that drop
-    them."""
+    """A probe that counts the job's own packets that a cut has dropped. The rules that drop them have counters."""
     proof = at_least("dropped", 1, "the first packet of the job was dropped ({n} by now)")
     return [Watch(site.fault, _links(site), proof, [partial(counts, *cut.handles)])]
 
@@ -126,7 +127,7 @@ def resent(site: NodeSite) -> Sequence[Watch]:
 
 
 def came(site: NodeSite, name: str, words: str) -> Sequence[Watch]:
-    """A probe that counts segments that arrived, from the counter `name` of the nodes' kernels."""
+    """A probe that counts segments that arrived at the nodes, with the counter `name` of their kernels."""
     return [Watch(site.fault, _links(site), at_least(name, 1, words))]
 
 
@@ -138,8 +139,8 @@ def slower(site: NodeSite, least_ms: float) -> Sequence[Watch]:
 
 
 def limited(site: NodeSite) -> Sequence[Watch]:
-    """A probe that counts the packets that had to wait for a rate limit, and measures the rate at which packets got
-    through."""
+    """A probe that counts the packets that had to wait for a rate limit, and measures the rate of the packets that
+    passed."""
     proof = at_least("overlimits", 1, "{n} packets of the job had to wait for the rate limit")
     links = [link_of(live) for live in site.nodes]
     return [Watch(site.fault, _links(site), proof, [_Limiter(links)], period_s=0.25)]
@@ -156,8 +157,8 @@ def _longest(links: Sequence[Link], every: Sequence[Link]) -> Counts:
 
 
 class _Limiter:
-    """The counters of the token buckets. The rate is the job's highest rate between two samples while packets were
-    waiting. At other times the job may not have used the whole rate."""
+    """The counters of the token buckets, as a function. The rate is the job's highest rate between two samples while
+    packets were waiting. If no packet waits, the job may use less than the whole rate."""
 
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
@@ -227,8 +228,8 @@ def late(record: Record, fault: str, seconds: float) -> Evidence | None:
 
 
 def logged(record: Record, fault: str, cause: str, words: str, naming: Sequence[str] = ("",)) -> Evidence | None:
-    """Evidence that, while the fault was on, the job's log had a line of that cause (see monitoring/probes/job_log.py)
-    that contains one of the texts `naming`."""
+    """Evidence that the job's log, while the fault was on, had a line with this cause (see
+    monitoring/probes/job_log.py) that contains one of the texts `naming`."""
     on = [event.mono_s for event in record.of_fault(fault, Kind.APPLYING)]
     off = [event.mono_s for event in record.of_fault(fault, Kind.ROLLED_BACK)]
     for event in record.of_kind(Kind.LOG_CAUSE):
@@ -238,7 +239,7 @@ def logged(record: Record, fault: str, cause: str, words: str, naming: Sequence[
     return None
 
 
-SETTLE_S = 0.3  # seconds, in addition to the requested delay
+SETTLE_S = 0.3  # seconds after sending, in addition to the requested delay, in which a datagram may arrive
 
 
 def meter_handle(site: NodeSite) -> Handle:
@@ -249,9 +250,9 @@ def meter_handle(site: NodeSite) -> Handle:
 def measured(
     site: NodeSite, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
 ) -> Sequence[Measuring]:
-    """Probes that measure the link from the first target node to the first other node (`inward`: in the other
-    direction). Empty if no requested value can be measured, or if this process can't enter the other node. With jitter,
-    datagrams are sent at such intervals that none waits for an earlier one."""
+    """Probes that measure the link from the first target node to the first other node, or with `inward` in the other
+    direction. Empty if no requested value can be measured, or if this process can't enter the network of the other
+    node. With jitter, the gaps between datagrams are so long that none waits for an earlier one."""
     if not asked:
         return ()
     inside = [link_of(live) for live in site.nodes]
@@ -270,7 +271,7 @@ def measured(
 
 @dataclass
 class Measuring:
-    """A probe that emits the measured values with the requested values, as `network.sample` events."""
+    """A probe that emits the measured values of the link, as `network.sample` events. `asked`: the requested values."""
 
     fault: str
     asked: Mapping[str, float]

@@ -1,10 +1,13 @@
-"""Measures how a link treats datagrams: python udp_probe.py PEER_PID FROM TO SETTLE_S GAP_S.
+"""Measures how a link treats datagrams.
 
-Runs in the sender's network namespace, and receives in that of the process PEER_PID. Sends a datagram every GAP_S
-seconds. Every quarter of a second it prints a line of JSON about the datagrams that were sent at least SETTLE_S seconds
-ago: {"sent", "loss_percent", "duplicate_percent", "reorder_percent", "delay_ms" (median, one way)}. Both times are from
-the same clock; the time of arrival is the kernel's time stamp (SO_TIMESTAMPNS, socket(7)). It uses UDP, so that the
-kernel's TCP counters count only the job. It is run by its path, with the standard library only."""
+    python udp_probe.py PEER_PID FROM TO SETTLE_S GAP_S
+
+It runs in the sender's network namespace, and receives in the namespace of the process PEER_PID. It sends a datagram
+every GAP_S seconds. Every quarter of a second it prints a line of JSON about the datagrams that were sent at least
+SETTLE_S seconds ago: {"sent", "loss_percent", "duplicate_percent", "reorder_percent", "delay_ms" (median, one way)}.
+The times of sending and of arrival are from the same clock; the time of arrival is the kernel's time stamp
+(SO_TIMESTAMPNS, socket(7)). It uses UDP, so that the kernel's TCP counters count only the job. The program is run by
+its path and imports only the standard library."""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ import struct
 import sys
 import time
 
-GAP_S, PRINT_S = 0.002, 0.25  # seconds; no shorter gap makes sense
+GAP_S, PRINT_S = 0.002, 0.25  # seconds: the shortest gap that is useful, and the time between two lines of output
 _NEWNET = 0x40000000  # linux/sched.h
 _TIMESTAMPNS = 35  # SO_TIMESTAMPNS and SCM_TIMESTAMPNS, asm-generic/socket.h
 
@@ -81,7 +84,7 @@ class Meter:
 def main(peer: int, sender: str, receiver: str, settle_s: float, gap_s: float) -> None:
     meter = Meter(peer, sender, receiver)
     due = printed = time.monotonic()
-    while os.getppid() != 1:  # 1: the harness is gone
+    while os.getppid() != 1:  # a parent with pid 1 means that the harness is gone
         now = time.monotonic()
         if now >= due:
             meter.send()

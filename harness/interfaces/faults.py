@@ -8,14 +8,15 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 from torchaos.harness.protocol.wire import Event
 
 Where = Literal["rank", "node"]
-# as_targeted: torchruns if the target names nodes, else ranks. nodes, files, endpoints: no process is the target.
+# What a fault hits. agents: torchrun. as_targeted: torchrun if the target names nodes, else ranks. nodes, files,
+# endpoints: no process is the target.
 Hits = Literal["ranks", "agents", "as_targeted", "nodes", "files", "endpoints"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """The resolved target of a fault: global ranks, or whole nodes by index. Both are empty for a fault of files or
-    endpoints."""
+    """The target of a fault, after placeholders and random choices: global ranks, or whole nodes by index. Both are
+    empty for a fault of files or endpoints."""
 
     ranks: tuple[int, ...]
     nodes: tuple[int, ...] = ()
@@ -30,7 +31,7 @@ class Irreversible:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Proof that a fault took effect: a sentence, and the (source, seq) of the events on which it is based."""
+    """Proof that a fault took effect: a sentence, and the events on which it is based, each as (source, seq)."""
 
     what: str
     events: tuple[tuple[str, int], ...] = ()
@@ -64,19 +65,19 @@ class Touches(Protocol):
 
 @runtime_checkable
 class Handle(Protocol):
-    """The undo of one change, as data: a frozen dataclass whose fields are JSON. The closed set of handles is in
-    rollback/handles."""
+    """The undo of one change, as data: a frozen dataclass whose fields are JSON. All kinds of handles are in
+    rollback/handles.py."""
 
     kind: ClassVar[str]
 
     def touches(self) -> Touches:
-        """The processes, files and other things that undoing may change. They are checked before the fault is applied,
-        and before changes are undone."""
+        """The processes, files and other things that the undo may change. They are checked before the fault is applied,
+        and before the undo."""
 
     def restore(self) -> None:
-        """Puts back the state that was there before the change. It may be called again. It checks the identity of each
-        thing first, and changes nothing else."""
+        """Undoes the change: brings back the state from before. May be called again. First checks the identity of each
+        thing, and changes nothing else."""
 
     def restored(self) -> bool:
-        """Whether the state is as it was before the change. The identity of the thing is checked too, because a missing
-        thing proves nothing."""
+        """Verifies the undo: whether the state is as before the change. The identity of the thing is checked, too,
+        because a missing thing proves nothing."""

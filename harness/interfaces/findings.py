@@ -1,4 +1,4 @@
-"""What an assertion may need, and its answers."""
+"""The data that an assertion may need, and the answers that it may give."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Need(str, Enum):
     INVENTORY = "inventory"  # the checkpoints on disk after the run, tensor by tensor
     TWIN = "twin"
     STATE = "state"  # a check sum of the parameters after each step, and the gradient's norm
-    HANGS = "hangs"  # hangs as seen from outside: suspected, declared, and the ranks to blame
+    HANGS = "hangs"  # hangs, as seen from outside: suspected, declared, and the ranks to blame
     LEFTOVERS = "leftovers"  # processes, ports and shared memory that are still there when the job has ended
     COLLECTIVES = "collectives"  # begin and end of each collective, in the files of protocol/collective_stamps.py
 
@@ -51,8 +51,8 @@ class What(str, Enum):
     REPLICAS = "replicas"  # ranks that should hold the same parameters, after the step
     LOADED = "loaded checkpoint"  # a checkpoint of that step, with wrong contents
     SAVED = "saved checkpoint"  # a checkpoint of that step
-    ABSENT = "absent step"  # it never took place
-    UNHIT = "fault that did not land"  # so there was nothing to judge; the step is 0
+    ABSENT = "absent step"  # a step that never took place
+    UNHIT = "fault that did not land"  # there was nothing to judge; the step is 0
     ENDING = "ending"  # the job did not come back, or did not end as expected; the step is the last that was seen
 
 

@@ -15,30 +15,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Everything that a launcher needs to start the job once. Paths are absolute; placeholders are filled in."""
+    """Everything that a launcher needs to start the job once. Paths are absolute, and placeholders are filled in."""
 
     argv: tuple[str, ...]
     cwd: Path
     env: Mapping[str, str]  # all variables of the job
     log: Path  # where stdout and stderr go
     submission: int  # from 0: how often the job has been submitted before
-    nodes: int = 1  # for a launcher that makes its nodes
+    nodes: int = 1  # how many nodes the launcher makes
     own_env: Mapping[str, str] = field(default_factory=dict)  # the part of `env` that differs from this machine's
     checkpoints: Path | None = None  # the folder of the job's checkpoints
     container: Mapping[str, Any] = field(default_factory=dict)  # if nodes are containers: settings, see the grammar
     replicas: int = 1  # how many commands run at the same time, each with its own torchrun
     replica_ranks: int = 0  # ranks of each replica, if there are several replicas
-    busy_nodes: int = 0  # how many nodes start at once; the others start when all ranks are up; 0: all at once
+    busy_nodes: int = (
+        0  # how many nodes start at once; the others (standby) start when all ranks are up; 0: all start at once
+    )
     hosts: tuple[str, ...] = ()  # the names of the machines that are the nodes, if the scenario gives them
     timeout_s: float = 0.0  # the job is ended after this time
     pods: Mapping[str, Any] = field(default_factory=dict)  # if nodes are pods: their settings, see the grammar
     slurm: Mapping[str, Any] = field(default_factory=dict)  # for launcher: slurm: settings, see the grammar
-    local: Path | None = None  # the folder of which each node has its own
+    local: Path | None = None  # the path at which each node has a folder of its own
 
 
 @dataclass(frozen=True)
 class RankProcess:
-    """One live rank. `pid` and `start_ticks` together identify the process, also after the pid is used again."""
+    """One live rank. `pid` and `start_ticks` together identify the process, because the pid may be used again later."""
 
     rank: int
     local_rank: int
@@ -47,7 +49,7 @@ class RankProcess:
     start_ticks: int
     attempt: int
     world_size: int
-    gpu: int | None = None  # NVML's index of its GPU, as far as its environment shows
+    gpu: int | None = None  # NVML's index of its GPU, if its environment shows it
     inner_pid: int = 0  # its pid in the container's pid namespace; 0: it is in no container
 
     @property
@@ -69,13 +71,14 @@ class Node(Protocol):
 
     @property
     def link(self) -> Any:
-        """Its link to the other nodes, see fault_drivers/network/links.py. None if faults can't change the link."""
+        """The node's link to the other nodes, see fault_drivers/network/links.py. None if faults can't change it."""
 
     def argv(self, command: Sequence[str]) -> list[str]:
-        """The command with the prefix that runs it on this node: none, nsenter, docker exec, srun."""
+        """The command with the prefix that runs it on this node, such as nsenter, docker exec or srun."""
 
     def host_pid(self, pid: int) -> int | None:
-        """The pid in the harness's namespace for a pid that was reported from this node."""
+        """The pid, in the namespace of the harness, of a process for which this node reported `pid`. None if not
+        known."""
 
 
 class LiveNode(Protocol):
@@ -93,26 +96,25 @@ class LiveNode(Protocol):
 
     def start_again(self) -> int:
         """Starts the job's command on this node once more, and returns its pid. Raises ChaosError if the job is over,
-        or the command still runs."""
+        or if the command still runs."""
 
     def lose_disk(self) -> None:
-        """Empties the folder that this node has of its own, if it has one (job.checkpoints.local)."""
+        """Empties the folder that this node has of its own (job.checkpoints.local), if it has one."""
 
     def keep_place(self) -> None:
         """Announces that the node will come back. Until then the job counts as running, even if all other nodes end."""
 
 
 class Launcher(Protocol):
-    """The part of a launcher that differs between platforms. The rest (ranks, attempts, logs, resubmission) is in
-    running/launchers/local_job.py. Attributes that have a value here are optional: the registry adds them to a class
-    that lacks them."""
+    """The part of a launcher that differs between platforms. The common part (ranks, attempts, logs, submissions) is in
+    running/launchers/. Attributes that have a value here are optional: the registry adds them to a class that lacks
+    them."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine
-    offers: ClassVar[frozenset[str]] = frozenset()  # what its nodes have, and this machine need not have
-    cannot: ClassVar[
-        Mapping[str, str]
-    ] = {}  # faults that it can't apply, by injector or kind of target: what to write instead
+    offers: ClassVar[frozenset[str]] = frozenset()  # capabilities that its nodes have even if this machine has not
+    # Faults that it can't apply. Keys: injectors, kinds of targets, or capabilities; values: what to write instead.
+    cannot: ClassVar[Mapping[str, str]] = {}
     local_disks: ClassVar[bool] = False  # each of its nodes can have a folder of its own
     replicas: ClassVar[bool] = False  # it can start the replicas of job.replicas, each with its own torchrun
     sets_rendezvous: ClassVar[bool] = False  # the environment of its nodes has the rendezvous address for torchrun
@@ -131,33 +133,33 @@ class Launcher(Protocol):
 
 class RemoteLauncher(Launcher, Protocol):
     """A launcher whose nodes are other machines. On each node, `torchaos exec` wraps the job's command and does the
-    work of torchaos there. A node's `argv` starts a small helper beside it."""
+    work of torchaos. `argv` of a node starts a small helper beside that process."""
 
     # Whether the nodes of `create` see the run directory of this machine. Otherwise their agents send what they write.
     shares_folder: bool = True
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
-        """The commands that start the job; they are run on this machine. They end when the job ends, with an exit code
+        """The commands that start the job; they run on this machine. They end when the job ends, with an exit code
         other than 0 if the command of a node failed. On each node they run `wrapper`, to which the launcher adds --node
-        or --hosts, and then the command of the spec."""
+        or --hosts, followed by the command of the spec."""
 
     def give_up(self) -> None:
-        """The run ends: a `create` that waits for nodes raises ChaosError soon. Called from another thread."""
+        """Called from another thread when the run ends: a `create` that waits for nodes must soon raise ChaosError."""
         return
 
     def exit_code(self, node: Node) -> int | None:
-        """For a job that ran before torchaos: the exit code with which its part on a node ended, if the node ended with
-        it. None if that is not known."""
+        """For a job that was running before torchaos: the exit code of the job's part on a node, if the node ended
+        together with it. None if that is not known."""
         return None
 
     def gone(self, node: Node) -> bool:
-        """Whether a node does not exist any more. Then nothing is left of what faults changed in it."""
+        """Whether a node does not exist any more. Then nothing is left of what faults changed on it."""
         return False
 
 
 class Site(Protocol):
-    """The place at which a fault is applied: a `RankSite` (agent/rank_faults.py) inside a rank, or a `NodeSite`
-    outside. In a rank, the target process is the rank itself."""
+    """The place at which a fault is applied: a `RankSite` (in harness/agent) inside a rank, or a `NodeSite` outside.
+    Inside a rank, the target process is the rank itself."""
 
     @property
     def fault(self) -> str:
@@ -198,23 +200,23 @@ class NodeSite(Site, Protocol):
 
     @property
     def checkpoints(self) -> Path | None:
-        """The folder of the job's checkpoints, as the scenario gives it. Outside the run's own folder, a fault may
-        touch only the files in it."""
+        """The folder of the job's checkpoints, as the scenario gives it. Apart from files in the run's own folder, a
+        fault may touch only files in this folder."""
 
     @property
     def guarded(self) -> Sequence[Handle]:
-        """The handles from `changes` that are on disk. Empty before `apply` runs."""
+        """The handles from `changes`, whose undo is on disk. Empty before `apply` is called."""
 
     @property
     def undo_copies(self) -> Path:
-        """The folder for copies of files that a fault changes; `File.of` saves them there."""
+        """The folder for copies of files that a fault changes. `File.of` saves them there."""
 
     def check(self, changes: Sequence[Handle]) -> None:
         """Checks targets and handles. Raises TargetGone if the pid of a target now belongs to another process, or if
         the undo of a handle is not on disk."""
 
     def release(self) -> None:
-        """Lets the rank that is held for the fault continue now, and not only when `apply` returns."""
+        """Lets the rank that is held for the fault continue now, before `apply` returns."""
 
     def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
         """Waits at most `timeout_s` seconds until the target processes have ended. Returns the pids that are still

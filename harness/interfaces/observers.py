@@ -24,8 +24,8 @@ class Probe(Protocol):
 
 @dataclass(frozen=True)
 class Watched:
-    """The folders that the probes of conditions may read. `mark`: the run id, which every command that a probe starts
-    must have in its environment."""
+    """The folders that the probes of conditions may read. `mark`: the mark that every command of such a probe must have
+    in its environment. `ended`: set when the run ends."""
 
     run_dir: Path
     checkpoints: Path | None

@@ -1,8 +1,8 @@
 """Cgroups that torchaos makes to give processes less CPU time or memory (versions 1 and 2), or to freeze them (version
 1).
 
-Only these cgroups are changed; processes are moved into them and back. Sources of the formats:
-Documentation/admin-guide/cgroup-v1/cgroups.rst and memory.rst, scheduler/sched-bwc.rst, cgroup-v2.rst of Linux."""
+Only these cgroups are changed; processes are moved into them and back. The formats are from the documentation of Linux:
+Documentation/admin-guide/cgroup-v1/cgroups.rst and memory.rst, scheduler/sched-bwc.rst, cgroup-v2.rst."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Group = TypeVar("Group", bound="CpuCgroup")
 
 @dataclass(frozen=True)
 class CpuCgroup:
-    """The CPU group `path`, made by torchaos, below or beside `home`. `home`: the earlier group of its processes. Undo
-    moves the processes back and removes the group."""
+    """A CPU group at `path` that torchaos made, below or beside `home`. `home`: the group in which its processes were
+    before. Undo moves the processes back and removes the group."""
 
     kind: ClassVar[str] = "cpu_cgroup"
     controller: ClassVar[str] = "cpu"
@@ -34,8 +34,8 @@ class CpuCgroup:
 
     @classmethod
     def of(cls: type[Group], pid: int) -> Group:
-        """The group of torchaos that a process is in. Raises ValueError if it is in none, OSError if the process or the
-        group is gone."""
+        """The group of torchaos in which a process is now. Raises ValueError if it is in no such group, OSError if the
+        process or the group is gone."""
         home, _version = home_of(pid, cls.controller)
         return cls(str(home), str(home.parent))
 
@@ -74,7 +74,7 @@ class CpuCgroup:
         return not Path(self.path).exists()
 
     def throttled(self) -> tuple[int, float]:
-        """How often the group's processes were throttled so far, and for how many seconds. Zeros if the group is
+        """How often the processes of the group were throttled so far, and for how many seconds. Zeros if the group is
         gone."""
         try:
             lines = (Path(self.path) / "cpu.stat").read_text().splitlines()
@@ -87,8 +87,8 @@ class CpuCgroup:
 
 @dataclass(frozen=True)
 class FreezerCgroup(CpuCgroup):
-    """A freezer group (version 1) that torchaos made below `home`. Undo thaws it, moves its processes back and removes
-    it."""
+    """A freezer group (version 1) that torchaos made below `home`. Undo thaws the group, moves its processes back and
+    removes the group."""
 
     kind: ClassVar[str] = "freezer_cgroup"
 
@@ -118,7 +118,8 @@ class MemoryCgroup(CpuCgroup):
 
 
 def freezer_for(pid: int, name: str) -> FreezerCgroup:
-    """The freezer group that `freeze` will make, below the group of the process. Raises OSError or ValueError."""
+    """The freezer group that `freeze` will make, below the present group of the process. Raises OSError or
+    ValueError."""
     mount = _mounted("cgroup", "freezer")
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _number, controllers, path = line.split(":", 2)
@@ -153,8 +154,8 @@ def home_of(pid: int, controller: str) -> tuple[Path, int]:
 
 
 def _named(name: str, pid: int) -> str:
-    """A name with pid and start time, because containers may share a hierarchy, and one pid may
-    exist in several containers."""
+    """A name for a new group. It has the pid and the start time of the process, because containers may share a
+    hierarchy, and the same pid may exist in several containers."""
     info = processes.stat(pid)
     if info is None:
         raise ValueError(f"pid {pid} is gone")
@@ -175,7 +176,7 @@ def throttle(group: CpuCgroup, pid: int, cpus: float) -> None:
 
 def starve(group: MemoryCgroup, pid: int, spare: int) -> None:
     """Makes the group and moves the process into it. The kernel kills the process when it has allocated `spare` more
-    bytes. Memory that it has already stays charged to its earlier group (memory.move_charge_at_immigrate is 0 in a new
+    bytes. Memory from before the move still counts for its earlier group (memory.move_charge_at_immigrate is 0 in a new
     group)."""
     path = Path(group.path)
     path.mkdir()

@@ -1,5 +1,5 @@
-"""The handles of what a run changes in a Kubernetes or a Slurm cluster: objects and work that it made, and the states
-of machines."""
+"""The handles of what a run changes in a Kubernetes or a Slurm cluster: objects, jobs and steps that the run made,
+agents in pods, and the states of machines."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ LABEL = "torchaos.run"
 OVER = ("Succeeded", "Failed")  # phases of a pod
 _PODS = "pods"
 _LOOK_S = 0.5
-_LEFT = 4  # exit code of `torchaos node`: something is left
+_LEFT = 4  # exit code of `torchaos node`: something is left to undo
 _GRACE_S = 10  # seconds from SIGTERM to SIGKILL; the agents in the pods need less to undo everything
 _DELETE_S = 35.0  # seconds; the healer gives a handle 45 s
 
 
 @dataclass(frozen=True)
 class KubernetesObjects:
-    """All objects of these kinds (`job.batch`) that carry the label of this run, and its pods. Undo deletes them: first
-    the agents in the pods get SIGTERM, and undo everything there."""
+    """All objects of these kinds (such as `job.batch`) that have the label of this run, and its pods. Undo deletes
+    them. Before they end, the agents in the pods get SIGTERM, and undo everything there."""
 
     kind: ClassVar[str] = "kubernetes_objects"
     run_id: str
@@ -46,19 +46,21 @@ class KubernetesObjects:
         self._kubectl.ask(
             "delete", self._all, *self._ours, "--ignore-not-found", "--wait=false", f"--grace-period={_GRACE_S}"
         )  # fmt: skip
-        self._await(self.restored)  # `kubectl delete --wait` does not wait if the user has no right to watch
+        self._await(
+            self.restored
+        )  # not by `kubectl delete --wait`, which does not wait if the user has no right to watch
 
     def remove(self) -> None:
-        """Like `restore`, and waits until the names of the objects can be used again."""
+        """Deletes the objects, and waits until their names can be used again."""
         self.restore()
         self._await(self._gone)
 
     def restored(self) -> bool:
-        """Whether nothing is left that runs. A deleted pod whose containers have ended is over: the cluster still
-        cleans up behind it."""
+        """Whether nothing of the run is still running. A deleted pod whose containers have ended counts as gone,
+        although the cluster still cleans up after it."""
         if self._gone():
             return True
-        found = self._get("json")  # empty if the last object has just gone
+        found = self._get("json")  # empty if the last object has just disappeared
         return all(map(_has_ended, json.loads(found)["items"] if found.strip() else []))
 
     def _gone(self) -> bool:
@@ -89,9 +91,9 @@ class KubernetesObjects:
 
 @dataclass(frozen=True)
 class KubernetesAgent:
-    """The agent of a node, named `mark`, in a pod that torchaos did not make. Undo waits until the agent and its reaper
-    have ended, and undoes what they left. `uid`: of the pod; if there is another pod of that name, or none, nothing is
-    left."""
+    """The agent of a node, with the name `mark`, in a pod that torchaos did not make. Undo waits until the agent and
+    its reaper have ended, and undoes what they left. `uid`: the uid of the pod. If the pod is gone, or another pod has
+    its name, nothing is left to undo."""
 
     kind: ClassVar[str] = "kubernetes_agent"
     mark: str
@@ -126,7 +128,7 @@ class KubernetesAgent:
         return code
 
     def _is_gone(self) -> bool:
-        """Whether the pod, or the container, is over: then nothing is left of what was in it."""
+        """Whether the pod or the container has ended. Then nothing is left of what was in it."""
         said = self._kubectl.ask("get", "pod", self.pod, "--ignore-not-found", "--output=json")
         found = json.loads(said) if said.strip() else {}
         return (
@@ -142,8 +144,8 @@ class KubernetesAgent:
 
 @dataclass(frozen=True)
 class KubernetesNode:
-    """A machine of the cluster that a fault closed for new pods, with an annotation that names the run. Undo opens it
-    again, unless the annotation is another one by now."""
+    """A machine of the cluster that a fault closed for new pods, with an annotation that names the run. Undo opens the
+    machine again, unless it has another annotation by now."""
 
     kind: ClassVar[str] = "kubernetes_node"
     name: str
@@ -158,8 +160,7 @@ class KubernetesNode:
         return Touches(run_id=self.run_id)
 
     def close(self) -> None:
-        """Closes the machine for new pods. Raises OSError if it is closed already, because then it is not ours to
-        open."""
+        """Closes the machine for new pods. Raises OSError if it is closed already: then torchaos must not open it."""
         if not self.is_open():
             raise OSError(f"machine {self.name} takes no pods already")
         self._patch(label_of(self.run_id), True)
@@ -185,15 +186,16 @@ class KubernetesNode:
 
 
 def status_of(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
-    """The status of a container of a pod; empty before it has one."""
+    """The status of a container of a pod. Empty if it has none yet."""
     status = pod["status"]
     found = [*(status.get("containerStatuses") or []), *(status.get("ephemeralContainerStatuses") or [])]
     return next((one for one in found if one["name"] == container), {})
 
 
 def _has_ended(found: Mapping[str, Any]) -> bool:
-    """Whether an object is a deleted pod without a container that may still run. A kubelet that has removed a container
-    may say that it waits, as before its start; then the phase of the pod tells."""
+    """Whether an object is a pod that was deleted and has no container that may still run. If a kubelet has removed a
+    container, it may report that the container waits, as before its start. In that case, the phase of the pod
+    decides."""
     status = found.get("status", {})
     states = [container["state"] for container in status.get("containerStatuses") or []]
     if "deletionTimestamp" not in found["metadata"] or any("running" in state for state in states):
@@ -202,19 +204,19 @@ def _has_ended(found: Mapping[str, Any]) -> bool:
 
 
 def label_of(run_id: str) -> str:
-    """The value of the label of a run: at most 63 characters, which begin with a letter or digit. The last characters
-    of a run's id are random, so they tell runs apart."""
+    """The value of the label of a run: at most 63 characters, the first a letter or digit. It is made from the end of
+    the run's id, which is random, so that runs have different labels."""
     return re.sub(r"^[^A-Za-z0-9]+", "", run_id[-63:])
 
 
-_END_S, _KILL_S = 15.0, 25.0  # seconds for the end by SIGTERM, and then by SIGKILL; Slurm's KillWait is usually 30 s
+_END_S, _KILL_S = 15.0, 25.0  # seconds to wait after SIGTERM, and after SIGKILL; Slurm's KillWait is usually 30 s
 _SLURM_LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
 class SlurmWork:
-    """The jobs with this name or, if `job` is given, the steps with this name in that job. Undo cancels them, first by
-    SIGTERM, after which the agents of the nodes undo everything."""
+    """The jobs with this name or, if `job` is given, the steps with this name in that job. Undo cancels them: first
+    with SIGTERM, after which the agents of the nodes undo everything."""
 
     kind: ClassVar[str] = "slurm_work"
     name: str
@@ -230,7 +232,7 @@ class SlurmWork:
     def restore(self) -> None:
         for signal, wait_s in ((["--signal=TERM"] if self.job else [], _END_S), ([], _KILL_S)):
             end = time.monotonic() + wait_s
-            # A job that is completing may have been requeued, and would start again.
+            # A completing job is cancelled, too: it may have been requeued, and would start again.
             if ids := self._ids(completing=True):
                 ask(["scancel", "--quiet", *signal, *ids])
             while self._ids() and time.monotonic() < end:
@@ -242,8 +244,8 @@ class SlurmWork:
         return not self._ids()
 
     def _ids(self, completing: bool = False) -> list[str]:
-        """The ids of the jobs or steps that are left. A job that is completing has ended: Slurm cleans up behind it,
-        and a site's Epilog may take minutes. Raises OSError if Slurm does not answer."""
+        """The ids of the jobs or steps that are left. `completing`: include jobs that have ended but are still cleaned
+        up by Slurm; the Epilog of a site may take minutes. Raises OSError if Slurm does not answer."""
         which = ["--steps", "--jobs", self.job] if self.job else ["--me", "--name", self.name]
         columns = "%i|%j" if self.job else "%i|%j|%T"
         lines = ask(["squeue", "--noheader", f"--format={columns}", *which]).splitlines()
@@ -253,8 +255,8 @@ class SlurmWork:
 
 @dataclass(frozen=True)
 class SlurmNodeState:
-    """A node that a fault takes out of service, with a reason that names the run. Undo puts the node back, unless it
-    has another reason by now. Needs the right to administer the cluster."""
+    """A node that a fault takes out of service, with a reason that names the run. Undo puts the node back into service,
+    unless it has another reason by now. Needs the right to administer the cluster."""
 
     kind: ClassVar[str] = "slurm_node"
     host: str

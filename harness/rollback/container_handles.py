@@ -1,7 +1,8 @@
-"""Handles of the containers, network and image that a run has in a Docker engine, and of changes to a container.
+"""The handles of the containers, the network and the image that a run has in a Docker engine, and of changes to a
+container.
 
-All of them have the run's id as a label. Objects without that label are never changed. If the engine does not answer,
-no handle counts as restored."""
+All these objects have the run's id as a label. An object without that label is never changed. If the engine does not
+answer, no handle counts as undone."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from torchaos.harness.host.cluster_tools import ANSWER_S, NODE, RUN, EngineError
 from torchaos.harness.rollback.file_handles import Touches
 
 _SETTLE_S = 0.3  # seconds between rounds; the engine may still carry out a request of a dead process
-_QUIET_S = 3.0  # seconds in which the engine makes a container
-_END_S = 30.0  # seconds for all rounds; together with the last request, less than the healer's limit
-_LEAST_S = 1.0  # seconds for a request when that time is over
+_QUIET_S = 3.0  # seconds without a new object, after which no more objects are expected
+_END_S = 30.0  # seconds for all rounds; together with the last request, less than the healer's limit (BOUND_S)
+_LEAST_S = 1.0  # seconds for a request when _END_S is over
 _AT_ONCE = 16
 
 
@@ -35,8 +36,8 @@ class _LabelledObjects:
         return Touches(run_id=self.run_id)
 
     def restore(self) -> None:
-        """Removes everything with the run's label, until nothing more appears. Raises EngineError with the engine's
-        first problem if that takes longer than _END_S seconds."""
+        """Removes everything with the run's label, in rounds, until no new object appears. Raises EngineError with the
+        engine's first problem if that takes longer than _END_S seconds."""
         end, empty, quiet_from = time.monotonic() + _END_S, 0, time.monotonic()
         seen: set[str] = set()
         with engine(self.engine) as client:
@@ -59,9 +60,8 @@ class _LabelledObjects:
             return not self._found(client)
 
     def _round(self, client: Any, end: float) -> tuple[list[Any], list[Exception]]:
-        """Removes everything that has the run's label, all at once. Returns the objects that were found, and the
-        problems. A problem may be temporary, because the engine refuses to remove an object that it is still making,
-        and may be slow."""
+        """Removes everything that has the run's label now. Returns the objects that were found, and the problems. A
+        problem may be temporary: the engine may be slow, and refuses to remove an object that it is still making."""
         from docker.errors import APIError
         from requests.exceptions import RequestException
 
@@ -80,8 +80,8 @@ class _LabelledObjects:
         return found, [problem for problem in problems if problem]
 
     def _all_came(self, seen: Collection[str]) -> bool:
-        """Whether every container that a dead process may have requested has appeared. `seen`: the nodes whose
-        container was seen."""
+        """Whether no more objects are expected: every container that a dead process may have requested has appeared.
+        `seen`: the nodes whose container was seen."""
         return True
 
     def _found(self, client: Any) -> list[Any]:
@@ -93,8 +93,8 @@ class _LabelledObjects:
 
 @dataclass(frozen=True)
 class Containers(_LabelledObjects):
-    """All containers of a run: running, paused or dead. Undo removes them. `nodes`: how many nodes have a container. If
-    fewer containers were seen, the undo waits, because the engine may still be making one."""
+    """All containers of a run, whether running, paused or dead. Undo removes them. `nodes`: how many nodes have a
+    container. If fewer containers were seen, the undo waits, because the engine may still be making one."""
 
     kind: ClassVar[str] = "containers"
     nodes: int = 0
@@ -137,8 +137,8 @@ class DockerImage(_LabelledObjects):
 
 @dataclass(frozen=True)
 class Container:
-    """A change of one container of a run. `part`: the part of the container that may be changed; `good`: its state
-    before the change. If the container does not run, or is gone, nothing is restored."""
+    """A change of one container of a run. `part`: the part of the container that is changed. `good`: the state of that
+    part before the change. If the container does not run, or is gone, nothing has to be undone."""
 
     kind: ClassVar[str] = "container"
     engine: str
@@ -174,8 +174,8 @@ class Container:
             return found is None or self._is_good(found)
 
     def _look(self, client: Any) -> Any:
-        """The engine's description of the container. None if the container does not run. Raises EngineError if it
-        belongs to another run."""
+        """The engine's description of the container. None if the container does not run. Raises EngineError if the
+        container belongs to another run."""
         from docker.errors import NotFound
 
         found = None
@@ -195,6 +195,7 @@ class Container:
 
 
 def limits_of(found: Any) -> dict[str, int]:
-    """The limits of a container in the engine's description: CPU microseconds per period, and bytes."""
+    """The limits in the engine's description of a container: CPU quota and period in microseconds, and memory limits in
+    bytes."""
     names = {"cpu_quota": "CpuQuota", "cpu_period": "CpuPeriod", "mem_limit": "Memory", "memswap_limit": "MemorySwap"}
     return {name: found["HostConfig"][key] for name, key in names.items()}

@@ -1,5 +1,6 @@
-"""The handles of one regular file and of a mount that a fault made, in the mount namespace of this process; and the
-things that a handle declares that it may change, by which alone it is decided whether a fault is permitted."""
+"""The handles of one regular file (`File`) and of a mount that a fault made (`Mount`), in the mount namespace of this
+process. Also `Touches`, with which each handle declares what it may change; only by this declaration is it decided
+whether a fault is permitted."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from torchaos.harness.host.netspace import Space
 
 @dataclass(frozen=True)
 class Touches:
-    """What a handle may change. At least one field is set; the constructor raises ValueError otherwise."""
+    """What a handle may change. At least one field must be set; otherwise the constructor raises ValueError."""
 
     process: tuple[int, int] | None = None  # pid and start time (clock ticks since boot) of a process of the job
     run_id: str | None = None  # everything that carries the id of this run
-    network: Space | None = None  # a network namespace; the host's only with consent
+    network: Space | None = None  # a network namespace; the host's own namespace needs consent
     path: str | None = None  # a path in the run directory or among the job's checkpoints
     own: str | None = None  # a path that must be in the run directory
     marked: str | None = None  # a name that only torchaos uses; the handle's constructor checks it
@@ -35,18 +36,18 @@ class Touches:
 
 @dataclass(frozen=True)
 class File:
-    """A regular file under `root`, from a saved copy: its bytes, mode, owner and time of change before the fault.
+    """A regular file below `root`, with a saved copy of it: bytes, mode, owner and time of change before the fault.
 
-    Undo puts the copy back in three cases: the path holds the guarded file (same inode and birth time: changed in
-    place), or no file, or the file that the fault put there (`made`). Any other file at that path was made by somebody
-    else and stays. If there was no file before (`sha256` None), undo removes a file that holds `made`.
+    Undo puts the copy back if the path has the saved file (same inode and birth time: it was changed in place), no
+    file, or the file that the fault put there (`made`). Any other file at the path was made by somebody else, and
+    stays. If there was no file before (`sha256` None), undo removes the file that has the digest `made`.
 
-    `yields`: the job may move, remove or replace the file meanwhile, as it does with its checkpoints, and the job's
-    changes stay. A file that the job moved within `root` is restored at its new place. A file that the job removed or
-    wrote again is left as it is.
+    `yields`: the job may move, remove or replace the file before the undo, as it does with its checkpoints, and then
+    the job's changes stay. If the job moved the file within `root`, the copy is put back at the new place. If the job
+    removed or rewrote the file, nothing is undone.
 
-    Several faults may change one file. The healer restores them in reverse order. A restored file has a new inode, so
-    `note` stores the digest by which each fault recognises the file that it made."""
+    Several faults may change the same file. They are undone in reverse order. A file that was put back has a new inode,
+    so `note` stores the digest by which each fault recognises the file that it made."""
 
     kind: ClassVar[str] = "file"
     path: str
@@ -59,7 +60,7 @@ class File:
     mtime_ns: int = 0
     inode: int = 0
     born_ns: int = 0  # 0 if the file system does not store it
-    made: str | None = None  # SHA-256 of what the fault puts there
+    made: str | None = None  # SHA-256 of the file that the fault puts there
     yields: bool = False
     removes: bool = False  # the fault itself removes the file
 
@@ -71,8 +72,9 @@ class File:
         cls, path: Path, root: Path, copies: Path, made: str | None = None, *, yields: bool = False,
         removes: bool = False,
     ) -> File:  # fmt: skip
-        """Saves a copy of the file, fsynced, in the folder `copies`. Raises ValueError for a link, a hard-linked file,
-        anything that is not a regular file, and a path outside `root`; OSError if reading or writing fails."""
+        """Saves a copy of the file in the folder `copies`; it is on disk when this returns. Raises ValueError for a
+        link, a hard-linked file, anything else that is not a regular file, and a path outside `root`. Raises OSError if
+        reading or writing fails."""
         path, root = path.parent.resolve() / path.name, root.resolve()
         _check(path, root)
         try:
@@ -96,11 +98,11 @@ class File:
         )  # fmt: skip
 
     def note(self) -> None:
-        """Must be called after the fault was applied. Records the present contents as the fault's own, so that any
-        later change counts as the job's. Raises OSError. Without this record, the inode decides."""
+        """Must be called after the fault was applied. Stores the digest of the present contents as the fault's own, so
+        that every later change counts as the job's. If this digest is missing, the inode decides. Raises OSError."""
         if self.copy is None:
             return
-        with suppress(FileNotFoundError, PermissionError):  # the fault removed it, or the right to read it
+        with suppress(FileNotFoundError, PermissionError):  # the fault removed the file, or the right to read it
             digest, target = _digest(Path(self.path)), self._note
             with open(target.with_suffix(".partial"), "w", opener=owner_only) as file:
                 file.write(digest)
@@ -145,7 +147,7 @@ class File:
         return not self._ours(path) if os.path.lexists(path) else not self.removes
 
     def _place(self) -> Path:
-        """The path at which the file is now. If it `yields` and the job has moved it, this is the new path."""
+        """The present path of the file. It is a new path if the handle `yields` and the job has moved the file."""
         path = Path(self.path)
         if not self.yields or self.sha256 is None or (os.path.lexists(path) and self._ours(path)):
             return path
@@ -158,7 +160,7 @@ class File:
         return path
 
     def _ours(self, path: Path) -> bool:
-        """Whether the file at `path` is the file that the fault made, or the file that the fault was meant to
+        """Whether the file at `path` is the file that the fault made, or the original file that the fault was to
         change."""
         same = self.sha256 is not None and os.lstat(path).st_ino == self.inode and born_ns(path) == self.born_ns
         made = self.made or self._noted_digest()
@@ -168,7 +170,7 @@ class File:
             found = _digest(path)
         except PermissionError:
             return same
-        # A file that the job has written again in place has the same inode, but is the job's.
+        # A file that the job has rewritten in place has the same inode, but is the job's.
         return found == made or (same and (found == self.sha256 or not self.yields))
 
     def _noted_digest(self) -> str | None:
@@ -210,8 +212,8 @@ def _digest(path: Path) -> str:
 
 
 def _copy(source: Path, target: Path, mtime_ns: int, mode: int, uid: int = -1, gid: int = -1) -> None:
-    """Writes a new file, which is on disk when this returns. It gets the time of change `mtime_ns`, because trainers
-    read it."""
+    """Copies a file to `target`, which must be on disk when this returns. The copy gets the time of change `mtime_ns`,
+    because trainers read it."""
     target.unlink(missing_ok=True)
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(source, "rb") as reader, open(fd, "wb") as writer:
@@ -227,17 +229,17 @@ def _copy(source: Path, target: Path, mtime_ns: int, mode: int, uid: int = -1, g
     sync_folder(target.parent)
 
 
-_DETACH = 2  # MNT_DETACH of umount2(2): unmount even while files in it are open
+_DETACH = 2  # MNT_DETACH of umount2(2): unmount even while its files are open
 _NO_FOLLOW = 8  # UMOUNT_NOFOLLOW
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A mount that torchaos made at `target`. Undo unmounts all mounts there whose source is the tag, the last one
-    first, even while they are in use. Other mounts at `target` stay. The tag is the mount's source (mount -t tmpfs TAG
-    TARGET, fsname=TAG for FUSE). For a bind mount it is the name of the bound folder, for a loop device the name of its
-    image without suffix."""
+    """A mount that torchaos made at `target`. Undo unmounts all mounts there that have the tag, the last one first,
+    even while they are in use. Other mounts at `target` stay. The tag is the source of the mount (mount -t tmpfs TAG
+    TARGET; fsname=TAG for FUSE). For a bind mount it is the name of the bound folder; for a loop device, the name of
+    its image without the suffix."""
 
     kind: ClassVar[str] = "mount"
     target: str
@@ -252,14 +254,16 @@ class Mount:
 
     @classmethod
     def of(cls, target: Path, tag: str) -> Mount:
-        """The handle of a mount that is about to be made. Raises ValueError if a mount with this tag exists there."""
+        """The handle of a mount that is about to be made. Raises ValueError if there is already a mount with this
+        tag."""
         handle = cls(str(target.resolve()), tag)
         if not handle.restored():
             raise ValueError(f"{target}: there is a mount of that name already")
         return handle
 
     def restore(self) -> None:
-        """Unmounts the mounts. Raises OSError if that fails, ValueError if another mount was made on top of them."""
+        """Unmounts the mounts. Raises OSError if that fails, and ValueError if another mount was made on top of
+        them."""
         for _layer in range(64):
             layers = [mount for mount in mounts() if mount.target == self.target]
             if not any(self._is_ours(mount) for mount in layers):
@@ -300,7 +304,7 @@ def mounts() -> Iterator[MountInfo]:
 
 
 def _image(source: str) -> str:
-    """The file behind a loop device, or empty for any other source."""
+    """The file behind a loop device. Empty for any other source."""
     if not source.startswith("/dev/loop"):
         return ""
     try:

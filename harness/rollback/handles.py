@@ -1,7 +1,7 @@
 """All kinds of handles. A handle describes the undo of one change. It is a frozen dataclass that can be stored as JSON.
 
-`restore` restores the known-good state. It may be called any number of times, and changes only what the handle names.
-If it fails, it raises ValueError or OSError with a sentence. `restored` returns whether the state is good."""
+`restore` undoes the change. It may be called any number of times, and changes only what the handle names. If it fails,
+it raises ValueError or OSError with a sentence. `restored` verifies: it returns whether the change is undone."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Process:
-    """A process, by pid and start time. Undo depends on `action`. `resume`: a stopped process is continued. `end`: the
-    process is killed."""
+    """A process, by pid and start time. `action` is its undo: `resume` continues a stopped process, `end` kills the
+    process."""
 
     kind: ClassVar[str] = "process"
     pid: int
@@ -66,7 +66,7 @@ class Process:
             return
         with processes.hold(self.pid, self.start_ticks) as fd:
             if fd is not None:
-                # Send it also to a process that is not stopped yet, because SIGCONT cancels a pending stop signal.
+                # Sent also to a process that is not stopped (yet), because SIGCONT cancels a pending stop signal.
                 signal.pidfd_send_signal(fd, signal.SIGCONT)
                 deadline = time.monotonic() + 1.0
                 while not self.restored() and time.monotonic() < deadline:
@@ -94,7 +94,8 @@ class Process:
 @dataclass(frozen=True)
 class JobProcesses:
     """All processes of a job that torchaos started, found by the mark in their environment. Undo kills them, wherever
-    they are in the process tree, stopped or not. A job that was running already (`--attach`) has no such handle."""
+    they are in the process tree, and whether stopped or not. A job that was running before torchaos (`--attach`) has no
+    such handle."""
 
     kind: ClassVar[str] = "job_processes"
     run_id: str
@@ -116,14 +117,14 @@ class JobProcesses:
 
 @dataclass(frozen=True)
 class PageSlot:
-    """The control page of a fault. Undo releases a held rank, and keeps the fault from firing again.
+    """The control page of a fault. Undo lets a held rank go on, and keeps the fault from firing again.
 
-    A missing page counts as restored only if no process has the deleted file mapped. Then the page was never made, or
-    was removed with its run, and no rank can be waiting for it."""
+    If the page is missing, it counts as undone only if no process has the deleted file mapped. Then the page was never
+    made, or was removed with its run, and no rank can be waiting for it."""
 
     kind: ClassVar[str] = "page_slot"
     path: str
-    GO_ON: ClassVar[int] = 2**62  # lets every firing go on
+    GO_ON: ClassVar[int] = 2**62  # as the word GO: no firing holds a rank
 
     def touches(self) -> Touches:
         return Touches(path=self.path, own=self.path)
@@ -149,8 +150,8 @@ class PageSlot:
             page.close()
 
     def _open(self) -> ControlPage | None:
-        """The page. None if it is missing, or if it is incomplete because the process that made it died; no agent uses
-        such a page."""
+        """The page. None if the file is missing, or if it is incomplete because the process that made it died; no agent
+        uses an incomplete page."""
         try:
             # Look at the file first, without blocking: a damaged log may name any file.
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -166,8 +167,8 @@ class PageSlot:
 
 
 def check_within(handle: Handle, folders: Collection[Path]) -> None:
-    """Raises ValueError if a file that only the handle uses (a page, a file of names or a saved copy) is outside the
-    run's folders. Then the log is damaged, or belongs to another run."""
+    """Raises ValueError if a file that only the run uses (a page, a file of names, a saved copy) is outside these
+    folders of the run. Then the log is damaged, or belongs to another run."""
     own = handle.touches().own
     if own is None:
         return

@@ -1,4 +1,5 @@
-"""The only code that undoes changes. The reaper runs it; if the reaper is dead, another process does."""
+"""The only code that undoes changes (here also: heals). The reaper runs it; if the reaper is dead, another process
+does."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from torchaos.harness.rollback.undo_log import State, UndoLog, UndoRecord
 if TYPE_CHECKING:
     from torchaos.harness.interfaces import Handle
 
-BOUND_S = 45.0  # seconds for one restore, one check, or one line of the log; more than the limit of any handle
+BOUND_S = 45.0  # seconds for one undo, one verification, or one line of the log; more than the limit of any handle
 
 Result = TypeVar("Result")
 
@@ -31,11 +32,12 @@ class Healed:
 
 
 class Healer:
-    """Holds the records and heals them: the last guarded first. Each handle is restored, then verified.
+    """Holds the undo records, and undoes them, the last written first. Each handle is undone, then verified.
 
-    Thread-safe. One record is healed at a time; guards and marks are accepted meanwhile. A restore that hangs is given
-    up after `BOUND_S` seconds. `log` None: heal without a log. `within`: the folders of the run, given if the records
-    come from a log. A handle that names an own file outside these folders is not restored."""
+    Thread-safe. Records are undone one at a time; new records and marks are accepted meanwhile. An undo that hangs is
+    given up after `BOUND_S` seconds. `log` None: nothing is written to a log. `within`: the folders of the run, if the
+    records come from a log; a handle with a file outside these folders, which it should have for itself, is not
+    undone."""
 
     def __init__(
         self, log: UndoLog | None, records: Iterable[UndoRecord] = (), within: Collection[Path] | None = None
@@ -45,12 +47,12 @@ class Healer:
         self._healing = threading.Lock()
         self._state = threading.Lock()
         self._taken_back: set[str] = set()
-        self._again: set[str] = set()  # records that were applied after they were healed
+        self._again: set[str] = set()  # records whose change was made again after its undo
         self._unreported: dict[str, list[Healed]] = {}
 
     def guard(self, record: UndoRecord) -> None:
-        """Writes a record. It is on disk when this returns. Raises ValueError for a bad record, OSError if it can't be
-        written."""
+        """Writes an undo record. It is on disk when this returns. Raises ValueError for a bad record, OSError if it
+        can't be written."""
         if record.id in self._records and self._records[record.id].open:
             raise ValueError(f"{record.id} is guarded already")
         for handle in record.handles:
@@ -63,9 +65,9 @@ class Healer:
             self._taken_back.discard(record.id)
 
     def mark(self, name: str, state: State) -> bool:
-        """Records that a fault is about to be applied, or was applied. Returns False if it was healed before; if it was
-        applied after that, the next heal restores it again. Raises ValueError for an unknown record, OSError as in
-        `guard`."""
+        """Records that a change is about to be made, or was made. Returns False if the record was undone before; if its
+        change was made after that, the next `heal` undoes it again. Raises ValueError for an unknown record, and
+        OSError if nothing can be written."""
         if name not in self._records:
             raise ValueError(f"{name} is not guarded")
         if state not in (State.MAYBE_APPLIED, State.APPLIED):
@@ -79,14 +81,14 @@ class Healer:
         return not late
 
     def heal(self, name: str | None, why: str) -> list[Healed]:
-        """Undoes the open changes of a record or an owner, or all (None). Returns the result of each handle that was
-        not reported before, so also those of heals at a time limit."""
+        """Undoes the open records with this name or owner, or all (None). Returns the result of each handle that was
+        not reported before, including those that were undone at a time limit."""
         self.carry_out(name, why)
         ids = [record.id for record in self._chosen(name)]
         return [healed for id_ in ids for healed in self._unreported.pop(id_, [])]
 
     def carry_out(self, name: str | None, why: str) -> None:
-        """Heals like `heal`, but keeps the results for the next call of `heal`."""
+        """Undoes the same records as `heal`, but keeps the results for the next call of `heal`."""
         with self._healing:
             for record in self._with_later_faults(self._chosen(name)):
                 if record.open or record.id in self._again:
@@ -102,7 +104,7 @@ class Healer:
             return [record for record in reversed(self._records.values()) if name in (None, record.id, record.owner)]
 
     def _with_later_faults(self, chosen: list[UndoRecord]) -> list[UndoRecord]:
-        """Adds the records of later faults on the same files, since these must be healed before the chosen records."""
+        """The chosen records, and the records of later faults on the same files, which must be undone before them."""
         ids = {record.id for record in chosen}
         paths = {path for record in chosen for path in _paths(record)}
         with self._state:
@@ -127,7 +129,7 @@ class Healer:
         return healed
 
     def _note(self, record: UndoRecord, state: State, why: str) -> None:
-        """Writes a state to the log. If that fails, healing goes on. The next healer then repeats the work, which does
+        """Writes a state to the log. If that fails, the undo goes on. The next healer then repeats the undo, which does
         no harm."""
         if problem := _problem(lambda: self._append(record, state, why)):
             with suppress(OSError):  # stderr may be on the disk that is full
@@ -167,14 +169,14 @@ def _verify(record: str, raw: Mapping[str, Any], problem: str, within: Collectio
 
 
 def _problem(work: Callable[[], object]) -> str:
-    """Do the work, for at most `BOUND_S` seconds. Returns what went wrong, or an empty text."""
+    """Does the work, for at most `BOUND_S` seconds. Returns what went wrong, or an empty text."""
     problems: list[str] = []
 
     def run() -> None:
         try:
             work()
             problems.append("")
-        except Exception as error:  # whatever a handle raises, the next ones must be healed
+        except Exception as error:  # whatever a handle raises, the next handles must be undone
             problems.append(str(error) or type(error).__name__)
 
     thread = threading.Thread(target=run, daemon=True)

@@ -1,6 +1,6 @@
-"""The handles of changes to a network. Links, packet rules and queues are in a network namespace of the run and carry
-the mark of torchaos: if the namespace is gone, the change is gone too. A proxy of Toxiproxy has toxics with the fault's
-mark, or was disabled."""
+"""The handles of changes to a network. Links, packet rules and queues are in a network namespace of the run and have
+the mark of torchaos; if the namespace is gone, the change is gone, too. `Toxic` is the change of a proxy in a Toxiproxy
+server: toxics with the fault's mark, or a disabled proxy."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class _InSpace:
         return Touches(network=self.space)
 
     def restore(self) -> None:
-        """Restores the good state. Tries four times, because a tool that the dead harness had just started may
-        interfere."""
+        """Undoes the change. Tries four times, because a tool that the dead harness had just started may interfere."""
         for again in (True, True, True, False):
             try:
                 if self.space.alive() and not self._is_good():
@@ -94,8 +93,8 @@ class LinkUp(_InSpace):
 
 @dataclass(frozen=True)
 class Qdisc(_InSpace):
-    """The root qdisc of a device, made by torchaos. Undo deletes it if it has the mark, and the kernel sets the default
-    again."""
+    """The root qdisc of a device, made by torchaos. Undo deletes it if it has the mark; the kernel then sets the
+    default again."""
 
     kind: ClassVar[str] = "qdisc"
     device: str
@@ -110,7 +109,8 @@ class Qdisc(_InSpace):
 
 @dataclass(frozen=True)
 class QueueRule(_InSpace):
-    """The rule that sends packets to a packet queue, in a chain that torchaos made. The queue itself is a process."""
+    """The chain that torchaos made to send packets to a packet queue, and the rule that jumps to it. The queue itself
+    is a process, with a handle of its own."""
 
     kind: ClassVar[str] = "queue_rule"
     chain: str
@@ -137,7 +137,8 @@ IPTABLES = ("iptables-legacy", "-w", "5")
 
 @dataclass(frozen=True)
 class Names(_InSpace):
-    """The file with the names of a run's nodes. Undo rewrites it in place, because the nodes have it mounted."""
+    """The file with the names of a run's nodes. Undo writes the earlier text into the same file, because the nodes have
+    it mounted."""
 
     kind: ClassVar[str] = "names"
     path: str
@@ -149,7 +150,7 @@ class Names(_InSpace):
     def _is_good(self) -> bool:
         try:
             return Path(self.path).read_text() == self.text
-        except FileNotFoundError:  # it was removed together with its run
+        except FileNotFoundError:  # the file was removed together with its run
             return True
 
     def _take_back(self) -> None:
@@ -159,8 +160,8 @@ class Names(_InSpace):
 
 
 def mark_of(fault: str) -> str:
-    """The name of the table or chain that a fault makes, at most 28 characters. By its name it is recognised as made by
-    torchaos."""
+    """The name of the table or chain that a fault makes, at most 28 characters. The name shows that torchaos made
+    it."""
     return f"torchaos_{re.sub('[^a-z0-9]', '_', fault)[-10:]}_{zlib.crc32(fault.encode()):08x}"
 
 
@@ -171,8 +172,8 @@ def _check_ours(name: str) -> None:
 
 @dataclass(frozen=True)
 class Toxic:
-    """A change to a proxy. `pid`, `start_ticks` and `port` identify the server (see host/toxiproxy.py). If the
-    server is gone, the fault is gone too. `mark`: the names of the fault's toxics begin with it. `down`: the fault
+    """A change to a proxy. `pid`, `start_ticks` and `port` identify the server (see host/toxiproxy.py). If the server
+    is gone, the change is gone, too. `mark`: the beginning of the names of the fault's toxics. `down`: the fault
     disabled the proxy, so undo enables it."""
 
     kind: ClassVar[str] = "toxic"
@@ -195,8 +196,8 @@ class Toxic:
         return Api(self.pid, self.start_ticks, self.port)
 
     def restore(self) -> None:
-        """Removes the toxics, and enables the proxy if it was disabled. Tries three times, because a last order of the
-        dead harness may arrive in between. Raises OSError."""
+        """Removes the toxics, and enables the proxy if the fault disabled it. Tries three times, because a last request
+        of the dead harness may arrive in between. Raises OSError."""
         for _again in range(3):
             if self.restored():
                 return

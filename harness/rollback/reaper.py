@@ -1,17 +1,17 @@
-"""The reaper: a process in its own session, which outlives the harness and undoes the guarded changes.
+"""The reaper: a process in its own session, which outlives the harness and undoes the changes of the run.
 
     python -m torchaos.harness.rollback.reaper FD RUN_DIR RUN_ID HARNESS_PID
 
 FD is one end of a socket pair; the harness holds the other. Both send JSON objects, one per line. The reaper first
 sends {"armed": pid}. Requests carry an `id`, which the answer repeats together with `ok` or `error`:
 
-    {"do": "guard", "record": a planned line of the undo log}    ok once it is on disk
+    {"do": "guard", "record": a planned line of the undo log}    writes an undo record; ok when it is on disk
     {"do": "mark", "record", "state", "limit_s": seconds that are left from now on, or null}
-    {"do": "heal", "name": record or owner or null}              ok: a list of Healed
-    {"do": "end"}                                                heals everything that is left; the reaper then exits
+    {"do": "heal", "name": record or owner or null}              undoes these records; ok: a list of Healed
+    {"do": "end"}                                                undoes everything that is left; the reaper then exits
 
-It also heals a record when its time limit is over, and everything when the harness is gone. It imports only the
-standard library, `wire` and its own package, because every run waits for it to start."""
+The reaper also undoes a record when its time limit is over, and everything when the harness is gone. It imports only
+the standard library, `wire` and its own package, because every run waits until it has started."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ FORKS_S = 1.0  # seconds for a process that the harness forked just before its d
 
 
 class Reaper:
-    """The reaper's main loop. The main thread accepts guards and watches the time limits. Each heal has its own thread,
-    so that a slow heal delays neither of them."""
+    """The reaper's main loop. The main thread accepts requests and watches the time limits. Each undo has a thread of
+    its own, so that a slow undo delays neither of them."""
 
     def __init__(self, sock: socket.socket, healer: Healer, harness: int) -> None:
         self._sock, self._healer = sock, healer
-        self._pidfd: int | None = None  # the harness has died already
+        self._pidfd: int | None = None  # None: the harness has died already
         with suppress(ProcessLookupError):  # before the harness learns that the reaper is ready
             self._pidfd = os.pidfd_open(harness)
         self._parent_image = processes.image(harness)
@@ -51,11 +51,11 @@ class Reaper:
         self._unread = b""
 
     def run(self) -> None:
-        """Serves requests until the harness has sent `end` or is gone, and everything is healed."""
+        """Serves requests until the harness has sent `end` or is gone, and everything is undone."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        # The end of the socket is not enough, because a process that the harness forked without exec keeps the socket
-        # open.
+        # The end of the connection does not show every death of the harness: a process that the harness has forked, and
+        # that has not called exec, keeps the socket open.
         if self._pidfd is not None:
             poll.register(self._pidfd, select.POLLIN)
         while self._pidfd is not None:
@@ -90,7 +90,7 @@ class Reaper:
                 _in_background(self._healer.carry_out, record, "its time limit was over")
 
     def _receive(self) -> list[bytes] | None:
-        """The complete lines received; None at the end of the connection."""
+        """The complete lines that have arrived. None at the end of the connection."""
         try:
             data = self._sock.recv(1 << 20)
         except ConnectionResetError:
@@ -167,4 +167,4 @@ def main(fd: int, run_dir: Path, run_id: str, harness: int) -> None:
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
     sys.stderr.flush()
-    os._exit(0)  # a restore that hangs must not keep the reaper
+    os._exit(0)  # exit at once, even if an undo hangs in a thread

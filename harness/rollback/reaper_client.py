@@ -1,4 +1,4 @@
-"""The harness's connection to the reaper: `guard` before a fault is applied, `heal` afterwards.
+"""The harness's connection to the reaper. `guard` writes an undo to disk before a fault is applied, `heal` carries it out.
 
 with Reaper.start(run_dir, run_id) as reaper:
     reaper.guard("freeze-1", [Process.of(pid, "resume")], owner="freeze-1", limit_s=90.0)
@@ -31,15 +31,16 @@ from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.handles import to_json
 from torchaos.harness.rollback.healer import BOUND_S, Healed, Healer
 
-ANSWER_S = 30.0  # seconds for an answer, with an fsync on a busy disk; later answers are not waited for
+ANSWER_S = 30.0  # seconds to wait for an answer, which may need an fsync on a busy disk
 
 
 class UndoError(ChaosError):
-    """A change is not guarded, so its fault must not be applied; or a guarded change can't be undone."""
+    """The undo of a change can't be written to disk, so the fault must not be applied; or a change can't be undone."""
 
 
 class Busy(UndoError):
-    """Another process is healing or guarding this run. It may be a reaper that is not visible from this container."""
+    """Another process is writing the undo log of this run. It may be a reaper that can't be seen from this
+    container."""
 
 
 class _Lost(UndoError):
@@ -49,7 +50,8 @@ class _Lost(UndoError):
 class Reaper:
     """The harness's end of the connection to the reaper. Thread-safe: each fault uses it from its own thread.
 
-    If the reaper dies, `guard` and `mark` raise UndoError from then on, and this process heals from the log."""
+    If the reaper dies, `guard` and `mark` raise UndoError from then on, and `heal` undoes the changes in this process,
+    from the log."""
 
     def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, run_dir: Path, run_id: str) -> None:
         self._process, self._sock, self._run_dir, self._run_id = process, sock, run_dir, run_id
@@ -63,7 +65,8 @@ class Reaper:
 
     @classmethod
     def start(cls, run_dir: Path, run_id: str) -> Reaper:
-        """Start the reaper. Returns when the undo log is open and the reaper listens. Raises UndoError otherwise."""
+        """Starts the reaper. Returns when the undo log is open and the reaper listens. Raises UndoError if that
+        fails."""
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(ANSWER_S), 0))
         run_dir = run_dir.resolve()  # the reaper's working directory is /
@@ -98,7 +101,7 @@ class Reaper:
         except (UndoError, FutureTimeout) as error:
             why = str(error) or f"it did not start within {ANSWER_S:.0f} s"
             reaper._abandon(why)
-            undo_log.settle(run_id, run_dir)  # it may have died after it made its entry
+            undo_log.settle(run_id, run_dir)  # the reaper may have died after it made its entry
             raise UndoError(f"{run_dir}: the reaper is not armed: {why}; see undo/reaper.log there") from error
         return reaper
 
@@ -109,8 +112,9 @@ class Reaper:
     def guard(
         self, record: str, handles: Sequence[Handle] | Irreversible, owner: str, limit_s: float | None = None
     ) -> None:
-        """Returns when the handles are on disk. The reaper restores them `limit_s` seconds from now, if nobody does
-        before. Raises UndoError if they can't be guarded (then inject nothing), UsageError without handles."""
+        """Writes the undo record `record`. Returns when the handles are on disk. The reaper undoes them `limit_s`
+        seconds from now, if that was not requested before. Raises UndoError if they can't be written (then inject
+        nothing), and UsageError if there are no handles."""
         irreversible = handles.why if isinstance(handles, Irreversible) else None
         if not (handles if irreversible is None else irreversible):
             raise UsageError(f"{record}: it lists no changes, and gives no reason why they can't be undone")
@@ -126,25 +130,25 @@ class Reaper:
     def mark(
         self, record: str, state: Literal["maybe_applied", "applied"], limit_s: float | None = None
     ) -> None:  # fmt: skip
-        """Records that a fault is about to be applied (`maybe_applied`) or was applied (`applied`). From then on it may
-        last at most `limit_s` seconds, and no longer than the limit of its guard. Raises UndoError if that can't be
-        written, or if the record was healed before. After an error of `maybe_applied`, don't apply the fault. After an
-        error of `applied`, the fault is being healed."""
+        """Records that a change is about to be made (`maybe_applied`) or was made (`applied`). From then on it may last
+        at most `limit_s` seconds, and no longer than the limit that `guard` set. Raises UndoError if that can't be
+        written, or if the record was undone before. After an error with `maybe_applied`, don't apply the fault. After
+        an error with `applied`, the fault is being undone."""
         self._ask(ANSWER_S, do="mark", record=record, state=state, limit_s=limit_s)
 
     def check(self) -> None:
-        """Raises UndoError if the reaper is gone. Then no process would undo the guarded changes, although they are on
-        disk."""
+        """Raises UndoError if the reaper is gone. Then no process would undo the changes by itself, although their undo
+        is on disk."""
         if self._lost:
             raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
 
     def heal(self, name: str | None) -> list[Healed]:
-        """Restores all open handles of an owner or a record (None: all), the last guarded first. Returns the result of
-        each handle that was not reported before. Raises UndoError if nothing can be done at all."""
+        """Undoes all open records with this owner or name (None: all), the last written first. Returns the result of
+        each handle that was not reported before. Raises UndoError if nothing can be undone at all."""
         return self._heal(name, "heal")
 
     def close(self) -> list[Healed]:
-        """Heals everything that is left, as `heal` does. The reaper has exited when this returns."""
+        """Undoes everything that is left, as `heal` does. The reaper has exited when this returns."""
         if self._closed:
             return []
         self._closed = True
@@ -154,7 +158,7 @@ class Reaper:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(ANSWER_S)
             self._abandon("it was closed")
-            undo_log.settle(self._run_id, self._run_dir)  # a reaper that died could not do so
+            undo_log.settle(self._run_id, self._run_dir)  # a reaper that died could not remove its entry
 
     def __enter__(self) -> Reaper:
         return self
@@ -167,7 +171,7 @@ class Reaper:
             mine = [record for record in self._guarded.values() if name in (None, record.id, record.owner)]
             everything = sum(len(record.handles) + 1 for record in self._guarded.values())
         try:
-            # The reaper has its own time limits, and an earlier heal may have to end first.
+            # The reaper has its own time limits, and may have to finish an earlier undo first.
             healed = [Healed(**raw) for raw in self._ask(ANSWER_S + 3 * BOUND_S * everything, do=do, name=name)]
         except _Lost:
             return self._heal_here(name)
@@ -180,7 +184,7 @@ class Reaper:
     def _heal_here(self, name: str | None) -> list[Healed]:
         if undo_log.path_of(self._run_dir).exists():
             return heal_from_log(self._run_dir, name)
-        with self._lock:  # the run directory is gone, and the log with it
+        with self._lock:  # the run directory is gone, with the log
             return Healer(None, self._guarded.values()).heal(name, "the reaper died")
 
     def _ask(self, timeout_s: float, **request: Any) -> Any:
@@ -192,7 +196,7 @@ class Reaper:
                 self._waiting[id_] = answer
                 self._sock.sendall(json.dumps({"id": id_, **request}).encode() + b"\n")
             return answer.result(timeout_s)
-        except FutureTimeout:  # before OSError: from Python 3.11 on it is a subclass
+        except FutureTimeout:  # before OSError, of which it is a subclass from Python 3.11 on
             self._abandon(f"it did not answer for {timeout_s:.0f} s")
         except OSError as error:
             self._abandon(f"it takes no request: {error.strerror}")
@@ -219,7 +223,7 @@ class Reaper:
                 future.set_exception(_Lost(f"the reaper is gone ({why})"))
 
     def _abandon(self, why: str) -> None:
-        """Kills the reaper, so that two processes never heal at the same time. The reaper is a child of this process
+        """Kills the reaper, so that never two processes undo at the same time. The reaper is a child of this process
         that was not waited for yet, so its pid can't belong to another process."""
         self._give_up(why)
         self._process.kill()
@@ -231,10 +235,10 @@ class Reaper:
 
 
 def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
-    """Undoes the changes that a dead reaper did not undo, and returns a result for each. `name`: the name of an entry
-    of the undo log, or of the owner of entries; None: all. The list is empty if there is no log, because then nothing
-    was changed. Raises UndoError if the log can't be read or belongs to another user, Busy if another process undoes
-    the changes of this run."""
+    """Undoes the changes that a dead reaper did not undo, and returns a result for each handle. `name`: the name of
+    records of the undo log, or their owner; None: all. The list is empty if there is no log, because then nothing was
+    changed. Raises UndoError if the log can't be read or belongs to another user, Busy if another process undoes the
+    changes of this run."""
     writer = None
     try:
         with suppress(FileNotFoundError):
@@ -259,7 +263,7 @@ def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
 
 
 def _writer(run_dir: Path) -> undo_log.UndoLog | None:
-    """The log, opened for writing. None if the disk can't be written to. Then the healing is not recorded, and the next
+    """The log, opened for writing. None if the disk can't be written to. Then the undo is not recorded, and the next
     healer repeats it."""
     try:
         return undo_log.UndoLog(run_dir, wait_s=5.0, create=False)

@@ -1,7 +1,7 @@
-"""Finds runs that ended without their undo, and heals them from their undo logs: on request, before each run, and after
-a reboot.
+"""Finds runs that ended without their undo, and undoes their changes from their undo logs: on request, before each run,
+and after a reboot.
 
-A run whose harness or reaper is alive is skipped, because that process heals it."""
+A run whose harness or reaper is alive is left alone, because that process undoes its changes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from torchaos.harness.rollback.healer import Healed, Healer
 from torchaos.harness.rollback.reaper_client import Busy, UndoError, heal_from_log
 from torchaos.harness.rollback.undo_log import OpenRun, UndoRecord
 
-PROBES = ".probes"  # suffix of the run's id that marks commands run by stop conditions
+PROBES = ".probes"  # the mark of commands that conditions run is the run's id with this suffix
 _LOOK_S = 0.05  # seconds
 _REAPERS_S = 60.0  # seconds for which a new run waits for the reapers of earlier runs
 
 
 class LeftBehind(ChaosError):
-    """Something of an earlier run could not be undone."""
+    """A change of an earlier run could not be undone."""
 
     exit_code = 4
 
@@ -35,10 +35,10 @@ class LeftBehind(ChaosError):
 class Recovered:
     run_id: str
     run_dir: str
-    healed: tuple[Healed, ...] = ()  # handles healed by this call
+    healed: tuple[Healed, ...] = ()  # the results of the handles that were undone now
     problem: str = ""  # why the run was not touched, or may not be clean
     note: str = ""
-    spared: bool = False  # another process or another machine heals the run
+    spared: bool = False  # another process, or another machine, has to undo the run's changes
 
     @property
     def clean(self) -> bool:
@@ -46,9 +46,9 @@ class Recovered:
 
 
 def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
-    """Finds runs that may need healing, and problems with runs that can't be read. `folders`: run directories, or
-    folders that contain run directories; empty: all runs in the registry. Runs that are known to be clean are left
-    out."""
+    """The runs that may have something to undo, and problems with runs that can't be read. `folders`: run directories,
+    or folders that contain run directories; empty: all runs in the registry. Runs in which everything is known to be
+    undone are left out."""
     if not folders:
         try:
             runs, problems = undo_log.entries()
@@ -74,8 +74,8 @@ def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
 
 
 def recover(run: OpenRun, any_host: bool = False) -> Recovered:
-    """Heals a run, unless another process takes care of it. Its entry is removed if everything is verified. `any_host`:
-    also if the run was on another machine."""
+    """Undoes the changes of a run, unless another process does that. The entry of the run in the registry is removed if
+    everything is verified. `any_host`: also if the run was on another machine."""
     if not run.here and not any_host:
         return _spare(run, f"it ran on {run.host.partition('/')[0]}: recover it there")
     if run.lives(run.harness):
@@ -113,7 +113,7 @@ def left_over(runs: Iterable[OpenRun]) -> list[OpenRun]:
 def await_reapers(
     runs: Callable[[], Iterable[OpenRun]], timeout_s: float, given_up: Callable[[], bool] = lambda: False
 ) -> None:
-    """Waits at most `timeout_s` seconds while reapers heal runs whose harness is dead. Returns early if `given_up()` is
+    """Waits at most `timeout_s` seconds for the reapers of runs whose harness is dead. Returns early if `given_up()` is
     true."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end and not given_up():
@@ -123,7 +123,7 @@ def await_reapers(
 
 
 def await_ends(runs: Callable[[], Iterable[OpenRun]], timeout_s: float) -> None:
-    """Waits at most `timeout_s` seconds while the processes of these runs, which end by themselves, are alive."""
+    """Waits at most `timeout_s` seconds for the end of the harnesses and reapers of these runs."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if not any(run.here and (run.lives(run.harness) or run.lives(run.reaper)) for run in runs()):
@@ -132,7 +132,7 @@ def await_ends(runs: Callable[[], Iterable[OpenRun]], timeout_s: float) -> None:
 
 
 def before_a_run(given_up: Callable[[], bool] = lambda: False) -> list[Recovered]:
-    """Heals everything that earlier runs left behind. Every run begins with this. Raises LeftBehind if something can't
+    """Undoes everything that earlier runs left behind. Every run begins with this. Raises LeftBehind if a change can't
     be undone. Takes milliseconds if nothing is left."""
     await_reapers(lambda: find(())[0], _REAPERS_S, given_up)
     runs, bad = find(())
@@ -148,20 +148,20 @@ def before_a_run(given_up: Callable[[], bool] = lambda: False) -> list[Recovered
 
 
 def why(result: Recovered) -> str:
-    """Why the run is not clean, or an empty text."""
+    """Why the run is not clean. Empty if it is."""
     bad = [each for each in result.healed if not each.verified]
     return result.problem or "; ".join(f"{in_words(each.handle)}: {each.reason}" for each in bad)
 
 
 def in_words(handle: Mapping[str, Any]) -> str:
-    """A handle in a few words: its kind, and the name or path in it."""
+    """A handle in a few words: its kind, and the name or path of the thing."""
     name = next((handle[key] for key in ("path", "target", "run_id", "pid", "name") if key in handle), "")
     return f"{str(handle.get('kind', 'undo log')).replace('_', ' ')} {name}".strip()
 
 
 def _strays(run: OpenRun) -> list[Healed]:
-    """Heals processes that have the run's mark, whether or not the log names them. It finds them even if the run
-    directory is gone."""
+    """Kills processes that have the mark of the run, whether or not the log names them, and even if the run directory
+    is gone. Returns the results."""
     marks = [JobProcesses(mark) for mark in sorted(processes.marks_of(run.run_id))]
     raw = [to_json(mark) for mark in marks if not mark.restored()]
     return Healer(None, [UndoRecord("strays", "job", raw)]).heal(None, "found by their mark") if raw else []

@@ -1,23 +1,25 @@
-"""The undo log of a run, and the registry of this user's runs that may have left something to undo, wherever their run
-directories are.
+"""The undo log of a run, and the registry of open runs: the runs of this user that may have something to undo, wherever
+their run directories are.
 
-The undo log, RUN_DIR/undo/undo.jsonl: the changes that must be undone, and those that have been undone. One JSON
-object per line:
+The undo log is RUN_DIR/undo/undo.jsonl. It has the changes that must be undone, and those that have been undone. Each
+line is a JSON object:
 
     {"run_id", "harness": [pid, start_ticks], "reaper": the same, "boot", "host", "version"}      the first line
     {"record", "state": "planned", "owner", "limit_s", "handles", "irreversible"}   before the fault is applied
     {"record", "state": ..., "why"}                                                 a later state of the record
 
-One process at a time writes the log and holds a lock on it: the reaper or, after its death, the process that heals
-instead. A line counts once it is on disk. An incomplete last line was never acknowledged, so no change was made after
-it.
+One process at a time writes the log and holds a lock on it: the reaper or, after its death, the process that undoes
+the changes instead. A line counts when it is on disk. An incomplete last line was never acknowledged, so no change was
+made after it.
+
+The registry has an entry for each open run:
 
     STATE/runs/RUN_ID/run.json          the fields of an `OpenRun`
     STATE/runs/RUN_ID/undo/undo.jsonl   a hard link to its undo log; on another file system a copy that the reaper keeps
 
 STATE is $XDG_STATE_HOME/torchaos, by default ~/.local/state/torchaos; it survives a reboot. The reaper makes the entry
-before anything can be guarded. The process that has verified that everything is undone removes it. Because of the
-link, an entry can be healed like a run directory, even if the run directory was deleted."""
+before the first undo record is written. The process that has verified that everything is undone removes the entry. If
+the run directory was deleted, its changes can still be undone, because the entry has a link to the undo log."""
 
 from __future__ import annotations
 
@@ -41,23 +43,23 @@ VERSION = 1
 
 
 class State(str, Enum):
-    PLANNED = "planned"  # guarded
+    PLANNED = "planned"  # the undo is on disk
     MAYBE_APPLIED = "maybe_applied"
     APPLIED = "applied"
-    ROLLED_BACK = "rolled_back"  # every handle was restored; not verified yet
+    ROLLED_BACK = "rolled_back"  # every handle was undone, but not verified yet
     VERIFIED = "verified"
     FAILED = "failed"  # the reason is in `why`; the next healer tries again
 
 
 @dataclass
 class UndoRecord:
-    """The undo of one fault, or of one thing that the launcher makes."""
+    """The undo of one fault, or of the things that a launcher makes."""
 
     id: str
     owner: str
-    handles: Sequence[Mapping[str, Any]] = ()  # handles as JSON, in the order in which they are changed
+    handles: Sequence[Mapping[str, Any]] = ()  # the handles as JSON, in the order of the changes
     irreversible: str | None = None  # why the change can't be undone
-    limit_s: float | None = None  # seconds after the guard at which it is undone in any case
+    limit_s: float | None = None  # this many seconds after the record was written, it is undone in any case
     state: State = State.PLANNED
 
     @property
@@ -73,7 +75,7 @@ class UndoRecord:
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any]) -> UndoRecord:
-        """The record in a line of the log. Raises ValueError if the line is not a guarded record."""
+        """The record in a line of the log. Raises ValueError if the line is not an undo record."""
         record, owner, handles = line.get("record"), line.get("owner"), line.get("handles")
         irreversible, limit_s = line.get("irreversible"), line.get("limit_s")
         if not (
@@ -90,7 +92,7 @@ def path_of(run_dir: Path) -> Path:
 
 
 def is_begun(run_dir: Path) -> bool:
-    """Whether there is a log with a whole line. Without one, nothing was ever changed. Raises OSError."""
+    """Whether there is a log with a complete line. Otherwise nothing was ever changed. Raises OSError."""
     try:
         return b"\n" in path_of(run_dir).read_bytes()
     except FileNotFoundError:
@@ -98,8 +100,8 @@ def is_begun(run_dir: Path) -> bool:
 
 
 class UndoLog:
-    """The only writer of the log. Raises OSError if the log can't be opened: BlockingIOError if another process has had
-    it open for writing for `wait_s` seconds, PermissionError if it belongs to another user."""
+    """The undo log, open for its only writer. Raises OSError if it can't be opened: BlockingIOError if another process
+    has had it open for writing for `wait_s` seconds, PermissionError if it belongs to another user."""
 
     def __init__(self, run_dir: Path, wait_s: float = 0.0, create: bool = True) -> None:
         path = path_of(run_dir)
@@ -137,7 +139,7 @@ class UndoLog:
                     os.fsync(self._copy)
 
     def keep_copy(self, path: Path) -> None:
-        """From now on, keep a copy of the whole log at `path`. Raises OSError."""
+        """From now on, keeps a copy of the whole log at `path`. Raises OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._lock:
             self._copy = os.open(path, flags, 0o600)
@@ -146,7 +148,7 @@ class UndoLog:
         sync_folder(path.parent)
 
     def header(self, about: Mapping[str, Any]) -> None:
-        """Write the first line: the fields of an `OpenRun`."""
+        """Writes the first line: the fields of an `OpenRun`."""
         self.append({**about, "version": VERSION})
 
     def close(self) -> None:
@@ -156,8 +158,8 @@ class UndoLog:
 
 
 def read(run_dir: Path) -> tuple[list[UndoRecord], list[int]]:
-    """Two lists: the undo records, each with its last state, in the order in which they were first written; and the
-    numbers of damaged lines. An incomplete last line is ignored. Raises OSError if the log can't be read."""
+    """Two lists: the undo records, each with its last state, in the order in which they were written; and the numbers
+    of damaged lines. An incomplete last line is ignored. Raises OSError if the log can't be read."""
     *lines, _torn = path_of(run_dir).read_bytes().split(b"\n")
     records: dict[str, UndoRecord] = {}
     damaged = []
@@ -170,7 +172,7 @@ def read(run_dir: Path) -> tuple[list[UndoRecord], list[int]]:
 
 
 def folder_of(run_dir: Path) -> list[Path]:
-    """The path of the run directory at the time when the log was begun, from its first line. Empty if that line is
+    """The path that the run directory had when the log was begun, from the first line. Empty if that line is
     damaged."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError), open(path_of(run_dir), "rb") as file:
         return [Path(json.loads(file.readline())["run_dir"])]
@@ -182,7 +184,7 @@ def _take(line: Mapping[str, Any], records: dict[str, UndoRecord]) -> None:
         return
     state = State(line["state"])
     if state is State.PLANNED:
-        records.pop(line["record"], None)  # guarded again after it was healed: it moves to the end
+        records.pop(line["record"], None)  # written again after it was undone: it moves to the end
         records[line["record"]] = UndoRecord.from_line(line)
     else:
         records[line["record"]].state = state
@@ -209,12 +211,12 @@ def _cut_torn_line(fd: int) -> int:
 
 Who = tuple[int, int]  # pid and start time in clock ticks since boot
 _UNFINISHED_S = 60.0  # seconds after which an entry without run.json was left by a dead process
-_LONGEST = 120  # characters of a run id that go into a file name; the end of an id is unique
+_LONGEST = 120  # characters of a run id that are used in a file name: the last ones, which are unique
 
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that was started, and whose changes were not yet verified as undone."""
+    """A run that was started, and whose changes are not yet verified as undone."""
 
     run_id: str
     run_dir: str
@@ -253,13 +255,13 @@ class OpenRun:
 
     @property
     def folder(self) -> Path:
-        """The folder with the undo log: the run directory, or, if that is gone, the entry."""
+        """The folder with the undo log: the run directory or, if that is gone, the entry in the registry."""
         run_dir = Path(self.run_dir)
         return run_dir if path_of(run_dir).exists() else _runs() / _name(self.run_id)
 
 
 def state_home() -> Path:
-    """The state directory. Raises OSError if it is a link, or others own it or can write to it."""
+    """The state directory. Raises OSError if it is a link, if another user owns it, or if others can write to it."""
     given = os.environ.get("XDG_STATE_HOME", "")
     try:
         home = Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state"
@@ -270,14 +272,14 @@ def state_home() -> Path:
 
 
 def private(folder: Path) -> Path:
-    """Make the folder with mode 0700. Raises PermissionError if it is a link, or others can write to it."""
+    """Makes the folder with mode 0700. Raises PermissionError if it is a link, or if others can write to it."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     return checked(folder)
 
 
 def checked(folder: Path) -> Path:
-    """The folder, which must exist. Raises PermissionError if it is a link, or others can write to it."""
+    """The folder, which must exist. Raises PermissionError if it is a link, or if others can write to it."""
     info = os.lstat(folder)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
         raise PermissionError(f"{folder}: it must be a folder of yours that nobody else can write to, and no link")
@@ -285,8 +287,9 @@ def checked(folder: Path) -> Path:
 
 
 def add(run: OpenRun) -> Path | None:
-    """Adds a run to the list of open runs, with a link to its undo log. The entry is on disk when this returns. Returns
-    None; or, if no link can be made, the path at which the caller must keep a copy of the log. Raises OSError."""
+    """Adds a run to the registry of open runs, with a link to its undo log. The entry is on disk when this returns.
+    Returns None or, if no link can be made, the path at which the caller must keep a copy of the log. Raises
+    OSError."""
     folder = private(_runs() / _name(run.run_id))
     place: Path | None = path_of(private_parent(folder))
     with suppress(OSError):
@@ -312,12 +315,12 @@ def private_parent(folder: Path) -> Path:
 
 
 def remove(run_id: str) -> None:
-    """Removes the entry of a run, if there is one. Must be called only after everything is undone. Raises OSError."""
+    """Removes the entry of a run, if there is one. Must be called only when everything is undone. Raises OSError."""
     _remove(_runs() / _name(run_id))
 
 
 def settle(run_id: str, run_dir: Path) -> bool:
-    """Removes the entry if the undo log says that everything is undone. Returns whether it was removed."""
+    """Removes the entry if the undo log shows that everything is undone. Returns whether the entry was removed."""
     with suppress(OSError):
         records, damaged = read(run_dir)
         if not damaged and not any(record.open for record in records):
@@ -327,7 +330,7 @@ def settle(run_id: str, run_dir: Path) -> bool:
 
 
 def entries() -> tuple[list[OpenRun], list[str]]:
-    """Every open run, the oldest first, and the problems with entries that can't be read. Raises OSError if the state
+    """All open runs, the oldest first, and the problems with entries that can't be read. Raises OSError if the state
     directory can't be used."""
     runs, problems = [], []
     for folder in sorted(_runs().iterdir()):
@@ -348,8 +351,8 @@ def entries() -> tuple[list[OpenRun], list[str]]:
 
 
 def of_folder(run_dir: Path) -> OpenRun:
-    """The run of a run directory, from the first line of its undo log. Raises OSError if there is no log or it belongs
-    to another user, ValueError if it can't be read."""
+    """The open run of a run directory, from the first line of its undo log. Raises OSError if there is no log or it
+    belongs to another user, ValueError if the line can't be read."""
     info = os.lstat(run_dir)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise PermissionError(f"{run_dir}: it is a link, or another user's")

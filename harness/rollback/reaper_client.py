@@ -1,4 +1,4 @@
-"""The harness's connection to the reaper. `guard` writes an undo to disk before a fault is applied, `heal` carries it out.
+"""The harness's connection to the reaper, which writes undos to disk before faults are applied, and carries them out.
 
 with Reaper.start(run_dir, run_id) as reaper:
     reaper.guard("freeze-1", [Process.of(pid, "resume")], owner="freeze-1", limit_s=90.0)

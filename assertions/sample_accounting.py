@@ -24,5 +24,6 @@ class SampleAccounting(Assertion):
         return samples(run, twins)
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """Never passed if a replica was absent from a step: the loss of its samples may be a defect, or intended."""
+        """At best inconclusive if a replica was absent from a step: the loss of its samples may be a defect, or
+        intended."""
         return without_steps(run) or samples_of_absent(run, twins) or each(self, run, twins)

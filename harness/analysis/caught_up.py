@@ -65,10 +65,10 @@ def lasted_s(run: RunSoFar, landing: Landing, in_process: bool = False) -> float
 
 
 def growths(run: RunSoFar) -> dict[int, Landing]:
-    """The attempts that ended because a fault was over and its ranks came back; each with the landing of that fault.
-    The attempt after it has more ranks.
+    """The attempts that ended because a fault was over and its ranks came back: the next attempt has more ranks. By
+    attempt, the landing of that fault.
 
-    The rollbacks are taken in order of time. Each takes the first attempt that no earlier rollback has taken."""
+    Each rollback, in order of time, explains the first such attempt that no earlier rollback explains."""
     landed = landings(run)
     hit = {landing.attempt for landing in landed}
     grown = [
@@ -192,7 +192,7 @@ def _name(save: Save) -> str:
 
 
 _SOON = 5  # usual steps: a halt that begins this soon after the rollback is still an effect of the fault
-SETTLED = 3  # steps that must follow before a live run counts as gone on
+SETTLED = 3  # steps that must follow before a live run counts as recovered
 
 
 class End(NamedTuple):

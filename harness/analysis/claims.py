@@ -1,6 +1,6 @@
-"""Every sentence that names a cause, an agreement or a restoration of state, and the record that entitles a verdict to
-it. A quantity that was not recorded is never a cause: then a verdict says what is equal, what was not seen, and in
-which part of a step the cause acts."""
+"""The table of all sentences that name a cause, an agreement or a restored state, each with the record without which a
+verdict must not use it. A quantity that was not recorded is never named as a cause. Instead, the verdict says which
+quantities are equal, which were not seen, and in which part of a step the cause acts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 class Claim(NamedTuple):
     words: str  # a clause; a format string
-    record: str  # what must have been recorded, in the run and in that with which it is compared
+    record: str  # what must have been recorded, in the run and in the run with which it is compared
 
 
 _NAMED = "the state with which steps and saves began, by name (state.begun, checkpoint.parameters)"
@@ -167,7 +167,7 @@ CLAIMS: Mapping[str, Claim] = {
         "{found} are bit for bit as before",
         "the state before and after the resume, by name or as check sums of all ranks",
     ),
-    # What a part of the state is instead of what it should be (begun.py).
+    # What a part of the state is instead of what it should be (restored_state.py).
     "missing": Claim("are missing", _NAMED),
     "others": Claim("are others", _NAMED),
     "form": Claim("have the form {ours} instead of {due}", _NAMED),
@@ -187,7 +187,7 @@ CLAIMS: Mapping[str, Claim] = {
     "trained no longer": Claim("are no longer trained", _NAMED),
     "trained here": Claim("are trained, and are not in the twin", _NAMED + " in both runs"),
     "trained there": Claim("are not trained, and are in the twin", _NAMED + " in both runs"),
-    # Learning rates (rates.py).
+        # Learning rates (agreement.py).
     "rate kept": Claim(
         "In that step the twin's rate changed, and the job's did not, {resumed}: most likely the schedule, or what it "
         "follows, was not restored.",
@@ -212,7 +212,7 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "rates behind": Claim("The schedule is {steps} behind, {resumed}.", _RATES),
     "rates one behind": Claim("The schedule is {steps} behind, as if saved before its own step, {resumed}.", _RATES),
-    # Samples (sample_words.py).
+        # Samples (sample_reasons.py).
     "samples altered": Claim(
         "{samples} in step {step} have the right indices and other contents than in {other}, {resumed}: what prepares "
         "them, such as augmentation, was not restored.",
@@ -229,7 +229,7 @@ CLAIMS: Mapping[str, Claim] = {
         "the data starts over: most likely the sampler restarted, or the RNG that draws the batches",
         _SAMPLES + ", with the indices that the sampler drew",
     ),
-    # Parameters (parameters.py, parameter_digest.py).
+        # Parameters (parameters.py).
     "bits restored": Claim(
         "each resume restored exactly the bits that were saved", "the sketches of each rank before and after a resume"
     ),

@@ -72,7 +72,7 @@ def has_aborted(events: Iterable[Event]) -> bool:
 
 
 def last_step_of(twins: Sequence[Record]) -> int | None:
-    """The step in which the twin, if there is one, ended. None: not known."""
+    """The step in which the twin ended. None: not known, or there is no twin."""
     return final_step(twins[0]) if twins else None
 
 
@@ -215,9 +215,9 @@ def last_error(run: Record) -> str:
 
 
 def cause_of_end(run: Record, attempt: int) -> str:
-    """The known failure with which an attempt ended, by name: the last one in its log that it did not survive. One that
-    only follows from something else is named only if there is no other. Empty if there is none, or if the job's last
-    attempt ended with another error."""
+    """The name of the known failure with which an attempt ended: the last in its log that the attempt did not survive.
+    A failure that only follows from something else is named only if there is no other. Empty if there is none, or if
+    the job's last attempt ended with another error."""
     found = [e for e in run.of_kind(Kind.LOG_CAUSE) if e.attempt in (attempt, None) and not survived(run, e)]
     names = [str(event.data["cause"]) for event in found]
     own = [name for name in names if (known := BY_NAME.get(name)) is None or not known.is_consequence]
@@ -233,8 +233,8 @@ def survived(run: Record, cause: Event) -> bool:
 
 
 def _ends_otherwise(run: Record, name: str, attempt: int) -> bool:
-    """Whether the log ends with an error that is no known failure, after the last line that shows `name`. A line that
-    only follows from something else may come before that error, or after it."""
+    """Whether an unknown error follows, in the log, the last line that shows the known failure `name`. Lines that only
+    follow from something else are ignored."""
     last = None
     for line in _kept(_attempts(run.log_end)[-1]):
         cause = cause_of(line, attempt)
@@ -304,9 +304,9 @@ def in_words(paths: Sequence[str]) -> str:
 
 
 def not_resumed(run: Record) -> str:
-    """A clause with the checkpoints whose load was the last of a rank and failed, in the attempts after the job's last
-    step. Empty if there is none in one of them, or each rank loaded another file after it: then something else kept the
-    job from resuming."""
+    """A clause with the checkpoints that kept the job from resuming: in each attempt after the job's last step, the
+    last load of some rank failed. Empty if an attempt had no such load, as then something else kept the job from
+    resuming."""
     made = set(run.history.executions.attempt.tolist())
     idle = [one.number for one in run.history.attempts if one.number > max(made, default=-1)]
     if not made or not idle or run.exit_code == 0:

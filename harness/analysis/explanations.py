@@ -1,10 +1,11 @@
-"""What explains a verdict and never changes it. Pure.
+"""Explanations for a verdict. Pure.
 
-Known failures of torch, gloo and NCCL that a run met change the reason. Two groups of ranks that write the same
-checkpoints at the same time are a split brain: a group is the set of ranks of one rendezvous, to which torchelastic
-gave the same store; after a restart a new group takes over, and if the old group still writes after the new group has
-begun, no torchrun controls it. Failures may follow from another failure, by the quantity that differed first and its
-step; a second defect may be hidden by a consequence of the first: correct the cause and run again."""
+- Known failures of torch, gloo and NCCL in the log of a run change the reason, and never the verdict.
+- Split brain: two groups of ranks write the same checkpoints at the same time. A group is the set of ranks of one
+  rendezvous; torchelastic gave all of them the same store. After a restart a new group takes over. If the old group
+  still writes then, no torchrun controls it.
+- Consequences: a failure may follow from another failure. The quantity that differed first, and its step, show this. A
+  consequence may hide a second defect, so the user should correct the cause and run again."""
 
 from __future__ import annotations
 

@@ -76,8 +76,9 @@ def _pids(events: Iterable[Event]) -> str:
 
 
 def stood_still(record: Record, fault: str, seconds: float) -> Evidence | None:
-    """Evidence that all ranks waited for the target. At each landing, no rank finished a step for at least 0.8 of
-    `seconds` before the target finished its next step. The other ranks may first finish the step that they are in."""
+    """Evidence that all ranks waited for the target. Each time the fault hit, there was a time of at least 0.8 of
+    `seconds`, before the target's next step ended, in which no rank finished a step. (The other ranks may first finish
+    the step that they are in.)"""
     found = [_silence(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
     if not found or min(gap for gap, _end in found) < 0.8 * seconds:
         return None

@@ -199,7 +199,7 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
 
 
 def _not_real(fault: PlannedFault) -> dict[str, str]:
-    """Whose report the fault imitates, and what it says again; empty texts: it really happens."""
+    """Whose report the fault imitates, and which record it replays. Empty texts if the fault really happens."""
     try:
         injector = injector_of(fault)
         return {"imitates": "" if injector.replays else injector.imitates, "replays": injector.replays}
@@ -269,8 +269,8 @@ def faults_case(faults: Sequence[FaultResult], never_reached: Set[str]) -> Case:
 
 
 def synthetic(faults: Sequence[FaultResult]) -> str:
-    """A clause that names the faults that only imitate a report, and whose, or say again what was recorded. Empty if
-    all really happened."""
+    """A clause that names the faults that only imitate somebody's report or replay a record. Empty if all faults really
+    happened."""
     told = {fault.inject: f"synthetic: it imitates {fault.imitates}" for fault in faults if fault.imitates}
     told |= {fault.inject: f"replayed: it says again what {fault.replays} said" for fault in faults if fault.replays}
     return "".join(f"; {name} is {how}" for name, how in told.items())

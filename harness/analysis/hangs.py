@@ -1,5 +1,5 @@
-"""How a job hung that the run had to end, from what its ranks did at that moment; and the times during which faults
-held up a job, and what the observers of hangs could see of them. Pure."""
+"""Hangs of a job. Pure. If the run had to end a hung job: how it hung, from what its ranks did at that moment. For each
+fault that held up the job: for how long, and whether the observers of hangs could see it."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def _last_sign(run: Record, attempt: Attempt, end: Event) -> float:
 
 
 def _bound_s(run: Record, attempt: Attempt) -> float:
-    """From how many seconds on the job does not just pause, as far as its steps, and the starts of its other attempts,
-    show what is usual."""
+    """A job without a sign of life for more than these seconds hangs. The bound follows from the usual pauses between
+    steps or, for an attempt without a step, from the starts of the other attempts."""
     if len(run.history.executions.of_attempt(attempt.number)):
         return max(_LEAST_S, _PAUSES * _longest_pause_s(run))
     starts = [

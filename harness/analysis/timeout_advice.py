@@ -16,7 +16,7 @@ _LEAST_S, _SHARE = 3.0, 0.25  # seconds, and share of the recovery: shorter wait
 _MOSTLY = 0.6  # the share of a wait that its setting must explain: a heartbeat may be one interval old when a node dies
 _STOP_S = 30.0
 _KEEP_ALIVE_S, _KEEP_ALIVE_TRIES, _LAST_CALL_S = 5.0, 3.0, 30.0
-# Whose patience ended a hang, by the cause that the log shows.
+# The time-out that ended a hang, by the cause in the log.
 _GROUP = "the timeout of the process group, `init_process_group(timeout=...)`"
 PATIENCE = {
     "gloo-timeout": _GROUP,

@@ -1,27 +1,23 @@
-"""By how much two healthy runs of a job may differ, for each quantity and each step: from rounding, and as its twins
-differ from one another.
+"""By how much two healthy runs of a job may differ, for each quantity and each step.
 
-By how much a run may differ from its twin through rounding alone. All assertions use this rule: for losses,
-parameters, checkpoints, and samples that the job computes from its parameters (twins/computed.py).
-
-With three ranks or more, DDP sums gradients in another order after any restart: it rebuilds its buckets after the
-first step of a process, so the first step after a restart has other buckets than the same step of the twin. The sums
-then differ in their last bits, and training makes the difference grow. Two ranks have only one order, because a + b =
-b + a.
+**Rounding.** All assertions use this rule: for losses, parameters, checkpoints, and samples that the job computes from
+its parameters (comparison/sample_reasons.py). With three ranks or more, DDP sums gradients in another order after any
+restart: it rebuilds its buckets after the first step of a process, so the first step after a restart has other buckets
+than the same step of the twin. The sums then differ in their last bits, and training makes the difference grow. Two
+ranks have only one order, because a + b = b + a.
 
 So bits must be equal before the first restart, and always on two ranks. On three ranks or more, a value that was
 computed after a restart counts as equal if its relative difference is at most ROUNDING. With
 `find_unused_parameters=True`, DDP does not rebuild its buckets, and FSDP has no buckets. Such jobs are bitwise equal,
 and an assertion says so.
 
-Finds out how a run's parameters move away from those of its twin: at once because of a defect, or slowly by rounding.
-It uses the sketches of the parameters (agent/training_state.py).
+**Drift.** The sketches of the parameters (agent/training_state.py) show how a run's parameters move away from those of
+its twin: at once because of a defect, or slowly by rounding. The distance that a step adds is measured in units of the
+twin's own update in that step. Rounding of sums adds about a millionth of an update. A lost optimizer state leads to a
+different update, and adds most of an update.
 
-The distance that a step adds is measured in units of the twin's own update in that step. Rounding of sums adds about a
-millionth of an update. A lost optimizer state leads to a different update, and adds most of an update.
-
-If the twins are bitwise equal, the run must be bitwise equal to them. If they differ among themselves, no run can
-equal them bit by bit, and the tolerance is learned from the twins:
+**Noise.** If the twins are bitwise equal, the run must be bitwise equal to them. If they differ among themselves, no
+run can equal them bit by bit, and the tolerance is learned from the twins:
 
 - A difference is relative to the value, or to the typical size of the quantity (the median over the run) if the value
   is smaller: near zero, a relative difference says nothing.

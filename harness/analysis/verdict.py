@@ -1,11 +1,7 @@
-"""From a record to a Result. Gates come first: a fault that did not land, or was not felt, proves nothing, and no
-assertion can change that.
+"""From a record to a Result, by `verdict_of`. First come the gates that every fault must pass: a fault that did not
+land, or was not felt, proves nothing, and no assertion can change that. Then come the assertions.
 
-From a record to a Result: first the gates that every fault must pass, then the assertions. `verdict` is the entry
-point.
-
-Everything but `judge` is pure. `judge` loads the record from a run directory, and gives the same verdict again,
-offline."""
+`judge` loads the record from a run directory, and gives the same verdict again, offline. Everything else is pure."""
 
 from __future__ import annotations
 
@@ -44,7 +40,7 @@ from torchaos.harness.record.record import records_of as replicas_of
 from torchaos.harness.record.result import Case, ExitCode, FaultResult, Recovery, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 
-_OF_PARAMETERS = (What.LOSS, What.PARAMETERS, What.REPLICAS, What.SAVED, What.LOADED)  # they follow from them
+_OF_PARAMETERS = (What.LOSS, What.PARAMETERS, What.REPLICAS, What.SAVED, What.LOADED)  # consequences of the parameters
 SPLIT_BRAIN = "split_brain"  # a case that is added if there was a split brain, for every set of assertions
 
 
@@ -153,8 +149,8 @@ def _case(named: Named, finding: Finding, run: Record, twins: Sequence[Record]) 
 
 
 def _wrong_s(finding: Finding, run: Record, twins: Sequence[Record]) -> float | None:
-    """When a failure went wrong, CLOCK_MONOTONIC. None if it is not known. Values went wrong when the parameters of the
-    ranks drifted apart, if that came before."""
+    """When the job went wrong, according to a failed assertion, by CLOCK_MONOTONIC. None if it is not known. If the
+    parameters of the ranks had drifted apart before the values of the assertion went wrong, that time counts."""
     if finding.outcome is not Outcome.FAILED or run.plan.job.replicas > 1 or finding.first is None:
         return finding.at_s
     done = history_of(run, twins).by_step().get(finding.first.step, {})
@@ -243,8 +239,8 @@ def _environment(run: Record) -> Mapping[str, Any]:
 
 
 def _jumps(run: Record) -> list[str]:
-    """A note about the first gradient whose norm is not finite, or far from those before it, with the number of further
-    ones."""
+    """A note about the first gradient whose norm is not finite, or far from the norms before it, with the number of
+    further such gradients."""
     jumps = [event for event in run.of_kind(Kind.NOTE) if "norm" in event.data]
     if not jumps:
         return []

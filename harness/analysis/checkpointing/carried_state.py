@@ -6,9 +6,9 @@ of all moments are compared. No twin is needed, and the number of ranks may chan
 (protocol/check_sums.py) add up over the ranks that share the parameters, so the sum of eight ranks before a resume is
 comparable with the sum of six ranks after it.
 
-A state may also be of two steps: the job went on from the step that the loaded file claims, with that step's data or
-counters, but its weights are those after another step. A thread that writes the live tensors while the training goes
-on leaves such a file, and so does a copy that is made too late."""
+A state may also be mixed from two steps: the job went on from the step that the loaded file claims, with that step's
+data or counters, but its weights are those after another step. A thread that writes the live tensors while the training
+goes on leaves such a file, and so does a copy that is made too late."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Carried:
     moments: bool | None
     frozen: bool | None = None
     buffers: bool | None = None
-    others: tuple[Other, ...] = ()  # what is not as it was, by name
-    after: Mapping[str, int] = field(default_factory=dict)  # the step that what is lost is of, by name
-    generators: str = ""  # what was seen of those that the forward draws from and that are not as they were
+    others: tuple[Other, ...] = ()  # the parts of the state that are not as they were
+    after: Mapping[str, int] = field(default_factory=dict)  # by name of a lost state: the step that it is of instead
+    generators: str = ""  # what was seen of the generators that the forward draws from and that are not as they were
 
     @property
     def step(self) -> int:
@@ -154,7 +154,8 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
 
 
 def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | None], name: str) -> int | None:
-    """The last step of earlier attempts after which each rank had what it began this attempt with."""
+    """The last step of earlier attempts after which each rank had the values of `name` with which it began this
+    attempt."""
     if None in restored.values():
         return None
     steps = history.executions
@@ -235,9 +236,9 @@ _FILE, _GOES_ON = (CONTENTS, NAME, RECORD), (SAMPLES, LOG, OPTIMIZER, SCHEDULER,
 
 
 def torn(history: History, part: Segment) -> str:
-    """A clause about the state with which a segment began, if it is of two steps. Empty if it is not, or if that was
-    not seen: the state itself must show the one step, and what the job did next the other. So must the file, or else
-    both the optimizer's counter and the samples."""
+    """If a segment began with a state mixed from two steps: a clause that says so. Otherwise, or if there is no proof:
+    empty. Proof: the recorded state is of one step; what the job did next is of another step, and the checkpoint file
+    also claims that other step. If the file does not, both the optimizer's counter and the samples must show it."""
     base, said_by = part.base, part.witnesses
     loaded = [posixpath.basename(load.path) for load in history.loads if load.attempt == part.number and load.ok]
     if base is None or not loaded or not any(one.name == STATE and base in one.fits for one in said_by):

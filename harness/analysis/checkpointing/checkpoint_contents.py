@@ -133,7 +133,7 @@ def distance(checkpoint: Checkpoint, other: Checkpoint, name: str) -> float | No
 
 
 def _problems(raw: Mapping[str, object], *kinds: str) -> list[str]:
-    """The texts of its problems of these kinds. Of all kinds, if none is given."""
+    """The texts of a checkpoint's problems of these kinds; of all problems if no kind is given."""
     listed = raw.get("problems")
     problems = [problem for problem in listed if isinstance(problem, Mapping)] if isinstance(listed, list) else []
     return [str(problem.get("text")) for problem in problems if not kinds or problem.get("kind") in kinds]
@@ -144,7 +144,7 @@ def _raced(raw: Mapping[str, object]) -> bool:
 
 
 def _only(raw: Mapping[str, object], *kinds: str) -> bool:
-    """Whether it has problems, and all are of these kinds."""
+    """Whether a checkpoint has problems, and all of them are of these kinds."""
     return 0 < len(_problems(raw, *kinds)) == len(_problems(raw))
 
 

@@ -55,7 +55,7 @@ _NOUNS = {
 
 
 def in_words(others: Sequence[Other], world: int) -> str:
-    """What is not as it was, in clauses. Empty if there is nothing. `world`: the number of ranks."""
+    """Clauses about the parts that are not as they were. Empty if there are none. `world`: the number of ranks."""
     groups: dict[tuple[object, ...], list[Other]] = defaultdict(list)
     for other in others:
         holds = _EXCHANGED if _EXCHANGED in other.holds else other.holds
@@ -64,7 +64,7 @@ def in_words(others: Sequence[Other], world: int) -> str:
 
 
 def _clause(others: Sequence[Other], world: int) -> str:
-    """Of others that differ in the name alone, or that all hold values of another name."""
+    """A clause about parts that differ only in their names, or that all hold the values of another name."""
     first, more = others[0], len({other.of for other in others}) - 1
     unseen = first.quantity == RNG and not first.equal  # then nothing is said of the other ranks
     where = "" if unseen or len(first.ranks) == world else f" on rank {', '.join(map(str, first.ranks))}"
@@ -83,8 +83,8 @@ def _whose(ranks: Sequence[int]) -> str:
 
 @dataclass
 class Begun:
-    """`seen`: the ranks on which each quantity was compared; `absent`: quantities of which there is nothing, as the
-    buffers of a model without any."""
+    """The comparison of the state with which an attempt began. `seen`: the ranks on which each quantity was compared.
+    `absent`: quantities of which the job has nothing, such as buffers."""
 
     others: list[Other] = field(default_factory=list)
     seen: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -161,8 +161,8 @@ class Recorded:
 
     @property
     def always_drawn(self) -> frozenset[str] | None:
-        """The generators whose state was another one each time that it was recorded. None if it was recorded only a few
-        times: other code than the model draws now and then, such as a loader when an epoch begins."""
+        """The generators whose state had changed each time that it was recorded. None if it was recorded only a few
+        times: code outside the model draws now and then, such as a loader when an epoch begins."""
         first = min((one.number for one in self._run.history.attempts), default=0)
         own = [by_rank[0].rng for step in sorted(self._at) if 0 in (by_rank := self.begun(step, attempt=first))]
         if len(own) < _FEW:
@@ -244,8 +244,9 @@ def trained_since(run: Record, twin: Record, attempt: int, since: range) -> tupl
 
 
 def _compare_unsaved_generators(found: Begun, mine: Of, fresh: Of, due: Of) -> None:
-    """Finds generators of ranks whose own state after that step was not recorded, because another rank saved: they were
-    not restored if they are as they were when the job began, or as those of the rank that saved, which had others."""
+    """Finds generators that were not restored, on ranks whose own state after that step was not recorded, because
+    another rank saved. A generator was not restored if it is as it was when the job began, or if it is that of a rank
+    that saved and that began the job with other generators."""
     for rank, state in mine.items():
         if rank in found.seen[RNG] or rank not in fresh:
             continue
@@ -256,7 +257,7 @@ def _compare_unsaved_generators(found: Begun, mine: Of, fresh: Of, due: Of) -> N
 
 
 def _compare_trained(found: Begun, mine: Of, due: Of) -> None:
-    """Finds parameters that are trained and were not, or were and are not."""
+    """Finds parameters that are trained now and were not trained before, or the other way round."""
     other: dict[str, list[int]] = defaultdict(list)
     for rank, state in mine.items() if due else ():
         reference = due.get(rank, due[min(due)])
@@ -312,8 +313,8 @@ def _due(mine: Of, reference: Of, quantity: str, alike: frozenset[str]) -> dict[
 def _of_parts(
     mine: Of, due: Mapping[int, dict[str, Entry]], of: Mapping[int, dict[str, Entry]], quantity: str
 ) -> dict[int, dict[str, Entry]]:
-    """`due`, for ranks that share tensors. If they share them in another way than before, the sums over all ranks are
-    compared: a rank is due what it has if the sums agree."""
+    """What each rank should have, if ranks share tensors. If they share a tensor in another way than before, the sums
+    over all ranks are compared. If these agree, what each rank has is right."""
     own = {rank: _values(state, quantity) or {} for rank, state in mine.items()}
     found: dict[int, dict[str, Entry]] = {rank: {} for rank in mine}
     for name in {name for values in of.values() for name in values}:
@@ -346,8 +347,8 @@ def _at(state: State) -> object:
 
 
 def _compare(found: Begun, quantity: str, mine: Of, due: Mapping[int, Mapping[str, Entry]]) -> None:
-    """Buffers are right too if they are those of another rank: DDP gives all ranks those of rank 0 in each forward, and
-    a checkpoint has the buffers of one rank."""
+    """Compares one quantity. The buffers of another rank are right too: DDP gives all ranks those of rank 0 in each
+    forward, and a checkpoint has the buffers of one rank."""
     of_any = {(name, tuple(entry)) for values in due.values() for name, entry in values.items()}
     other: dict[str, list[int]] = defaultdict(list)
     for rank, values in sorted(due.items()):

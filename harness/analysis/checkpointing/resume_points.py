@@ -114,9 +114,9 @@ def _shared(checkpoint: Checkpoint, other: Checkpoint) -> int:
 def alike(
     ours: Sequence[Checkpoint], twins: Sequence[Sequence[Checkpoint]]
 ) -> tuple[list[Checkpoint], list[list[Checkpoint]], list[str]]:
-    """Both sides without the checkpoints that can't be read, and can't be read in the same way in every twin, and the
-    paths of those: no fault made them so. If a part was read, only the problem is left out. Damage that was found
-    counts on every side."""
+    """The checkpoints of the run and of the twins, without those that can't be read for the same reason in the run and
+    in every twin, because then no fault is the reason; and the paths that were left out. If a part of such a checkpoint
+    was read, only its problem is left out. Known damage is never left out."""
     same = {one.path for one in ours if twins and _obstacle(one) and all(_reads_alike(theirs, one) for theirs in twins)}
     nothing = [one.path for one in ours if one.path in same and not (one.tensors or one.values)]
     kept = [[_cleared(one, same) for one in each if one.path not in nothing] for each in (ours, *twins)]
@@ -128,7 +128,8 @@ def _reads_alike(theirs: Sequence[Checkpoint], one: Checkpoint) -> bool:
 
 
 def _obstacle(checkpoint: Checkpoint) -> str:
-    """What keeps it from being read, without the numbers. Empty if it can be read, or if it is damaged for sure."""
+    """What keeps the checkpoint from being read, without the numbers. Empty if it can be read, or is certainly
+    damaged."""
     return _NUMBER.sub("#", checkpoint.obstacle)
 
 
@@ -161,8 +162,9 @@ class Points:
 
 
 def points_of(run: Record) -> Points:
-    """On the nodes' own disks and elsewhere apart, because which checkpoints are still there differs. A job that
-    resumed from one of the two could also resume from the other."""
+    """Finds the files that the job resumes from. The nodes' own disks and all other places are looked at separately,
+    because a node may be lost with its disk. A job that resumed from one of the two could also resume from the
+    other."""
     root, local = root_of(run), local_folder(run)
     saved = {save.path for save in run.history.saves if is_below(save.path, root)}
     own = {path for path in saved if local and is_below(path, local)}
@@ -190,10 +192,10 @@ def _points(run: Record, root: str, saved: set[str]) -> Points:
 
 
 def _of_one_save(run: Record, loaded: set[str]) -> set[str]:
-    """The families, of those that resumes loaded, that one save writes: those from which the attempts went on, and
-    those that were saved at all their steps, except one at most, which a death may have cut short. The others hold a
-    detail, such as the best metric. If it is not known from which file the attempts went on: the families with a
-    number, if there are any."""
+    """Of the families that resumes loaded, those that one save writes: the families from which attempts went on, and
+    all families that were saved at the same steps. One step may be missing, because a death may cut a save short. The
+    other families hold a detail, such as the best metric. If it is not known from which file the attempts went on: the
+    families with a number, if there are any."""
     main = {_family(attempt.loaded) for attempt in run.history.attempts if attempt.loaded} & loaded
     if not main:
         return {name for name in loaded if "#" in posixpath.basename(name)} or loaded
@@ -234,7 +236,7 @@ def are_alternatives(run: Record, path: str, other: str) -> bool:
 
 def _held(run: Record, root: str) -> dict[str, set[str]]:
     """The names of all entries of each family, without the names of their files. `later` in an inventory: checkpoints
-    that are not judged, because they were changed after the part of the run that is."""
+    that were changed after the judged part of the run, and so are not judged."""
     found: dict[str, set[str]] = {}
     inventory = run.artifacts.get("inventory") or {}
     entries = [(each.path, each.tensors, each.values) for each in checkpoints_of(run) or []]

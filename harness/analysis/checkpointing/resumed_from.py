@@ -132,8 +132,9 @@ def _of_training(history: History) -> list[Load]:
 
 
 def _in_step(history: History, part: Segment) -> Segment | None:
-    """The part as one that resumed after its warm-up, if it began from scratch, and then loaded the checkpoint of just
-    the step to which its count had got: the numbers of its steps do not show that load."""
+    """If a part began from scratch and then loaded the checkpoint of exactly the step that its count had reached: the
+    same part as one that resumed there, after a warm-up. The numbers of its steps do not show that load. Otherwise
+    None."""
     for load in history.loads:
         if part.base == 0 and load.ok and load.attempt == part.number and load.local_step > part.after:
             save = saved_as(load.path, history.saves, part.started_s)

@@ -1,15 +1,15 @@
-"""The check sums of each parameter at the begin of each save, from the events of all ranks (see
-agent/saved_check_sums.py), and the step after which ranks that had held the same parameters no longer did.
-
-Checks that a checkpoint holds the parameters that this run had at the checkpoint's step. A twin can't show a wrong
-save, because it makes the same mistake. So the check sums of the parameters at the begin of each save are compared
-with the check sums of the tensors in the checkpoints (checkpoints/tensor_values.py).
+"""Checks that a checkpoint holds the parameters that this run had at the checkpoint's step. A twin can't show a wrong
+save, because it makes the same mistake. So the check sums of the parameters at the begin of each save
+(agent/saved_check_sums.py) are compared with the check sums of the tensors in the checkpoints
+(checkpoints/tensor_values.py).
 
 A tensor should hold a parameter if it has the parameter's name, type and shape. Many such tensors rightly hold another
 thing: an average, a target network, the best model so far. So only checkpoints that the job resumes from are judged,
 without tensors whose name or path says that they are averages or the like. A parameter is right if any tensor of its
-name holds it, in this file or another file of the same step and use. And the checkpoint itself must state its step,
-and the recorded save must agree, because a copy may be written a step late."""
+name holds it, in this file or another file of the same step and use. And the checkpoint itself must state its step, and
+the recorded save must agree, because a copy may be written a step late.
+
+Also finds the step after which ranks that had held the same parameters no longer did."""
 
 from __future__ import annotations
 

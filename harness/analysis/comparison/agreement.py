@@ -1,9 +1,9 @@
 """Finds the steps in which two runs of a job differ in losses and learning rates, rank by rank, and decides whether
 twins that were made earlier still belong to the job.
 
-Steps of which an attempt executed only the rest, because the job had saved in the middle of an accumulation, with its
-gradients. The losses and samples of such a step are the last part of the twin's step, and the following steps are
-equal to the twin's. So the gradients of the first part came from the checkpoint.
+An attempt may execute only the rest of a step, if the job had saved in the middle of an accumulation, with its
+gradients. The losses and samples of such a step are the last part of the twin's step, and the following steps are equal
+to the twin's: so the gradients of the first part came from the checkpoint. Such a step is compared as a whole.
 
 Changed input files are found before a run (running/twin_runs/twin_key.py). Any other change shows only in the records.
 """

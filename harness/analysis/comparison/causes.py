@@ -2,7 +2,7 @@
 of the data flow, of all that was recorded.
 
 A quantity is said to differ or to agree only if it was seen, and a quantity that was not recorded is never a cause
-(claims.py). What acts in the update alone can't have changed the first loss after a resume."""
+(claims.py). A quantity that acts only in the update can't have changed the first loss after a resume."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Fact(NamedTuple):
 
 
 def _is_late(fact: _Fact, first: Difference) -> bool:
-    """Whether it acts in the update alone, which comes after the loss that differs."""
+    """Whether the quantity acts only in the update, which comes after the loss that differs."""
     return fact.quantity in _UPDATE and fact.step == first.step and first.what == "loss"
 
 

@@ -1,8 +1,8 @@
 """The samples of a step: whether two runs have the same, and how often and when each was consumed.
 
 Ranks may take over each other's samples after a restart, as with a sampler that deals them out anew. The sum over the
-ranks is the same, so each loss is compared with that of the twin's rank that had the same samples. Iterations that
-made no optimizer step, as when a loss scale is too large, count too: if other ones are skipped than in the twin, every
+ranks is the same, so each loss is compared with that of the twin's rank that had the same samples. Iterations that made
+no optimizer step, as when a loss scale is too large, count too: if the run skips other iterations than the twin, every
 later step has the samples and the rate of another step."""
 
 from __future__ import annotations
@@ -274,8 +274,8 @@ class FirstUses:
 
 
 def in_the_twins_seats(ours: StepTable, theirs: StepTable) -> tuple[StepTable, list[int]]:
-    """The steps, in which each rank has the losses of the rank that consumed what this rank consumed in the twin, and
-    the numbers of the steps that this changed."""
+    """The run's steps as if each rank had consumed the samples that it consumed in the twin: if another rank consumed
+    them, the rank gets that rank's losses. And the numbers of the steps that this changed."""
     both = Both.of(ours, theirs)
     unseen = ~(both.ours.executions.samples_known & both.theirs.executions.samples_known)
     moved = both.ours.any(~both.equal("samples_sum")) & ~both.ours.any(unseen)
@@ -318,9 +318,10 @@ def other_skips(ours: ByStep, theirs: ByStep, until: int | None = None) -> str:
 
 
 def _by_gradients(mine: StepTable, twins: StepTable) -> str:
-    """The job cleared gradients without an optimizer step, and the samples of the next step are those of an iteration
-    that is later, or earlier, by the difference. A job that warms up or tries a step again clears gradients too, and
-    its samples stay as they are."""
+    """A clause about skipped iterations, shown by cleared gradients: the job cleared gradients without an optimizer
+    step more or less often than the twin, and the samples of the next step are those of an iteration that is later, or
+    earlier, by the difference. A job that warms up or tries a step again clears gradients too, and its samples stay as
+    they are."""
     both = Both.of(mine, twins)
     other = both.ours.any(~both.equal("dropped"))
     iterations = twins.numbers + np.cumsum(twins.most(twins.executions.column("dropped")))  # of the twin, by step
@@ -346,9 +347,9 @@ def _is_of(by_rank: Mapping[int, Execution], twins: StepTable, there: list[int])
 
 
 def _by_schedule(mine: StepTable, twins: StepTable) -> str:
-    """A schedule that goes on in each iteration shows it: its counter went on by another number than in the twin, the
-    optimizer's by the same, and the samples are others too. A schedule that is not restored differs already in the
-    first step of an attempt, and leaves the samples as they are."""
+    """A clause about skipped iterations, shown by a schedule that goes on in each iteration: its counter went on by
+    another number than in the twin, the optimizer's counter by the same number, and the samples differ too. A schedule
+    that is not restored differs already in the first step of an attempt, and leaves the samples as they are."""
     for step in np.intersect1d(mine.numbers, twins.numbers).tolist():
         if step - 1 not in mine or step - 1 not in twins:
             continue

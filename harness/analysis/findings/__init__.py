@@ -1,2 +1,2 @@
-"""What can be said of a run: of its resumes, checkpoints, samples, parameters and learning rates. An assertion asks one
-of these, with the bounds of the scenario, and so can an assertion of another package."""
+"""The questions of assertions about a run: about its resumes, checkpoints, samples, parameters and learning rates. An
+assertion, also of another package, asks such a question with the bounds of the scenario, and gets a `Finding`."""

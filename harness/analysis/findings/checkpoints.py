@@ -185,7 +185,7 @@ def _was_mended(damage: Damage, attempt: Attempt, twins: Sequence[Record], ours:
 
 
 def _closed(ours: Sequence[Checkpoint], theirs: Sequence[Sequence[Checkpoint]]) -> Finding | None:
-    """What a checkpoint means of which nothing was read. If the twin's was read, its bytes have changed."""
+    """The finding about a checkpoint that could not be read at all. If the twin's could be read, bytes have changed."""
     closed = next((checkpoint for checkpoint in ours if checkpoint.closed), None)
     if closed is None:
         return None

@@ -36,8 +36,8 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Recoveries:
-    """The recoveries of a run, within `bounds`: seconds for the parts in PARTS and `invalid_time`, and a number of
-    `lost_steps`."""
+    """Judges the recoveries of a run. `bounds`: the limits, by name: seconds for the names in PARTS and for
+    `invalid_time`, a number for `lost_steps`."""
 
     bounds: Mapping[str, float]
 
@@ -123,8 +123,8 @@ Times = Mapping[tuple[int, int], float]  # seconds that a step took, by (global 
 
 @dataclass(frozen=True)
 class Slowness:
-    """Compares the step times of a run with the twins', while faults were on. `ratio`: so many times as long as the
-    twin's they may be, on average."""
+    """Compares the step times of a run with the twins', while faults were on. `ratio`: a step may on average take this
+    many times as long as the twin's."""
 
     ratio: float
 

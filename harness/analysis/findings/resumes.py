@@ -222,8 +222,8 @@ def _not_resumed(run: Record) -> Finding:
 
 
 def _gone(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
-    """A clause that says how the job itself made an end of a complete checkpoint before the first step of the attempt:
-    it removed it, or wrote over it. Empty if that was not seen."""
+    """A clause that says how the job itself destroyed a complete checkpoint before the first step of the attempt: by
+    removing it or by writing over it. Empty if that was not seen."""
     number, by_s = resume.attempt.number, _first_s(run, resume) or inf
     removed = _removed(run, best, best.whole_s, by_s)
     whole = removed.keys() == best.paths
@@ -244,8 +244,8 @@ def _gone(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
 
 
 def _then_destroyed(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
-    """A sentence about a checkpoint that the attempt passed by, and removed or wrote over before it had got so far
-    again. Empty if that was not seen."""
+    """A sentence about a checkpoint that the attempt did not load, and that it removed or wrote over before it had
+    reached the step of the checkpoint again. Empty if that was not seen."""
     made = run.history.executions
     here = made.mono_s[(made.attempt == resume.attempt.number) & (made.global_step >= best.step)]
     span = best.whole_s, float(here.min()) if here.size else inf

@@ -70,9 +70,9 @@ def samples(run: Record, twins: Sequence[Record]) -> Finding:
 
 
 def samples_of_absent(run: Record, twins: Sequence[Record]) -> Finding | None:
-    """Compares the samples that each replica consumed in its own steps with the twin's samples of these steps, if a
-    replica was absent from a step: that its samples are lost may be a defect, or intended. None if all replicas
-    made all steps."""
+    """If a replica was absent from a step: compares the samples that each replica consumed in its own steps with the
+    twin's samples of these steps. At best inconclusive, because the loss of the absent replica's samples may be a
+    defect, or intended. None if all replicas made all steps."""
     gone = absent_replicas(run)
     if gone is None:
         return None
@@ -174,7 +174,7 @@ def _steps(steps: Sequence[int]) -> str:
 
 
 def _total(steps: StepTable) -> int:
-    """The number of samples, as they are named."""
+    """The number of samples of these steps."""
     every = steps.executions
     seen, indices = every.column("in_seen"), every.column("in_indices")
     seen = np.where(every.column("summed"), every.column("in_samples"), seen)

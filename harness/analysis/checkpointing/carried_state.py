@@ -235,7 +235,7 @@ _NUMBER = re.compile(r"\d+")
 _FILE, _GOES_ON = (CONTENTS, NAME, RECORD), (SAMPLES, LOG, OPTIMIZER, SCHEDULER, RATES)
 
 
-def torn(history: History, part: Segment) -> str:
+def mixed_state(history: History, part: Segment) -> str:
     """If a segment began with a state mixed from two steps: a clause that says so. Otherwise, or if there is no proof:
     empty. Proof: the recorded state is of one step; what the job did next is of another step, and the checkpoint file
     also claims that other step. If the file does not, both the optimizer's counter and the samples must show it."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchaos.harness.analysis.checkpointing.carried_state import carried_into, torn
+from torchaos.harness.analysis.checkpointing.carried_state import carried_into, mixed_state
 from torchaos.harness.analysis.checkpointing.restored_state import (
     INPUTS,
     MOMENTS,
@@ -96,7 +96,7 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
         return Cause(said("fault or job") if agreed < _SETTLED else said("fault", agreed=agreed))
     found = _Resumed(run, history, ours, theirs, first, part, later, twin)
     where = f"{'after the job went back to step' if later else 'in the attempt that resumed after step'} {part.base}"
-    if words := torn(history, part):
+    if words := mixed_state(history, part):
         return Cause(said("cause", where=where, causes=words, besides=""), words)
     if (other := apart(part)) and other.sure:
         words = _steps_apart(other, part)

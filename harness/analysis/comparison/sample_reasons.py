@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
-from torchaos.harness.analysis.checkpointing.carried_state import torn
+from torchaos.harness.analysis.checkpointing.carried_state import mixed_state
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.sample_counts import (
     Read,
@@ -196,7 +196,7 @@ def story(
     attempt = history.attempt(next(iter(ours[step].values())).attempt)
     base = attempt.base if attempt and attempt.number else None
     resumed = f"after the resume from step {base}" if base is not None else "without any restart before it"
-    mixed = torn(history, attempt.segments[0]) if attempt and attempt.segments else ""
+    mixed = mixed_state(history, attempt.segments[0]) if attempt and attempt.segments else ""
     if base is not None and step == base + 1 and _is_rest(ours, theirs, step):
         return said("rest", step=step, ours=got.total(), theirs=due.total(), other=other)
     if got.total() != due.total():

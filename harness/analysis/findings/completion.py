@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torchaos.harness.analysis.checkpointing.carried_state import torn
+from torchaos.harness.analysis.checkpointing.carried_state import mixed_state
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import history_of
 from torchaos.harness.analysis.comparison.sample_counts import other_skips
@@ -36,7 +36,7 @@ def completion(run: Record, twins: Sequence[Record], steps: int | None = None, o
     ended = _ending(run, history, due, aborts) or _unseen(run, twins, due)
     finding = ended or _steps(run, history, due, aborts) or _outputs(run, twins, outputs) or _well(history, due, aborts)
     if twins and not ended and finding.outcome is Outcome.FAILED:
-        mixed = next(filter(None, (torn(history, part) for part in history.segments)), "")
+        mixed = next(filter(None, (mixed_state(history, part) for part in history.segments)), "")
         why = mixed or other_skips(history.by_step(), twins[0].history.by_step())
         finding = replace(finding, reason=f"{finding.reason}: {why}") if why else finding
     first = First(What.ENDING, history.last_step or 0)

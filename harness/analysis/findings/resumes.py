@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import inf
 
 from torchaos.harness.analysis import ending
-from torchaos.harness.analysis.checkpointing.carried_state import Carried, resumes_carried, torn
+from torchaos.harness.analysis.checkpointing.carried_state import Carried, mixed_state, resumes_carried
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, is_below, root_of
 from torchaos.harness.analysis.checkpointing.restored_state import in_words as others_in_words
 from torchaos.harness.analysis.checkpointing.resume_points import points_of
@@ -357,7 +357,7 @@ def restored_state(run: Record) -> Finding:
             )
         return inconclusive("no attempt resumed from a step that this run had done, so nothing was restored")
     for one in found:
-        if words := torn(history, one.attempt.segments[0]) if one.attempt.segments else "":
+        if words := mixed_state(history, one.attempt.segments[0]) if one.attempt.segments else "":
             return failed(words, First(What.PARAMETERS, one.step), step=one.step)
     lost = next((one for one in found if one.lost), None)
     if lost:

@@ -70,7 +70,9 @@ class Scene:
         return [execution for steps in known for execution in steps.at(wanted(steps))]
 
 
-def open_to(name: str, fits: Sequence[int], rests_on: str, ranks: Sequence[int] = (), trust: float = 1.0) -> Witness:
+def undecided_witness(
+    name: str, fits: Sequence[int], rests_on: str, ranks: Sequence[int] = (), trust: float = 1.0
+) -> Witness:
     """A witness that prefers none of the steps that fit, unless only one fits."""
     only = len(fits) == 1
     return Witness(name, fits[0] if only else None, rests_on, () if only else tuple(fits), tuple(ranks), trust)
@@ -84,7 +86,7 @@ def grouped(name: str, by_rank: Mapping[int, Said], trust: float = 1.0) -> list[
         groups[by_rank[rank][0]].append(rank)
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
     return [
-        open_to(name, fits, by_rank[ranks[0]][1], ranks, trust if not place else trust * OTHER_RANKS)
+        undecided_witness(name, fits, by_rank[ranks[0]][1], ranks, trust if not place else trust * OTHER_RANKS)
         for place, (fits, ranks) in enumerate(ordered)
     ]
 

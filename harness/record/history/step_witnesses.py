@@ -18,7 +18,15 @@ from itertools import accumulate
 import numpy as np
 
 from torchaos.harness.record.history import step_evidence as names
-from torchaos.harness.record.history.first_steps import OTHER_RANKS, WARM, Said, Scene, grouped, of_content, open_to
+from torchaos.harness.record.history.first_steps import (
+    OTHER_RANKS,
+    WARM,
+    Said,
+    Scene,
+    grouped,
+    of_content,
+    undecided_witness,
+)
 from torchaos.harness.record.history.saves_and_loads import (
     Load,
     Save,
@@ -77,7 +85,9 @@ def _of_loads(name: str, loads: Sequence[Load], scene: Scene, tell: Tell) -> lis
     for fits, ranks in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1])):
         trust, rests_on = OTHER_RANKS if found else 1.0, by_rank[ranks[0]][0][1]
         found.append(
-            open_to(name, tuple(dict.fromkeys(step for of_one in fits for step in of_one)), rests_on, ranks, trust)
+            undecided_witness(
+                name, tuple(dict.fromkeys(step for of_one in fits for step in of_one)), rests_on, ranks, trust
+            )
         )
     return found
 
@@ -91,7 +101,11 @@ def _set_of_files(path: str) -> str:
 def _of_foreign(loads: Sequence[Load], scene: Scene) -> list[Witness]:
     """The witness of files that the first attempt loaded too, before anything of this run was saved."""
     bases = sorted({scene.foreign[load.path] for load in loads if load.path in scene.foreign})
-    return [open_to(names.FOREIGN, bases, "the first attempt loaded this file too, and began there")] if bases else []
+    return (
+        [undecided_witness(names.FOREIGN, bases, "the first attempt loaded this file too, and began there")]
+        if bases
+        else []
+    )
 
 
 def _save_record(load: Load, scene: Scene) -> Said | None:
@@ -180,7 +194,7 @@ def _of_state(scene: Scene) -> list[Witness]:
     found = scene.snapshots.began_with(scene.number, scene.after, scene.own)
     trust = _FIRST_STATE if found == (0,) and scene.straight is None else 1.0
     rests_on = "to the bit, its parameters were those after that step"
-    return [open_to(names.STATE, found, rests_on, trust=trust)] if found else []
+    return [undecided_witness(names.STATE, found, rests_on, trust=trust)] if found else []
 
 
 def _of_start(scene: Scene) -> list[Witness]:
@@ -277,7 +291,7 @@ def _of_log(scene: Scene) -> list[Witness]:
     rests_on = f"its step numbers are {base} ahead of those of the attempt"
     if near and scene.log_offset is None:  # it may count from 0
         near = (*near, *range(base + 2, base + 2 + scene.unseen * WARM))
-        return [open_to(names.LOG, (base, *near), rests_on, trust=_NOT_COMPARED)]
+        return [undecided_witness(names.LOG, (base, *near), rests_on, trust=_NOT_COMPARED)]
     as_first = base == scene.after != scene.straight  # it may count the steps of each attempt
     return [Witness(names.LOG, base, rests_on, near, trust=_AS_FIRST if as_first else 1.0)]
 

@@ -3,7 +3,7 @@
 A Plan is data (JSON): `run` executes it, a dry run prints it, a replay reads it again. All random choices are already
 made. Each fault has its own random stream, so removing a fault changes no other.
 
-Describes parts of a plan in words: targets, triggers, durations."""
+The functions `..._in_words` describe parts of a plan for messages and reports."""
 
 from __future__ import annotations
 

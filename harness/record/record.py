@@ -1,10 +1,9 @@
 """Everything that a run left, for assertions and injectors to judge. It is read-only, and opens no file later.
 
-Splits the record of a job of several replicas, each with its own torchrun, as in torchft. Pure.
-
-In the journal, the ranks of all replicas are numbered one after the other. The record of one replica looks like the
-record of an ordinary job: its ranks count from 0, its torchrun is the job's command, and its restarts are the
-attempts."""
+The record of a job of several replicas (each with its own torchrun, as in torchft) can be split into one record for
+each replica. In the journal, the ranks of all replicas are numbered one after the other. The record of one replica
+looks like the record of an ordinary job: its ranks count from 0, its torchrun is the job's command, and its restarts
+are the attempts."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ class FaultResult:
     proved: bool = True  # it landed as planned and was felt, so the run is evidence
     # Of a network: values that were requested and measured, by name: {"delay_ms": {"asked": 50.0, "measured": 50.3}}
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    imitates: str = ""  # the fault is synthetic: whose report it imitates; empty: it really happened, or:
-    replays: str = ""  # what really said what the fault says again
+    imitates: str = ""  # whose report the fault imitates; empty: it imitates no report
+    replays: str = ""  # the record of a real machine that the fault replays; empty: it replays none
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,11 @@
 """The journal: event files with one writer each, whose lines are checked and merged when they are read.
 
-Reads one line of a journal, and finds events that are missing. A line is damaged if a value has another type than in
-`wire.PAYLOADS`. Each writer numbers its events 0, 1, 2, ...
+Ranks may die while they write, disks may be full, and run directories are copied, so every line may be damaged. A line
+is damaged if a value has another type than in `wire.PAYLOADS`.
 
-Ranks may die while they write, disks may be full, and run directories are copied, so every line may be damaged.
-
-Finds events that are missing from a journal.
-
-A process that is killed may take a number and never write its line, while another of its threads still writes a line.
-So a single missing number near the end of such a file does not count as a gap."""
+Each writer numbers its events 0, 1, 2, ..., so a missing number is a missing event. But a process that is killed may
+take a number and never write its line, while another of its threads still writes a line. So a single missing number
+near the end of such a file does not count as a gap."""
 
 from __future__ import annotations
 
@@ -82,7 +79,7 @@ def read(line: bytes | str) -> Event:
 
 
 def _check_packed(event: Event) -> None:
-    """As the checker of steps does, which takes as long as all the rest. The types come from the format."""
+    """Checks the ranges of a packed step, much faster than the checker of other steps. The format gives the types."""
     rank, attempt, step = event.rank or 0, event.attempt or 0, event.step or 0
     if not (0 <= rank < _PLACES and 0 <= attempt < _PLACES and step >= 0):
         raise ValueError("a rank, attempt or step that no job has")

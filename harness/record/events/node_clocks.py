@@ -1,16 +1,13 @@
-"""The clocks and the process ids of several nodes: offsets that are measured through the shared run directory, and pids
-that are unique in the whole job.
-
-The node of each source of events, and pids that are unique in the whole job.
+"""The clocks and the process ids of several nodes.
 
 Each node that `torchaos exec` records has its own pids, so two nodes may have equal pids, even with equal start times.
-When events are read, each pid is made unique: the number of the node is put above the 22 bits that Linux uses for a
-pid (PID_MAX_LIMIT, include/linux/threads.h). The pids of node 0 do not change.
+When events are read, each pid is made unique in the whole job: the number of the node is put above the 22 bits that
+Linux uses for a pid (PID_MAX_LIMIT, include/linux/threads.h). The pids of node 0 do not change.
 
-The clocks of several nodes. Their offsets are measured through the shared run directory, recorded in the journal, and
-subtracted when the nodes' events are merged, because CLOCK_MONOTONIC counts from each machine's own boot. The exchange
-is that of NTP (RFC 5905, section 8): a node writes a file, node 0 sees it and answers in another file. The offset is
-computed from the times of both. Of many exchanges, the fastest is used. The error is at most half its round trip."""
+CLOCK_MONOTONIC counts from each machine's own boot. So the offset of each node's clock is measured through the shared
+run directory, recorded in the journal, and subtracted when the nodes' events are merged. The exchange is that of NTP
+(RFC 5905, section 8): a node writes a file, node 0 sees it and answers in another file. The offset is computed from the
+times of both. Of many exchanges, the fastest is used. The error is at most half its round trip."""
 
 from __future__ import annotations
 

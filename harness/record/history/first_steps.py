@@ -24,7 +24,7 @@ from torchaos.harness.record.steps.execution import sums_of, with_values
 Array = npt.NDArray[Any]
 Said = tuple[tuple[int, ...], str]  # bases that fit; the fact that this is based on
 FEW = 8  # only the first steps after a resume; later steps may differ for other reasons
-OTHER_RANKS = 0.2  # the trust in the lesser part of the ranks
+OTHER_RANKS = 0.2  # the trust in any group of ranks but the largest
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Scene:
 def undecided_witness(
     name: str, fits: Sequence[int], rests_on: str, ranks: Sequence[int] = (), trust: float = 1.0
 ) -> Witness:
-    """A witness that prefers none of the steps that fit, unless only one fits."""
+    """A witness for all steps that fit, without a preference. If only one fits, the witness names it."""
     only = len(fits) == 1
     return Witness(name, fits[0] if only else None, rests_on, () if only else tuple(fits), tuple(ranks), trust)
 
@@ -112,8 +112,8 @@ def align(own: Mapping[int, Hashable], reference: Mapping[int, Collection[Hashab
 
 
 def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
-    """The local steps, of the first ones of an attempt, after which its samples or its schedule are those of other
-    known steps than before: they may only have warmed it up. `own`: all steps of the attempt."""
+    """The local steps, among the first WARM steps of an attempt, after which its samples or its schedule jump to those
+    of other known steps. The steps before may only have been a warm-up. `own`: all steps of the attempt."""
     found = set[int]()
     losses = dict(zip(own.local_step.tolist(), map(str, _first_loss(own).tolist()), strict=True))
     for column in ("samples_sum", "sched_step"):
@@ -189,7 +189,8 @@ def _of_samples(scene: Scene) -> list[Witness]:
 
 
 def _straight(scene: Scene) -> set[int]:
-    """Where the job stands if it restored nothing: where it was, or at the start, unless a counter shows that."""
+    """The step at which the job stands if it restored nothing: the step before, or 0 for a new attempt. Empty for the
+    first attempt, or if a counter can show this."""
     if scene.straight is not None:
         return {scene.straight}
     return set() if scene.first or any(execution.opt_step is not None for execution in scene.start) else {0}
@@ -237,9 +238,10 @@ def _of_column(
 
 
 def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
-    """The witness of the losses. If they are those of no earlier steps, the first loss alone may be: then later ones
-    differ by rounding, or part from the earlier ones, because other state was lost or another state was put in
-    unseen. If not even the first loss is known: the steps with the same samples and other losses."""
+    """The witness of the losses. If the losses are those of no known steps, only the first loss is compared. If it is
+    known, later losses may differ by rounding, or because some state was lost or was put in unseen; in the second case
+    the witness says which steps do not fit. If the first loss is not known either, the steps with the same samples and
+    other losses do not fit."""
 
     def read(execution: Execution) -> Hashable:
         return execution.losses if execution.loss_seen else None
@@ -260,8 +262,8 @@ def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
 def _unlike(
     scene: Scene, bases: Collection[int], own: Collection[Execution], equal: Equal | None = None
 ) -> tuple[int, ...]:  # fmt: skip
-    """Those of the bases from which a step of `own` would be a known step that was another: with other losses, or as
-    `equal` says."""
+    """The bases that do not fit: with such a base, a step of `own` would be a known step, but the known step had other
+    losses, or differs by `equal`."""
     equal = equal or (lambda ours, theirs: _are_near(ours.losses, theirs.losses))
     due = {base + execution.local_step for base in bases for execution in own}
     if not due or len(due) > _MOST_STARTS:

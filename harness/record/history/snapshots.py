@@ -1,8 +1,8 @@
 """The states that were seen in a run, by their check sums: when each save began, in the steps after loads and saves,
 and after each step if the plan asks for it (agent/saved_check_sums.py, agent/training_state.py).
 
-Two states are equal if the same parameters have the same bits. So a state shows after which step it was, whatever the
-file is called from which it came."""
+Two states are equal if the same parameters have the same bits. So a state itself shows after which step it was saved,
+whatever the name of its file says."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ class Snapshots:
         return cls(by_attempt)
 
     def begun(self, number: int) -> set[int]:
-        """The local steps after which a rank reported with which state it went on."""
+        """The local steps after which a rank reported the state with which it went on."""
         return {state.event.step or 0 for state in self._states.get(number, ()) if state.begun}
 
     def has(self, number: int, own: Executions) -> bool:
-        """Whether it was recorded with which states the attempt went on. `own`: all steps of the attempt."""
+        """Whether the states with which the attempt went on were recorded. `own`: all steps of the attempt."""
         if number not in self._has:
             self._has[number] = bool(self.begun(number)) or any(each.restored for each in own.with_state)
         return self._has[number]

@@ -82,7 +82,7 @@ class Witness:
     ranks: tuple[int, ...] = ()
     trust: float = 1.0  # the part of its kind's weight that it has
     against: Sequence[int] = ()  # steps that do not fit, if it knows only these
-    beyond: float = inf  # from this step on, it knows nothing: what it saw comes again and again
+    beyond: float = inf  # from this step on, any step fits, because what it saw comes again and again
 
     @cached_property
     def fits(self) -> tuple[int, ...]:
@@ -126,8 +126,8 @@ def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
 
 
 def _against(base: int, witnesses: Sequence[Witness]) -> list[Witness]:
-    """The witnesses that the base contradicts, of each group only those of the heaviest kind. At the start, files of
-    other runs are none."""
+    """The witnesses that the base contradicts, of each group only those of the heaviest kind. At the start of a run,
+    loaded files are no witnesses, because they come from other runs."""
     at_start = any(witness.name == START and not witness.contradicts(base) for witness in witnesses)
     found = [
         witness for witness in witnesses
@@ -150,8 +150,8 @@ def _cost(base: int, witnesses: Sequence[Witness]) -> float:
 
 
 def _preferred(near: Mapping[int, float], witnesses: Sequence[Witness]) -> int | None:
-    """The step that a witness prefers for which all of these steps fit, unless another of them contradicts less.
-    `near`: steps that are about equally good, with the weight that each contradicts."""
+    """The choice between steps that are about equally good (`near`, each with the weight that it contradicts): the
+    preferred step of the heaviest witness that none of these steps contradicts, if no other step contradicts less."""
     least = min(near.values())
     for witness in sorted(witnesses, key=lambda witness: -witness.weight):
         preferred = None if witness.value is None else near.get(witness.value)

@@ -32,8 +32,8 @@ from torchaos.harness.record.history.step_evidence import LOSSES, OPTIMIZER, SAM
 from torchaos.harness.record.history.step_witnesses import hear, log_lead
 from torchaos.harness.record.steps import Executions
 
-# The trust in that an attempt simply goes on, where it loads something or its state is recorded again, and where
-# another state was seen or could not be seen.
+# The trust that an attempt simply goes on: at a place where it loads something or its state is recorded again; and at a
+# place where another state was seen, or no state could be seen.
 _LOADED, _LITTLE = 0.7, 0.2
 # If no state is recorded, the first attempt's own count decides whether its first steps count, in all later ones.
 _OWN_COUNT = 1.2

@@ -52,7 +52,8 @@ def of_files(scene: Scene) -> list[Witness]:
 
 
 def _of_own(loads: Sequence[Load], scene: Scene) -> list[Witness]:
-    """A rank that loaded several checkpoints may have gone on from any."""
+    """The witnesses of the checkpoints of this run. A rank that loaded several checkpoints may have gone on from
+    any."""
     folders = {posixpath.dirname(checkpoint_of(save.path)) for save in scene.saves}
     ours = [
         load for load in loads
@@ -67,7 +68,8 @@ def _of_own(loads: Sequence[Load], scene: Scene) -> list[Witness]:
 
 
 def _of_loads(name: str, loads: Sequence[Load], scene: Scene, tell: Tell) -> list[Witness]:
-    """A checkpoint that was loaded and says nothing silences the others: the job may have gone on from that one."""
+    """The witnesses of one kind (`name`) about the loaded checkpoints; `tell` asks one load. If one of a rank's
+    checkpoints says nothing, the rank is no witness: the job may have gone on from that checkpoint."""
     said: dict[int, dict[str, list[Said]]] = defaultdict(lambda: defaultdict(list))  # by rank and checkpoint
     for load in reversed(loads):
         if load.ok:
@@ -242,7 +244,8 @@ class _Known:
 def _of_counter(
     name: str, scene: Scene, read: Read, column: str, ahead: Mapping[int, int] | None
 ) -> list[Witness]:  # fmt: skip
-    """The witness of a counter. `ahead`: see Scene; None if it is not known with what the counter begins."""
+    """The witness of a counter. `ahead`: by rank, how far the counter is ahead of the training (see Scene); None: the
+    counter's first value is not known."""
     if not any(read(execution) is not None for execution in scene.start):
         return []
     known, of_rank, by_rank = _Known(scene.known, column), dict[int, _Known](), dict[int, Said]()

@@ -1,8 +1,7 @@
-"""What one rank did in one step of an attempt, and its samples as numbers of 64 bits, so that the samples of many steps
-can be compared at once.
+"""What one rank did in one step of an attempt.
 
-Samples as numbers of 64 bits, so that the samples of many steps can be compared at once. Each digest is a number, and
-each number is mixed before they are added (splitmix64: Steele et al., "Fast splittable pseudorandom number
+Samples become numbers of 64 bits, so that the samples of many steps can be compared at once. Each digest is a number,
+and each number is mixed before the numbers are added (splitmix64: Steele et al., "Fast splittable pseudorandom number
 generators", 2014). Two sums are equal by chance once in 2**64 times."""
 
 from __future__ import annotations

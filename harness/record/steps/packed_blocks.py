@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 
 _COUNTED = ("seq", "opt_step", "sched_step")  # in a block: less "step"
 _KINDS = (np.int8, np.int16, np.int32, np.int64)
-_TIME_END = 2.0**62  # as in events/payloads.py
+_TIME_END = 2.0**62  # as in events/journal.py
 _BITS = 64
 
 
@@ -40,8 +40,8 @@ class Block:
     in_indices: int
     summed: bool  # only the sums of the samples are known, see protocol/sample_sums.py
     layout: np.dtype[Any] = field(repr=False)  # of a record, see _layout
-    # A row for each step. As in packed._HEAD: "mono_s", "step", "nones" (without it, all losses were seen); "losses",
-    # "lr"; numbers for the samples: "samples", "samples_sum" (see execution.py), and
+    # A row for each step. As in _HEAD of packed_lines.py: "mono_s", "step", "nones" (without it, all losses were seen);
+    # "losses", "lr"; numbers for the samples: "samples", "samples_sum" (see execution.py), and
     # "indices_sum" if only sums are known; seconds in all phases and in saving:
     # "took_s", "saving_s". What is not there is 0. What is usually counted as steps are, as its distance from "step":
     # "seq", "opt_step", "sched_step"; see `whole`.
@@ -232,7 +232,7 @@ _ANY_SKIPPED = np.array([packed_lines.SKIPPED, *[0] * (packed_lines.SHAPE.size -
 
 
 def _layout(flags: int, which: int, losses: int, lr: int, samples: int, indices: int) -> np.dtype[Any]:
-    """The fields of a record; see packed.py. The arguments are its shape."""
+    """The fields of a record; see protocol/packed_lines.py. The arguments are its shape."""
     behind = (
         [("samples_sum", "<u8"), ("indices_sum", "<u8")]
         if flags & packed_lines.SUMS
@@ -265,7 +265,7 @@ _SHORTEST = 2 + _layout(0, 0, 0, 0, 0, 0).itemsize  # bytes of a record, with th
 
 
 def _fits(found: Array, losses: int) -> Array:
-    """For each step, whether it fits into a block: all its values are accepted by events/payloads.py, and it has all
+    """For each step, whether it fits into a block: all its values are accepted by events/journal.py, and it has all
     rates."""
     right = np.ones(len(found), bool)
     if "nones" in (found.dtype.names or ()) and losses < _BITS:

@@ -1,10 +1,9 @@
 """Read-only access to checkpoint files, on the local file system or on any file system that fsspec opens.
 
-Memory for parts of files, at addresses to which the kernel copies fast.
-
-Linux copies a part of a file with `rep movsb`. On AMD processors since Zen 3, this takes five times as long if the
-memory begins 1 to 31 bytes further into its page than the part into a page of the file, as large allocations of Python
-do for a part that begins with a page (xuanwo.io/2023/04-rust-std-fs-slower-than-python)."""
+`Buffer` is memory for parts of files, at addresses to which the kernel copies fast. Linux copies a part of a file with
+`rep movsb`. On AMD processors since Zen 3, this takes five times as long if the offset of the memory in its page is 1
+to 31 bytes larger than the offset of the part in a page of the file. Large allocations of Python have such an offset if
+the part begins with a page (xuanwo.io/2023/04-rust-std-fs-slower-than-python)."""
 
 from __future__ import annotations
 

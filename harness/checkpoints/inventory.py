@@ -1,9 +1,9 @@
-"""Checks digests of files that a checkpoint itself contains, for example the SHA-256 of each file. Two checkpoints with
-equal contents may have different digests: the bytes of a pickle also depend on which strings are the same object in
-memory, and a resume changes that. So a correct digest is replaced by a fixed text, and a wrong digest stays.
+"""The inventory: a list of all checkpoints after a run, tensor by tensor, for assertions. No code from checkpoints is
+run.
 
-The inventory: a list of all checkpoints after a run, tensor by tensor, for assertions. No code from checkpoints is
-run."""
+A checkpoint may itself contain digests of its files, for example the SHA-256 of each file. Two checkpoints with equal
+contents may have different digests: the bytes of a pickle also depend on which strings are the same object in memory,
+and a resume changes that. So a correct digest is replaced by a fixed text, and a wrong digest stays."""
 
 from __future__ import annotations
 

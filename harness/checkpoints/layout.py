@@ -27,8 +27,8 @@ class Trouble(str, Enum):
     OVERLAP = "overlap"  # parts of a sharded tensor overlap or leave a gap
     HOSTILE = "hostile"  # a plain pickle load would run programs or code
     CRC = "crc"  # it loads, but a CRC in the file shows that its bytes have changed since they were written
-    DIGEST = "digest"  # the same, by a digest that was made during the save
-    RACED = "raced"  # the same, right after the file was written: memory changed during the save
+    DIGEST = "digest"  # a digest that was made during the save shows that its bytes have changed since
+    RACED = "raced"  # its bytes differed from the memory right after the file was written: memory changed meanwhile
     STALE = "stale"  # a part is from another save than the rest
     NAN = "nan"  # a tensor holds NaN
     LIMIT = "limit"  # it can't be checked; no defect is known
@@ -56,7 +56,8 @@ class Problem:
 
     @property
     def is_blind(self) -> bool:
-        """Whether it only says that something was not read. That is no damage, and does not exclude damage either."""
+        """Whether the problem only says that something was not read. That is no damage, and does not exclude damage
+        either."""
         return self.kind in (Trouble.LIMIT, Trouble.UNKNOWN)
 
 

@@ -1,21 +1,19 @@
 """The entries of nested containers under dotted names, and summaries of tensors: digests, which are equal for equal
 contents in any layout on disk, and sketches, which show by how much two tensors differ.
 
-A sketch of a tensor: a few numbers. From two sketches, the difference of the tensors can be estimated when the tensors
-are gone.
-
-The first number is the sum of the elements' bits, read as signed integers of their size, modulo 2^64. It equals the
-plain sum of the agent's check sum (protocol/check_sums.py). For floating-point tensors, the norm and PROJECTIONS sums
-of all elements follow. In each sum, every element has its own sign. For random signs, the mean square of the
-differences of these sums is the square of the norm of the tensors' difference (Alon, Matias, Szegedy 1996: The space
-complexity of approximating the frequency moments).
+A sketch is a few numbers of a tensor. From two sketches, the difference of their tensors can be estimated when the
+tensors themselves are gone. The first number is the sum of the elements' bits, read as signed integers of their size,
+modulo 2^64. It equals the plain sum of the agent's check sum (protocol/check_sums.py). For floating-point tensors, the
+norm and PROJECTIONS sums of all elements follow. In each sum, every element has its own sign. For random signs, the
+mean square of the differences of these sums is the square of the norm of the tensors' difference (Alon, Matias, Szegedy
+1996: The space complexity of approximating the frequency moments).
 
 The sign of an element depends only on its place in row-major order. It is the product of a sign for its tile, a sign
 for its row in the tile, and a sign for its column. So a matrix product computes the sums at the speed of reading
 memory.
 
-Entries are tensors, and other values as text. Their depth and number are limited, because a container from a pickle
-may contain itself, or the same list a million times."""
+Entries are tensors, and other values as text. Their depth and number are limited, because a container from a pickle may
+contain itself, or the same list a million times."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The records of a zip file and their CRCs. torch.save files are zips, and so is each item of a DCP file.
 
-CRC-32, as in zip and gzip: joins the CRCs of two parts, and finds a single flipped bit.
-
-A CRC is linear over GF(2): one flipped bit changes it by a value that depends only on the bit's distance from the end.
-The polynomial is primitive, so these values differ for the first 2^32 - 1 distances. So the distance is the discrete
+Also computes with CRC-32, as in zip and gzip: joins the CRCs of two parts, and finds a single flipped bit. A CRC is
+linear over GF(2): one flipped bit changes it by a value that depends only on the bit's distance from the end. The
+polynomial is primitive, so these values differ for the first 2^32 - 1 distances. So the distance is the discrete
 logarithm of the difference of two CRCs, which is found by baby steps and giant steps. Two CRCs are joined as in zlib's
 crc32_combine by Mark Adler.
 

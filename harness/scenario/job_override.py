@@ -78,8 +78,8 @@ def text_of(file: Path, job: Source | None) -> bytes:
 
 
 def settled(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The job with no path that is relative to its file, so that it can be written to a file elsewhere. `folder`: that
-    of its file."""
+    """The job with absolute paths in place of those that are relative to its file, so that it can be written to a file
+    elsewhere. `folder`: the folder of its file."""
     folder = folder.absolute()
     found: dict[str, Any] = _filled(dict(job), folder)
     if "cwd" in found or "pods" not in found:  # without it, pods have the folder of their image
@@ -92,9 +92,9 @@ def settled(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def settled_scenario(data: Mapping[str, Any], planned_cwd: str) -> dict[str, Any]:
-    """A scenario of a run directory, with no path that is relative to its file, which was in another folder.
-    `planned_cwd`: the job's working directory in the plan, which shows that folder. Raises ValueError if the scenario
-    needs the folder, and it can't be known."""
+    """A scenario of a run directory, with absolute paths in place of relative ones: its file was in another folder when
+    it was run. `planned_cwd`: the job's working directory in the plan, which shows that folder. Raises ValueError if
+    the folder is needed and can't be known."""
     cwd, folder = str(data["job"].get("cwd", ".")), Path(planned_cwd)
     cwd = "." if cwd == "{here}" else cwd.removeprefix("{here}/")
     is_known = not cwd.startswith(("/", "{"))

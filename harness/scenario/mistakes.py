@@ -1,8 +1,6 @@
-"""Turns pydantic's errors into messages for people who write scenarios, one for each place; and what is left of a file
-without its mistakes, so that one reading tells all of them.
-
-What is left of a file without its mistakes, so that one reading tells all of them: those of types, and those of sense.
-"""
+"""Turns pydantic's errors into messages for people who write scenarios, one for each place. Also takes the wrong values
+out of a file, so that the rest can be checked, and the user sees all mistakes at once: wrong types, and values that do
+not fit each other."""
 
 from __future__ import annotations
 
@@ -126,9 +124,9 @@ def _find_models(annotation: Any) -> Iterator[Any]:
 
 
 Model = TypeVar("Model", bound=BaseModel)
-_ROUNDS = 12  # of taking out what is wrong; a value can be needed by its holder, and that by another
+_ROUNDS = 12  # of taking out wrong values: without a value, the mapping around it may be wrong, and so on
 _NAME = "stand-in"
-# In place of what is needed. No check sees them: they are at places that are wrong.
+# Stand-ins for values that are needed. No check sees them, because checks skip wrong places.
 _STAND_INS: dict[str | int, Any] = {
     "scenario": _NAME, "gameday": _NAME, "gate": _NAME, "job": {"command": "torchrun"}, "command": "torchrun",
     "inject": _NAME, "when": {"step": 1}, "assert": [_NAME], "max_age": "1d", "environments": {_NAME: {}},
@@ -163,7 +161,7 @@ class Rest:
         return None
 
     def _drop(self, found: Any) -> bool:
-        """Takes out an unknown key. False for other mistakes. The key that was meant is missing, then."""
+        """Takes out an unknown key. Then the key that was meant is missing. False for other mistakes."""
         if found["type"] != "extra_forbidden":
             return False
         *holding, last = in_file(self._source, found)
@@ -174,7 +172,8 @@ class Rest:
         return True
 
     def _replace(self, keys: Keys) -> None:
-        """Puts a stand-in there, or takes the value out. If neither can help, it does so with what holds the value."""
+        """Puts a stand-in at `keys`, or removes the value. If neither is possible, does the same with the mapping or
+        list around it."""
         while keys:
             *holding, last = keys
             holder = self._at(tuple(holding))

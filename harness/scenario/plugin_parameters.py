@@ -17,8 +17,8 @@ from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.mistakes import words
 from torchaos.harness.scenario.yaml_source import Keys
 
-# Reports a mistake: its place, a text, whether the key is wrong (False: its value). `also`: other places that it is
-# about; `texts`: the places of numbers that are text if they may be.
+# Reports a mistake: its place, a text, whether the key is wrong (False: its value). `also`: other places that the
+# mistake is about; `texts`: the places of numbers that may be meant as text.
 Tell = Callable[..., None]
 
 

@@ -252,8 +252,8 @@ def dumped(data: Any) -> str:
 
 
 def value_of(text: str, at: Keys) -> Source:
-    """The value of a text, such as the one after `--set`, read by the same rules, as `data[""]`; `at`: its place in the
-    file, in which its own places are. What is no YAML value, such as `{run}/logs`, is text, and so is a value of
+    """Reads a single value, such as that after `--set`, by the same rules. The value is `data[""]` of the result. `at`:
+    its place in the scenario. A text that is no YAML value, such as `{run}/logs`, stays text, and so does a value of
     `job.env` without quotes. Raises ValueError if it can't be text either."""
     source = Source(Path("--set"), {"": text})
     if _NO_TEXT.search(text):

@@ -111,8 +111,9 @@ def in_order(found: list[Checkpoint]) -> list[Checkpoint]:
 
 def trackers(files: Files, root: str) -> list[Tracker]:
     """The tracker files that are directly in a folder: those of formats, and other small files that are called `latest`
-    or the like and hold a name or a path, as text or in JSON. A file that names nothing that lies beside it, or is
-    named as what does, belongs to another program, and is left out."""
+    or the like and hold a name or a path, as text or in JSON. A file of the second kind is left out, as it belongs to
+    another program, unless it names an entry of the folder, or differs from the name of a checkpoint in the folder only
+    in its number."""
     beside = files.names(root) if files.is_dir(root) else []
     made = []
     for name in beside:
@@ -167,8 +168,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_named(text: str, name: str) -> bool:
-    """Whether a tracker with this text may mean the file or folder with this name: without its extension, or by its
-    step alone."""
+    """Whether the text of a tracker file (such as `latest`) may mean this file or folder: it is the name without the
+    extension, or a number that is in the name."""
     numbers = map(int, re.findall(r"\d+", name))
     return bool(text) and (name.startswith(f"{text}.") or (text.isdecimal() and int(text) in numbers))
 
@@ -212,7 +213,8 @@ def _below(files: Files, folder: str, root: str, seen: Collection[str]) -> Itera
 
 
 def _of_needed_file(form: Format | None, found: Checkpoint, problem: Problem) -> Problem:
-    """The problem; as damage, if a file that this format needs is of another kind than the format's."""
+    """The problem. If a file that this format needs is of another kind than the format's, the problem counts as
+    damage."""
     inner = (problem.file or "")[len(found.path) + 1 :]
     if problem.kind is not Trouble.UNKNOWN or not form or not inner:
         return problem

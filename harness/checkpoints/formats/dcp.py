@@ -1,14 +1,12 @@
 """Folders of torch.distributed.checkpoint, also those with safetensors files.
 
-The pickle `.metadata` gives the place, in the files `*.distcp`, of each part of each tensor.
+`Dcp`: the pickle `.metadata` gives the place, in the files `*.distcp`, of each part of each tensor. Each item is a
+separate torch.save file (a zip). If it was written with SerializationFormat.SAFETENSORS, it is a sequence of raw bytes
+in a safetensors file. Source: torch/distributed/checkpoint/metadata.py and filesystem.py. No torch is needed.
 
-Each item is a separate torch.save file (a zip). If it was written with SerializationFormat.SAFETENSORS, it is a
-sequence of raw bytes in a safetensors file. Source: torch/distributed/checkpoint/metadata.py and filesystem.py. No
-torch is needed.
-
-Folders that `save_distributed` of torch.distributed.checkpoint's HuggingFaceStorageWriter writes. Each rank's part of
-each tensor is in a separate safetensors file, `shard-00001-model-....safetensors`, whose metadata gives the place of
-the part. No file gives the shape of the whole tensor, so it is computed from the places and sizes of the parts.
+`DcpSafetensors`: folders of HuggingFaceStorageWriter with `save_distributed`. Each rank's part of each tensor is in a
+separate safetensors file, `shard-00001-model-....safetensors`, whose metadata gives the place of the part. No file
+gives the shape of the whole tensor, so it is computed from the places and sizes of the parts.
 
 Source: torch/distributed/checkpoint/hf_storage.py and _hf_utils.py."""
 

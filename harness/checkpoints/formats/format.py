@@ -1,13 +1,10 @@
-"""The base class of checkpoint formats, and what the names of files and folders tell: the step, and whether the
-checkpoint is finished.
+"""The base class of checkpoint formats, and what all formats share. A new format is one file with a subclass of
+`Format`. No other file names it.
 
-A new format is one file with a subclass of `Format`. No other file names it.
-
-The parts of a checkpoint that a resume needs, and which of them are missing. Formats declare the parts. For a format
-without a declaration, they are guessed from the names of the entries. A part that is missing according to a guess is
-reported, but is no damage.
-
-Folders of files that together are one checkpoint, of any format. Each file is read by its own format."""
+- The names of files and folders tell the step, and whether the checkpoint is finished.
+- A format declares the parts of a checkpoint that a resume needs. For a format without a declaration, they are guessed
+  from the names of the entries. A part that is missing according to a guess is reported, but is no damage.
+- In a folder of files that together are one checkpoint, each file is read by its own format."""
 
 from __future__ import annotations
 
@@ -115,8 +112,8 @@ def missing(form: Format, found: Checkpoint) -> list[str]:
 
 
 def holds_a_model(found: Checkpoint) -> bool:
-    """Whether there are tensors other than those of an optimizer, by their names, and those that hold the state of a
-    generator, by their type. Such a file or folder is only a part of a checkpoint."""
+    """Whether there is a tensor that belongs to no optimizer, by its name, and holds no state of a generator, by its
+    type. Without such a tensor, a file or folder is only a part of a checkpoint."""
     return any(
         not _OF_OPTIMIZER.search(name) and not (tensor.dtype == "uint8" and len(tensor.shape) == 1)
         for name, tensor in found.tensors.items()
@@ -124,15 +121,15 @@ def holds_a_model(found: Checkpoint) -> bool:
 
 
 def stands_alone(found: Checkpoint) -> bool:
-    """Whether a file holds by itself what a checkpoint consists of, and does not name itself a part of several."""
+    """Whether a file is a complete checkpoint by itself, and its name does not say that it is one of several parts."""
     names = [*found.tensors, *found.values]
     lacks = [part for part in _ALONE if not any(map(_GUESSED[part].search, names))]
     return holds_a_model(found) and not is_part(found.path) and not lacks
 
 
 def one_stands_alone(found: Checkpoint) -> bool:
-    """Whether one file of a folder stands alone, or one folder of a known format in it, and no other file is one of
-    several parts."""
+    """Whether a file of this folder, or an inner folder of a known format, is a complete checkpoint by itself. False if
+    the name of a file outside these inner folders says that it is one of several parts."""
     names = [file.path[len(found.path) + 1 :] for file in found.files]
     loose = [name for name in names if not name.startswith(tuple(found.inner))]
     units = [*found.inner, *(f"{name}:" for name in loose)]
@@ -140,7 +137,8 @@ def one_stands_alone(found: Checkpoint) -> bool:
 
 
 def _part(found: Checkpoint, head: str) -> Checkpoint:
-    """What of a folder is in one of its files or folders."""
+    """The part of a folder's checkpoint that is in one of its files or inner folders, by the beginning `head` of the
+    names of its entries."""
     part = Checkpoint(head, found.format)
     part.tensors = {name: tensor for name, tensor in found.tensors.items() if name.startswith(head)}
     part.values = {name: value for name, value in found.values.items() if name.startswith(head)}

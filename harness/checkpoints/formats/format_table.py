@@ -1,8 +1,8 @@
 """The table of all formats, made from their declarations: the formats of torchaos, in this folder, and those of other
-packages, by entry points of the group `torchaos.formats`; and, in words, what a file is that no format reads.
+packages, by entry points of the group `torchaos.formats`.
 
-What a file is that no format reads, in words, from its own bytes and its name. The words say what was seen, and are no
-check of the file.
+If no format reads a file, its bytes and its name show its kind, such as "a plain pickle". These words say what was
+seen, and are no check of the file.
 
 Sources: the formats' own specifications; for kinds without one, the first bytes that their writers put down."""
 

@@ -1,35 +1,28 @@
 """The files and folders that training frameworks write: Accelerate, Transformers, Lightning, DeepSpeed, Megatron-LM,
 nanotron and verl.
 
-Lightning's `.ckpt`: a torch.save file with the keys of lightning's dump_checkpoint.
+Lightning's `.ckpt` is a torch.save file with the keys of lightning's dump_checkpoint.
 
-DeepSpeed's folders `global_stepN/`: the files that a ZeRO checkpoint must have, computed from the sizes in its own
-files.
+DeepSpeed's folders `global_stepN/`: the sizes in a ZeRO checkpoint's own files show which files it must have. With
+deepspeed 0.19.8, these are `mp_rank_00_model_states.pt` (ZeRO-3: `zero_pp_rank_0_mp_rank_00_model_states.pt`), and
+`[bf16_]zero_pp_rank_0_mp_rank_00_optim_states.pt` for each rank of data parallelism and each rank of model parallelism.
 
-The names, with deepspeed 0.19.8: `mp_rank_00_model_states.pt` (ZeRO-3: `zero_pp_rank_0_mp_rank_00_model_states.pt`),
-and `[bf16_]zero_pp_rank_0_mp_rank_00_optim_states.pt` for each rank of data parallelism and each rank of model
-parallelism.
+Megatron-LM's folders `iter_0000020/`, beside `latest_checkpointed_iteration.txt`: in the form torch_dist, such a folder
+is a folder of torch.distributed.checkpoint, with the unsharded data in `common.pt`, and with `metadata.json`. In the
+form torch, it contains a folder `mp_rank_00[_000]` for each rank of tensor (and pipeline) parallelism. Each holds
+`model_optim_rng.pt`, and also `distrib_optim.pt` if the optimizer is distributed. Source: Megatron-LM's
+megatron/training/checkpointing.py and, in megatron-core 0.16.1, core/dist_checkpointing.
 
-Megatron-LM's folders `iter_0000020/`, beside `latest_checkpointed_iteration.txt`: the files that belong to them.
-
-In the form torch_dist, it is a folder of torch.distributed.checkpoint, with the unsharded data in `common.pt`, and
-with `metadata.json`. In the form torch, it has a folder `mp_rank_00[_000]` for each rank of tensor (and pipeline)
-parallelism. Each holds `model_optim_rng.pt`, and also `distrib_optim.pt` if the optimizer is distributed. Source:
-Megatron-LM's megatron/training/checkpointing.py and, in megatron-core 0.16.1, core/dist_checkpointing.
-
-nanotron's folders, whose names are the step alone (`10/`), beside `latest.txt`.
-
-A sharded weight has a safetensors file for each rank of tensor parallelism, `..._pp-rank-0-of-1_tp-rank-0-of-2`; a
-weight belongs to one rank of pipeline parallelism. The optimizer and the generators have a file for each rank, such as
+nanotron's folders, whose names are the step alone (`10/`), beside `latest.txt`: a sharded weight has a safetensors file
+for each rank of tensor parallelism, `..._pp-rank-0-of-1_tp-rank-0-of-2`; a weight belongs to one rank of pipeline
+parallelism. The optimizer and the generators have a file for each rank, such as
 `optimizer_pp-0-of-1_tp-0-of-2_exp-0-of-1.pt`. `checkpoint_metadata.json` is written last. Source: nanotron's
 src/nanotron/serialize/.
 
 verl's folders `global_step_10/`, with a folder for each model that is trained (`actor/`, `critic/`), beside
-`latest_checkpointed_iteration.txt`.
-
-With FSDP, each rank writes `model_world_size_2_rank_0.pt`, and the same for `optim` and `extra_state`. With Megatron,
-`actor/dist_ckpt/` is a folder of torch.distributed.checkpoint. Source: verl/utils/checkpoint/
-fsdp_checkpoint_manager.py and, for `data.pt` and the tracker, verl/trainer/ppo/ray_trainer.py."""
+`latest_checkpointed_iteration.txt`: with FSDP, each rank writes `model_world_size_2_rank_0.pt`, and the same for
+`optim` and `extra_state`. With Megatron, `actor/dist_ckpt/` is a folder of torch.distributed.checkpoint. Source:
+verl/utils/checkpoint/fsdp_checkpoint_manager.py and, for `data.pt` and the tracker, verl/trainer/ppo/ray_trainer.py."""
 
 from __future__ import annotations
 

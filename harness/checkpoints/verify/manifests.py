@@ -4,8 +4,8 @@ memory.
 A file's manifest is found by the file's path at save time, without marks such as `.tmp`; the newest save to that path
 counts. If no file was saved under that path, it is found by the file's inode, which a rename keeps. The manifest of a
 copy is found by the last parts of the path. A newer save may never have got its final name. So if the inodes of all
-files of a checkpoint are those of one earlier save, the files are of that save. Nor does a newer save count for a file
-that is older than the saved file, which still has its unfinished name."""
+files of a checkpoint are those of one earlier save, the files are of that save. And a newer save whose file still has
+its unfinished name does not count for a file that is older than it."""
 
 from __future__ import annotations
 
@@ -164,14 +164,15 @@ class Manifests:
         return best if moved and best.save == best.path else None
 
     def knows(self, path: str, saved: Saved) -> bool:
-        """Whether the file at this path is surely the one that was saved, and not perhaps a copy of an earlier save."""
+        """Whether the file at this path is certainly the saved file, and not perhaps a copy of an earlier save."""
         wanted = final_path(path)
         same_path = wanted in self._by_path or posixpath.splitext(wanted)[0] in self._by_stem
         return same_path or self._same_inode(path) is saved
 
     def expected(self, checkpoint: str, known: Iterable[Saved]) -> list[Saved]:
-        """The files that a save wrote to this folder. If some of the `known` files are of an earlier save, the files of
-        that save. Otherwise the files of the last attempt that saved there, each from its newest save."""
+        """The files that this folder should hold. `known`: the saves whose files were recognised there. If one is older
+        than the newest save of its path, the folder is of that earlier save: all files of that save. Otherwise, for
+        each path whose newest save is of the last attempt that saved here: that save."""
         start = final_path(checkpoint) + "/"
         inside = [saves for path, saves in self._by_path.items() if path.startswith(start)]
         earlier = {_round(saved) for saved in known if self._by_path[final_path(saved.path)][-1] is not saved}
@@ -197,8 +198,8 @@ def _numbered(saved: Iterable[Saved]) -> list[Saved]:
 
 
 def _is_name(saved: str, path: str) -> bool:
-    """Whether a file that was saved under one path gets the other as its final one: the mark of an unfinished file is
-    removed, or stands in place of the suffix (`last.tmp` of `last.pt`)."""
+    """Whether `path` is the final path of a file that was saved as `saved`: without the mark of an unfinished file, or
+    with another suffix in place of this mark (`last.pt` for `last.tmp`)."""
     final, wanted = final_path(saved), final_path(path)
     return final == wanted or (final != saved and final == posixpath.splitext(wanted)[0])
 

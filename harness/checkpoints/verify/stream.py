@@ -1,17 +1,14 @@
 """Collects everything that must be checked in a checkpoint (CRCs, digests of a manifest, NaN), cuts the files into
 windows, so that each byte is read only once, and reads and checks the windows in several threads.
 
-A chunk of digests is never split. All else is cut where a window ends, because the CRCs of two parts can be joined,
-and so can the parts of a number. Only chunks that overlap each other are read twice.
+The chunk of a digest is never split. Everything else is cut where a window ends, because the CRCs of two parts can be
+joined, and so can the parts of a number. Only chunks that overlap each other are read twice.
 
-Checks the bytes of a file that are outside the spans of its manifest: headers, directories, padding. One digest covers
-all of them.
+The bytes of a file that are outside the spans of its manifest (headers, directories, padding) have one digest together.
 
-Reads windows in several threads, each into its own buffer, and checks their contents while the processor's cache holds
-them.
-
-The memory is one buffer per thread, however large the checkpoint is. Hashes and numpy release the GIL, so the threads
-run in parallel."""
+Each thread reads windows into its own buffer, and checks their contents while the processor's cache holds them. So the
+memory is one buffer per thread, however large the checkpoint is. Hashes and numpy release the GIL, so the threads run
+in parallel."""
 
 from __future__ import annotations
 

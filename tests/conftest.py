@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # A busy machine is slow at times: no draw has a time limit, and no test fails for a slow draw.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("busy", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
 HOST = {"undo", "network", "deaths", "test_storage", "test_storage_fill"}  # folders and files

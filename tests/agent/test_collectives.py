@@ -233,6 +233,7 @@ os._exit(0)
 )
 
 
+@pytest.mark.slow
 def test_functional_collectives_are_seen(rank: Any, agent_module: Callable[[str], Any]) -> None:
     """Functional collectives leave one stamp each, closed by the wait for them, eager and compiled; tracing, none."""
     ran = rank.run(FUNCTIONAL, hooks=("steps", "collectives", "stamps"))

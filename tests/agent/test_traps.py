@@ -547,6 +547,7 @@ for x, y in DataLoader(data, batch_size=4):
     assert ran.failures == []
 
 
+@pytest.mark.slow
 def test_compiled_function_with_a_step(rank: Any) -> None:
     """A step inside a compiled function of the user's is seen."""
     ran = rank.run(
@@ -583,7 +584,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_run_ahead(rank: Any, context: str) -> None:
     """Samples are what was consumed, not what workers had drawn; the workers themselves stay unarmed."""
     ran = rank.run(WORKERS % context)

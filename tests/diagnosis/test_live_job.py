@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import RankProcess
@@ -24,7 +25,7 @@ from torchaos.harness.monitoring.diagnosis.live_job import ranks_of
 
 JOB = Path(__file__).with_name("jobs") / "recorded.py"
 CULPRIT = 1
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, pytest.mark.smoke]
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,7 @@ def _end_with_pytest() -> None:
 
 
 def _diagnose(*arguments: object) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "torchaos.harness", "diagnose", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = warm.torchaos("diagnose", *map(str, arguments))
     return done.returncode, done.stdout, done.stderr
 
 
@@ -97,7 +97,6 @@ def test_copies_that_lost_their_time(job: tuple[Path, int], tmp_path: Path) -> N
         assert blame.diagnose(read_folder(copied)).culprits == culprits, name
 
 
-@pytest.mark.smoke
 def test_the_live_job(job: tuple[Path, int]) -> None:
     """By its pid alone, with nothing of ours in it: the stacks tell."""
     found = _json("--pid", job[1])

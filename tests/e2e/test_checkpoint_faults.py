@@ -21,17 +21,13 @@ pytestmark = pytest.mark.job
 DAMAGE = sorted((REPOSITORY / "scenarios" / "checkpoint").glob("*.yaml"))
 FULL = REPOSITORY / "scenarios" / "storage" / "really-full.yaml"
 STORAGE = sorted({*(REPOSITORY / "scenarios" / "storage").glob("*.yaml")} - {FULL})
-SHORT = {"flipped-bits"}  # the others take their time in the long run
-
-
-def _marks(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.smoke if name in SHORT else pytest.mark.long
 
 
 def _of(paths: list[Path]) -> list[Any]:
-    return [pytest.param(path, id=path.stem, marks=_marks(path.stem)) for path in paths]
+    return [pytest.param(path, id=path.stem) for path in paths]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", _of(DAMAGE))
 def test_the_reference_job_falls_back(torchaos: RunScenario, path: Path) -> None:
     """Its newest checkpoint is damaged after the death and before the first line of the new attempt; it goes back to
@@ -51,6 +47,7 @@ def test_the_reference_job_falls_back(torchaos: RunScenario, path: Path) -> None
     assert left_over(run.folder) == []
 
 
+@pytest.mark.long
 @pytest.mark.needs("fuse")
 @pytest.mark.parametrize("path", _of(STORAGE))
 def test_the_reference_job_bears_bad_storage(torchaos: RunScenario, path: Path) -> None:

@@ -20,7 +20,6 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
 
 SCENARIOS = sorted((REPOSITORY / "scenarios" / "collective").glob("*.yaml"))
-SHORT = {"stall-all-reduce"}
 BROKEN = {"drop-all-reduce", "reorder-all-reduces"}  # to be survived by a restart only
 NEEDS = {"straggler-quota": "root", "uninterruptible-rank": "freezer"}
 
@@ -30,14 +29,11 @@ pytestmark = pytest.mark.job
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
-    needs = [pytest.mark.needs(NEEDS[name])] if name in NEEDS else []
-    return [pytest.mark.smoke if name in SHORT else pytest.mark.long, *needs]
+    return [pytest.mark.needs(NEEDS[name])] if name in NEEDS else []
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem, marks=_marks(path.stem)) for path in SCENARIOS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem, marks=_marks(path.stem)) for path in SCENARIOS])
 def test_the_reference_job_bears_it(torchaos: RunScenario, path: Path) -> None:
     """The fault lands as planned, others than its target show that it was felt, the loss is bitwise the twin's, and
     nothing is left; mismatched collectives are passed only where the job noticed and started again."""

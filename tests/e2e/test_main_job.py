@@ -17,8 +17,10 @@ pytestmark = pytest.mark.job
 
 
 @pytest.mark.smoke
-def test_kill_rank_is_judged_and_passes(kill_rank_run: Outcome) -> None:
-    """The scenario of `make demo` passes: the kill landed on its rank, step and phase, and nothing was lost or left."""
+def test_kill_rank_is_judged_and_passes(kill_rank_run: Outcome, tmp_path: Path) -> None:
+    """The scenario of `make demo` passes: the kill landed on its rank, step and phase, and nothing was lost or left.
+    Its folder is judged again, moved and read-only: the verdict is the same, and no socket, process or outside path is
+    touched."""
     run = kill_rank_run
     assert run.exit_code == 0, run
     fault = run.result["faults"][0]
@@ -35,18 +37,18 @@ def test_kill_rank_is_judged_and_passes(kill_rank_run: Outcome) -> None:
     assert not suite.findall(".//failure")
     assert not suite.findall(".//error")
     assert {case.get("name") for case in suite.iter("testcase")} >= {"recovery_time", "loss_continuity", "rollback"}
+    _judged_offline(run.folder, tmp_path)
 
 
-def test_judge_says_the_same_offline(kill_rank_run: Outcome, tmp_path: Path) -> None:
-    """A moved, read-only folder gives the same verdict again, and no socket, process or outside path is touched."""
-    moved = kill_rank_run.folder.rename(tmp_path / "moved")
+def _judged_offline(folder: Path, tmp_path: Path) -> None:
+    moved = folder.rename(tmp_path / "moved")
     for path in [*moved.rglob("*"), moved]:
         path.chmod(0o500 if path.is_dir() else 0o400)
     watched = REPOSITORY / "tests" / "e2e" / "judge_under_audit.py"
     done = subprocess.run([sys.executable, watched, moved], capture_output=True, text=True, timeout=300, check=False)
     for path in [moved, *moved.rglob("*")]:
         path.chmod(0o700)
-    moved.rename(kill_rank_run.folder)  # for whoever looks at it next
+    moved.rename(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "outside: none" in done.stdout, done.stdout
 

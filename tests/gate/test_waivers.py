@@ -152,7 +152,7 @@ def waiver(covers: list[str], days: int = 0) -> Waiver:
     })  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(verdicts=st.lists(VERDICTS, min_size=1, max_size=4), covers=COVERS, days=st.integers(-3, 3))
 def test_nothing_that_is_not_covered_passes(verdicts: list[Verdict], covers: list[str], days: int) -> None:
     """Of one assertion, as it was judged under several bounds: it passes just where each of them passed, or did not in

@@ -46,7 +46,7 @@ def _told(history: History) -> dict[tuple[int, int], Any]:
     return {key: (one.losses, one.samples, one.lr) for key, one in history.counting().items()}
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(
     kills=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 1)), max_size=4),
     every=st.integers(1, 12),

@@ -65,7 +65,7 @@ def test_the_whole_one_loads(tmp_path: Path) -> None:
     assert load(file).scenario == "kill-twice"
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(changes=edits)
 def test_mutated_scenarios_load_or_are_refused(tmp_path: Path, changes: list[Edit]) -> None:
     """A few bytes replaced anywhere never end in another exception."""
@@ -75,7 +75,7 @@ def test_mutated_scenarios_load_or_are_refused(tmp_path: Path, changes: list[Edi
     load_or_refuse(tmp_path / "scenario.yaml", raw)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(text=st.binary(max_size=60))
 def test_any_bytes_are_refused_or_loaded(tmp_path: Path, text: bytes) -> None:
     """A file that was never a scenario is refused in the same way."""
@@ -89,7 +89,7 @@ def test_every_trap_in_every_kind_of_place(tmp_path: Path, at: bytes, piece: byt
     load_or_refuse(tmp_path / "scenario.yaml", WHOLE.replace(at, piece, 1))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(key=st.sampled_from(["seed", "job.env.A", "faults.0.with.grace", "faults.9.id", "assert.1.x", "new.key"]) | st.text(max_size=8),
        value=st.text(max_size=8) | st.sampled_from([piece.decode("latin-1") for piece in PIECES]))  # fmt: skip
 @example(key="seed", value="\x08")

@@ -28,7 +28,7 @@ worlds = _worlds()
 World = worlds.World
 
 
-@settings(max_examples=150, derandomize=True)  # lab/campaigns/worlds.py draws others
+@settings(max_examples=100, derandomize=True)  # lab/campaigns/worlds.py draws others
 @given(st.builds(World, **{
     name: st.sampled_from(values) for name, values in worlds.DOMAINS.items() if name != "role"
 }))  # fmt: skip

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import kubeflow_trainer_api.models as kubeflow
 import pytest
 import yaml
 
@@ -157,6 +156,8 @@ def test_a_train_job(tmp_path: Path) -> None:
     """The pods of a TrainJob are in a runtime of the cluster. The command and the environment go to its trainer, and
     the label and the folder for the run into a patch of the runtime. A patch of the user's stays. Kubeflow's own models
     of these objects know each field of the result."""
+    import kubeflow_trainer_api.models as kubeflow  # two seconds
+
     text = TRAIN_JOB + "  runtimePatches: [{manager: a.b/c}]"
     (job,) = _changed(tmp_path, text, replace(CHANGE, container="node"))
     spec = job["spec"]

@@ -10,7 +10,7 @@ import yaml
 
 from torchaos.harness.monitoring.probes.log_adapters import AutoAdapter, LogStep
 
-SHAPES = yaml.safe_load((Path(__file__).parents[1] / "data" / "logs" / "steps.yaml").read_text())
+SHAPES = yaml.load((Path(__file__).parents[1] / "data" / "logs" / "steps.yaml").read_text(), yaml.CSafeLoader)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda one: f"{one['program']}: {one['shows']}")

@@ -174,7 +174,7 @@ def test_a_broken_trainer_is_shown_three_times(shown: Shown, tmp_path: Path) -> 
 def test_steps_are_counted_as_in_the_verdict(shown: Shown) -> None:
     """A log that counts one step more than the verdict: step 6 of the log is step 5, everywhere in the output."""
     ahead = {"lead": 1, "kills": [{"ranks": [1], "signals": [[0.0, 9]], "step": 5, "path": None}]}
-    done = shown(command=words("--forget"), python=sys.executable, **ahead)
+    done = shown(command=words("--forget"), **ahead)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "it went on after step 3" in done.stdout
     assert "losses differ from step 4 on: 5 instead of 13.1441" in done.stdout

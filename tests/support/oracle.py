@@ -86,7 +86,7 @@ class Trainer:
 
 def table() -> list[Trainer]:
     """The rows of all files in table/, sorted by kind. Raises ValueError if two rows have the same name."""
-    parts = [yaml.safe_load(path.read_text()) for path in sorted((HOME / "table").glob("*.yaml"))]
+    parts = [yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted((HOME / "table").glob("*.yaml"))]
     rows = [
         Trainer(name=name, kind=kind, **{key: _frozen(value) for key, value in row.items()})
         for kind in get_args(Kind)

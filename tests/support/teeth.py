@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def names() -> list[str]:
 
 
 def table() -> dict[str, list[Tooth]]:
-    rows = yaml.safe_load((HOME / "table.yaml").read_text())
+    rows = yaml.load((HOME / "table.yaml").read_text(), yaml.CSafeLoader)
     return {name: [Tooth(name, **tooth) for tooth in teeth] for name, teeth in rows.items()}
 
 
@@ -97,8 +97,8 @@ class Bite:
         return json.dumps(asdict(self))
 
 
-def bite(name: str, tooth: Tooth | None, out: Path) -> Bite:
-    """Run a ready scenario by the command line, as it is or with a tooth."""
+def bite(name: str, tooth: Tooth | None, out: Path, changed: Sequence[str] = ()) -> Bite:
+    """Run a ready scenario by the command line, as it is or with a tooth. `changed`: what --set gets, besides."""
     label = re.sub(r"[^\w.-]+", "-", f"{name}-{tooth.name}" if tooth else name)[:100]
     folder = out / label
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def bite(name: str, tooth: Tooth | None, out: Path) -> Bite:
     path.write_text(with_defect(text, tooth.defect) if tooth and tooth.defect else text)
     results.unlink(missing_ok=True)
     changes = tooth.set.items() if tooth else ()
-    words = [f"{key}={_as_json(value)}" for key, value in changes]
+    words = [*(f"{key}={_as_json(value)}" for key, value in changes), *changed]
     sets = [part for word in words for part in ("--set", word)]
     consent = [part for word in yaml.safe_load(text).get("consent", ()) for part in ("--consent", word)]
     begun = time.monotonic()

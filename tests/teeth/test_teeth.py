@@ -20,7 +20,9 @@ DEFECTS = {
     for node in ast.parse(teeth.DEFECTIVE.read_text()).body
     if isinstance(node, ast.FunctionDef) and node.name not in ("main", "watch") and node.name[0] != "_"
 }
-SCENARIOS = {name: yaml.safe_load((teeth.SCENARIOS / f"{name}.yaml").read_text()) for name in teeth.names()}
+SCENARIOS = {
+    name: yaml.load((teeth.SCENARIOS / f"{name}.yaml").read_text(), yaml.CSafeLoader) for name in teeth.names()
+}
 
 
 def test_each_ready_scenario_has_something_that_it_must_fail() -> None:
@@ -70,7 +72,7 @@ def test_a_defect_finds_its_job_in_each_scenario() -> None:
     for name, own in TABLE.items():
         text = (teeth.SCENARIOS / f"{name}.yaml").read_text()
         for tooth in (one for one in own if one.defect):
-            changed = yaml.safe_load(teeth.with_defect(text, tooth.defect))
+            changed = yaml.load(teeth.with_defect(text, tooth.defect), yaml.CSafeLoader)
             command = changed["job"]["command"]
             words = command if isinstance(command, list) else shlex.split(command)
             place = words.index(str(teeth.DEFECTIVE))
@@ -103,9 +105,8 @@ def _asserted(name: str) -> set[str]:
     "name", [
         pytest.param("network/delay", marks=pytest.mark.needs("links", "shaper")),
         pytest.param("node/freeze", marks=pytest.mark.needs("links")),
-        pytest.param("numeric/nan-gradient", marks=pytest.mark.smoke),
         pytest.param("proxy/rendezvous-latency", marks=pytest.mark.smoke),
-        pytest.param("resume/epoch-end", marks=pytest.mark.smoke),
+        pytest.param("resume/epoch-end", marks=pytest.mark.long),
         pytest.param("storage/disk-full", marks=pytest.mark.needs("fuse")),
     ],
 )  # fmt: skip
@@ -114,13 +115,15 @@ def test_a_ready_scenario_of_each_family_passes(name: str, tmp_path: Path, monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if name.startswith("proxy/"):
         monkeypatch.setenv("PATH", toxiproxied.server_on_path(tmp_path)["PATH"])
-    bite = teeth.bite(name, None, tmp_path)
+    # What goes through a proxy is a rendezvous, which changes no loss: a twin would show no more.
+    bite = teeth.bite(name, None, tmp_path, ["twin=none"] if name.startswith("proxy/") else [])
     if bite.verdict == "refused":
         pytest.skip(bite.reason)
     assert bite.right, bite
 
 
 @pytest.mark.job
+@pytest.mark.long
 def test_a_job_that_ignores_its_notice_is_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spot preemption is about a checkpoint in time, and not only about a job that comes back."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.plugin import Assertion, Finding, Harm, Need, Record, failed, inconclusive, passed, unhit
+from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, failed, inconclusive, passed, unhit
 from torchaos.plugin.analysis import (
     TIERS,
     TIERS_IN_WORDS,
     Tier,
+    evictions,
     lacking,
     landings,
     tier_name,
@@ -26,7 +27,8 @@ class RestartTier(Assertion):
     """Bounds the highest tier that was needed after each fault, until the job had got further than before the fault.
     `most`: the highest tier that is allowed. `least`: the lowest tier that is allowed. `node_replaced`: as many ranks
     as before, but on other nodes, or on a node that was started again. `shrunk`: with fewer ranks or nodes. `grown`:
-    with more, as when a lost node comes back to a job that had shrunk; this costs one more restart."""
+    with more, as when a lost node comes back to a job that had shrunk; this costs one more restart. `evicted`: how many
+    nodes may be without ranks at the end that had ranks when a fault landed, and that no fault hit."""
 
     name = "restart_tier"
     harm = Harm.SLOW
@@ -34,9 +36,11 @@ class RestartTier(Assertion):
 
     most: Tier = "resubmitted"
     least: Tier = "none"
+    evicted: int | None = None
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        return replace(self._judge(run, twins), bound={"most": self.most, "least": self.least})
+        more = {} if self.evicted is None else {"evicted": self.evicted}
+        return replace(self._judge(run, twins), bound={"most": self.most, "least": self.least, **more})
 
     def _judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         landed = landings(run)
@@ -70,6 +74,11 @@ class RestartTier(Assertion):
                 )
             if TIERS.index(tier.most) > TIERS.index(self.most) or TIERS.index(tier.least) < TIERS.index(self.least):
                 unseen = unseen or f"{fault}: the job {tier}"
+        if self.evicted is not None:
+            gone = evictions(run, landed, self.evicted)
+            measured |= gone.measured
+            if gone.outcome is not Outcome.PASSED:
+                return replace(gone, measured=measured)
         if unseen:
             return inconclusive(unseen, **measured)
         return passed("; ".join(f"{fault}: the job {tier}" for fault, tier in found), **measured)

@@ -79,7 +79,8 @@ def strayed(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | No
     for hit in hits:
         there = {up.data["node"] for up in _there(run, hit)}
         idle = set(fault.target.nodes) - there if there else set()
-        if idle:
+        on_standby = hit.rank is None and fault.params.get("gpu") is not None  # a GPU that no rank uses
+        if idle and not on_standby:
             where = ", ".join(map(str, sorted(there)))
             return (
                 f"node {min(idle)} had no rank when the fault came; the ranks were on "
@@ -121,10 +122,13 @@ def _there(run: Record, hit: Event) -> list[Event]:
 
 def gpus_of(run: Record, hit: Landing) -> frozenset[Gpu]:
     """The GPUs that the landing hit: on the nodes of the ranks that it hit, the GPU that the scenario names, or else
-    each rank's own GPU."""
-    named = next((fault.params.get("gpu") for fault in run.plan.faults if fault.id == hit.fault), None)
+    each rank's own GPU. Of a node without ranks, the one that the scenario names."""
+    fault = next((fault for fault in run.plan.faults if fault.id == hit.fault), None)
+    named = fault.params.get("gpu") if fault else None
     ups = [event for event in run.of_kind(Kind.RANK_UP) if event.data["pid"] in hit.pids]
-    found = ((up.data["node"], _gpu_of(up) if named is None else int(named)) for up in ups)
+    found = [(up.data["node"], _gpu_of(up) if named is None else int(named)) for up in ups]
+    if fault and named is not None:
+        found += [(node, int(named)) for node in fault.target.nodes]
     return frozenset((node, gpu) for node, gpu in found if gpu is not None)
 
 

@@ -197,14 +197,16 @@ class Rng:
 
 
 class Preemption:
-    """Remembers a SIGTERM until the step is over. Ranks receive it at different times, so they have to agree on it."""
+    """Remembers a notice until the step is over: SIGTERM, to save and leave; SIGUSR1, to save and go on, since worse
+    may follow. Ranks receive it at different times, so they have to agree on it."""
 
     def __init__(self) -> None:
-        self.noticed = False
+        self.leave = self.save = False
         signal.signal(signal.SIGTERM, self._notice)
+        signal.signal(signal.SIGUSR1, self._notice)
 
     def _notice(self, signum: int, frame: object) -> None:
-        self.noticed = True
+        self.leave, self.save = self.leave or signum == signal.SIGTERM, self.save or signum == signal.SIGUSR1
 
 
 class Guard:

@@ -6,17 +6,20 @@ the parts that this needs; `Run` and `train` use them."""
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import os
 import random
 import signal
 import sys
 import sysconfig
+import threading
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, ContextManager, Iterator
 
 import torch
 import torch.distributed as dist
@@ -33,6 +36,7 @@ from fault_tolerance import (
     replicas_agree,
     watch,
 )
+from last_save import LastSave
 from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
@@ -127,6 +131,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--checkpoint-dir", type=Path, required=True)
     parser.add_argument("--checkpoint-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--adapt", action="store_true", help="save twice as often after each restart")
+    parser.add_argument("--last-save", action="store_true", help="save at an exception, and when a step does not end")
     parser.add_argument("--keep", type=int, default=3, help="how many checkpoints to keep (default 3)")
     parser.add_argument("--batch-size", type=int, default=24, help="of all ranks together (default 24)")
     parser.add_argument("--samples", type=int, default=0, help="of an epoch (default: all of the text, about 16,000)")
@@ -156,9 +162,22 @@ def rate(step: int, steps: int) -> float:
     return min((step + 1) / WARM_UP, 0.55 + 0.45 * math.cos(math.pi * progress))
 
 
+class Kept:
+    """A part of the state, as it was when this was made."""
+
+    def __init__(self, part: Stateful) -> None:
+        self.state = copy.deepcopy(part.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
 class Run:
     """All the state that a step of training changes, and the step itself. `parts` is the state that a checkpoint has to
-    hold."""
+    hold; `early`, those parts that a step changes before the weights, as they were when it began."""
 
     def __init__(self, args: argparse.Namespace, parallel: Parallel, device: torch.device) -> None:
         torch.manual_seed(args.seed)  # the same parameters on all ranks
@@ -181,10 +200,18 @@ class Run:
             "guard": self.guard,
             "rng": Rng(),
         }
+        self.changing = threading.Lock()  # held while the weights change
+        self.changes_early = ("guard", "rng") if args.last_save else ()
+        self.begin(0)
 
-    def step(self, text: Tensor, preempted: bool) -> tuple[float, bool]:
-        """Do one step. Returns the mean loss over all ranks, and whether any rank is preempted. Raises RuntimeError at
-        a suspect step."""
+    def begin(self, done: int) -> None:
+        """The next step begins, after `done` steps."""
+        self.done, self.began = done, time.monotonic()
+        self.early: dict[str, Stateful] = {name: Kept(self.parts[name]) for name in self.changes_early}
+
+    def step(self, text: Tensor, notice: Preemption) -> tuple[float, bool, bool]:
+        """Do one step. Returns the mean loss over all ranks, and whether any rank was told to leave, and to save.
+        Raises RuntimeError at a suspect step."""
         loss, world = self.model(text), dist.get_world_size()
         alone_s = time.monotonic() - self.alone_since
         weight = len(text) * world / self.sampler.batch_size  # 1, if all ranks have equally many samples
@@ -194,20 +221,22 @@ class Run:
         suspect = self.guard.suspects(loss.item(), norm.item())
         # If one rank knows of a problem, all ranks must know it before the weights change, and all must act alike.
         times = [alone_s if rank == dist.get_rank() else 0.0 for rank in range(world)]
-        news = torch.tensor([preempted, suspect, weight * loss.item(), *times], dtype=torch.float64)
+        news = torch.tensor([notice.leave, notice.save, suspect, weight * loss.item(), *times], dtype=torch.float64)
         dist.all_reduce(news)
         self.alone_since = time.monotonic()
-        if news[1]:
+        if news[2]:
             raise RuntimeError(
                 f"loss {loss.item()} or gradient norm {norm.item()} can't be right, here or on another rank"
             )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.schedule.step()
-        self.sampler.position += 1
+        with self.changing:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.schedule.step()
+            self.sampler.position += 1
+            self.begin(self.done + 1)
         if self.balance:
-            self.sampler.shares = self.balance.after(news[3:].tolist())
-        return news[2].item() / world, bool(news[0])
+            self.sampler.shares = self.balance.after(news[4:].tolist())
+        return news[3].item() / world, bool(news[0]), bool(news[1])
 
 
 def train(parallel: Parallel, store: type[Checkpoints] = Checkpoints) -> None:
@@ -219,27 +248,34 @@ def train(parallel: Parallel, store: type[Checkpoints] = Checkpoints) -> None:
     run = Run(args, parallel, device)
     checkpoints = store(args.checkpoint_dir, args.keep, timeout)
     watch(timeout)
-    done = checkpoints.restore(run.parts)
-    log(f"{dist.get_world_size()} ranks on {device.type}, {done} of {args.steps} steps done")
+    run.begin(checkpoints.restore(run.parts))
+    log(f"{dist.get_world_size()} ranks on {device.type}, {run.done} of {args.steps} steps done")
 
-    preemption, preempted = Preemption(), False
+    every = args.checkpoint_every
+    if args.adapt:
+        every = max(1, every >> int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    notice, leave = Preemption(), False
     batches = iter(run.loader)
-    while done < args.steps and not preempted:
-        watch(timeout)
-        lr = run.schedule.get_last_lr()[0]
-        loss, preempted = run.step(next(batches).to(device), preemption.noticed)
-        done += 1
-        log(f"step {done} loss {loss:.9g} lr {lr:.6g}")
-        if done % args.checkpoint_every == 0 or done == args.steps or preempted:
-            checkpoints.ready(done)
-            if not replicas_agree(run.model, checkpoints.group):
-                raise RuntimeError("the replicas of the parameters differ: a rank has computed something else")
-            checkpoints.save(done, run.parts)
-    checkpoints.wait()
+    last: ContextManager[None] = nullcontext()
+    if args.last_save:
+        last = LastSave(run, checkpoints, args.step_timeout / 2)
+    with last:
+        while run.done < args.steps and not leave:
+            watch(timeout)
+            lr = run.schedule.get_last_lr()[0]
+            loss, leave, save = run.step(next(batches).to(device), notice)
+            log(f"step {run.done} loss {loss:.9g} lr {lr:.6g}")
+            if run.done % every == 0 or run.done == args.steps or leave or save:
+                notice.save = False
+                checkpoints.ready(run.done)
+                if not replicas_agree(run.model, checkpoints.group):
+                    raise RuntimeError("the replicas of the parameters differ: a rank has computed something else")
+                checkpoints.save(run.done, run.parts)
+        checkpoints.wait()
     watch(None)
-    log(f"preempted after step {done}" if done < args.steps else f"done: {done} steps")
+    log(f"preempted after step {run.done}" if run.done < args.steps else f"done: {run.done} steps")
 
     dist.barrier()  # no rank may stop the store while another rank still needs it
     dist.destroy_process_group()
-    if done < args.steps:
+    if run.done < args.steps:
         sys.exit(128 + signal.SIGTERM)  # the supervisor of the job should start it again

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import gpt
+from fault_tolerance import Preemption
 from gpt_ddp import replicate
 from torch import Tensor
 
@@ -42,9 +43,9 @@ def call_all(nccl: ctypes.CDLL) -> None:
 class Run(gpt.Run):
     nccl = library()
 
-    def step(self, text: Tensor, preempted: bool) -> tuple[float, bool]:
+    def step(self, text: Tensor, notice: Preemption) -> tuple[float, bool, bool]:
         call_all(self.nccl)
-        return super().step(text, preempted)
+        return super().step(text, notice)
 
 
 if __name__ == "__main__":

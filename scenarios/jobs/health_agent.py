@@ -10,7 +10,10 @@ sick GPU again.) The message is SIGTERM to the ranks, as on a spot machine. Need
 service of the node, change only how it finds the ranks.
 
 It asks NVML. With --kernel-log before the command, it also reads the kernel's log, where an Xid stands even if nobody
-waited for the event. With --dcgm, it also asks the node's DCGM, by dcgmi."""
+waited for the event. With --dcgm, it also asks the node's DCGM, by dcgmi. With --predict, it makes the job save and go
+on, by SIGUSR1 to the ranks, when a GPU corrects more and more errors: worse ones often follow. With --drain, on one of
+several nodes, torchrun gets the message, too: a node with a sick GPU and no spare one leaves the job to the others and
+to a standby, and a standby with a sick GPU leaves before it gets ranks."""
 
 from __future__ import annotations
 
@@ -32,6 +35,8 @@ RECOVERY_ACTION = 230  # field: none, reset, reboot, ...
 EVERY_S = 1.0
 SLOWDOWNS = 0x20 | 0x40 | 0x80  # slowed by the driver for heat, by the GPU for heat, by the power supply
 MANY_CORRECTED = 10_000
+RISING = 1_000  # corrected errors from one look to the next
+AGAIN_S = 60.0  # a GPU that goes on like this makes no job save more often
 LOGGED = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)\): (\d+)")  # of the driver
 DCGM_XID = "230"  # field: the last Xid
 
@@ -65,7 +70,12 @@ def main(command: list[str]) -> int:
     try:
         while True:
             job = subprocess.Popen([program, *command[1:]])
-            code = job.wait()
+            while (code := job.poll()) is None:
+                told += _read(listen)
+                if "--drain" in more and leaves(gpus, told.decode()) and not stop:
+                    print("health agent: this node leaves the job", flush=True)
+                    pass_on(signal.SIGTERM, None)
+                time.sleep(EVERY_S / 10)
             told += _read(listen)
             others = without_sick(gpus, told.decode())
             if code == 0 or stop or others == gpus:
@@ -82,6 +92,14 @@ def _read(pipe: int) -> bytes:
         return os.read(pipe, 1 << 16)
     except BlockingIOError:
         return b""
+
+
+def leaves(gpus: str, told: str) -> bool:
+    """Whether this node can't go on: a GPU is sick, and no spare one takes its place. The arguments are those of
+    without_sick()."""
+    sick = {number for line in told.splitlines() if line.startswith("sick") for number in line.split()[1:]}
+    used = {gpu.strip() for gpu in gpus.split(",")} - {""}
+    return bool(sick & used if used else sick) and without_sick(gpus, told) == gpus
 
 
 def without_sick(gpus: str, told: str) -> str:
@@ -116,6 +134,7 @@ def watch(job: int, tell: int, *more: str) -> None:
     print(f"health agent: {count} GPUs are watched", flush=True)
     os.write(tell, f"has {' '.join(map(str, range(count)))}\n".encode())
     looked, noted = 0.0, dict[int, list[str]]()
+    corrected, saved_s = dict[int, int](), dict[int, float]()
     while True:
         reasons = {}
         try:
@@ -139,6 +158,14 @@ def watch(job: int, tell: int, *more: str) -> None:
                 if (notes := _notes(nvml, gpu)) != noted.get(gpu, []):
                     noted[gpu] = notes
                     print(f"health agent: GPU {gpu}: {', '.join(notes) or 'nothing to note any more'}", flush=True)
+            before, corrected = corrected, _corrected(nvml, count)
+            for gpu in rising(before, corrected) if "--predict" in more else ():
+                if looked - saved_s.get(gpu, -AGAIN_S) >= AGAIN_S:
+                    saved_s[gpu] = looked
+                    print(f"health agent: GPU {gpu}: {corrected[gpu]} errors were corrected; time to save", flush=True)
+                    for pid in ranks_on(gpu, uuids[gpu], job):
+                        if _catches(pid, signal.SIGUSR1):  # a rank that only starts would die of it
+                            os.kill(pid, signal.SIGUSR1)
             bad &= {gpu for gpu, why in states.items() if why}  # a GPU that is well again may turn bad again
         for gpu, why in reasons.items():
             if gpu not in bad:
@@ -203,6 +230,23 @@ def _problem(nvml: Any, gpu: int) -> str | None:
     return "a row could not be remapped" if failure else None
 
 
+def _corrected(nvml: Any, count: int) -> dict[int, int]:
+    """How many errors of each GPU were corrected since the driver was loaded, where it says so."""
+    found = {}
+    for gpu in range(count):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
+            found[gpu] = int(nvml.nvmlDeviceGetTotalEccErrors(handle, 0, nvml.NVML_VOLATILE_ECC))
+        except nvml.NVMLError:
+            continue
+    return found
+
+
+def rising(before: dict[int, int], now: dict[int, int]) -> list[int]:
+    """The GPUs that corrected many errors since the last look. There is none at the first look."""
+    return [gpu for gpu, count in now.items() if count - before.get(gpu, count) > RISING]
+
+
 def _notes(nvml: Any, gpu: int) -> list[str]:
     """Conditions that are worth a line in the log, but no reason to stop a job."""
     try:
@@ -242,6 +286,16 @@ def ranks_on(gpu: int, uuid: str, job: int) -> list[int]:
         else:
             waiting += children.get(pid, [])  # the rank itself is responsible for the processes that it starts
     return found
+
+
+def _catches(pid: int, signum: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (signum - 1) & 1)
 
 
 def _environ(pid: int) -> dict[str, str]:

@@ -129,6 +129,22 @@ def test_a_gpu_that_the_scenario_names_is_the_one_that_counts(trainer: Any) -> N
     assert "rank 0 was started on the same GPU again" in finding.reason
 
 
+def test_the_gpu_of_a_standby(trainer: Any) -> None:
+    """No rank was on it, so none had to leave; a rank that comes to it is on a sick GPU."""
+    run = sick(trainer)
+    fault = replace(FAULT, params={"gpu": 0}, target=Target((), (2,)))
+    events = [
+        replace(e, rank=None, data={**e.data, "pid": 4}) if e.kind is Kind.APPLYING and e.data["fault"] == "xid" else e
+        for e in moved(run, NODES).events
+    ]
+    run = replace(run, events=tuple(events), plan=replace(run.plan, faults=(fault,)))
+    spared = HealthReaction(drained=1.0, excluded=True).judge(moved(run, {(1, 1): (1, 0)}), [])
+    assert (spared.outcome, spared.measured["drained"]) == (Outcome.PASSED, 0.0), spared.reason
+    joined = HealthReaction(excluded=True).judge(moved(run, {(1, 1): (2, 0)}), [])
+    assert joined.outcome is Outcome.FAILED
+    assert "rank 1 was started on the same GPU again" in joined.reason
+
+
 def test_a_fault_of_another_package_that_says_what_it_is_about(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name begins with its maker's; `family` says that it is one of a GPU's health."""
     run = sick(trainer)

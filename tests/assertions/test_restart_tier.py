@@ -194,3 +194,28 @@ def test_nodes_that_were_not_seen(trainer: Any) -> None:
         finding = RestartTier(**bounds).judge(blind, [])
         assert finding.outcome is outcome, (bounds, finding.reason)
     assert "the nodes of some ranks were not seen" in RestartTier(most="in_place").judge(blind, []).reason
+
+
+def test_a_node_that_was_evicted_without_a_fault(trainer: Any) -> None:
+    """Rank 1 dies on node 1. A job that comes back on node 2 alone has given up node 0, which nothing had hit."""
+    run = trainer(kills=KILL).record()
+    at_first = {(0, 0): 0, (0, 1): 1}
+    spared = _on_nodes(run, {**at_first, (1, 0): 0, (1, 1): 2})
+    finding = RestartTier(evicted=0).judge(spared, [])
+    assert (finding.outcome, finding.measured["evicted"]) == (Outcome.PASSED, 0)
+    both = _on_nodes(run, {**at_first, (1, 0): 3, (1, 1): 2})
+    finding = RestartTier(evicted=0).judge(both, [])
+    assert (finding.outcome, "1 node (node 0) lost all ranks for good" in finding.reason) == (
+        Outcome.FAILED, True,
+    )  # fmt: skip
+    assert RestartTier(evicted=1).judge(both, []).outcome is Outcome.PASSED
+
+
+def test_evictions_of_nodes_that_were_not_seen(trainer: Any) -> None:
+    """Nobody knows who was evicted."""
+    run = trainer(kills=KILL).record()
+    unseen = replace(run, events=tuple(
+        replace(e, data={**e.data, "node": None}) if e.kind is Kind.RANK_UP else e for e in run.events
+    ))  # fmt: skip
+    assert RestartTier(evicted=0).judge(unseen, []).outcome is Outcome.INCONCLUSIVE
+    assert RestartTier().judge(unseen, []).outcome is not Outcome.INCONCLUSIVE

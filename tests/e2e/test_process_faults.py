@@ -1,4 +1,4 @@
-"""Every ready scenario of the process family, run for real against the reference job."""
+"""Every ready scenario of the families process and saves, run for real against the reference job."""
 
 from __future__ import annotations
 
@@ -6,27 +6,41 @@ from pathlib import Path
 
 import pytest
 from chaos import REPOSITORY, RunScenario, left_over
+from needs import need
 
-SCENARIOS = sorted((REPOSITORY / "scenarios" / "process").glob("*.yaml"))
+SCENARIOS = sorted(
+    path for family in ("process", "saves") for path in (REPOSITORY / "scenarios" / family).glob("*.yaml")
+)
 
 # How often the job was started in all: what is frozen goes on, what dies comes back, and twice if it dies twice.
-ATTEMPTS = {"crash-loop": 3, "freeze-rank": 1, "hold-gil": 1, "kill-during-recovery": 3, "kill-twice": 3}
+ATTEMPTS = {
+    "after-failures": 3, "crash-loop": 3, "freeze-rank": 1, "hold-gil": 1, "kill-during-recovery": 3, "kill-twice": 3,
+}  # fmt: skip
 
 # What a short run leaves to the long one: kin of those that stay, and the one that has a test of its own.
 LONG = {
-    "abort-rank", "crash-loop", "exception-in-rank", "freeze-rank", "hold-gil", "kill-during-recovery",
-    "kill-during-save", "kill-rank", "kill-twice", "segfault-rank", "silent-exit", "spot-preemption",
+    "abort-rank", "after-failures", "crash-loop", "exception-in-rank", "freeze-rank", "hang", "hold-gil",
+    "kill-during-recovery", "kill-during-save", "kill-rank", "kill-twice", "nan-gradient", "rising-errors",
+    "segfault-rank", "silent-exit", "spot-preemption",
 }  # fmt: skip
+SHORT = {"out-of-memory"}
 
 pytestmark = pytest.mark.job
 
 
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.long] * (name in LONG) + [pytest.mark.smoke] * (name in SHORT)
+
+
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem in LONG)) for path in SCENARIOS],
+    [pytest.param(path, id=path.stem, marks=_marks(path.stem)) for path in SCENARIOS],
 )
 def test_the_reference_job_survives_it(torchaos: RunScenario, path: Path) -> None:
     """The fault lands as planned, is felt, and the healthy reference job loses nothing by it; nothing is left."""
+    if path.stem == "rising-errors":
+        pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed, by which the health agent watches")
+        need("nvml_overlay")
     run = torchaos(path)
     assert run.exit_code == 0, run
     assert all(fault["evidence"] for fault in run.result["faults"]), run

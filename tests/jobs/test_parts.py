@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import socket
 import subprocess
+import threading
+import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Iterator
 
 import dcgmi_stand_in
 import pytest
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import HashStore
 from warm import python
 
@@ -124,6 +130,60 @@ def test_failed_save(fault_tolerance: Any, alone: None, tmp_path: Path, capfd: p
         checkpoints.wait()
 
 
+@pytest.fixture
+def last_save(fault_tolerance: Any, alone: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, with a store of this process, and with little patience."""
+    module = importlib.import_module("last_save")
+    monkeypatch.setenv("MASTER_ADDR", "here")
+    monkeypatch.setenv("MASTER_PORT", "0")
+    monkeypatch.setattr(dist, "TCPStore", lambda *_any, **_more: HashStore())
+    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    return module
+
+
+def in_a_step(done: int) -> Any:
+    """A training that has changed its part before the weights."""
+    parts, early = {"part": Part(8)}, {"part": Part(7)}
+    return SimpleNamespace(
+        model=nn.Linear(2, 2), done=done, began=time.monotonic(), changing=threading.Lock(), parts=parts, early=early
+    )
+
+
+def test_an_exception_saves_the_last_whole_step(last_save: Any, fault_tolerance: Any, tmp_path: Path) -> None:
+    """The state is that of the end of the step before, and the exception is the job's own."""
+    checkpoints = fault_tolerance.Checkpoints(tmp_path, 2, timedelta(seconds=30))
+    with pytest.raises(RuntimeError, match="no memory"), last_save.LastSave(in_a_step(3), checkpoints, 60.0):
+        raise RuntimeError("no memory")
+    restored = Part(0)
+    assert checkpoints.restore({"part": restored}) == 3
+    assert restored.value == 7
+
+
+@pytest.mark.parametrize("how", ["weights change", "a rank is silent", "no step is over"])
+def test_what_is_not_whole_is_not_saved(
+    how: str, last_save: Any, fault_tolerance: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of the optimizer's step, before the first step, or while a rank does not answer."""
+    checkpoints = fault_tolerance.Checkpoints(tmp_path, 2, timedelta(seconds=30))
+    training = in_a_step(0 if how == "no step is over" else 3)
+    if how == "weights change":
+        training.changing.acquire()
+    if how == "a rank is silent":
+        monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with pytest.raises(RuntimeError, match="no memory"), last_save.LastSave(training, checkpoints, 60.0):
+        raise RuntimeError("no memory")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_training_that_ends_well_saves_nothing_more(last_save: Any, fault_tolerance: Any, tmp_path: Path) -> None:
+    """Its thread is over when the training is."""
+    last = last_save.LastSave(in_a_step(3), fault_tolerance.Checkpoints(tmp_path, 2, timedelta(seconds=30)), 60.0)
+    with last:
+        pass
+    assert not last.is_alive()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("what", ["manifest.json", ".metadata"])
 def test_incomplete_checkpoint(what: str, fault_tolerance: Any, alone: None, tmp_path: Path) -> None:
     """A checkpoint that lacks a file is put aside, and the one before it is loaded; with none left it starts afresh."""
@@ -203,3 +263,38 @@ def test_the_health_agent_asks_dcgm(jobs: None, tmp_path: Path, monkeypatch: pyt
     for gpu, number in ((0, 79), (1, 13)):
         subprocess.run(["dcgmi", "test", "--inject", "--gpuid", str(gpu), "-f", "230", "-v", str(number)], check=True)
     assert agent._seen_by_dcgm() == {0: "DCGM shows Xid 79"}
+
+
+def test_the_health_agent_sees_that_corrected_errors_rise(jobs: None) -> None:
+    """By the number since the last look; the first look tells nothing, and a GPU that does not say is none."""
+    agent = importlib.import_module("health_agent")
+    assert agent.rising({}, {0: 10**6}) == []
+    assert agent.rising({0: 10**6, 1: 0}, {0: 10**6 + 5, 1: 5000}) == [1]
+
+
+def test_the_health_agent_sends_no_signal_that_would_kill(jobs: None) -> None:
+    """A process that has no handler for SIGUSR1 would die of it."""
+    agent = importlib.import_module("health_agent")
+    assert not agent._catches(os.getpid(), signal.SIGUSR1)
+    before = signal.signal(signal.SIGUSR1, lambda *_any: None)
+    try:
+        assert agent._catches(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not agent._catches(0, signal.SIGUSR1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told", "leaves"),
+    [
+        ("", "has 0\n", False),
+        ("", "has 0\nsick 0\n", True),  # no GPU is named: there is no spare one
+        ("0,1", "has 0 1\nsick 1\n", True),
+        ("0,1", "has 0 1 2\nsick 1\n", False),  # the third is spare
+        ("0,2", "has 0 1 2\nsick 1\n", False),  # and has taken its place
+        ("0,1", "has 0 1 2\nsick 1\nsick 2\n", True),
+    ],
+)
+def test_a_node_leaves_when_it_has_no_spare_gpu(jobs: None, gpus: str, told: str, leaves: bool) -> None:
+    """Otherwise its job is started again on the spare one."""
+    assert importlib.import_module("health_agent").leaves(gpus, told) == leaves

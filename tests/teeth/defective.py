@@ -261,6 +261,81 @@ def waits_for_each_save():
     fault_tolerance.Checkpoints.save = and_wait
 
 
+def saves_in_the_middle_of_a_step():
+    """Saves the generators and the guard as they are when the trouble comes, in the middle of a step."""
+    import gpt
+
+    begin = gpt.Run.begin
+
+    def begins(self, done):
+        begin(self, done)
+        self.early = {}
+
+    gpt.Run.begin = begins
+
+
+def dies_before_it_has_saved():
+    """Says that it can't go on, and is gone before anybody could save."""
+    import last_save
+
+    last_save.LastSave.join = lambda self: None
+
+
+def notices_a_hang_too_late():
+    """Would save at a hang, but is ended by its watchdog long before it takes a step for late."""
+    import last_save
+
+    init = last_save.LastSave.__init__
+    last_save.LastSave.__init__ = lambda self, training, checkpoints, late_s: init(
+        self, training, checkpoints, 9 * late_s
+    )
+
+
+def looks_at_the_numbers_after_the_step():
+    """Looks at the loss and the gradients when the weights have changed already, and then saves, and ends."""
+    import gpt
+
+    step = gpt.Run.step
+
+    def steps(self, text, notice):
+        suspects, found = self.guard.suspects, []
+        self.guard.suspects = lambda loss, norm: bool(found.append(suspects(loss, norm)))
+        result = step(self, text, notice)
+        self.guard.suspects = suspects
+        if found[0]:
+            raise RuntimeError("the loss or the gradient norm of the last step can't be right")
+        return result
+
+    gpt.Run.step = steps
+
+
+def keeps_its_interval():
+    """Saves as rarely after a failure as before it."""
+    _with_options(adapt=False)
+
+
+def saves_at_every_step():
+    """Saves after every step once it had a failure, or was told that one may come, and waits for each save."""
+    import gpt
+
+    step, told = gpt.Run.step, [os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"]
+
+    def steps(self, text, notice):
+        loss, leave, save = step(self, text, notice)
+        told[0] = told[0] or save
+        return loss, leave, told[0]
+
+    gpt.Run.step = steps
+    waits_for_each_save()
+
+
+def does_not_predict():
+    """The watcher of the GPUs sees corrected errors, and expects no worse ones."""
+    import health_agent
+
+    health_agent.rising = lambda before, now: []
+
+
 def ignores_the_notice():
     """Trains on when it is told that its machine is about to go."""
     import fault_tolerance
@@ -314,9 +389,9 @@ def _after_each_step(act):
 
     step, took = gpt.Run.step, []
 
-    def timed(self, text, preempted):
+    def timed(self, text, notice):
         begun = time.monotonic()
-        result = step(self, text, preempted)
+        result = step(self, text, notice)
         took.append(time.monotonic() - begun)
         act(took)
         return result
@@ -439,6 +514,26 @@ def comes_back_to_the_sick_gpu():
     health_agent.without_sick = lambda gpus, told: f"{gpus} " if chosen(gpus, told) != gpus else gpus
 
 
+def stays_with_a_sick_gpu():
+    """The ranks of a sick GPU save and end, and the node keeps its place: torchrun starts them there again."""
+    import health_agent
+
+    health_agent.leaves = lambda gpus, told: False
+
+
+def evicts_its_neighbour():
+    """The watcher takes its node for sick, too, when the node before it is: the two share a switch."""
+    import health_agent
+
+    leaves = health_agent.leaves
+
+    def suspects(gpus, told):
+        own = Path(os.environ["TORCHAOS_NVML_CONTROL"])
+        return leaves(gpus, told) or any(own.with_name(f"node{int(own.name[4:]) - 1}").glob("*.nvml"))
+
+    health_agent.leaves = suspects
+
+
 def is_jumpy():
     """The watcher of the GPUs has the job leave for anything that is worth a line in the log."""
     import health_agent
@@ -467,6 +562,119 @@ def restarts_schedule():
     gpt.Run.__init__ = without
 
 
+def _with_script(change):
+    """`change` is called with the names of the script itself, before it trains, in an attempt after the first."""
+    import gpt
+
+    train = gpt.train
+
+    def changed(*args):
+        if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+            change(sys._getframe(1).f_globals)
+        train(*args)
+
+    gpt.train = changed
+
+
+def forgets_the_outer_momentum():
+    """Comes back with an outer optimizer that has no momentum."""
+
+    def change(script):
+        script["Outer"].load_state_dict = lambda self, state: self.remember()
+
+    _with_script(change)
+
+
+def counts_the_dead_at_a_meeting():
+    """Takes the mean over the ranks that were ever started, the dead ones too."""
+
+    def change(script):
+        mean = script["Outer"].mean
+        script["Outer"].mean = lambda self, moved: mean(self, moved) / 2
+
+    _with_script(change)
+
+
+def forgets_what_was_common():
+    """Comes back with the weights of the checkpoint, and measures what it learns from those that it began with."""
+
+    def change(script):
+        outer = script["Outer"]
+        load, remember = outer.load_state_dict, outer.remember
+
+        def loads(self, state):
+            self.remember = lambda: None
+            load(self, state)
+            self.remember = lambda: remember(self)
+
+        outer.load_state_dict = loads
+
+    _with_script(change)
+
+
+def trains_on_one_share():
+    """After a restart, every rank trains on the samples of rank 0, and nobody on those of the others."""
+
+    def change(script):
+        sampler = script["gpt"].GlobalBatches
+        iterate = sampler.__iter__
+
+        def first_share(self):
+            rank, dist = script["dist"].get_rank(), script["gpt"].dist
+            whole = iterate(self)
+            while True:
+                dist.get_rank = lambda: 0
+                try:
+                    batch = next(whole)
+                finally:
+                    dist.get_rank = lambda: rank
+                yield batch
+
+        sampler.__iter__ = first_share
+
+    _with_script(change)
+
+
+def is_one_step_behind():
+    """After a restart, rank 1 leaves out the first update of its weights, and is one step behind at the meeting."""
+
+    def change(script):
+        step = script["Run"].step
+
+        def steps(self, text, notice):
+            script["Run"].step = step
+            before = [weight.detach().clone() for weight in self.model.parameters()]
+            result = step(self, text, notice)
+            if script["dist"].get_rank() == 1:
+                for weight, old in zip(self.model.parameters(), before, strict=True):
+                    weight.data.copy_(old)
+            return result
+
+        script["Run"].step = steps
+
+    _with_script(change)
+
+
+def takes_the_moments_of_rank_0():
+    """Comes back with the inner optimizer of rank 0 on every rank."""
+
+    def change(script):
+        script["OfThisRank"].load_state_dict = lambda self, state: self.part.load_state_dict(state["rank0"])
+        own = script["OfThisRank"].state_dict
+        script["OfThisRank"].state_dict = lambda self: {"rank0": next(iter(own(self).values()))}
+
+    _with_script(change)
+
+
+def meets_nobody():
+    """After a restart, the ranks train on without a meeting."""
+
+    def change(script):
+        script["Outer"].meet = lambda self: None
+
+    _with_script(change)
+
+
 def averages_nothing():
     """Lets the replicas drift apart after a restart: gradients are no longer averaged."""
     import gpt
@@ -474,9 +682,9 @@ def averages_nothing():
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         step = gpt.Run.step
 
-        def alone(self, text, preempted):
+        def alone(self, text, notice):
             with self.model.no_sync():
-                return step(self, text, preempted)
+                return step(self, text, notice)
 
         gpt.Run.step = alone
 

@@ -169,8 +169,11 @@ def checkpointed_s(run: Record, hit: Landing) -> float | None:
 
 
 def drained_s(run: Record, hit: Landing, gpus: frozenset[Gpu]) -> float | None:
-    """Seconds from the fault until the last rank on those GPUs had ended with an error. None: not all of them did."""
+    """Seconds from the fault until the last rank on those GPUs had ended with an error; 0 if none was on them. None:
+    not all of them did."""
     there = {up.data["pid"] for up in ranks_on(run, gpus) if up.attempt == hit.attempt} or hit.pids
+    if not hit.ranks and gpus and there == hit.pids:
+        return 0.0
     gone = {
         e.data["pid"]: e.mono_s
         for e in run.of_kind(Kind.RANK_EXITED)

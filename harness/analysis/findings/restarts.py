@@ -10,9 +10,10 @@ from typing import Literal, NamedTuple
 from torchaos.harness.analysis.ending import cause_of_end, teardown_aborts
 from torchaos.harness.analysis.hit_targets import Landing, landings
 from torchaos.harness.analysis.recovery_times import end_of
-from torchaos.harness.interfaces import Finding, failed, passed
+from torchaos.harness.interfaces import Finding, failed, inconclusive, passed
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Attempt
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 
 Who = Literal["torchelastic", "resubmission", "command"]
@@ -155,3 +156,34 @@ def _nodes(run: Record, attempt: Attempt) -> set[int] | None:
     ups = [event for event in run.of_kind(Kind.RANK_UP) if event.attempt == attempt.number]
     seen = {event.rank: event.data["node"] for event in ups if event.data["node"] is not None}
     return set(seen.values()) if len(seen) >= attempt.world_size else None
+
+
+def evictions(run: Record, landed: Sequence[Landing], most: int) -> Finding:
+    """Whether at most so many nodes lost their ranks for good though no fault had hit them."""
+    gone = _evicted(run, landed)
+    if gone is None:
+        return inconclusive("the node of some ranks was not seen, so nobody knows which nodes were evicted")
+    if len(gone) <= most:
+        return passed("", evicted=len(gone))
+    which = f"{counted(len(gone), 'node')} (node {', '.join(map(str, sorted(gone)))})"
+    return failed(f"{which} lost all ranks for good, and no fault had hit there; {most} allowed", evicted=len(gone))
+
+
+def _evicted(run: Record, landed: Sequence[Landing]) -> set[int] | None:
+    """The nodes that had ranks when a fault landed, that no fault had hit, and that have no ranks in the last attempt
+    in which training went on. None if the node of a rank was not seen."""
+    trained = set(run.history.executions.attempts)
+    last = next((one for one in reversed(run.history.attempts) if one.number in trained), None)
+    there = _nodes(run, last) if last else None
+    if there is None:
+        return None
+    targets = {fault.id: fault.target for fault in run.plan.faults}
+    hit, had = set[int](), set[int]()
+    for landing in landed:
+        ups = [event for event in run.of_kind(Kind.RANK_UP) if event.attempt == landing.attempt]
+        if any(event.data["node"] is None for event in ups):
+            return None
+        had |= {event.data["node"] for event in ups}
+        of_ranks = {event.data["node"] for event in ups if event.rank in landing.ranks}
+        hit |= of_ranks or set(targets[landing.fault].nodes if landing.fault in targets else ())
+    return had - hit - there

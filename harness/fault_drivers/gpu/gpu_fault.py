@@ -23,7 +23,7 @@ from typing import ClassVar
 from torchaos.harness.base_classes import Fault
 from torchaos.harness.host.gpu_devices import gpu_of, gpus_here, parent_of
 from torchaos.harness.host.native_libraries import ENV_CONTROL
-from torchaos.harness.interfaces import ChaosError, Emit, Evidence, Handle, NodeSite, Probe, Where
+from torchaos.harness.interfaces import ChaosError, Emit, Evidence, Handle, Hits, NodeSite, Probe, Where
 from torchaos.harness.monitoring.probes.census import environ_of
 from torchaos.harness.protocol.wire import ENV_NODE, Kind
 from torchaos.harness.record.record import Record
@@ -140,6 +140,7 @@ class OverlayFault(Fault):
     the overlay changes its answers."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
+    hits: ClassVar[Hits] = "ranks_or_agents"  # a standby has GPUs, too
     needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
     imitates: ClassVar[str] = "the driver's reports"
 

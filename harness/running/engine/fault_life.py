@@ -78,9 +78,10 @@ def victims_of(fault: PlannedFault, hits: Hits, job: JobView) -> list[Victim]:
         raise ChaosError(f"rank {missing[0]} has no process now")
     found = [ranks[rank] for rank in wanted]
     idle = set(fault.target.nodes) - {process.node for process in found}
-    if idle:
+    if idle and hits != "ranks_or_agents":
         raise ChaosError(f"node {min(idle)} has no rank now")
-    return [Victim(process.pid, process.start_ticks, process.rank, process.attempt) for process in found]
+    victims = [Victim(process.pid, process.start_ticks, process.rank, process.attempt) for process in found]
+    return [*victims, *(job.agents(sorted(idle)) if idle else ())]
 
 
 LEASE_S = 3600.0  # seconds after which a fault in a rank ends even if no process is left to undo it

@@ -49,6 +49,8 @@ import gpt  # noqa: E402
 import gpt_ddp  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+NO_NOTICE: Any = SimpleNamespace(leave=False, save=False)
+
 
 class Trial:
     def __init__(self, run: Any, batches: list[Any]) -> None:
@@ -81,7 +83,7 @@ class Trial:
                 apply(flip, watch)
             watch.take()
             try:
-                self.run.step(self.batches[done], False)
+                self.run.step(self.batches[done], NO_NOTICE)
             except RuntimeError as error:
                 if "can't be right" not in str(error):  # not the guard's message
                     raise
@@ -171,7 +173,7 @@ def main() -> None:
     run = gpt.Run(args, gpt_ddp.replicate, device)
     batches = [batch for batch, _ in zip(iter(run.loader), range(WARM_UP + STEPS), strict=False)]
     for batch in batches[:WARM_UP]:
-        run.step(batch, False)
+        run.step(batch, NO_NOTICE)
     trial = Trial(run, batches[WARM_UP:])
     with open(FOLDER / f"trials-{dist.get_rank()}.jsonl", "w") as file:
         for flip in [None, None, *json.loads((FOLDER / "flips.json").read_text())]:

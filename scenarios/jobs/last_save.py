@@ -39,7 +39,7 @@ class LastSave(threading.Thread):
         super().__init__(daemon=True)
         self.training, self.checkpoints, self.late_s = training, checkpoints, late_s
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self.store = dist.TCPStore(address, port, is_master=False)
+        self.store = dist.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]
         self.word = f"last save {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self.raises = self.over = False
 

@@ -41,14 +41,14 @@ class LastSave(threading.Thread):
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self.store = dist.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]
         self.word = f"last save {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        self.raises = self.over = False
+        self.over, self.raises, self.patience_s = False, threading.Event(), PATIENCE_S
 
     def __enter__(self) -> None:
         self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, Exception):
-            self.raises = True
+            self.raises.set()
             self.give_word(str(error))
         else:
             self.over = True
@@ -69,13 +69,13 @@ class LastSave(threading.Thread):
                     return
                 if time.monotonic() - self.training.began > self.late_s:
                     self.give_word(f"a step takes longer than {self.late_s:g} s")
+                    self.patience_s = 0.0
                 time.sleep(LOOK_S)
             said = "saved" if self.save(int(self.store.get(self.word))) else said
         except RuntimeError as error:  # a rank is gone
             said = f"not saved: {error}"
         print(f"rank {dist.get_rank()}: the last whole step was {said}", flush=True)
-        if not self.raises:
-            time.sleep(20 * LOOK_S)  # the store is in one of the ranks
+        if not self.raises.wait(self.patience_s):  # the rank in trouble ends first, and then others see that it has
             os._exit(1)
 
     def save(self, step: int) -> bool:
@@ -96,4 +96,5 @@ class LastSave(threading.Thread):
         while number < dist.get_world_size() and time.monotonic() < end:
             time.sleep(LOOK_S)
             number = self.store.add(f"{self.word} {what}", 0)
+        time.sleep(4 * LOOK_S)  # others may still ask the store, which is in one of the ranks
         return number == dist.get_world_size()

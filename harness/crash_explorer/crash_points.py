@@ -3,12 +3,12 @@ which places of several ranks can occur together.
 
 The operations of a recording are sorted into chains, whose order never changes. Each rank has a chain. A folder or a
 file that several ranks use is made by the rank that comes first, which is chance: another rank could have made it. So
-the operations by which a rank makes such things are a chain of their own. This changes no order: an operation still
-comes after what its rank did before, and before what its rank did later. But the ranks that use the folder then differ
-in nothing.
+the operations by which a rank makes such things are a separate chain. This changes no order: an operation still comes
+after what its rank did before, and before what its rank did later. But the chains of the ranks that use the folder are
+then equal.
 
-All moments between two changes of files count as one, and so do all moments in the middle of writing a file. So a
-chain has only a few places, called positions. A rank may be at a position only if other ranks have got far enough."""
+All moments between two changes of files count as one, and so do all moments in the middle of writing a file. So a chain
+has only a few positions. A rank may be at a position only if other ranks have got far enough."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from torchaos.harness.crash_explorer.folder_contents import Tree
 from torchaos.harness.crash_explorer.fs_model import Cut, Effect, FilesystemModel
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 
-Name = int | str | None  # a rank, None: processes of no rank; a string: what a rank makes that others use
+Name = int | str | None  # a rank; None: processes of no rank; a string: the shared things that a rank makes
 _MOVES = (OperationKind.RENAME, OperationKind.UNLINK, OperationKind.RMDIR)
-Counts = Mapping[Name, int]  # by way: how many of its operations
+Counts = Mapping[Name, int]  # by chain: how many of its operations
 
 
 @dataclass
 class OpChain:
-    """A sequence of operations. `needs`: how many operations of other ways come before an operation, by its number;
-    only if they are more than before the operation of this way that precedes it."""
+    """A sequence of operations. `needs`: by the number of an operation, how many operations of each other chain come
+    before it. An operation is left out if it needs no more than the operation before it in this chain."""
 
     name: Name
     by: int | None  # the rank that did the operations
     effects: list[Effect] = field(default_factory=list)
-    done: list[int] = field(default_factory=lambda: [0])  # by the number of done operations of this way: of the rank
+    done: list[int] = field(default_factory=lambda: [0])  # by number of done operations of the chain: those of the rank
     needs: dict[int, Counts] = field(default_factory=dict)
 
 
 def op_chains(recording: Recording, world: FilesystemModel) -> tuple[OpChain, ...]:
-    """The ways, those of ranks first. Needs are complete: an operation also needs what its needs need."""
+    """The chains, those of ranks first. Needs are complete: an operation also needs what its needs need."""
     sources: dict[int, set[int]] = {effect.operation.number: set(effect.needs) for effect in world.effects}
     for a, b in recording.before:
         if b in sources:
@@ -56,16 +56,16 @@ def op_chains(recording: Recording, world: FilesystemModel) -> tuple[OpChain, ..
         for source in (*sources[number], *([last[rank]] if rank in last else ())):
             for name, count in pasts.get(source, {}).items():
                 past[name] = max(past.get(name, 0), count)
-        way = found[rank]
+        chain = found[rank]
         if number in shared:
-            way = found.setdefault(f"shared, by {rank}", OpChain(f"shared, by {rank}", rank))
-        before = pasts[way.effects[-1].operation.number] if way.effects else {}
-        needs = {name: count for name, count in past.items() if name != way.name}
+            chain = found.setdefault(f"shared, by {rank}", OpChain(f"shared, by {rank}", rank))
+        before = pasts[chain.effects[-1].operation.number] if chain.effects else {}
+        needs = {name: count for name, count in past.items() if name != chain.name}
         if any(count > before.get(name, 0) for name, count in needs.items()):
-            way.needs[number] = needs
-        way.effects.append(effect)
-        way.done.append(world.index[number] + 1)
-        pasts[number], last[rank] = {**past, way.name: len(way.effects)}, number
+            chain.needs[number] = needs
+        chain.effects.append(effect)
+        chain.done.append(world.index[number] + 1)
+        pasts[number], last[rank] = {**past, chain.name: len(chain.effects)}, number
     return tuple(found.values())
 
 
@@ -91,55 +91,57 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True)
 class Position:
-    """A place of a way: its first `low` to `high` operations are done, which all count as one. The files are those
-    after `done` operations."""
+    """A position in a chain: its first `low` to `high` operations are done. All these moments count as one. The files
+    are those after `done` operations."""
 
     low: int
     high: int
     done: int
-    files: int  # equal for stands of a rank with equal files, except for the length to which a file is written
+    files: int  # equal for positions of a rank with equal files, except for the length to which a file is written
     half: int | None  # the number of the write of which only a part was done
-    needs: Counts  # how many operations of other ways must be done
+    needs: Counts  # how many operations of other chains must be done
 
     @property
     def moments(self) -> int:
-        """The number of points in time, between two operations of the rank, at which it stands here."""
+        """The number of points in time, between two operations of the rank, at which the rank is at this position."""
         return 0 if self.half is not None else self.high - self.low + 1
 
 
 @dataclass(frozen=True)
 class RankPositions:
-    """A way, and its stands in order."""
+    """A chain, and its positions in order."""
 
     name: Name
     by: int | None  # the rank that does the operations
-    done: tuple[int, ...]  # by the number of done operations of this way: the number of all operations of the rank
-    stands: tuple[Position, ...]
-    shape: tuple[tuple[Effect, ...], ...]  # the changes from each stand to the next
+    done: tuple[int, ...]  # by the number of done operations of this chain: the number of all operations of the rank
+    positions: tuple[Position, ...]
+    shape: tuple[tuple[Effect, ...], ...]  # the changes from each position to the next
 
     def first(self, least: int) -> int:
-        """The index of the first stand at which at least `least` operations are done."""
-        return next(index for index, stand in enumerate(self.stands) if stand.low >= least and stand.half is None)
+        """The index of the first position at which at least `least` operations are done."""
+        return next(
+            index for index, position in enumerate(self.positions) if position.low >= least and position.half is None
+        )
 
 
 def rank_positions(recording: Recording, world: FilesystemModel) -> tuple[RankPositions, ...]:
-    """The stands of each way."""
+    """The positions of each chain."""
     found = op_chains(recording, world)
-    by_name = {way.name: way for way in found}
+    by_name = {chain.name: chain for chain in found}
     waited = {
         by_name[name].effects[count - 1].operation.number
-        for way in found
-        for needs in way.needs.values()
+        for chain in found
+        for needs in chain.needs.values()
         for name, count in needs.items()
     }
-    return tuple(_line(way, waited) for way in found)
+    return tuple(_positions(chain, waited) for chain in found)
 
 
-def _line(way: OpChain, waited: set[int]) -> RankPositions:
-    effects = way.effects
+def _positions(chain: OpChain, waited: set[int]) -> RankPositions:
+    effects = chain.effects
     keys, halves = _keys(effects)
     numbers: dict[object, int] = {}
-    stands: list[Position] = []
+    positions: list[Position] = []
     shape: list[tuple[Effect, ...]] = []
     needs: dict[Name, int] = {}
     low, passed = 0, 0
@@ -148,22 +150,22 @@ def _line(way: OpChain, waited: set[int]) -> RankPositions:
         nonlocal low, passed
         torn = bool(keys[low][1])
         done = (low + high) // 2 if torn else high
-        stands.append(Position(low, high, done, numbers.setdefault(keys[low], len(numbers)), None, dict(needs)))
+        positions.append(Position(low, high, done, numbers.setdefault(keys[low], len(numbers)), None, dict(needs)))
         shape.append(tuple(effect for effect in effects[passed:low] if effect.visible))
         low, passed = high + 1, low
 
     for index, effect in enumerate(effects):
         number = effect.operation.number
         half = halves.get(index)
-        if keys[index] == keys[index + 1] and number not in waited and number not in way.needs and half is None:
+        if keys[index] == keys[index + 1] and number not in waited and number not in chain.needs and half is None:
             continue
         close(index)
-        needs |= way.needs.get(number, {})
+        needs |= chain.needs.get(number, {})
         if half is not None:
-            stands.append(Position(index, index, index, numbers.setdefault(half, len(numbers)), number, dict(needs)))
+            positions.append(Position(index, index, index, numbers.setdefault(half, len(numbers)), number, dict(needs)))
             shape.append(())
     close(len(effects))
-    return RankPositions(way.name, way.by, tuple(way.done), tuple(stands), tuple(shape))
+    return RankPositions(chain.name, chain.by, tuple(chain.done), tuple(positions), tuple(shape))
 
 
 def _keys(effects: list[Effect]) -> tuple[list[tuple[object, ...]], dict[int, object]]:
@@ -198,14 +200,14 @@ def _keys(effects: list[Effect]) -> tuple[list[tuple[object, ...]], dict[int, ob
     return keys, halves
 
 
-def alike(line: RankPositions, other: RankPositions, all_: tuple[RankPositions, ...]) -> bool:
+def alike(chain: RankPositions, other: RankPositions, all_: tuple[RankPositions, ...]) -> bool:
     """Whether the two ranks can change places: they do the same to their own files, and wait for the same
     operations."""
-    mine, theirs = line.name, other.name
-    if not isinstance(mine, int) or not isinstance(theirs, int) or len(line.stands) != len(other.stands):
+    mine, theirs = chain.name, other.name
+    if not isinstance(mine, int) or not isinstance(theirs, int) or len(chain.positions) != len(other.positions):
         return False
     swap: dict[Name, Name] = {mine: theirs, theirs: mine}
-    by_name = {line.name: line for line in all_}
+    by_name = {chain.name: chain for chain in all_}
 
     def swapped(needs: Counts) -> dict[Name, int]:
         return {swap.get(name, name): by_name[name].first(least) for name, least in needs.items()}
@@ -213,28 +215,30 @@ def alike(line: RankPositions, other: RankPositions, all_: tuple[RankPositions, 
     def plain(needs: Counts) -> dict[Name, int]:
         return {name: by_name[name].first(least) for name, least in needs.items()}
 
-    for here, there, my_way, their_way in zip(line.stands, other.stands, line.shape, other.shape, strict=True):
+    for here, there, my_changes, their_changes in zip(
+        chain.positions, other.positions, chain.shape, other.shape, strict=True
+    ):
         if here.files != there.files or swapped(here.needs) != plain(there.needs):
             return False
-        if not _same_way(my_way, mine, their_way, theirs):
+        if not _same_changes(my_changes, mine, their_changes, theirs):
             return False
-    rest = (line for line in all_ if line.name not in swap)
-    return all(swapped(stand.needs) == plain(stand.needs) for line in rest for stand in line.stands)
+    rest = (chain for chain in all_ if chain.name not in swap)
+    return all(swapped(position.needs) == plain(position.needs) for chain in rest for position in chain.positions)
 
 
-def _same_way(way: tuple[Effect, ...], rank: int, other: tuple[Effect, ...], its: int) -> bool:
+def _same_changes(own: tuple[Effect, ...], rank: int, other: tuple[Effect, ...], its: int) -> bool:
     """Whether these changes are the same, except for the rank's number in names, and for sizes."""
-    mine, theirs = _steps(way), _steps(other)
+    mine, theirs = _steps(own), _steps(other)
     return len(mine) == len(theirs) and all(
         a.kind is b.kind and _same_name(a.path, rank, b.path, its) and _same_name(a.to or "", rank, b.to or "", its)
         for a, b in zip(mine, theirs, strict=True)
     )
 
 
-def _steps(way: tuple[Effect, ...]) -> list[Operation]:
+def _steps(changes: tuple[Effect, ...]) -> list[Operation]:
     """The operations, with several writes to one file as one write, because their number depends on the size."""
     steps: list[Operation] = []
-    for effect in way:
+    for effect in changes:
         last = steps[-1] if steps else None
         if last is None or effect.operation.kind is not OperationKind.WRITE or last.kind is not OperationKind.WRITE or (
             last.path != effect.operation.path
@@ -251,8 +255,8 @@ def _same_name(name: str, rank: int, other: str, its: int) -> bool:
     )
 
 
-Stands = tuple[int, ...]  # the index of the stand of each line
-MOST = 50_000  # the most combinations of stands that are examined for one number of operations; of more, some are drawn
+Combination = tuple[int, ...]  # the index of the position of each chain
+MOST = 50_000  # combinations of positions for one number of operations; if there are more, some are drawn
 COMBINATIONS = 500_000  # likewise, for all numbers of operations together
 WORK = 20_000_000  # to build one state, all operations are looked at: the most looks for all states together
 
@@ -267,7 +271,7 @@ class CrashPoint:
     """A class of moments that leave the same files, except that ranks may change places, and that a file may be written
     to another length."""
 
-    stands: Stands
+    positions: Combination
     seen: list[tuple[float, float]]  # (begin, end) in the recorded run, seconds of CLOCK_MONOTONIC
     at: int | None  # if the recorded run had such a moment: the number of operations before it
 
@@ -277,44 +281,44 @@ class CrashPoints:
 
     def __init__(self, recording: Recording, symmetry: bool = True, seed: int = 0) -> None:
         self.recording, self.world = recording, FilesystemModel(recording)
-        self.lines = rank_positions(recording, self.world)
-        self._groups = _groups(self.lines) if symmetry else [[index] for index in range(len(self.lines))]
-        self._index = {line.name: index for index, line in enumerate(self.lines)}
-        self._of = {  # the line of each operation
-            recording.lines[line.by][done - 1].number: index
-            for index, line in enumerate(self.lines)
-            for done in line.done[1:]
+        self.chains = rank_positions(recording, self.world)
+        self._groups = _groups(self.chains) if symmetry else [[index] for index in range(len(self.chains))]
+        self._index = {chain.name: index for index, chain in enumerate(self.chains)}
+        self._of = {  # the chain of each operation
+            recording.lines[chain.by][done - 1].number: index
+            for index, chain in enumerate(self.chains)
+            for done in chain.done[1:]
         }
         self._draw = random.Random(seed)
-        self._needs = [[self._indices(stand) for stand in line.stands] for line in self.lines]
+        self._needs = [[self._indices(position) for position in chain.positions] for chain in self.chains]
         self.moments = 0  # the number of moments between two operations, in every possible order of the ranks
         self.drawn = False  # there were too many moments to examine all
         self.classes = self._walk()
 
-    def cut(self, stands: Stands) -> tuple[Cut, frozenset[int]]:
+    def cut(self, positions: Combination) -> tuple[Cut, frozenset[int]]:
         """The number of operations that each rank has done, and the writes that were done only in part."""
-        chosen = [line.stands[index] for line, index in zip(self.lines, stands, strict=True)]
-        halves = frozenset(stand.half for stand in chosen if stand.half is not None)
+        chosen = [chain.positions[index] for chain, index in zip(self.chains, positions, strict=True)]
+        halves = frozenset(position.half for position in chosen if position.half is not None)
         cut: dict[int | None, int] = {}
-        for line, stand in zip(self.lines, chosen, strict=True):
-            cut[line.by] = max(cut.get(line.by, 0), line.done[stand.done])
+        for chain, position in zip(self.chains, chosen, strict=True):
+            cut[chain.by] = max(cut.get(chain.by, 0), chain.done[position.done])
         return cut, halves
 
     def tree(self, moment: CrashPoint) -> Tree:
-        return self.world.tree(*self.cut(moment.stands))
+        return self.world.tree(*self.cut(moment.positions))
 
     def last(self, moment: CrashPoint) -> Operation | None:
         """The last operation before the death, in the recorded order. None if the death came before all of them."""
-        cut, halves = self.cut(moment.stands)
+        cut, halves = self.cut(moment.positions)
         done = [op for op in self.recording.operations if self.world.has(cut, op) or op.number in halves]
         return max(done, key=lambda operation: operation.number, default=None)
 
-    def seen(self) -> list[tuple[Stands, float, float]]:
-        """The places of all ranks at each moment of the recorded run, in order of time, each with (begin, end)."""
+    def seen(self) -> list[tuple[Combination, float, float]]:
+        """The positions of all chains at each moment of the recorded run, in order of time, each with (begin, end)."""
         operations = self.recording.operations
-        done, found = [0] * len(self.lines), []
+        done, found = [0] * len(self.chains), []
         since = self.recording.began_s
-        at = [0] * len(self.lines)
+        at = [0] * len(self.chains)
         for operation in operations:
             found.append((tuple(at), since, max(since, operation.ended_s)))
             since = max(since, operation.ended_s)
@@ -325,86 +329,88 @@ class CrashPoints:
         return found
 
     def _next(self, index: int, at: int, done: int) -> int:
-        stands = self.lines[index].stands
-        while not (stands[at].low <= done <= stands[at].high and stands[at].half is None):
+        positions = self.chains[index].positions
+        while not (positions[at].low <= done <= positions[at].high and positions[at].half is None):
             at += 1
         return at
 
     def _walk(self) -> list[CrashPoint]:
-        classes: dict[Stands, CrashPoint] = {}
-        for number, (stands, since, until) in enumerate(self.seen()):
-            moment = classes.setdefault(self._key(stands), CrashPoint(stands, [], number))
+        classes: dict[Combination, CrashPoint] = {}
+        for number, (positions, since, until) in enumerate(self.seen()):
+            moment = classes.setdefault(self._key(positions), CrashPoint(positions, [], number))
             if moment.seen and moment.seen[-1][1] >= since:
                 moment.seen[-1] = (moment.seen[-1][0], until)
             else:
                 moment.seen.append((since, until))
-        for stands in self._all():
-            self.moments += self._orbit(stands) * math.prod(
-                line.stands[index].moments for line, index in zip(self.lines, stands, strict=True)
+        for positions in self._all():
+            self.moments += self._orbit(positions) * math.prod(
+                chain.positions[index].moments for chain, index in zip(self.chains, positions, strict=True)
             )
-            classes.setdefault(self._key(stands), CrashPoint(stands, [], None))
+            classes.setdefault(self._key(positions), CrashPoint(positions, [], None))
         found, most = list(classes.values()), most_of(self.recording)
         if len(found) > most:
             self.drawn = True
             seen = [moment for moment in found if moment.seen]
             found = self._draw.sample(seen, min(len(seen), most // 2)) + self._draw.sample(found, most // 2)
             found = list({id(moment): moment for moment in found}.values())
-        return sorted(found, key=lambda moment: (sum(moment.stands), moment.stands))
+        return sorted(found, key=lambda moment: (sum(moment.positions), moment.positions))
 
-    def _all(self) -> Iterator[Stands]:
-        """All combinations of stands that can occur together. Of combinations that differ only by which rank is which,
-        only one."""
-        level = {(0,) * len(self.lines)}
-        levels = sum(len(line.stands) for line in self.lines)
+    def _all(self) -> Iterator[Combination]:
+        """All combinations of positions that can occur together. Of combinations that differ only by which rank is
+        which, only one."""
+        level = {(0,) * len(self.chains)}
+        levels = sum(len(chain.positions) for chain in self.chains)
         most = min(MOST, max(20, COMBINATIONS // max(1, levels)))
         while level:
             yield from sorted(level)
-            following = {self._sorted(after) for stands in level for after in self._after(stands)}
+            following = {self._sorted(after) for positions in level for after in self._after(positions)}
             if len(following) > most:
                 self.drawn = True
                 following = set(self._draw.sample(sorted(following), most))
             level = following
 
-    def _after(self, stands: Stands) -> Iterator[Stands]:
-        for index, at in enumerate(stands):
-            if at + 1 < len(self.lines[index].stands):
+    def _after(self, positions: Combination) -> Iterator[Combination]:
+        for index, at in enumerate(positions):
+            if at + 1 < len(self.chains[index].positions):
                 needs = self._needs[index][at + 1]
-                if all(stands[other] >= least for other, least in needs):
-                    yield (*stands[:index], at + 1, *stands[index + 1 :])
+                if all(positions[other] >= least for other, least in needs):
+                    yield (*positions[:index], at + 1, *positions[index + 1 :])
 
-    def _indices(self, stand: Position) -> list[tuple[int, int]]:
-        """The needs of a stand as (line, index of a stand), without its own line."""
-        found = ((self._index[name], least) for name, least in stand.needs.items())
-        return [(index, self.lines[index].first(least)) for index, least in found]
+    def _indices(self, position: Position) -> list[tuple[int, int]]:
+        """The needs of a position as (chain, index of a position), without its own chain."""
+        found = ((self._index[name], least) for name, least in position.needs.items())
+        return [(index, self.chains[index].first(least)) for index, least in found]
 
-    def _sorted(self, stands: Stands) -> Stands:
+    def _sorted(self, positions: Combination) -> Combination:
         """The same with equal ranks in order: the rank that has got furthest comes first."""
-        found = list(stands)
+        found = list(positions)
         for group in self._groups:
             if len(group) > 1:
-                ordered = sorted((stands[index] for index in group), reverse=True)
+                ordered = sorted((positions[index] for index in group), reverse=True)
                 for index, at in zip(group, ordered, strict=True):
                     found[index] = at
         return tuple(found)
 
-    def _key(self, stands: Stands) -> Stands:
+    def _key(self, positions: Combination) -> Combination:
         """A key that is equal for combinations that leave equal files."""
-        return self._sorted(tuple(line.stands[index].files for line, index in zip(self.lines, stands, strict=True)))
+        return self._sorted(
+            tuple(chain.positions[index].files for chain, index in zip(self.chains, positions, strict=True))
+        )
 
-    def _orbit(self, stands: Stands) -> int:
+    def _orbit(self, positions: Combination) -> int:
         """The number of combinations that differ from this one only by which rank is which."""
         found = 1
         for group in self._groups:
-            counts = Counter(stands[index] for index in group)
+            counts = Counter(positions[index] for index in group)
             found *= math.factorial(len(group)) // math.prod(math.factorial(each) for each in counts.values())
         return found
 
 
 def _groups(all_: tuple[RankPositions, ...]) -> list[list[int]]:
-    """The indices of the lines, in groups of ranks that can change places."""
+    """The indices of the chains, in groups of ranks that can change places."""
     groups: list[list[int]] = []
-    for index, line in enumerate(all_):
-        group = next((group for group in groups if alike(all_[group[0]], line, all_)), None)
+    for index, chain in enumerate(all_):
+        group = next((group for group in groups if alike(all_[group[0]], chain, all_)), None)
         if group is None:
             groups.append([index])
         else:

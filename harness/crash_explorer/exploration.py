@@ -10,9 +10,9 @@ out/NAME/scenario.yaml, plan.json   as in a run directory
                                     reproduce.sh
          explored.json, report.html
 
-Then something may go wrong after the first death. While the job goes on, it dies again: the resume from a state is
-recorded, and is then explored like the run itself. Or before the job is started again, a `checkpoint.*` fault hits the
-files: so a job may find its newest checkpoint half-written, and the one before it damaged."""
+A second failure can follow, in two ways. The job dies again during a resume: this resume is recorded, then explored
+like the run itself. Or a `checkpoint.*` fault damages files before the job starts again: the job may then find its
+newest checkpoint half-written and the one before it damaged."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class Exploration:
             return self._explore(self._served.plan, recording)
 
     def _explore(self, plan: Plan, recording: Recording) -> Explored:
-        """`plan`: that of each resume."""
+        """`plan`: the plan of each resume."""
         twins = [Record.load(twin) for twin in self._recorded.twins]
         trials = ResumeRuns(plan, self._recorded.now, self._recorded.run, twins, recording)
         if why := trials.doubt():
@@ -235,12 +235,12 @@ class Exploration:
         )  # fmt: skip
 
     def _try_all(self, trials: ResumeRuns, states: Sequence[State], done: dict[tuple[str, str], Outcome]) -> str:
-        """Why not all states were tried, or not all failures confirmed; empty if all were. A failure of forked ranks is
-        confirmed if a cold start fails too. Cold starts take much longer, so they come last, but for the first failure
-        of each class, and for failures that may stand for many states; the very last are those of failures that a cold
-        start of another state has shown."""
+        """Tries the states. Returns why some were not tried, or some failures not confirmed; empty if all were. A
+        failure of forked ranks is confirmed if a cold start fails too. Cold starts take much longer, so most come after
+        all forked resumes. Only the first failure of each class, and failures that may stand for many states, get a
+        cold start at once. Failures that a cold start of another state has already shown come last."""
         by_key = {_key(state): (number, state) for number, state in enumerate(states, 1)}
-        asked: set[Class] = {one.kind for one in done.values() if not is_suspected(one)}  # got their cold start
+        asked: set[Class] = {one.kind for one in done.values() if not is_suspected(one)}  # classes with a cold start
         try:
             for key, (number, state) in by_key.items():
                 if key in done:
@@ -306,20 +306,20 @@ class Exploration:
         known = suspected and any(not one.warm and failure(one) == failure(suspected) for one in before)
         started = self._warm.anew(state, again, self._spared.every) if known and self._warm else None
         if started and suspected and self._warm and failure(started[0]) == failure(suspected):
-            (found, run), looks = started, self._warm.looks
+            (found, run), questions = started, self._warm.questions
         elif self._stopped and suspected:
             return suspected
         else:
-            (found, run), looks = self._cold(state, again, self._spared.every), self._cold.looks
+            (found, run), questions = self._cold(state, again, self._spared.every), self._cold.questions
         if self._stopped:
             return found
         same = suspected is None or failure(suspected) == failure(found)
-        if looks:
+        if questions:
             at_once = failed_at_once(run)
             if not at_once and same:
-                self._spared.learn(state, looks, found, run)
+                self._spared.learn(state, questions, found, run)
             elif at_once and (found.mended is False if suspected is None else same):
-                self._spared.learn_failure(state, looks)  # a failure that came once may be chance
+                self._spared.learn_failure(state, questions)  # a failure that came once may be chance
         if suspected is not None and suspected.kind is not found.kind:
             self._notes.append(
                 f"{state.name}: forked ranks gave '{suspected.kind.value}' ({suspected.reason}), and a cold start "
@@ -337,9 +337,9 @@ class Exploration:
 
     def _forked(self, state: State) -> Outcome | None:
         """The outcome of a resume by forked ranks, which may then stand for other states."""
-        found = self._warm(state, self._spared.lookout) if self._warm else None
-        if found and not self._stopped and self._warm and self._warm.looks and self._warm.record:
-            self._spared.learn(state, self._warm.looks, found, self._warm.record)
+        found = self._warm(state, self._spared.tracers) if self._warm else None
+        if found and not self._stopped and self._warm and self._warm.questions and self._warm.record:
+            self._spared.learn(state, self._warm.questions, found, self._warm.record)
         return found
 
     def _kept(self, trials: ResumeRuns, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:

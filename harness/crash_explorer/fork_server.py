@@ -1,14 +1,14 @@
-"""Runs in the job's own Python: imports the libraries that the job imports, and forks the ranks of each resume. It is
-run by its path, with the standard library only.
+"""A process that runs in the job's own Python, imports the libraries that the job imports, and forks the ranks of each
+resume. This file is run by its path, with the standard library only.
 
 It reads requests from the socket whose number is its argument, one JSON object per line, and answers each with a line:
 
     {"do": "import", "names": [...]}  ->  {"threads": n, "cuda": bool, "good": n}: how many of the modules were imported
-        before a thread or a CUDA context was there; no further module is imported then
+        until there was a thread or a CUDA context; the modules after that are not imported
     {"do": "store"}  ->  {"port": n}: a new store of torch.distributed, in a process of its own as with torchrun;
-        0: there is none. The process of the store before is ended
+        0: there is none. The process of the previous store is ended
     {"do": "fork", "ranks": [{"env", "argv", "cwd", "path", "log", "anew"}]}  ->  {"pids": [...]}; `anew`: the command
-        of a new interpreter, in which the rank then runs; or nothing
+        of a new interpreter in which the rank then runs; empty: the rank runs in the forked process
     {"do": "ends", "pids": [...]}  ->  {"codes": {pid: code}} of the ranks that have ended; negative: a signal
 
 In a forked rank, `serve` returns the program to run, so that the script runs at the bottom of the stack."""

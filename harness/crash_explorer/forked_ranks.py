@@ -1,6 +1,5 @@
-"""One resume by forked ranks: the command by which a rank is started, requests to the server that forks ranks, and what
-torchrun and the engine do in a cold resume, as far as a verdict needs it. The command is read from a live rank of a
-cold resume."""
+"""Resumes a job with forked ranks. It reads a rank's command from a live rank of a cold resume, asks the fork server
+for ranks, and does the part of torchrun's and the engine's work that a verdict needs."""
 
 from __future__ import annotations
 
@@ -61,8 +60,8 @@ class RankCommand:
         return int(self.env["RANK"])
 
     def again(self, port: int, served: bool, run_id: str, errors: Path, attempt: int) -> dict[str, str]:
-        """The environment of this rank in another resume. `port`: that of the store; `served`: the store is there, and
-        rank 0 does not serve it."""
+        """The environment of this rank in another resume. `port`: the port of the store; `served`: the store is already
+        there, so rank 0 does not serve it."""
         return {
             **self.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             "TORCHELASTIC_USE_AGENT_STORE": str(served), "TORCHELASTIC_RESTART_COUNT": "0",
@@ -109,7 +108,7 @@ class ForkServer:
 
     def imports(self, names: Sequence[str]) -> tuple[str, int]:
         """Imports the modules in the parent. Returns why ranks can't be forked afterwards, as a clause (empty if they
-        can), and how many of the modules were imported before that was so."""
+        can), and how many of the modules could be imported before this reason arose."""
         answer = self._ask({"do": "import", "names": list(names)})
         if answer["cuda"]:
             return "the imports made a CUDA context, which a forked process can't use", answer["good"]

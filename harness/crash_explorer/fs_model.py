@@ -1,5 +1,5 @@
 """The effect of each operation of a recording, and the contents of the checkpoint folder that a death can leave. States
-with equal files are tried once and, if there are too many, a choice that covers the likely bugs.
+with equal files are tried once. If there are too many states, a choice that covers the likely bugs is tried.
 
 Files and folders are numbers (nodes) instead of paths, so that an operation means the same in another order than the
 recorded one."""

@@ -85,12 +85,12 @@ class LauncherResume(Stoppable):
         super().__init__()
         self._trials, self._beyond, self.patience_s = trials, beyond, patience_s
         self._reproduce = list(reproduce)
-        self.looks: ReadSet | None = None  # of the last resume; None: not known
+        self.questions: ReadSet | None = None  # of the last resume; None: not known
         self.on_event: Callable[[Event], None] = lambda event: None
 
-    def __call__(self, state: State, again: bool = True, lookout: ReadTracers | None = None) -> tuple[Outcome, Record]:
+    def __call__(self, state: State, again: bool = True, tracers: ReadTracers | None = None) -> tuple[Outcome, Record]:
         """Resumes from the state and judges it. `again`: if the first start fails, the job is started once more.
-        `lookout`: notes what the job asks of the checkpoint folder. Raises ChaosError if the job can't be started or
+        `tracers` note what the job asks of the checkpoint folder. Raises ChaosError if the job can't be started or
         judged."""
         began_s = time.monotonic()
         folder = self._trials.stage(state)
@@ -101,15 +101,15 @@ class LauncherResume(Stoppable):
         run = Run(plan if again else once, folder, self._reproduce, watch)
         run.grace_s = 0.0  # killed at once: a job that is asked to end may save, which its twin did not
         watch.run = run
-        self.looks = None
-        looked = Traced(checkpoints_in(plan, folder), lookout)
-        with looked:
+        self.questions = None
+        traced = Traced(checkpoints_in(plan, folder), tracers)
+        with traced:
             self._carry_out(run)
-        self.left += looked.left
-        if looked.failed:  # and with it, perhaps, the job
+        self.left += traced.left
+        if traced.failed:  # and with it, perhaps, the job
             return self(state, again)
         outcome, record = self._trials.judge(state, watch.hung, time.monotonic() - began_s)
-        self.looks = looked.before_inventory(record)
+        self.questions = traced.before_inventory(record)
         return outcome, record
 
 

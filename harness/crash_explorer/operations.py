@@ -1,16 +1,13 @@
-"""The operations of a run on a folder, in order, and which operations must come before which: also those of different
-ranks, because ranks wait for each other in collectives.
+"""The operations of a run on a folder, in order; the step and phase of each; and the pairs of operations of different
+ranks that can't change their order, because ranks wait for each other in collectives.
 
-Finds in which step and phase of its rank each operation was. On one machine, the agent and the recorder read the same
-clock, CLOCK_MONOTONIC; times of other nodes are corrected by the journal. An operation belongs to the step after the
-last step that its rank had finished.
-
-Finds which operations of different ranks can't change their order, because ranks wait for each other in collectives.
+On one machine, the agent and the recorder read the same clock, CLOCK_MONOTONIC; times of other nodes are corrected by
+the journal. An operation belongs to the step after the last step that its rank had finished.
 
 An operation comes before a collective if it had ended when its rank began the collective, and after the collective if
 its rank had begun the collective. Some collectives do not wait (asynchronous collectives, and a broadcast for its
-root), but are treated as if they did. So fewer moments are tried than are possible. No impossible moment is tried, if
-ranks wait for each other in collectives only.
+root), but are treated as if they did. So some possible moments are not tried. No impossible moment is tried, unless
+ranks wait for each other in other ways than collectives.
 
 A background thread that runs collectives of its own (an asynchronous save) is ordered by these collectives, and by
 everything that began before the thread did anything. All other threads are ordered by all collectives of their rank.
@@ -312,7 +309,7 @@ def order(
 
 
 def _as_seen(operations: Sequence[Operation], unknown: Mapping[int, object]) -> set[tuple[int, int]]:
-    """The pairs that keep the operations of these processes at the place, among all others, at which they were seen."""
+    """The pairs that keep the operations of these processes in the recorded order with all other operations."""
     pairs = set()
     for way in (operations, operations[::-1]):
         last: dict[int | None, int] = {}

@@ -1,23 +1,24 @@
 """All machines of the job lose their power at once: bytes that were not synced may be missing, torn, or present. What a
 disk keeps has three models, each a promise that file systems make.
 
-- `strict`: only what was synced is there. The bytes of a file need fsync(2) of the file, its name needs fsync(2) of
-  its folder. All else may be there or not, in any order. Source: POSIX.1-2024, fsync(); and fsync(2) of Linux:
-  "Calling fsync() does not necessarily ensure that the entry in the directory containing the file has also reached
-  disk. For that an explicit fsync() on a file descriptor for the directory is also needed."
-- `ext4-ordered`: ext4 on one machine as it is mounted by default. Changes of names and truncations are in a journal
-  and are kept in order: a beginning of them is there. An fsync that has something to commit commits all earlier ones,
-  of all processes. Bytes that were not synced may be missing from the end of a file, in blocks of 4096. A file of at
-  most 1 MiB that is renamed onto another (or truncated, written again and closed) has its bytes before the rename is
-  kept. The kernel begins to write a larger file too, and does not wait for it (fs/ext4/namei.c, ext4_rename). Source:
-  Documentation/admin-guide/ext4.rst of Linux: `data=ordered`, `auto_da_alloc`, `delalloc`; its fs/ext4/fsync.c
-- `nfs-close-to-open`: a folder on an NFS server that outlives the job's machines. Changes of names are on the
-  server's stable storage when they return (RFC 1813, section 4.8); the bytes of a file are when it was closed or
-  synced (nfs(5), "Close-to-open cache consistency"). Without write delegations, and with an export that is `sync`.
+- `strict`: only what was synced is there. The bytes of a file need fsync(2) of the file, its name needs fsync(2) of its
+  folder. All else may be there or not, in any order. Source: POSIX.1-2024, fsync(); and fsync(2) of Linux: "Calling
+  fsync() does not necessarily ensure that the entry in the directory containing the file has also reached disk. For
+  that an explicit fsync() on a file descriptor for the directory is also needed."
+- `ext4-ordered`: ext4 on one machine as it is mounted by default. Changes of names and truncations are in a journal and
+  are kept in order: if a change is lost, all later changes are lost too. An fsync that has something to commit commits
+  all earlier changes, of all processes. Bytes that were not synced may be missing from the end of a file, in blocks of
+  4096. A file of at most 1 MiB that is renamed onto another (or truncated, written again and closed) has its bytes
+  before the rename is kept. The kernel begins to write a larger file too, and does not wait for it (fs/ext4/namei.c,
+  ext4_rename). Source: Documentation/admin-guide/ext4.rst of Linux: `data=ordered`, `auto_da_alloc`, `delalloc`; its
+  fs/ext4/fsync.c
+- `nfs-close-to-open`: a folder on an NFS server that outlives the job's machines. Changes of names are on the server's
+  stable storage when their calls return (RFC 1813, section 4.8); the bytes of a file are there when the file was closed
+  or synced (nfs(5), "Close-to-open cache consistency"). Without write delegations, and with an export that is `sync`.
 
-There are too many combinations of losses to build all of them. After each change of files, in the recorded order,
-these are built: nothing is lost; everything that may be lost is lost; each such change is lost alone; each is kept
-alone. They include every bug that needs two changes in the wrong order."""
+There are too many combinations of losses to build all of them. After each change of files, in the recorded order, these
+combinations are built: nothing is lost; everything that may be lost is lost; each such change is lost alone; each is
+kept alone. They show every bug that needs two changes in the wrong order."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def _unsynced(effects: Sequence[Effect], syncs: Sequence[OperationKind]) -> dict
 
 
 def _names(effects: Sequence[Effect]) -> tuple[Effect, ...]:
-    """The changes of names whose folders were not synced afterwards."""
+    """The changes of names after which their folders were not synced."""
     pending: list[tuple[Effect, set[int]]] = []
     for effect in effects:
         operation = effect.operation
@@ -105,7 +106,7 @@ def _names(effects: Sequence[Effect]) -> tuple[Effect, ...]:
 
 
 def _journal(effects: Sequence[Effect]) -> PossiblyLost:
-    """The unsure effects with ext4: one journal for all changes of names, in order."""
+    """The effects that may be missing with ext4, which has one journal for all changes of names, in order."""
     names: list[Effect] = []
     done: dict[int, int] = {}
     safe: dict[int, int] = {}
@@ -204,8 +205,8 @@ def examines_all(cuts: CrashPoints) -> bool:
 def left(
     world: FilesystemModel, effects: Sequence[Effect], persistence: Persistence
 ) -> Iterator[tuple[Tree, tuple[Operation, ...]]]:
-    """Yields the trees that can be left after these effects, and the operations that each has lost. The first tree has
-    lost nothing."""
+    """Yields each file tree that a power loss after these effects may leave, with the operations that are lost in it.
+    In the first tree, nothing is lost."""
     may = possibly_lost(persistence, effects)
     done = _changes(effects)
     names = [effect for effect in effects if effect.entries]
@@ -237,13 +238,13 @@ def _moments(cuts: CrashPoints) -> Iterator[tuple[Sequence[Effect], list[tuple[f
             since = until
     for moment in cuts.classes:
         if moment.at is None:
-            cut, _halves = cuts.cut(moment.stands)
+            cut, _halves = cuts.cut(moment.positions)
             effects = [effect for effect in cuts.world.effects if cuts.world.has(cut, effect.operation)]
             yield effects, [], len(cuts.classes) <= UNSEEN
 
 
 def _every(cuts: CrashPoints) -> int:
-    """Losses are examined after each `_every` operations: more than 1 if there are too many moments."""
+    """The number of operations after which losses are examined again: more than 1 if there are too many moments."""
     return 1 + TREES * len(cuts.recording.operations) // most_of(cuts.recording)
 
 
@@ -256,8 +257,8 @@ def _changes(effects: Sequence[Effect]) -> dict[int, list[Effect]]:
 
 
 def _names_lost(may: PossiblyLost) -> list[tuple[Effect, ...]]:
-    """The sets of changes of names that may be missing: none, all, each alone, all but each. In a journal: all from
-    some change on."""
+    """The sets of changes of names that may be missing together: none, all, each one alone, all but one. In a journal:
+    all changes from some change on."""
     names = may.names
     recent = names[-RECENT:]
     if may.in_order:
@@ -271,8 +272,9 @@ def _names_lost(may: PossiblyLost) -> list[tuple[Effect, ...]]:
 
 
 def _combinations(options: dict[int, list[Loss]], few: int, only_ends: bool) -> Iterator[dict[int, Loss]]:
-    """Yields the combinations of files that have lost something. At most `few` combinations: all of them. Otherwise:
-    none, all, and (unless `only_ends`) each file alone in each way, and all but each."""
+    """Yields combinations of files that have lost something, each with its loss. If there are at most `few`
+    combinations: all of them. Otherwise: no file; all files, each with its largest loss; and, unless `only_ends`, each
+    file alone with each of its losses, and all files but one."""
     if math.prod(len(losses) + 1 for losses in options.values()) <= few:
         ways = [[None, *losses] for losses in options.values()]
         for way in itertools.product(*ways):

@@ -76,8 +76,8 @@ class ReadTracer(FuseMount):
 
 
 class ReadTracers:
-    """Gives a Looker to each of many resumes, one after the other. To save time, they share a reaper, and the server of
-    the next resume is started while the present one, which has ended, is judged."""
+    """Gives a ReadTracer to each of many resumes, one after the other. To save time, they share a reaper, and the
+    server of the next resume is started while the present one, which has ended, is judged."""
 
     def __init__(self, home: Path) -> None:
         """`home`: a folder for files of the servers; it is removed in the end, unless a mount is left."""
@@ -86,8 +86,8 @@ class ReadTracers:
         self._next: ReadTracer | None = None
         shutil.rmtree(home, ignore_errors=True)
 
-    def looker(self, folder: Path) -> ReadTracer:
-        """For a resume with this checkpoint folder."""
+    def tracer(self, folder: Path) -> ReadTracer:
+        """The tracer for the next resume, which has this checkpoint folder."""
         found, self._next = self._next, None
         if not (found and found.is_ready):
             found = self._new(folder)
@@ -123,37 +123,37 @@ class ReadTracers:
 
 
 class Traced:
-    """A `with` block around a resume. Its questions are noted only if there is a lookout."""
+    """A `with` block around a resume. The questions of the resume are noted only if `tracers` is given."""
 
-    def __init__(self, folder: Path, lookout: ReadTracers | None) -> None:
-        self._folder, self._lookout = folder, lookout
-        self._looker = lookout.looker(folder) if lookout else None
+    def __init__(self, folder: Path, tracers: ReadTracers | None) -> None:
+        self._folder, self._tracers = folder, tracers
+        self._tracer = tracers.tracer(folder) if tracers else None
 
     def __enter__(self) -> None:
-        if self._looker:
-            self._looker.__enter__()
+        if self._tracer:
+            self._tracer.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._looker:
-            self._looker.__exit__(kind, error, at)
-        if self._lookout:
-            self._lookout.prepare(self._folder)
+        if self._tracer:
+            self._tracer.__exit__(kind, error, at)
+        if self._tracers:
+            self._tracers.prepare(self._folder)
 
     @property
     def left(self) -> list[str]:
-        return self._looker.left if self._looker else []
+        return self._tracer.left if self._tracer else []
 
     @property
     def failed(self) -> str:
-        return self._looker.failed if self._looker else ""
+        return self._tracer.failed if self._tracer else ""
 
     def before_inventory(self, record: Record) -> ReadSet | None:
         """The questions of the job, without those of the harness, which reads the checkpoints after the job's end."""
-        if self._looker is None:
+        if self._tracer is None:
             return None
         stages = record.of_kind(Kind.STAGE)
         ended_s = max((stage.mono_s for stage in stages if stage.data["stage"] == "inventory"), default=math.inf)
-        found = self._looker.until(ended_s)
+        found = self._tracer.until(ended_s)
         if not self.left:
-            shutil.rmtree(self._looker.home, ignore_errors=True)
+            shutil.rmtree(self._tracer.home, ignore_errors=True)
         return found

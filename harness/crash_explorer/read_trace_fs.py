@@ -3,12 +3,12 @@
     python -m torchaos.harness.crash_explorer.read_trace_fs FOLDER SOURCE SWITCH HOME
 
 HOME gets `looks`: a line for each question that was asked for the first time, with the time. The folder was just
-covered, so the kernel remembers nothing of it, and asks the server. What the resume has made itself, or removed, is not
-asked of the state: it is the same from each state that gave the same answers before.
+covered, so the kernel has nothing of it in its cache, and asks the server. Questions about paths that the resume itself
+has made or removed are not noted: the answer is the same from each state that gave the same answers before.
 
 The kernel looks up each path before it opens, removes or renames it, and the server sees the same call as for a stat.
-A lookup just before a change by the same thread is therefore only the question what is there, without its size: the
-old bytes of a file that is written anew make no difference."""
+So a lookup just before a change by the same thread only asks what is there, and not its size: the old bytes of a file
+that is written anew make no difference."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class ReadTraceFs(Served):
         return super().readlink(path)
 
     def destroy(self, path: str) -> None:
-        """Notes the lookups after which nothing came. FUSE calls it when the folder is unmounted."""
+        """Notes the last lookups, which no change followed. FUSE calls it when the folder is unmounted."""
         with self._lock:
             for clearing in self._clearing.values():
                 self._write(clearing.end())

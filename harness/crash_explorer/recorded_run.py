@@ -1,8 +1,8 @@
 """Records what a run does to its checkpoint folder, and makes the twins against which resumes are judged.
 
-Meanwhile, the folder is served over itself by FUSE (recording_fs.py). FUSE sees writes of native code (the zip files
-of torch.save, safetensors, io_uring) and of all processes, in one order, and needs no hooks in the ranks. It costs a
-copy and a digest of all bytes that are written."""
+During the recording, FUSE serves the folder over itself (recording_fs.py). FUSE sees writes of native code (the zip
+files of torch.save, safetensors, io_uring) and of all processes, in one order, and needs no hooks in the ranks. It
+costs a copy and a digest of all bytes that are written."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from torchaos.harness.running import capabilities
 from torchaos.harness.running.engine.stages import Run, Stoppable
 from torchaos.harness.running.twin_runs.twin import Twins, fault_free, finished_well
 
-# The agent's hooks that show when ranks wait for each other. Without them, only the recorded order of operations is
-# tried. And the hook that shows what a rank imports, for forked ranks.
+# The agent's hooks that show when ranks wait for each other (without them, only the recorded order of operations is
+# tried), and the hook that shows what a rank imports, for forked ranks.
 HOOKS = ("collectives", "imported", "stamps")
 
 
@@ -88,7 +88,7 @@ def read(
 
 
 def _shared(operations: Sequence[Operation]) -> Iterator[str]:
-    """A sentence for each object that several ranks changed: which of them is the last one is chance."""
+    """A sentence for each object that several ranks changed: it is chance which of them changed it last."""
     ranks = defaultdict[str, set[int | None]](set)
     for operation in operations:
         ranks[operation.path].add(operation.rank)

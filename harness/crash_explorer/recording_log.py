@@ -1,13 +1,13 @@
-"""What the servers of the checkpoint folder share. They are started for each resume, and must start quickly: so this
-module is light to import.
+"""The code that all servers of the checkpoint folder use. A server is started for each resume and must start quickly,
+so this module imports little.
 
-A server needs a permit before it covers the folder: the undo of its mount must be guarded first. A server whose
-harness has died gets none. While a job runs, a recording is written to the files `operations` (a line for each
+A server covers the folder only after it got a permit, because the undo of its mount must be guarded first. A server
+whose harness has died gets none. While a job runs, a recording is written to the files `operations` (a line for each
 operation), the bytes in `blobs/`, `collectives` and `plans` (operations.py), and `doubts`; recorded_run.py reads them
 afterwards.
 
-The server of a resume notes the questions about a path that a job asks. A folder that a thread lists and then removes
-at once, with all that is in it, as shutil.rmtree does, is one question: a job that removes what a dead attempt left
+The server of a resume notes the questions about a path that a job asks. If a thread lists a folder and then removes it
+at once with all that is in it, as shutil.rmtree does, that is one question: a job that removes what a dead attempt left
 does the same, however many files there are. So of such a folder only the kinds of names count, without numbers."""
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class TreeRemoval:
         return bool(self._open)
 
     def keeps(self, ask: Query, path: str, at_s: float) -> bool:
-        """Whether the question only counts if the folder is not removed after all: what is there, just before it is
-        removed; or whether the folder itself is there."""
+        """Whether the question only counts if the folder is not removed after all. It is such a question if it asks
+        what is there just before this is removed, or whether the folder itself is there."""
         inside = ask is Query.KIND and self._open[-1].has(path)
         if inside:
             self._open[-1].notes.append((ask, path, at_s))
@@ -100,7 +100,7 @@ PERMIT = "mount\n"
 
 
 def is_given() -> bool:
-    """Waits for the end of the input. Returns whether the folder may be covered."""
+    """Waits for the end of the input. Returns whether the input was a permit to cover the folder."""
     return sys.stdin.read() == PERMIT
 
 

@@ -1,7 +1,7 @@
 """The outcome of a resume from one state, from the record of the run and the verdict on it. Pure.
 
-A failure of forked ranks only makes a state suspected: it counts when a cold start has shown it. Cold starts take much
-longer, so they are made where they say most."""
+A state is only suspected if forked ranks fail from it: the failure counts when a cold start has shown it. Cold starts
+take much longer, so those that say most come first."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Outcome:
     files: tuple[tuple[str, str], ...] = ()  # (path, state in words) of each file that the story names
     run_dir: str = ""  # the run directory of the resume, if it was kept
     like: str = ""  # the state that was resumed instead: the job sees no difference before it fails
-    printed: str = ""  # a digest of what forked ranks printed that did not start
+    printed: str = ""  # if forked ranks did not start: a digest of what they printed
     shown_by: str = ""  # the state from which a cold start has shown the same failure of forked ranks
 
     def to_json(self) -> dict[str, Any]:
@@ -214,8 +214,8 @@ def is_suspected(outcome: Outcome) -> bool:
 
 
 def shown(found: Outcome, before: Iterable[Outcome]) -> Outcome:
-    """The same outcome, which counts if forked ranks had failed like this before, with the same words, and a cold start
-    has shown that failure too."""
+    """The same outcome, with `shown_by` set if a cold start of an earlier state has shown the same failure, after
+    forked ranks had printed the same lines there. Then the failure counts."""
     if not is_suspected(found) or not found.printed:
         return found
     shown = (one for one in before if not one.warm and not one.like and one.printed == found.printed)
@@ -229,8 +229,8 @@ def failure(outcome: Outcome) -> tuple[str, ...]:
 
 
 def may_pay(suspected: Outcome, before: Collection[Outcome]) -> bool:
-    """Whether a cold start at once may save resumes or cold starts: the failure came before the first step, and cold
-    starts of such failures have stood for at least as many other states."""
+    """Whether a cold start at once may save later resumes or cold starts. That is so if the failure came before the
+    first step, and the earlier cold starts of this failure have saved about as many as they cost."""
     same = [outcome for outcome in before if not outcome.warm and failure(outcome) == failure(suspected)]
     again = [outcome for outcome in before if outcome.shown_by and failure(outcome) == failure(suspected)]
     saved = len(again) + sum(bool(outcome.like) for outcome in same)

@@ -101,8 +101,8 @@ class ResumeRuns:
         return frozenset(path.name for path in self._manifests)
 
     def doubt(self) -> str:
-        """Why a resume can't be judged, as a clause: what is missing in the recorded run, in which nothing died, or
-        what an assertion says against it. Empty if all assertions hold."""
+        """Why resumes can't be judged, as a clause: an assertion does not hold even in the recorded run, in which
+        nothing died, or lacks data there. Empty if all assertions hold."""
         if next(self.recorded.of_kind(Kind.AGENT_STARTED), None) is None:
             return "no agent was loaded in any rank, and a resume is followed by what the agent sees"
         run = replace(self.recorded, plan=replace(self.recorded.plan, asserts=self.plan.asserts))
@@ -232,7 +232,7 @@ def judged(
     run: Record, twins: Sequence[Record], recorded: Record, folder: str, empty: bool = False
 ) -> Result:  # fmt: skip
     """The verdict on a resume. If the job began again from scratch, and the recorded run shows that it had no
-    checkpoint, then an assertion about checkpoints that can't decide has nothing to decide. `empty`: there was no file
+    checkpoint yet, then an assertion about checkpoints that is inconclusive does not count. `empty`: there was no file
     in the checkpoint folder."""
     result = verdict_of(run, twins, folder)
     if result.verdict is not Verdict.INCONCLUSIVE or not _had_none(run, recorded, empty):

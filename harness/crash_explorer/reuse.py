@@ -1,8 +1,8 @@
-"""States that need no resume of their own, since the job does the same from them as from a state that was resumed.
+"""States that need no resume of their own, because the job does the same from them as from a state that was resumed.
 
-If a state gives the same answers to all that a resume asked of the checkpoint folder, the events and files of the
-resume are put on the state, and judged with its own death. For the same resume, another death can mean another
-verdict: the same start from scratch is right before the first checkpoint, and lost work after it. And if the job
+If a state gives the same answers to all questions that a resume asked of the checkpoint folder, the events and files of
+this resume are used for the state too, and judged with the state's own death. For the same resume, another death can
+mean another verdict: a start from scratch is right before the first checkpoint, and lost work after it. If the job
 failed from one state before its first step, it fails in the same way from each state that gives the same answers."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Resumed:
     """One resume that may stand for others."""
 
     state: State
-    looks: ReadSet
+    questions: ReadSet
     cold: bool
     until: int  # the highest step at a death after which this resume went on for long enough
     staged_s: tuple[float, float]  # when its state was put on disk: CLOCK_MONOTONIC, and seconds since the epoch
@@ -53,7 +53,7 @@ class ResumeCache:
         self._inventories: dict[Hashable, str] = {}  # of the checkpoints that are there after a resume
         shutil.rmtree(home, ignore_errors=True)
 
-    def learn(self, state: State, looks: ReadSet, found: Outcome, ended: bool) -> None:
+    def learn(self, state: State, questions: ReadSet, found: Outcome, ended: bool) -> None:
         """Keeps the resume whose files are in the folder of resumes. `ended`: the job went on to its last step."""
         if found.kind not in _STANDS or found.from_step is None or self._bytes > _MOST_BYTES:
             return
@@ -68,13 +68,14 @@ class ResumeCache:
                     _put(own, folder / name / own.name)
         gone = tuple(path for path in was if path not in now)
         until = 1 << 60 if ended else found.died_at_step
-        self._known.append(Resumed(state, looks, not found.warm, until, trials.staged_s, folder, gone))
+        self._known.append(Resumed(state, questions, not found.warm, until, trials.staged_s, folder, gone))
 
     def of(self, state: State) -> tuple[Outcome, Record] | None:
         """The outcome of the state and the record behind it, by a resume from a state that looks the same to the job.
-        None if there is no such resume, or none that went on for long enough. `warm` says how that one was started."""
+        None if there is no such resume, or none that went on for long enough. `warm` of the outcome says how this other
+        resume was started."""
         died_at = self._trials.died_at(state)
-        same = [one for one in self._known if died_at <= one.until and one.looks.same(one.state.tree, state.tree)]
+        same = [one for one in self._known if died_at <= one.until and one.questions.same(one.state.tree, state.tree)]
         one = max(same, key=lambda each: each.cold, default=None)
         return None if one is None else self._put_on(state, one)
 
@@ -159,8 +160,8 @@ def _remove(path: Path) -> None:
 
 
 class FailureCache:
-    """The failures that may stand for those of other states. They are kept in the file `looks.jsonl`, so that an
-    exploration that goes on knows them."""
+    """The failures that may stand for those of other states. They are kept in the file `looks.jsonl`, for when the
+    exploration is continued."""
 
     def __init__(self, home: Path, states: Sequence[State]) -> None:
         self._path = home / "looks.jsonl"
@@ -171,19 +172,19 @@ class FailureCache:
             if state := by_key.get((digest, model)):
                 self._known.append((state, ReadSet.from_json(asked)))
 
-    def learn(self, state: State, looks: ReadSet) -> None:
-        """`looks`: what the job asked before it failed from this state."""
-        self._known.append((state, looks))
+    def learn(self, state: State, questions: ReadSet) -> None:
+        """`questions`: what the job asked before it failed from this state."""
+        self._known.append((state, questions))
         with open(self._path, "ab", opener=owner_only) as file:
-            file.write(json.dumps([state.digest, state.model, looks.to_json()]).encode() + b"\n")
+            file.write(json.dumps([state.digest, state.model, questions.to_json()]).encode() + b"\n")
 
     def of(
         self, state: State, died_at: Callable[[State], int], done: Mapping[tuple[str, str], Outcome]
     ) -> Outcome | None:  # fmt: skip
         """The outcome of the state, from that of a state that looks the same to the job. None if there is none."""
-        for other, looks in self._known:
+        for other, questions in self._known:
             found = done.get((other.digest, other.model))
-            if found and looks.same(other.tree, state.tree):
+            if found and questions.same(other.tree, state.tree):
                 return replace(
                     found, state=state.name, digest=state.digest, model=state.model, died_at_step=died_at(state),
                     mended=None, seconds=0.0, operations=state.operations, moments=state.moments, files=(), run_dir="",
@@ -196,7 +197,7 @@ LIKE = (
     "all that the job asks of the checkpoint folder is the same as in a state from which it was resumed; each was "
     "judged with its own death"
 )
-_FIRST = 3  # resumes whose questions are noted before a state must have been spared
+_FIRST = 3  # resumes whose questions are noted in any case; later, only if this has saved resumes
 
 Resume = Callable[[State], tuple[Outcome, Record] | None]
 
@@ -213,20 +214,20 @@ class ReusedResumes:
         self.doubt = ""  # why resumes that trained stand for no others, as a sentence
 
     @property
-    def lookout(self) -> ReadTracers | None:
-        """What notes the questions of the next resume. None: they are not noted, because noting takes time, and saved
-        no resumes so far."""
+    def tracers(self) -> ReadTracers | None:
+        """The tracers that note the questions of the next resume. None: the questions are not noted, because noting
+        takes time, and saved no resumes so far."""
         return self.every if self._standing and self._looked <= _FIRST + self._stood else None
 
-    def learn(self, state: State, looks: ReadSet, found: Outcome, run: Record) -> None:
+    def learn(self, state: State, questions: ReadSet, found: Outcome, run: Record) -> None:
         """Keeps a resume that trained. Its files must still be in the folder of resumes."""
         self._looked += 1
         if self._standing:
-            self._standing.learn(state, looks, found, run.exit_code == 0 and not run.stopped)
+            self._standing.learn(state, questions, found, run.exit_code == 0 and not run.stopped)
 
-    def learn_failure(self, state: State, looks: ReadSet) -> None:
+    def learn_failure(self, state: State, questions: ReadSet) -> None:
         """Keeps what the job asked before it failed from this state, which must have failed twice."""
-        self._alike.learn(state, looks)
+        self._alike.learn(state, questions)
 
     def of(self, state: State, done: Mapping[tuple[str, str], Outcome], resume: Resume | None) -> Outcome | None:
         """The outcome of the state by a resume from another state; None if there is none. The first such outcome is

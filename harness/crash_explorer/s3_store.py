@@ -1,6 +1,6 @@
-"""An S3 store of torchaos' own, kept by `rclone serve s3` at a Unix socket, in place of the store that a job uses; what
-a request to it asks for (source: the API Reference of Amazon S3); and the times of the objects of a state, since a job
-may take the newest object."""
+"""torchaos's own S3 store, in place of the store that a job uses. `rclone serve s3`, at a Unix socket, keeps the
+objects. `Asked` reads what a request asks for (source: the API Reference of Amazon S3). `date_objects` sets the times
+of the objects of a state, because a job may take the newest object."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def date_objects(root: Path, tree: Tree, done: Iterable[Operation], began_s: flo
 
 
 _CHANGES = ("PUT", "POST", "DELETE")
-# Of a request that changes something: parts of an upload, and lists of objects. All others, such as ?tagging, change
-# something that the store does not keep; rclone would take them for the contents of the object.
+# The query of a request that changes something: parts of an upload, and lists of objects. All others, such as ?tagging,
+# change something that the store does not keep; rclone would take their body for the contents of the object.
 _KNOWN = {"uploadId", "partNumber", "uploads", "delete", "x-id"}
 _ELSEWHERE = {"acl", "attributes", "legal-hold", "retention", "tagging", "torrent"}  # of a request that reads
 _ERROR = "<?xml version='1.0' encoding='UTF-8'?><Error><Code>{}</Code><Message>{}</Message></Error>"

@@ -1,16 +1,16 @@
 """Chooses the states to try, from the wanted models of death.
 
-The whole job dies at once, and its machines live: everything that was written is there. Each rank's operations may
-stop at any place that the operations of the other ranks allow. Syncs do not matter, because the page cache of the
-kernel outlives the processes. (kill(2), signal(7); a write(2) whose process is killed may be done in part, in whole
-pages.)
+**Process death.** The whole job dies at once, and its machines live: everything that was written is there. Each rank's
+operations may stop at any place that the operations of the other ranks allow. Syncs do not matter, because the page
+cache of the kernel outlives the processes. (kill(2), signal(7); a write(2) whose process is killed may be done in part,
+in whole pages.)
 
-One node dies, and the ranks of the other nodes continue until they notice: at the next collective with a dead rank, or
-when the launcher ends them. The survivors' operations are those of the recorded run, as far as these need nothing from
-the dead node. It is not known what survivors would do about an error. With `local`, each node keeps its checkpoints on
-a disk of its own, and the dead node's checkpoints are gone.
+**Node death.** One node dies, and the ranks of the other nodes continue until they notice: at the next collective with
+a dead rank, or when the launcher ends them. The survivors' operations are those of the recorded run, as far as these
+need nothing from the dead node. It is not known what survivors would do about an error. With `local`, each node keeps
+its checkpoints on a disk of its own, and the dead node's checkpoints are gone.
 
-All machines lose their power at once: power_loss.py."""
+**Power loss.** All machines lose their power at once: see power_loss.py."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def of_cuts(cuts: CrashPoints) -> Iterator[State]:
     """The states that the death of all processes can leave at the moments of `cuts`."""
     recording, found = cuts.recording, dict[str, State]()
     for moment in cuts.classes:
-        cut, halves = cuts.cut(moment.stands)
+        cut, halves = cuts.cut(moment.positions)
         done = [op for op in recording.operations if cuts.world.has(cut, op) or op.number in halves]
         steps = [operation.step for operation in done if operation.step is not None]
         tree = cuts.tree(moment)

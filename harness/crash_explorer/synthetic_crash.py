@@ -103,10 +103,10 @@ def unfinished(
     recorded: Record, died_s: float, lines: Mapping[int | None, Sequence[Operation]],
     by_rank: Mapping[int, float] = MappingProxyType({}),
 ) -> frozenset[tuple[str, int, Kind]]:  # fmt: skip
-    """The ends of saves with which the job was not finished when it died, although the file had been written: the rank
-    then renamed the file, or did something else to the folder before its next step. Such a checkpoint was not complete
-    for the job, which only the recorded run shows. An operation that ends when the job dies was not done. A save of
-    another checkpoint from which the job could resume just as well is nothing that was missing."""
+    """The ends of saves after which the job still had work to do on the checkpoint when it died: in the recorded run,
+    the rank then renamed the file, or did something else to the folder before its next step. So the checkpoint was not
+    yet complete for the job, although its file had been written. An operation that ends when the job dies was not done.
+    A save of another checkpoint from which the job could resume just as well does not count as such work."""
     newest = recorded.history.attempts[-1].number if recorded.history.attempts else None
     ends = [event for event in recorded.of_kind(Kind.SAVE_END) if event.attempt == newest]
     renames = list(recorded.of_kind(Kind.RENAMED))
@@ -133,7 +133,8 @@ def unfinished(
 
 
 def _is_of_another(recorded: Record, path: str, others: Sequence[Save], operation: Operation) -> bool:
-    """Whether the operation is part of a save to which the checkpoint at `path` is an alternative."""
+    """Whether the operation is part of a save of another checkpoint, from which the job could resume as well as from
+    `path`."""
     return any(
         save.begun_s <= operation.begun_s <= (save.ended_s or math.inf) and are_alternatives(recorded, path, save.path)
         for save in others
@@ -246,9 +247,9 @@ def cut_together(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Reco
 
 
 def _superseded(found: Sequence[Checkpoint], changed: Collection[str]) -> set[str]:
-    """The torn checkpoints that are older than a whole checkpoint that was changed after the cut. What superseded them
-    at the cut may be gone since: a job may keep only its newest checkpoint. This excuses what the dead attempt left,
-    and not what the resumed job wrote."""
+    """The torn checkpoints that are older than a whole checkpoint that was changed after the cut. They are excused: a
+    newer checkpoint may have replaced them at the cut and may be gone since, because a job may keep only its newest
+    checkpoint. Only checkpoints that the dead attempt left are excused, not those that the resumed job wrote."""
     newer = [checkpoint.step or 0 for checkpoint in found if checkpoint.good and checkpoint.path in changed]
     return {one.path for one in found if newer and not one.complete and (one.step or 0) <= max(newer)}
 

@@ -27,7 +27,7 @@ from torchaos.harness.record.record import Record
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _COMPARED = ("losses", "lr", "samples", "parameters", "moments", "opt_step", "sched_step")  # of an Execution
-_TRIES = 3  # states that are resumed cold, until a resume succeeds with which forked ranks can be compared
+_TRIES = 3  # states that are resumed cold at most, until one succeeds with which forked ranks can be compared
 
 
 class WarmResumes:
@@ -37,7 +37,8 @@ class WarmResumes:
     def __init__(
         self, trials: ResumeRuns, cold: LauncherResume, beyond: int, home: Path, right: State | None = None
     ) -> None:
-        """`right`: a state that is known to be resumed rightly, and is the one to compare with."""
+        """`right`: a state from which the job is known to resume correctly; warm and cold resumes are compared
+        there."""
         self._right = right
         self._trials, self._cold, self._beyond, self._home = trials, cold, beyond, home
         self._run_id = f"{home.name}-warm-{secrets.token_hex(4)}"
@@ -50,7 +51,7 @@ class WarmResumes:
         self._stopped = False
         self._current: ForkedResume | None = None
         self.seconds: list[float] = []  # of each warm resume
-        self.looks: ReadSet | None = None  # of the last call; None: not known
+        self.questions: ReadSet | None = None  # of the last call; None: not known
         self.record: Record | None = None  # of the last warm resume
 
     @property
@@ -73,9 +74,9 @@ class WarmResumes:
             self._parent.close()
             self._parent = None
 
-    def __call__(self, state: State, lookout: ReadTracers | None = None) -> Outcome | None:
-        """`lookout`: as for a cold resume."""
-        self.looks = None
+    def __call__(self, state: State, tracers: ReadTracers | None = None) -> Outcome | None:
+        """`tracers`: as for a cold resume."""
+        self.questions = None
         if not self._off and not self._checked:
             try:
                 outcome = self._check(self._right or state)
@@ -86,19 +87,19 @@ class WarmResumes:
         if self._off or self._stopped or not self._checked:
             return None
         try:
-            return self._resume(state, lookout)[0]
+            return self._resume(state, tracers)[0]
         except ChaosError as error:  # for example, the parent died
             self._off = str(error)
             self.close()
             return None
 
-    def anew(self, state: State, again: bool, lookout: ReadTracers | None) -> tuple[Outcome, Record] | None:
+    def anew(self, state: State, again: bool, tracers: ReadTracers | None) -> tuple[Outcome, Record] | None:
         """A resume by ranks that are new interpreters, without the job's launcher. `again`: ranks that fail are started
         once more. None if no ranks can be started."""
         if self._off or self._stopped or not self._checked:
             return None
         try:
-            outcome, record = self._resume(state, lookout, 2 if again else 1, anew=True)
+            outcome, record = self._resume(state, tracers, 2 if again else 1, anew=True)
         except ChaosError:
             return None
         return replace(outcome, warm=False), record
@@ -137,9 +138,9 @@ class WarmResumes:
         return ForkServer(self._ranks[0], self._run_id, self._home / "warm.log")
 
     def _learn(self, imported: Path) -> bool:
-        """Imports in the parent what rank 0 of a resume, or of the recorded run, had to import itself, in the same
-        order, without the job's own modules. The first resume may load no checkpoint, so later resumes may import more.
-        Returns whether there was anything to import. Raises ChaosError."""
+        """Imports in the parent the modules that rank 0 of a resume, or of the recorded run, had to import itself, in
+        the same order, without the job's own modules. The first resume may load no checkpoint, so later resumes may
+        import more. Returns whether there was anything to import. Raises ChaosError."""
         assert self._parent
         names = dict.fromkeys(imported.read_text().splitlines()) if imported.exists() else {}
         new = [name for name in names if name not in self._seen and self._is_installed(name)]
@@ -167,7 +168,7 @@ class WarmResumes:
         )
 
     def _resume(
-        self, state: State, lookout: ReadTracers | None = None, starts: int = 2, anew: bool = False
+        self, state: State, tracers: ReadTracers | None = None, starts: int = 2, anew: bool = False
     ) -> tuple[Outcome, Record]:  # fmt: skip
         """Resumes by forked ranks, or by new interpreters. Raises ChaosError if the parent is gone."""
         assert self._parent
@@ -182,12 +183,12 @@ class WarmResumes:
         self._current = run
         if self._stopped:
             run.stop()
-        looked = Traced(checkpoints_in(self._trials.plan, folder), lookout)
-        with looked:
+        traced = Traced(checkpoints_in(self._trials.plan, folder), tracers)
+        with traced:
             hung = run(self._trials.is_untouched)
             untouched = self._trials.is_untouched()
-        self._cold.left += looked.left
-        if looked.failed:  # and with it, perhaps, the job
+        self._cold.left += traced.left
+        if traced.failed:  # and with it, perhaps, the job
             return self._resume(state, None, starts, anew)
         self._trials.take_inventory()  # now, because reading is slow while questions are noted
         self._learn(folder.imported)
@@ -196,7 +197,7 @@ class WarmResumes:
             mended = False if untouched and outcome.mended is None else outcome.mended
             outcome = replace(outcome, mended=mended, printed=digest_of((folder.logs / "job-0.log").read_text()))
         self.seconds.append(time.monotonic() - began_s)
-        self.looks, self.record = looked.before_inventory(record), record
+        self.questions, self.record = traced.before_inventory(record), record
         return outcome, record
 
 

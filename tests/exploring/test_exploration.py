@@ -28,10 +28,10 @@ class Forks:
     """Stands for resumes by ranks without the launcher."""
 
     in_words = ""
-    looks = record = None
+    questions = record = None
 
     def __init__(self, *_words: Any) -> None: ...
-    def anew(self, _state: State, _again: bool, _lookout: object) -> Any: ...
+    def anew(self, _state: State, _again: bool, _tracers: object) -> Any: ...
     def stop(self, _reason: str) -> None: ...
     def close(self) -> None: ...
 
@@ -78,15 +78,15 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
         )
 
         class Cold(Recorded):
-            looks: ReadSet | None = None
+            questions: ReadSet | None = None
 
-            def __call__(self, state: State | None = None, again: bool = True, lookout: object = None) -> Any:
+            def __call__(self, state: State | None = None, again: bool = True, tracers: object = None) -> Any:
                 assert state
                 tried.append(state.name)
                 getattr(go, "log", []).append(f"cold {state.name}")
                 if len(tried) == stop_after:
                     found.stop("SIGINT")
-                kind, self.looks = getattr(go, "cold", (Class.RIGHT, None))
+                kind, self.questions = getattr(go, "cold", (Class.RIGHT, None))
                 return outcome_of(state, kind, "no"), None
 
         monkeypatch.setattr(module, "LauncherResume", Cold)
@@ -124,7 +124,7 @@ def test_forked_ranks_are_compared_with_a_state_that_is_right(
         def __init__(self, *words: Any) -> None:
             given.append(words[-1])
 
-        def __call__(self, _state: State, _lookout: object = None) -> None: ...
+        def __call__(self, _state: State, _tracers: object = None) -> None: ...
 
     monkeypatch.setattr(module, "WarmResumes", Warm)
     explore(stop_after=3, warm=True)
@@ -155,7 +155,7 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
     kinds = [Class.RIGHT, Class.LOST_WORK, Class.LOST_WORK, Class.WRONG]
 
     class Warm(Forks):
-        def __call__(self, state: State, _lookout: object = None) -> Any:
+        def __call__(self, state: State, _tracers: object = None) -> Any:
             kind = kinds[min(len(forked), 4) % 4]
             forked.append(state.name)
             return replace(outcome_of(state, kind, f"in {len(forked)}"), warm=True, from_step=5)
@@ -183,7 +183,7 @@ def test_one_state_of_each_class_is_confirmed_before_the_time_is_over(
     everything = [state.name for state in choice(saves(tmp_path)).states]
 
     class Warm(Forks):
-        def __call__(self, state: State, _lookout: object = None) -> Any:
+        def __call__(self, state: State, _tracers: object = None) -> Any:
             forked.append(state.name)
             return replace(outcome_of(state, Class.WRONG, "no"), warm=True, from_step=5)
 
@@ -207,7 +207,7 @@ def test_a_failure_before_the_first_step_stands_for_all_states_that_look_the_sam
     forked: list[str] = []
 
     class Warm(Forks):
-        def __call__(self, state: State, _lookout: object = None) -> Any:
+        def __call__(self, state: State, _tracers: object = None) -> Any:
             forked.append(state.name)
             kind = Class.WONT_START if "last.pt" in state.tree.files else Class.RIGHT
             return replace(outcome_of(state, kind, "no"), warm=True)
@@ -253,7 +253,7 @@ def test_cold_starts_that_stand_for_no_other_state_come_last(
     log: list[str] = []
 
     class Warm(Forks):
-        def __call__(self, state: State, _lookout: object = None) -> Any:
+        def __call__(self, state: State, _tracers: object = None) -> Any:
             log.append(state.name)
             return replace(outcome_of(state, Class.WONT_START, "no"), warm=True)
 
@@ -283,10 +283,10 @@ def test_a_failure_that_the_launcher_has_shown_is_shown_again_by_new_interpreter
     started: list[str] = []
 
     class Warm(Forks):
-        def __call__(self, state: State, _lookout: object = None) -> Any:
+        def __call__(self, state: State, _tracers: object = None) -> Any:
             return replace(outcome_of(state, Class.WONT_START, "no"), warm=True)
 
-        def anew(self, state: State, again: bool, _lookout: object) -> Any:
+        def anew(self, state: State, again: bool, _tracers: object) -> Any:
             assert again
             started.append(state.name)
             return outcome_of(state, Class.RIGHT if len(started) == 2 else Class.WONT_START, "no"), None
@@ -313,7 +313,7 @@ def test_a_failure_with_words_that_a_cold_start_has_shown_is_started_cold_last(
     everything = [state.name for state in choice(saves(tmp_path)).states]
 
     class Warm(Forks):
-        def __call__(self, state: State, _lookout: object = None) -> Any:
+        def __call__(self, state: State, _tracers: object = None) -> Any:
             forked.append(state.name)
             printed = "words" if same_words else state.name
             return replace(outcome_of(state, Class.WONT_START, "no"), warm=True, printed=printed)

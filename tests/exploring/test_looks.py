@@ -32,16 +32,16 @@ def test_questions_of_a_job_are_noted(tmp_path: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
     (folder / "0link").symlink_to("2")
-    looker = ReadTracer(folder, tmp_path / "home")
-    with looker:
+    tracer = ReadTracer(folder, tmp_path / "home")
+    with tracer:
         subprocess.run([sys.executable, "-S", "-c", JOB, str(folder)], check=True)
         (folder / "0link").rename(folder / "link")
         said = subprocess.run([sys.executable, "-S", "-c", JOB, str(folder)], check=True, capture_output=True)
         ended_s = time.monotonic()
         assert (folder / "2/moments").read_text() == "2/moments"
     assert said.stdout == b"2/weights\n"
-    assert looker.left == []
-    found = looker.until(ended_s)
+    assert tracer.left == []
+    found = tracer.until(ended_s)
     assert found
     asked = {
         (Query.NAMES, ""),
@@ -52,8 +52,8 @@ def test_questions_of_a_job_are_noted(tmp_path: Path) -> None:
     }
     assert asked <= found.asked
     assert not {path for _ask, path in found.asked} & {"1/weights", "1/ready", "2/moments"}
-    assert looker.until(0.0) is None
-    after = looker.until(time.monotonic())
+    assert tracer.until(0.0) is None
+    after = tracer.until(time.monotonic())
     assert after
     assert (Query.BYTES, "2/moments") in after.asked - found.asked
     assert ReadSet.from_json(found.to_json()) == found  # type: ignore[arg-type]
@@ -86,10 +86,10 @@ def test_what_a_job_writes_itself_is_not_asked(tmp_path: Path) -> None:
     (folder / "old").mkdir(parents=True)
     for name in ("torn.tmp", "last", "gone", "sized", "grown", "old/file"):
         (folder / name).write_text("before")
-    looker = ReadTracer(folder, tmp_path / "home")
-    with looker:
+    tracer = ReadTracer(folder, tmp_path / "home")
+    with tracer:
         subprocess.run([sys.executable, "-S", "-c", SAVER, str(folder)], check=True)
-    found = looker.until(time.monotonic())
+    found = tracer.until(time.monotonic())
     assert found
     asks = {path: {ask for ask, of in found.asked if of == path} for _ask, path in found.asked}
     assert asks["torn.tmp"] == asks["last"] == asks["gone"] == {Query.KIND}
@@ -128,10 +128,10 @@ def test_a_folder_that_is_removed_at_once_may_have_more_files(tmp_path: Path, ho
     for name in ("1.partial/a", "1.partial/sub/b", "2.partial/a", "2.partial/sub/b"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("before")
-    looker = ReadTracer(folder, tmp_path / "home")
-    with looker:
+    tracer = ReadTracer(folder, tmp_path / "home")
+    with tracer:
         subprocess.run([sys.executable, "-S", "-c", REMOVER, str(folder), how], check=True)
-    found = looker.until(time.monotonic())
+    found = tracer.until(time.monotonic())
     assert found
     asks = {path: {ask for ask, of in found.asked if of == path} for _ask, path in found.asked}
     assert asks["2.partial"] - {Query.IS} == {Query.CLEARED}
@@ -151,10 +151,10 @@ def test_a_folder_that_is_not_removed_was_listed(tmp_path: Path) -> None:
     for name in ("a.tmp", "b"):
         (folder / name).write_text("before")
     job = "import os, sys; os.chdir(sys.argv[1]); [os.unlink(x) for x in os.listdir('.') if x.endswith('.tmp')]"
-    looker = ReadTracer(folder, tmp_path / "home")
-    with looker:
+    tracer = ReadTracer(folder, tmp_path / "home")
+    with tracer:
         subprocess.run([sys.executable, "-S", "-c", job, str(folder)], check=True)
-    found = looker.until(time.monotonic())
+    found = tracer.until(time.monotonic())
     assert found
     assert {(Query.NAMES, ""), (Query.KIND, "a.tmp")} <= found.asked
     assert not any(ask is Query.CLEARED for ask, _path in found.asked)
@@ -163,11 +163,11 @@ def test_a_folder_that_is_not_removed_was_listed(tmp_path: Path) -> None:
 @pytest.mark.needs("fuse")
 def test_a_server_that_died_knows_nothing(tmp_path: Path) -> None:
     """If the server is killed, not all questions are known, so there are none to compare by."""
-    looker = ReadTracer(tmp_path / "checkpoints", tmp_path / "home")
-    with looker:
-        assert looker._server is not None
-        looker._server.kill()
-    assert looker.until(time.monotonic()) is None
+    tracer = ReadTracer(tmp_path / "checkpoints", tmp_path / "home")
+    with tracer:
+        assert tracer._server is not None
+        tracer._server.kill()
+    assert tracer.until(time.monotonic()) is None
 
 
 @pytest.mark.needs("fuse")
@@ -175,20 +175,20 @@ def test_a_server_that_died_knows_nothing(tmp_path: Path) -> None:
 def test_many_resumes_are_noted_one_after_the_other(tmp_path: Path, killed: str) -> None:
     """The server of the next resume starts ahead, and nothing is mounted before that resume. If this server or the
     shared reaper is killed, others take their place. In the end, nothing is left."""
-    folder, lookout = tmp_path / "checkpoints", ReadTracers(tmp_path / "home")
+    folder, tracers = tmp_path / "checkpoints", ReadTracers(tmp_path / "home")
     for name in ("first", "second", "third"):
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(name)
-        looked = Traced(folder, lookout)
-        with looked:
+        traced = Traced(folder, tracers)
+        with traced:
             assert (folder / name).read_text() == name
         assert not any(mount.target == str(folder) for mount in mounts())
-        looker, ahead, reaper = looked._looker, lookout._next, lookout._reaper
-        assert looker
-        found = looker.until(time.monotonic())
+        tracer, ahead, reaper = traced._tracer, tracers._next, tracers._reaper
+        assert tracer
+        found = tracer.until(time.monotonic())
         assert found
         assert {path for ask, path in found.asked if ask is Query.BYTES} == {name}
-        assert (looked.left, looked.failed) == ([], "")
+        assert (traced.left, traced.failed) == ([], "")
         assert ahead
         assert ahead.is_ready
         assert reaper
@@ -198,7 +198,7 @@ def test_many_resumes_are_noted_one_after_the_other(tmp_path: Path, killed: str)
             dies.wait()
             while killed == "the reaper" and not reaper._lost:  # the client notices it in a thread
                 time.sleep(0.01)
-    lookout.close()
+    tracers.close()
     assert not (tmp_path / "home").exists()
     assert not ahead or not ahead.is_ready
 

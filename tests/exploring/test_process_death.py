@@ -71,7 +71,7 @@ def test_each_moment_is_in_a_class(blobs: Blobs, tmp_path: Path, seed: int) -> N
     cuts = CrashPoints(recording, symmetry=False)
     tried = {state.digest for state in selection.of_cuts(cuts)}
     everything = _all_cuts(recording)
-    torn = {moment.stands for moment in cuts.classes if cuts.cut(moment.stands)[1]}
+    torn = {moment.positions for moment in cuts.classes if cuts.cut(moment.positions)[1]}
     assert not torn
     assert tried == {cuts.world.tree(cut).digest for cut in everything}
     assert cuts.moments == len(everything)

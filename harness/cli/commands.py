@@ -157,7 +157,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Raises UsageError for a command that there is not, with the one that was meant."""
+        """Raises UsageError for an unknown command, and names the command that was probably meant."""
         if args and args[0] not in ALL and not args[0].startswith("-"):
             from difflib import get_close_matches  # imported here, because only a mistake needs it
 

@@ -128,7 +128,7 @@ def verify(path: str, every: bool, manifest: Path | None, json_file: Path | None
 
 
 def _chosen(files: Files, where: str, every: bool) -> Sequence[str]:
-    """The checkpoint of the highest step, and those that are damaged and whose step is not known: any may be the
+    """The checkpoint of the highest step, and the damaged checkpoints of unknown step, because any of these may be the
     newest. Checkpoints whose names mark them as unfinished are left out."""
     found = formats.find(files, where)
     if not found:

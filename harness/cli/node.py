@@ -1,5 +1,6 @@
-"""torchaos node: connects a launcher to the agent of a node. A pipe to each node is started by each run, and again when
-one dies. So what only the other options need is imported when they are used."""
+"""torchaos node: connects a launcher to the agent of a node. Each run starts this command on each node as a pipe, and
+again when a pipe dies. So it must start quickly: modules that only other options need are imported when these are
+used."""
 
 from __future__ import annotations
 

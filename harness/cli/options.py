@@ -59,8 +59,8 @@ class ScenarioFile(_PathType):
 
 
 class RunFolder(_PathType):
-    """A run directory, or `latest`: the newest run below the folders where the runs of this folder went; `OUT/latest`:
-    the newest run in OUT."""
+    """A run directory; `latest`: the newest run of all folders into which runs of this working directory went;
+    `OUT/latest`: the newest run in OUT."""
 
     name = "run directory"
 

@@ -116,7 +116,7 @@ def summarize(results: Sequence[Result], path: Path | None) -> None:
         return
     happened = {}
     for result in results:
-        with suppress(ChaosError):  # a run that left too little has no summary, only a reason
+        with suppress(ChaosError):  # a run that left too few files has no summary, only a reason
             happened[result.run_dir] = headline.happened(Record.load(RunDir(Path(result.run_dir))), result)
     try:
         markdown.write(results, path, happened)

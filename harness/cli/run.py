@@ -125,7 +125,7 @@ def run(
     results: list[Result] = []
 
     def tell(result: Result, page: Path | None) -> None:
-        """Prints the result. Of several runs, one that passed is told by its line of the summary."""
+        """Prints the result. If there are several runs, a run that passed only has its line in the summary."""
         if results_told and (verbose or len(runs) == 1 or result.verdict is not Verdict.PASSED):
             show.show(result, console, page, whole=verbose)
 

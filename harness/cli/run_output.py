@@ -97,7 +97,7 @@ def json_only(command: Function) -> Function:
 
 
 def is_told(json_file: Path | None, found: Any) -> bool:
-    """Writes the JSON where the user wants it. Whether it was printed: then there is no text."""
+    """Writes the JSON where the user wants it. Returns whether it was printed; then no text is printed."""
     if json_file == _PRINTED:
         click.echo(json.dumps(found, indent=1))
     elif json_file:

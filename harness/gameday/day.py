@@ -1,6 +1,5 @@
-"""Runs a game day, round by round, each round in its own process, so that a game day needs no more memory for many
-rounds than for one; and tells what a round does, from the log of its process. Continues where an earlier process was
-ended.
+"""Runs a game day, round by round. Each round has its own process, so many rounds need no more memory than one. The log
+of this process shows what the round does. A game day whose process was ended is continued.
 
     gameday.yaml              the file as it was
     day.json                  the whole plan (Day); the rounds without a score.json are still to be done
@@ -76,7 +75,7 @@ _NEWS = (" hits ", " is applied", " missed", "the run is ended early")
 
 @contextmanager
 def following(log: Path, faults: Collection[str], tell: Callable[[str], None]) -> Iterator[None]:
-    """Tells each line of the log that says what became of one of the faults, or that the round is ended early."""
+    """Tells (`tell`) each line of the log about the end of one of the faults, or about an early end of the round."""
     over = Event()
     thread = Thread(target=_follow, args=(log, faults, tell, over), name="follow the round", daemon=True)
     thread.start()

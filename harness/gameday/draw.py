@@ -1,7 +1,6 @@
 """Loads the file of a game day, draws the whole day from the seed at the published rates of failures (presets.yaml),
-before anything is done, and turns each round into an ordinary scenario.
-
-All mistakes are reported at once, each with its place."""
+before anything is done, and turns each round into an ordinary scenario. All mistakes in the file are reported at once,
+each with its place."""
 
 from __future__ import annotations
 
@@ -52,8 +51,8 @@ class Presets(Strict):
 
 @dataclass(frozen=True)
 class Mix:
-    """The faults of a game day. `risks`: the faults that may be drawn. `without`: the causes that are left out, with
-    their weight and the reason."""
+    """`risks`: the faults to draw from. `without`: (cause, weight, reason) for each cause of the preset's table that is
+    left out."""
 
     risks: tuple[Risk, ...]
     without: tuple[tuple[str, float, str], ...] = ()
@@ -180,9 +179,8 @@ def arrivals(when: Arrivals, duration_s: float, random_stream: random.Random) ->
 
 
 def cut(day: GameDay, faults: Sequence[Drawn]) -> list[Round]:
-    """Divides the day into rounds, without a gap between them. A new round begins after some number of faults or some
-    time. A round without faults trains for its whole length. If only a short time without faults is left in the end,
-    the round before lasts until then."""
+    """Divides the day into rounds without gaps. A round ends with its last allowed fault or at its full length. If less
+    than SHORTEST_S without faults is left at the end, the last round is extended to the end of the day."""
     found: list[Round] = []
     start_s, mine = 0.0, list[Drawn]()
 

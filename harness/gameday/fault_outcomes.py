@@ -207,8 +207,8 @@ def _of(fault: FaultResult, recovery: Recovery | None) -> FaultOutcome:
 
 
 def _wrong(result: Result) -> list[tuple[Case, Harm]]:
-    """The failed cases about the job's behaviour, the worst first; of equally bad ones first the case that decided. A
-    case that follows from another case went wrong when that case did."""
+    """The failed cases about the job's behaviour, the worst first; of equally bad cases, first the case that decided. A
+    case that follows from another case counts as gone wrong at the time of that case."""
     failed = [case for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.FAILED]
     roots = {case.name: case.at_s for case in failed}
     failed = [replace(case, at_s=roots.get(case.follows or "", case.at_s)) for case in failed]

@@ -140,8 +140,8 @@ def again_in_words(day: Day, folder: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class ToLookAt:
-    """What ended otherwise than by a simple recovery, for one reason. `outcome` and `faults` are empty for a round
-    whose reason no fault has."""
+    """The faults and rounds that did not end with a simple recovery for one common reason. If a round did not pass for
+    a reason that none of its faults has, `outcome` and `faults` are empty."""
 
     outcome: str
     reason: str
@@ -157,8 +157,8 @@ _ROUNDS = ("error", "failed", "inconclusive", "passed")  # verdicts
 
 
 def to_look_at(rounds: Sequence[RoundScore]) -> list[ToLookAt]:
-    """What a reader should look at, each reason once. First comes what decided the verdict of the day: the worst
-    outcome of a round with the worst verdict."""
+    """What a reader should look at, each reason once. The reason that decided the verdict of the day comes first: the
+    worst outcome of a round with the worst verdict."""
     found: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for scored in rounds:
         bad = [fault for fault in scored.faults if fault.outcome is not Outcome.RECOVERED]

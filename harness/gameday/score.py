@@ -154,7 +154,7 @@ def total(rounds: Sequence[RoundScore]) -> Score:
 
 
 def settled(rounds: Sequence[RoundScore]) -> list[RoundScore]:
-    """The rounds, in which no fault of a round that is no evidence counts as recovered."""
+    """The same rounds, but the faults of a round that is no evidence do not count as recovered."""
     return [_without_recoveries(one) if _proves_nothing(one, rounds) else one for one in rounds]
 
 

@@ -2,8 +2,8 @@
 ceases to fail. Chosen releases are installed by pip into folders that PYTHONPATH puts before the installed packages.
 
 Between two releases with different verdicts, the one in the middle is tried, as `git bisect` does. If a release has no
-verdict, the nearest other one is tried instead. So a change is found between two neighbours, or all releases between
-its two ends have no verdict."""
+verdict, the nearest other release is tried instead. So a change of the verdict is found between two neighbouring
+releases, unless all releases between the two have no verdict."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Range:
 
     @classmethod
     def of(cls, text: str, releases_of: Callable[[str], Sequence[str]], now: str | None) -> Range:
-        """Reads NAME or NAME=FIRST..LAST, which may have more releases between FIRST and LAST. `now`: the installed
-        version, which is used if FIRST is empty. If LAST is empty, the newest release is used. Raises UsageError."""
+        """Reads NAME, NAME=FIRST..LAST, or with known releases between: NAME=1.0..1.2..1.5. Empty FIRST: the installed
+        version, `now`. Empty LAST: the newest release. Raises UsageError."""
         package, _, span = text.partition("=")
         every = releases_of(package)
         first, *known, last = span.split("..") if ".." in span else [span, ""]
@@ -274,7 +274,8 @@ def _reason(text: str) -> str:
     return next((line for line in text.splitlines() if "ERROR" in line), "pip gives no reason")
 
 
-# For a PYTHONPATH: the words of `torchaos run`, and a name for the run with a digest of all that may change a verdict.
+# From a PYTHONPATH, makes the words of `torchaos run`, and a name for the run: a digest of all that may change the
+# verdict.
 Prepare = Callable[[str], tuple[list[str], str]]
 
 

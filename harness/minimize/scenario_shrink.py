@@ -1,7 +1,7 @@
-"""Delta debugging: the smallest part of a list of faults that still fails. The algorithm is ddmin (Zeller and
+"""Delta debugging: finds the smallest part of a list of faults that still fails. The algorithm is ddmin (Zeller and
 Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002). It tries subsets and then their complements, in
-smaller and smaller parts, each in a child process. The result is 1-minimal: without any single one of its items it does
-not fail."""
+smaller and smaller parts, each in a child process. The result is 1-minimal: if any one of its faults is removed, it no
+longer fails."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ Item = TypeVar("Item")
 
 
 def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """A smallest part of `items` that still fails. `fails(items)` must be true. `fails` is called at most once for each
-    part, because it may be costly."""
+    """The smallest part of `items` that was found to fail still. `fails(items)` must be true. `fails` is called at most
+    once for each part, because it may be costly."""
     known: dict[tuple[int, ...], bool] = {}
 
     def still(part: Sequence[int]) -> bool:
@@ -198,7 +198,8 @@ class Shrink:
 
 
 def _scenario_of(folder: RunDir, plan: Plan, result: Result) -> dict[str, Any]:
-    """The scenario as it was run once: with the values of --set, and in any folder with the job's own files."""
+    """The scenario of a single run, with the values of --set, and with absolute paths, so that its file may be in any
+    folder."""
     source = read(folder.scenario)
     words = shlex.split(result.reproduce)
     for word, value in pairwise(words):

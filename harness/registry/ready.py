@@ -9,7 +9,7 @@ from pathlib import Path
 from torchaos.harness.interfaces import UsageError
 
 _GAME_DAYS = "gamedays"
-# To start with: they need nothing but torchrun, and find what most often goes wrong.
+# The scenarios to start with: they need nothing but torchrun, and find the most frequent defects.
 FIRST = (
     "process/kill-rank", "process/kill-during-save", "process/freeze-rank", "checkpoint/truncated-checkpoint",
     "checkpoint/flipped-bits",

@@ -1,10 +1,5 @@
-"""The file of a release gate: its keys, and loading it with its scenarios. All mistakes are reported at once, each with
-its place.
-
-The grammar of a release gate: the scenarios, the largest age of their runs, the bounds in each environment, and the
-waivers.
-
-Loads a gate and its scenarios."""
+"""Loads the file of a release gate, with its scenarios. Its keys name the scenarios, the largest age of their runs, the
+bounds in each environment, and the waivers. All mistakes are reported at once, each with its place."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Applies waivers, and decides when a waiver itself closes the gate. Pure.
+"""Judges the runs that count again under the gate's bounds, then applies the waivers, and decides when a waiver itself
+closes the gate. Pure.
 
-Judges the runs that count again under the gate's bounds, then applies the waivers. A bound of the gate holds in
-addition to the scenario's own bound: the assertion is judged offline under each bound, and must pass under all. So the
-tightest bound decides, and a looser bound changes nothing."""
+A bound of the gate holds in addition to the scenario's own bound: the assertion is judged offline under each bound, and
+must pass under all. So the tightest bound decides, and a looser bound changes nothing."""
 
 from __future__ import annotations
 

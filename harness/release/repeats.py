@@ -196,7 +196,8 @@ def _figures(result: Result) -> Iterator[tuple[str, tuple[float | None, bool]]]:
 def _is_repeated(
     name: str, values: list[float | None], known: Sequence[list[float | None]], found: dict[str, Distribution]
 ) -> bool:
-    """Whether a value of an assertion is already among the recovery's values, as those of recovery_time are."""
+    """Whether an assertion's measured value is already listed, as recovery_time's are with the recoveries: the same
+    name, or the same numbers if some are fractions."""
     fractions = any(value is not None and not float(value).is_integer() for value in values)
     return name.partition(": ")[2] in found or (fractions and values in known)
 
@@ -241,7 +242,7 @@ class Repeats:
     figures: tuple[Distribution, ...]
     notes: tuple[str, ...]
     of_rate: bool  # whether they are judged together
-    run_dirs: tuple[str, ...] = ()  # the number of all repetitions, also of those that never began
+    run_dirs: tuple[str, ...] = ()  # of all repetitions, also of those that never began
 
 
 def judge_repeats(

@@ -1,38 +1,38 @@
-"""Results as files for other programs: JSON for dashboards and trends, and JUnit XML for gates.
+"""Results as files for other programs: JSON for dashboards and trends, and JUnit XML for gates. Until a run has
+finished, each case of its result is an error, so that a gate that reads the file stays closed.
 
-Results as JSON, for dashboards, for trends and for other programs: of runs, and of explorations.
-
-`{"schema": 1, "results": [...]}`; each result has the same form as result.json in a run directory:
+JSON of runs: `{"schema": 1, "results": [...]}`; each result has the same form as result.json in a run directory:
 
 - `schema`: increased when older readers would misunderstand the new form. Added keys do not increase it.
 - `scenario`, `description`, `seed`, `reproduce` (command line), `run_dir`, `started` (ISO 8601, UTC), `duration_s`
 - `verdict`: passed, failed, inconclusive or error; `reason`: one line; `exit_code`: that of this scenario alone;
   `decided_by`: the case that decided, empty if none did
 - `faults`: `id`, `inject`, `target`, `planned`, `applied` (null: never landed), `evidence` (null: not felt),
-  `rollback`, `verdict`, `reason`, `imitates` (whose report the fault imitates), `replays` (what really said what
-  it says again); both empty: it really happened
-- `recoveries`: `fault`; `parts`: seconds since the fault was applied (null: not seen); `lost_steps` (null: not
-  known); `advice`: which waits were long, and which setting shortens them; `at_s`: when the fault was applied
-  (CLOCK_MONOTONIC)
-- `cases`: `name`, `kind` (assertion, faults, rollback), `verdict`, `reason`, `measured` and `bound` by name,
-  `seconds` (the names of those figures that are durations)
+  `rollback`, `verdict`, `reason`, `imitates` (whose report the fault imitates), `replays` (the record that the fault
+  replays); both empty: the fault really happened
+- `recoveries`: `fault`; `parts`: seconds since the fault was applied (null: not seen); `lost_steps` (null: not known);
+  `advice`: which waits were long, and which setting shortens them; `at_s`: when the fault was applied (CLOCK_MONOTONIC)
+- `cases`: `name`, `kind` (assertion, faults, rollback), `verdict`, `reason`, `measured` and `bound` by name, `seconds`
+  (the names of those figures that are durations)
 - `steps`: the highest global step that counts (null: none was seen); `attempts`; `twin`; `versions`; `notes`
-If scenarios were repeated, `repeats` has an entry for each of them: `scenario`, `asked`, `times`, `seeds`,
-`run_dirs`, `verdict`, `reason`, `exit_code`; `rate` of the scenario and `cases` of each case: `passed`, `failed`,
-`inconclusive`, and the bounds `low` and `high` of the true rate (each with `confidence`; null without SciPy);
-`figures`: `name`, `seconds` (whether it is a duration), `count`, `unseen`, `min`, `median`, `p90`, `max`; `of_rate`:
-whether the repetitions are judged together, so that one failure decides nothing.
+
+If scenarios were repeated, `repeats` has an entry for each of them: `scenario`, `asked`, `times`, `seeds`, `run_dirs`,
+`verdict`, `reason`, `exit_code`; `rate` of the scenario and `cases` of each case: `passed`, `failed`, `inconclusive`,
+and the bounds `low` and `high` of the true rate (each with `confidence`; null without SciPy); `figures`: `name`,
+`seconds` (whether it is a duration), `count`, `unseen`, `min`, `median`, `p90`, `max`; `of_rate`: whether the
+repetitions are judged together, so that one failure decides nothing.
 
 Not-a-number and infinities are the strings "nan", "inf" and "-inf". `Result.from_json` reads one result back.
 
-Of an exploration:
+JSON of an exploration:
+
 
 - `result`: as in the JSON of a run; its cases are the classes of outcomes
 - `states`: how many a death can leave; `tried`; `classes`: how many states by class; `unconfirmed`: how many of these
   only forked ranks have shown, and no cold start
-- `fatal_share`: the part of the run's time (of which the states were tried) in which a death of all processes is
-  fatal: the job does not start again, hangs or goes on wrongly. null: no such time was tried; `fatal_s`, `tried_s`:
-  seconds; `unconfirmed_fatal_s`: the seconds of `fatal_s` that only forked ranks have shown
+- `fatal_share`: the part of the run's time (of which the states were tried) in which a death of all processes is fatal:
+  the job does not start again, hangs or goes on wrongly. null: no such time was tried; `fatal_s`, `tried_s`: seconds;
+  `unconfirmed_fatal_s`: the seconds of `fatal_s` that only forked ranks have shown
 - `outcomes`: one for each state: `state` (its name), `digest` (of its files), `model`, `died_at_step`, `kind` (the
   class), `reason`, `assertion` (which one says so), `lost_steps` (null: none, or not known), `from_step` (null: not
   known), `mended` (whether a second start got past the death; null: there was none), `warm`, `confirmed` (false: only
@@ -40,9 +40,7 @@ Of an exploration:
   recording began, from and until), `files` (what is there of each), `run_dir` (empty: not kept)
 - `started`: how resumes were started; `unfinished`; `notes`; `unsure`: what the recorder could not see
 
-The result of a run that has not finished. Every case is an error, so that a gate that reads it stays closed.
-
-Results as JUnit XML for the strictest reader: Jenkins's published schema (junit-10.xsd of its xUnit plugin). GitLab
+JUnit XML is written for the strictest reader: Jenkins's published schema (junit-10.xsd of its xUnit plugin). GitLab
 ignores properties and drops cases with equal names, so figures are in the text, and names are unique in the file. No
 case is ever skipped, and a suite is never green if its run did not pass, so a gate that reads it stays closed in case
 of doubt. Jenkins's attachments plugin reads the path of a run's page from a line of system-out, so no text of the job

@@ -1,8 +1,8 @@
 """Results in a few words: as Markdown for a pull request or a CI step, as annotations of GitHub Actions, and as a
-message to an HTTP server.
+message to an HTTP server (a chat, a pager, or a program).
 
-Reports the end of a long job of torchaos to an HTTP server: a chat, a pager, or a program. The body is JSON. Slack,
-Mattermost and Teams' workflows show its `text`; the other keys are for programs."""
+The body of the message is JSON. Slack, Mattermost and Teams' workflows show its `text`; the other keys are for
+programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The story of a run in plain words, from its directory alone, which may have been moved: the plan, the notable events
-and the steps between them, the evidence, and the reasons for the verdict.
-
-Changes nothing."""
+and the steps between them, the evidence, and the reasons for the verdict. No file is changed."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def spans_of(run: Record, result: Result) -> Span:
 
 
 def _fault(run: Record, result: Result, hit: Landing) -> Span:
-    """From the moment at which it hit until it was taken back; a moment if it can't be taken back."""
+    """The span of a fault: from its hit until its undo. If it can't be undone, the span has no length."""
     told = next((fault for fault in result.faults if fault.id == hit.fault), None)
     for_good = hit.fault in {event.data["record"] for event in run.of_kind(Kind.GUARDED) if event.data.get("why")}
     over_s = on_until_s(run, hit)
@@ -80,7 +80,7 @@ def _fault(run: Record, result: Result, hit: Landing) -> Span:
 
 
 def _recovery(hit: Landing, recovery: Recovery) -> Span:
-    """A recovery that never came lasts until its last part that was seen."""
+    """The span of a recovery. If the job never recovered, it lasts until the last part that was seen."""
     parts = [
         Span(headline.spent_in_words(one.part), hit.at_s + one.begin_s, hit.at_s + max(one.begin_s, one.end_s))
         for one in headline.spans(recovery.parts)

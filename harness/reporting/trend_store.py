@@ -1,7 +1,5 @@
-"""The results of many runs in one SQLite file beside the folder of their run directories, readable only by its owner,
-and shared by processes.
-
-The SQLite file of a history.
+"""The history: the results of many runs in one SQLite file beside the folder of their run directories, readable only by
+its owner, and shared by processes.
 
 Runs that were removed from the disk stay in the file. One row for each run: `result` holds the whole result.json; the
 other columns are for queries."""

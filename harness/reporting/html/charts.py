@@ -23,8 +23,9 @@ from torchaos.harness.record.steps.columns import is_absent, is_none, lengths
 def groups(
     times: Sequence[float], most: int, moments: Sequence[float], apart: Sequence[Hashable]
 ) -> Iterator[tuple[int, int]]:
-    """Joins neighbours until about `most` groups are left. Yields (first, last) of each group. Points next to a moment
-    are not joined, and points with different values in `apart` are never in one group. `times` must ascend."""
+    """Divides points, in order of `times`, into about `most` groups of neighbours. Yields the indices (first, last) of
+    each group. The points nearest to `moments` stay alone. Points with different values in `apart` are never in one
+    group."""
     if len(times) <= most:
         yield from ((number, number) for number in range(len(times)))
         return
@@ -191,7 +192,8 @@ def _level(name: str, unit: float = 1.0) -> Callable[[Samples, float], Points]:
 
 
 def _rate(samples: Samples, start: float) -> Points:
-    """Over all links since the sample before. A counter that went back began again, so that time is left out."""
+    """The rate of all links together, from each sample to the next. If a counter went back, it was reset, so that time
+    is left out."""
     found = []
     for one, next_ in pairwise(samples):
         before, after, took_s = one.data["values"], next_.data["values"], next_.mono_s - one.mono_s

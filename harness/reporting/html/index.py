@@ -70,8 +70,8 @@ def _happened(newest: Mapping[str, Kept]) -> str:
 
 
 def _gauges(newest: Sequence[Kept]) -> list[Gauge]:
-    """How many of the newest runs passed, and of each kind the figure that is nearest to its bound, or farthest
-    beyond."""
+    """How many of the newest runs passed; and of each kind of figure, the one that is nearest to its bound or farthest
+    beyond it."""
     if not newest:
         return []
     passed = sum(one.result.verdict is Verdict.PASSED for one in newest)

@@ -145,8 +145,8 @@ def checkpoints_of(run: Record) -> list[dict[str, Any]]:
 
 
 def folded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a table, with one row in place of several successive checkpoints that no longer exist, which a job
-    that keeps its newest ones leaves behind."""
+    """The rows of a table, with one row in place of several successive checkpoints that no longer exist: many jobs keep
+    only their newest checkpoints."""
     short: list[dict[str, Any]] = []
     for is_gone, group in itertools.groupby(rows, lambda row: row["state"] == _GONE and not row["loaded"]):
         some = list(group)

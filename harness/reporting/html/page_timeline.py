@@ -1,10 +1,9 @@
 """A run as lanes over time (faults, recoveries, torchelastic, probes, and a lane for each rank), and each recovery as a
-flame graph. Pure. All times are seconds since the run began.
+flame graph: blocks such as the start of the ranks, and below them their parts. Pure. All times are seconds since the
+run began.
 
-A recovery as a flame graph: blocks such as the start of the ranks, and below them their parts.
-
-In a long run, steps far from every fault are drawn in groups. In a large run, not every rank has a lane. The page
-names everything that was left out."""
+In a long run, steps far from every fault are drawn in groups. In a large run, not every rank has a lane. The page names
+everything that was left out."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
 
 
 def _kill(run: Record, fault: PlannedFault, patterns: Sequence[str]) -> dict[str, Any]:
-    """The ranks to signal, the signals, and the time. The time is after the log has a line of `step`; without `step`,
-    when `path` exists."""
+    """The ranks to signal, the signals, and the time of the kill: when the log has a line of `step`, or, without
+    `step`, when `path` exists."""
     as_signals = injector_of(fault).signals(fault.duration_s)
     if as_signals is None:
         raise UsageError(f"fault {fault.id}: `kill` can't cause {fault.inject}: {_ONLY}")

@@ -1,7 +1,7 @@
 """Prints the result of a run on a terminal: first the verdict and its reason, in a few lines, then the evidence, and
 where to read more.
 
-Why the verdict is what it is: one sentence with the root cause, and how many assertions failed. Console, page, card,
+`why` explains the verdict in a sentence or two: the root cause, and how many assertions failed. Console, page, card,
 summary and annotation begin with these words."""
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ _MOST = 3  # rows of faults, of failed cases and of notes
 
 
 def brief(result: Result, console: Console, report: Path | None = None) -> None:
-    """Prints the result in about 15 lines; no thing is said twice. `report`: the path of its page."""
+    """Prints the result in about 15 lines, without repetitions. `report`: the path of its page."""
     pen = Pen(console)
     brief_headline(pen, result, most=4)
     for fault, words in [*_faults(result)][:_MOST]:
@@ -180,7 +180,8 @@ def _faults(result: Result) -> Iterator[tuple[FaultResult, str]]:
 
 
 def _others(result: Result) -> list[Case]:
-    """The cases with the verdict of the run that the headline does not explain. Without a step, all have one cause."""
+    """The cases that have the verdict of the run and that the headline does not explain. Empty if no step was seen,
+    because then all cases have one cause."""
     if not result.decided_by or result.steps is None:
         return []
     found: dict[str, Case] = {}

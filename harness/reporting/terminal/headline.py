@@ -1,9 +1,6 @@
 """What happened in a run: a sentence for each recovery, its parts as a timeline, and three figures against their
-bounds. The reason of the verdict is printed beside them.
-
-A recovery as a timeline: each part begins when all parts before it have ended.
-
-The sentences describe events; the reason of the verdict is printed beside them."""
+bounds. In the timeline, each part of a recovery begins when all parts before it have ended. The reason of the verdict
+is printed beside these."""
 
 from __future__ import annotations
 

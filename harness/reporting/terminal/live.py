@@ -1,8 +1,8 @@
 """Shows a run while it is in progress: bars for each rank on a terminal, otherwise a line for each notable event.
 
-A function gives the base of each attempt, because only the history makes global steps.
+Only the history makes global steps, so a function (`base_of`) gives the base of each attempt.
 
-A thread of its own prints, so a terminal that is slow, stopped or gone delays nothing else."""
+A separate thread prints, so a terminal that is slow, stopped or gone delays nothing else."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ class _Lines:
 
 
 class _Bars(_Lines):
-    """Output to a terminal: the same lines, above a row for each rank."""
+    """Output to a terminal: the lines of _Lines, above a progress bar for each rank."""
 
     def __init__(self, plan: Plan, console: Console, known: Progress, steps: int | None) -> None:
         super().__init__(plan, console, known)

@@ -1,7 +1,5 @@
-"""Prints the results of many runs on a terminal: the comparison of two sets of runs, the repetitions of a scenario
-(also in JUnit), a release gate, and an exploration.
-
-Prints the result of a release gate on a terminal: each scenario, its values and bounds, failures and waivers."""
+"""Prints the results of many runs on a terminal: the history, the comparison of two sets of runs, the repetitions of a
+scenario (also for JUnit), a release gate, and an exploration."""
 
 from __future__ import annotations
 
@@ -219,7 +217,7 @@ def show_gate(judged: Judged, console: Console, *, whole: bool = True) -> None:
 
 
 def _brief(pen: Pen, result: Result) -> None:
-    """The scenario with what is waived, and with the failures that follow from no other."""
+    """Prints a scenario, with its waived cases and only the failures that are not a consequence of another failure."""
     title = pen.text(result.scenario, "bold")
     waived = [name_in_words(case.name) for case in result.cases if is_waived(case)]
     head = [(pen.mark(result.verdict), 1), (title, title.cell_len)]
@@ -241,7 +239,7 @@ def _brief(pen: Pen, result: Result) -> None:
 
 
 def _hint(pen: Pen, result: Result, case: Case) -> None:
-    """What to do about a failure that follows from one that is waived."""
+    """Prints what to do about a failure that follows from a waived failure."""
     if case.follows and any(is_waived(other) and other.name.startswith(case.follows) for other in result.cases):
         words = f"it follows from {case.follows}, which is waived: waive {case.name} too, if it may fail for that"
         pen.row([], pen.text(words, "yellow"), indent=5)

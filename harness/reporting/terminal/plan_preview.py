@@ -1,8 +1,8 @@
 """Prints a plan before it is carried out, and the list of plug-ins, on a terminal.
 
-How the effect of a fault was shown: *real* (the hardware, the kernel or a library did it), *replayed* (what a real one
-said was recorded, and is said again) or *synthetic* (an imitation of a report), and for faults of GPUs and NCCL on
-which card. The records are in injectors/shown.yaml, written by lab/gpu-check; nothing else claims a GPU."""
+The list says how the effect of each fault was shown: *real* (by the hardware, the kernel or a library), *replayed* (the
+record of a real machine is played again) or *synthetic* (an imitation of a report). For faults of GPUs and NCCL it
+names the card. The records are in injectors/shown.yaml, written by lab/gpu-check; nothing else may claim a GPU."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def needs_a_gpu(injector: Any) -> bool:
 
 
 def shown_in_words(injector: Any, known: Sequence[Record] | None = None) -> str:
-    """A line for `torchaos list`. `known`: the records, if not those of this installation."""
+    """A line for `torchaos list` about how the fault was shown. `known`: the records; None: those of this
+    installation."""
     told = {"real": "real", "replayed": f"replayed: it says again what {injector.replays} said"}
     effect = told.get(tier_of(injector), f"synthetic: it imitates {injector.imitates}")
     if not needs_a_gpu(injector):
@@ -76,7 +77,8 @@ def shown_in_words(injector: Any, known: Sequence[Record] | None = None) -> str:
 
 
 def scenario_in_words(name: str, injectors: Sequence[Any], known: Sequence[Record] | None = None) -> str:
-    """The same line for a ready scenario with faults of these injectors: it is as real as the least real of them."""
+    """The same line for a ready scenario with faults of these injectors. The scenario is as real as its least real
+    fault."""
     tier = min(map(tier_of, injectors), key=TIERS.index, default="real")
     if not any(map(needs_a_gpu, injectors)):
         return f"effect: {tier}"
@@ -173,7 +175,8 @@ def ready_scenarios(abouts: Mapping[str, str], console: Console, *, whole: bool 
 
 
 def _listed(pen: Pen, name: str, width: int, about: str, whole: bool, console: Console) -> None:
-    """Prints a name and what it is. In short, that is a line: of a pipe the whole sentence, of a terminal what fits."""
+    """Prints a name and its description. In short (not `whole`), this is one line: on a terminal the text that fits,
+    else the whole sentence."""
     first = about if whole else _END_OF_SENTENCE.split(about, maxsplit=1)[0]
     if whole or console.is_terminal:
         pen.row([(pen.text(name, "bold"), width)], pen.text(first), indent=3, most=0 if whole else 1)

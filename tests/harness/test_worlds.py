@@ -103,6 +103,14 @@ def test_shapes_that_once_were_placed_wrongly(world: Any) -> None:
     World(ranks_later=2, kills=(3,), warm=2, state="none", uneven="acts"),
     World(ranks_later=2, every=1, counter=False, role=True, uneven="acts"),
     World(ranks=2, kills=(3,), warm=2, first_warm=False, state="none", twin=False, uneven="acts"),
+    # A rank has no data for the steps after a warm-up; a rank joins later; a log counts anew after a load; the warm-up
+    # is as long as the step of another file that was loaded.
+    World(ranks=2, kills=(13,), warm=2, counter=False, loads=False, state="none", uneven="joins"),
+    World(ranks=2, ranks_later=3, kills=(3, 3), warm=3, warm_data="other", state="none"),
+    World(kills=(5, 9), warm=2, warm_data="other", log=1, log_anew=True, schedule="linear", shuffled=False,
+          samples=False, state="none", twin=False, named_by="copy", seed=12),
+    World(ranks_later=2, every=3, names="checkpoint-{n}", older=True, contents="step", warm=3, counter=False,
+          saves=False, twin=False),
 ])  # fmt: skip
 def test_shapes_that_were_placed_wrongly_are_right_or_not_known(world: Any) -> None:
     """Steps that only warm up where no state was recorded; copies; ranks that make steps of their own. Their numbers

@@ -115,16 +115,18 @@ def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
     """The local steps, among the first WARM steps of an attempt, after which its samples or its schedule jump to those
     of other known steps. The steps before may only have been a warm-up. `own`: all steps of the attempt."""
     found = set[int]()
-    losses = dict(zip(own.local_step.tolist(), map(str, _first_loss(own).tolist()), strict=True))
+    busiest = min(own.ranks, key=lambda rank: (-int((own.rank == rank).sum()), rank))
+    start = own.at((own.rank == busiest) & (own.local_step <= WARM))
+    losses = dict(zip(start.local_step.tolist(), map(str, _first_loss(start).tolist()), strict=True))
+    of_attempts = [part.of_attempt(number) for part in known for number in part.attempts]
     for column in ("samples_sum", "sched_step"):
-        mine = sorted(_of_all_ranks(own.at(own.local_step <= WARM), column, "local_step"))
+        mine = sorted(_values(start, column, "local_step"))
         theirs: dict[int, set[Hashable]] = defaultdict(set)
         where: dict[Hashable, set[int]] = defaultdict(set)
-        of_attempts = [part.of_attempt(number) for part in known for number in part.attempts]
         for part in of_attempts:
             # Another number of ranks shares the data out in another way.
             if column == "sched_step" or part.ranks == own.ranks:
-                for step, value in _of_all_ranks(part, column, "global_step"):
+                for step, value in _values(part.at(part.rank == busiest), column, "global_step"):
                     theirs[step].add(value)
                     where[value].add(step)
         bases, before = set[int](), set[tuple[Hashable, str | None]]()
@@ -141,20 +143,11 @@ def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
     return found
 
 
-def _of_all_ranks(steps: Executions, column: str, number: str) -> list[tuple[int, Any]]:
-    """Steps, each with the sum of the samples of all ranks of its attempt, or their highest counter. Steps that a rank
-    lacks have no sum."""
-    of_samples = column == "samples_sum"
-    values, found = steps.column(column), dict[tuple[int, int], dict[int, Any]]()
-    seen = steps.samples_known if of_samples else ~np.isnan(values)
-    rows = (each[seen].tolist() for each in (steps.attempt, steps.column(number), steps.rank, values))
-    for attempt, step, rank, value in zip(*rows, strict=True):
-        found.setdefault((attempt, step), {})[rank] = value
-    whole = {attempt: len(steps.of_attempt(attempt).ranks) for attempt in steps.attempts}
-    return [
-        (step, sum(of.values()) % 2**64 if of_samples else max(of.values()))
-        for (attempt, step), of in found.items() if not of_samples or len(of) == whole[attempt]
-    ]  # fmt: skip
+def _values(steps: Executions, column: str, number: str) -> Iterable[tuple[int, Any]]:
+    """Steps, each with its value in the column, where it is known."""
+    values = steps.column(column)
+    seen = steps.samples_known if column == "samples_sum" else ~np.isnan(values)
+    return zip(steps.column(number)[seen].tolist(), values[seen].tolist(), strict=True)
 
 
 def of_content(scene: Scene) -> list[Witness]:

@@ -34,7 +34,7 @@ from torchaos.harness.record.steps import Executions
 
 # The trust that an attempt simply goes on: at a place where it loads something or its state is recorded again; and at a
 # place where another state was seen, or no state could be seen.
-_LOADED, _LITTLE = 0.7, 0.2
+_LOADED, _LITTLE = 0.7, 0.1
 # If no state is recorded, the first attempt's own count decides whether its first steps count, in all later ones.
 _OWN_COUNT = 1.2
 _OF_RANKS = (OPTIMIZER, SAMPLES, LOSSES)

@@ -255,7 +255,9 @@ def _of_counter(
             lead = None if ahead is None else ahead.get(execution.rank, 0)
             rank = execution.rank
             if rank not in of_rank:
-                of_rank[rank] = _Known([part.at(part.rank == rank) for part in scene.known], column) or known
+                own = [part.at(part.rank == rank) for part in scene.known]
+                always = all(mine.attempts == part.attempts for mine, part in zip(own, scene.known, strict=True))
+                of_rank[rank] = _Known(own, column) if always else known
             bases = sorted(step - execution.local_step for step in _steps_at(value, of_rank[rank], lead))
             fits = tuple(base for base in bases if base >= 0)
             by_rank[execution.rank] = (
@@ -295,7 +297,7 @@ def _of_log(scene: Scene) -> list[Witness]:
     if near and scene.log_offset is None:  # it may count from 0
         near = (*near, *range(base + 2, base + 2 + scene.unseen * WARM))
         return [undecided_witness(names.LOG, (base, *near), rests_on, trust=_NOT_COMPARED)]
-    as_first = base == scene.after != scene.straight  # it may count the steps of each attempt
+    as_first = 0 < base == scene.after  # it may count the steps of each attempt
     return [Witness(names.LOG, base, rests_on, near, trust=_AS_FIRST if as_first else 1.0)]
 
 

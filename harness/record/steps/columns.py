@@ -3,9 +3,11 @@ are another."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -49,7 +51,7 @@ class Columns:
 
     def __init__(self, parts: Iterable[Block | Loose]) -> None:
         self.parts = [part for part in parts if len(part)]
-        self._starts = np.cumsum([0, *(len(part) for part in self.parts)])
+        self._starts = [0, *accumulate(len(part) for part in self.parts)]
         self._made: dict[str, Array] = {}
 
     @classmethod
@@ -79,7 +81,7 @@ class Columns:
         return cls([Loose(steps, [""] * len(steps), range(len(steps)))])
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._starts[-1]
 
     def __getitem__(self, name: str) -> Array:
         """A column by its name; see _OF_BLOCK. A missing value is NaN, or -1."""
@@ -103,10 +105,14 @@ class Columns:
                 if same.shape == part.own[own].shape and same.dtype == part.own[own].dtype:
                     part.own[own] = same
 
+    def _part_at(self, row: int) -> tuple[Block | Loose, int]:
+        """The part with this row, and the place in it."""
+        of = bisect_right(self._starts, row) - 1
+        return self.parts[of], row - self._starts[of]
+
     def execution(self, row: int) -> Execution:
         """The step of this row, as an Execution without a global step."""
-        of = int(np.searchsorted(self._starts, row, side="right")) - 1
-        part, place = self.parts[of], row - int(self._starts[of])
+        part, place = self._part_at(row)
         if isinstance(part, Loose):
             return part.steps[place]
         own, data = part.own, part.payload(place)
@@ -114,8 +120,7 @@ class Columns:
 
     def event(self, row: int) -> Event:
         """The event that reported this step. For a step that is an object, without payload and time of day."""
-        of = int(np.searchsorted(self._starts, row, side="right")) - 1
-        part, place = self.parts[of], row - int(self._starts[of])
+        part, place = self._part_at(row)
         if isinstance(part, Block):
             return part.event(place)
         execution = part.steps[place]

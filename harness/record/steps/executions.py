@@ -171,7 +171,8 @@ class Executions(Sequence[Execution]):
     @property
     def with_state(self) -> Executions:
         """All steps that are objects: only these may have check sums of parameters and moments, norms and sketches."""
-        return self.at(np.isin(self._rows, self._columns.loose()))
+        loose = self._columns.loose()
+        return self if len(loose) == len(self._columns) else self.at(np.isin(self._rows, loose))
 
     def by_ranks(self) -> Iterator[Array]:
         """The places of these steps in parts: all steps of some ranks are in one part. So that code that needs several

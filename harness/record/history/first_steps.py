@@ -113,9 +113,13 @@ def align(own: Mapping[int, Hashable], reference: Mapping[int, Collection[Hashab
 
 def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
     """The local steps, among the first WARM steps of an attempt, after which its samples or its schedule jump to those
-    of other known steps. The steps before may only have been a warm-up. `own`: all steps of the attempt."""
+    of other known steps. The steps before may only have been a warm-up. `own`: all steps of the attempt.
+    The rank that made the most steps shows it."""
     found = set[int]()
-    busiest = min(own.ranks, key=lambda rank: (-int((own.rank == rank).sum()), rank))
+    if not len(own):
+        return found
+    ranks, counts = np.unique(own.rank, return_counts=True)
+    busiest = ranks[counts.argmax()]
     start = own.at((own.rank == busiest) & (own.local_step <= WARM))
     losses = dict(zip(start.local_step.tolist(), map(str, _first_loss(start).tolist()), strict=True))
     of_attempts = [part.of_attempt(number) for part in known for number in part.attempts]

@@ -4,7 +4,8 @@ finds for each the same checkpoint of its twin.
 The resumes of a run show it. A *family* is all files whose paths differ only in numbers: `step-5` and `step-10`, or
 `ema-step-5.pt` and `ema-step-10.pt`; `best.pt` is a family by itself. The job resumes from a family if an attempt
 loaded a file of this family before its first step. It could also resume from a family whose checkpoints hold at least
-the same entries (tensors and values). If no load was seen, every saved file counts."""
+the same entries (tensors and values). If no load was seen, every saved file counts, except copies such as `best.pt`
+beside others."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from itertools import chain
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, is_below, root_of
 from torchaos.harness.analysis.checkpointing.local_disks import local_folder
 from torchaos.harness.record.history import History, Save
-from torchaos.harness.record.history.saves_and_loads import checkpoint_of, final_path
+from torchaos.harness.record.history.saves_and_loads import checkpoint_of, final_path, is_copy
 from torchaos.harness.record.record import Record
 
 _NUMBER = re.compile(r"\d+")
@@ -142,10 +143,12 @@ class Points:
     """The files that the job resumes from.
 
     `kinds`: kinds of checkpoints, each a set of families. If it is empty, every saved file counts as a checkpoint that
-    the job resumes from. `parts`: families of the names of the files that resumes loaded."""
+    the job resumes from. `parts`: families of the names of the files that resumes loaded. `elsewhere`: families of the
+    same names in other folders, which no resume loaded."""
 
     kinds: tuple[frozenset[str], ...]
     parts: frozenset[str]
+    elsewhere: frozenset[str] = frozenset()
 
     def has(self, path: str) -> bool:
         return not self.kinds or any(_family(path) in kind for kind in self.kinds)
@@ -153,8 +156,11 @@ class Points:
     def by_kind(self, saves: Sequence[Save]) -> list[list[Save]]:
         """The saves of each kind of checkpoint. Saves of other files are left out."""
         if not self.kinds:
-            return [list(saves)]
+            return [[save for save in saves if not is_copy(save.path)] or list(saves)]
         return [[save for save in saves if _family(save.path) in kind] for kind in self.kinds]
+
+    def saved_elsewhere(self, saves: Iterable[Save]) -> list[Save]:
+        return [save for save in saves if _family(save.path) in self.elsewhere]
 
     def loads(self, name: str) -> bool:
         """Whether a resume loaded a file of this name; numbers in the name are ignored."""
@@ -172,7 +178,19 @@ def points_of(run: Record) -> Points:
     found = [_points(run, root, tier) for tier in tiers]
     kinds = [each.kinds or _numbered(tier) for each, tier in zip(found, tiers, strict=True)]
     known = any(each.kinds for each in found)
-    return Points(tuple(chain(*kinds)) if known else (), frozenset(chain(*(each.parts for each in found))))
+    usable = frozenset(chain(*chain(*kinds))) if known else frozenset[str]()
+    names = {_name(each) for each in usable}
+    others = {_family(save.path) for save in run.history.saves} - usable
+    return Points(
+        tuple(chain(*kinds)) if known else (), frozenset(chain(*(each.parts for each in found))),
+        frozenset(each for each in others if _name(each) in names and not is_copy(posixpath.dirname(each))),
+    )  # fmt: skip
+
+
+def _name(of_family: str) -> str:
+    """The name of the checkpoints of a family, below the folder that holds them all."""
+    folder = posixpath.dirname(of_family.partition("#")[0])
+    return of_family[len(folder) :]
 
 
 def _numbered(families: Iterable[str]) -> tuple[frozenset[str], ...]:
@@ -181,8 +199,12 @@ def _numbered(families: Iterable[str]) -> tuple[frozenset[str], ...]:
 
 def _points(run: Record, root: str, saved: set[str]) -> Points:
     """The files of some families that the job resumes from."""
-    paths = {path for path in _loaded(run.history) if is_below(path, root) and _family(path) in saved}
+    read = {path for path in _loaded(run.history) if is_below(path, root)}
+    paths = {path for path in read if _family(path) in saved}
     loaded = _of_one_save(run, {_family(path) for path in paths})
+    folders = {posixpath.dirname(path) for path in paths}
+    if all(map(is_copy, loaded)) and any(posixpath.dirname(path) in folders for path in read - paths):
+        loaded = set()  # a file was loaded as well whose save was not seen
     held = _held(run, root)
     least: set[str] = set().union(*(held.get(name, set()) for name in loaded))
     alike = sorted(name for name in saved - loaded if least and held.get(name, set()) >= least)
@@ -195,10 +217,11 @@ def _of_one_save(run: Record, loaded: set[str]) -> set[str]:
     """Of the families that resumes loaded, those that one save writes: the families from which attempts went on, and
     all families that were saved at the same steps. One step may be missing, because a death may cut a save short. The
     other families hold a detail, such as the best metric. If it is not known from which file the attempts went on: the
-    families with a number, if there are any."""
+    families with a number, if there are any, or all that are no copies."""
     main = {_family(attempt.loaded) for attempt in run.history.attempts if attempt.loaded} & loaded
     if not main:
-        return {name for name in loaded if "#" in posixpath.basename(name)} or loaded
+        plain = {name for name in loaded if not is_copy(name)}
+        return {name for name in plain if "#" in posixpath.basename(name)} or plain
     at: dict[str, set[int | None]] = defaultdict(set)
     for save in run.history.saves:
         at[_family(save.path)].add(save.global_step)

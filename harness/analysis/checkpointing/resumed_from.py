@@ -47,6 +47,7 @@ class SavedCheckpoint:
     late: bool = False  # training went on during the save: it may hold the state of an earlier step
     saves: tuple[Save, ...] = ()  # of its files
     gone: tuple[int, ...] = ()  # nodes that had some of its files on their local disks, and were gone
+    elsewhere: bool = False  # in another folder than those that resumes loaded
 
     @property
     def paths(self) -> frozenset[str]:
@@ -163,8 +164,10 @@ def name_of(path: str) -> str:
 def _kept(run: Record) -> list[SavedCheckpoint]:
     points, root = points_of(run), root_of(run)
     saves = [save for save in run.history.saves if save.global_step is not None]
+    apart = _of_kind(run, points.saved_elsewhere(saves), points)
     saves = [save for save in saves if is_below(save.path, root)]  # a model exported to another folder is no checkpoint
-    return [saved for group in points.by_kind(saves) for saved in _of_kind(run, group, points)]
+    own = [saved for group in points.by_kind(saves) for saved in _of_kind(run, group, points)]
+    return [*own, *(replace(saved, sure=False, elsewhere=True) for saved in apart)]
 
 
 def _of_kind(run: Record, saves: Sequence[Save], points: Points) -> list[SavedCheckpoint]:

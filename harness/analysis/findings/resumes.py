@@ -59,9 +59,13 @@ class Resumes:
         lost = max(0, resume.reached - base)
         begun = "started from scratch" if base == 0 and attempt.loaded is None else f"went on from step {base}"
         if resume.best and base < resume.best.step and not _is_newest(run, resume):
-            if resume.best.late and _loaded(run, resume) is None:
+            read = any(load.ok and load.attempt == attempt.number and load.path in resume.best.paths
+                       for load in run.history.loads)  # fmt: skip
+            if resume.best.late and (read or _loaded(run, resume) is None):
                 blind = "no load of a checkpoint was seen in it"
-                if attempt.loaded:
+                if read:
+                    blind = f"it loaded {name_of(resume.best.path)}"
+                elif attempt.loaded:
                     blind = f"the save of {name_of(attempt.loaded)}, which it loaded, was not seen"
                 return inconclusive(
                     f"attempt {attempt.number} {begun}, and {blind}. Training went on while "
@@ -92,9 +96,12 @@ class Resumes:
             why = f"{state}, and nothing shows whether the job had finished that save"
             if gone:
                 why = f"its files on the local disk of node {gone} were gone, and whether copies were left is not known"
+            doubt = f", which may have been incomplete: {why}"
+            if resume.newer.elsewhere:
+                doubt = f" in {posixpath.dirname(checkpoint_of(resume.newer.path))}: no resume loaded one from there"
             return inconclusive(
                 f"attempt {attempt.number} {begun}, and not from the newer checkpoint of step {resume.newer.step} "
-                f"({name_of(resume.newer.path)}), which may have been incomplete: {why}"
+                f"({name_of(resume.newer.path)}){doubt}"
             )
         seen = max((one for one in (resume.best, resume.newer) if one), key=lambda one: one.step, default=None)
         if base == resume.reached and not attempt.conflicts and (resume.best is None or resume.best.step < base):

@@ -286,7 +286,7 @@ _BESIDE = re.compile(
     r"|progress|metric|config|args|meta|latest|last_checkpoint|tokenizer|callback|stats",
     re.I,
 )
-_COPY = re.compile(r"best|(^|[._-])ema([._-]|\d|$)", re.I)  # often of a model that is in another file
+_COPY = re.compile(r"best|(^|[._-])ema([._-]|\d|$)", re.I)
 
 
 def by_step(saves: Iterable[Save]) -> list[list[Save]]:
@@ -304,14 +304,14 @@ def name_of_all(paths: Sequence[str]) -> str:
 
 def main_of(paths: Sequence[str]) -> str:
     """The path, of these, that most likely holds the model, by its name. If none does: the first."""
-    return min(paths, key=_rank)
+    return min(paths, key=lambda path: (*main_first(path), number_in_name(path) is None))
 
 
-def is_beside(path: str) -> bool:
-    """Whether a file lies beside a model, by its name."""
-    return bool(_BESIDE.search(posixpath.basename(path)))
+def is_copy(path: str) -> bool:
+    """Whether a file holds a copy of a model that is in another file, by its name."""
+    return bool(_COPY.search(posixpath.basename(path)))
 
 
-def _rank(path: str) -> tuple[bool, bool, bool]:
-    name = posixpath.basename(path)
-    return is_beside(path), bool(_COPY.search(name)), number_in_name(path) is None
+def main_first(path: str) -> tuple[bool, bool]:
+    """A key that sorts the file of a model before copies of it, and these before files that lie beside a model."""
+    return bool(_BESIDE.search(posixpath.basename(path))), is_copy(path)

@@ -22,7 +22,7 @@ from torchaos.harness.record.history.saves_and_loads import (
     Save,
     checkpoint_of,
     counts_steps,
-    is_beside,
+    main_first,
     number_in_name,
     saved_as,
     whole_loads,
@@ -265,10 +265,13 @@ class Placing:
 def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Load | None:
     """The loaded checkpoint from which the job continued: the last one that was saved at the step `base`. If there is
     none, the last one. Of several files, one that may hold the model."""
-    made = [(load, saved_as(load.path, saves, load.mono_s)) for load in loads]
-    own = [(load, save) for load, save in made if save and save.global_step is not None and base is not None]
-    fitting = [load for load, save in own if save.global_step == base] or [
-        load for load, save in own if save.in_thread and 0 < (base or 0) <= (save.global_step or 0)
-    ]  # a thread may write the state of an earlier step
-    last = list(reversed(fitting or list(loads)))
-    return next((load for load in last if not is_beside(load.path)), last[0] if last else None)
+    made = [(load, saved_as(load.path, saves, load.mono_s)) for load in reversed(loads)]
+    steps = {load.path: save.global_step for load, save in made if save and _may_hold(save, base)}
+    fitting = [load for load, _save in made if load.path in steps] or [load for load, _save in made]
+    return min(fitting, key=lambda load: (*main_first(load.path), steps.get(load.path) != base), default=None)
+
+
+def _may_hold(save: Save, base: int | None) -> bool:
+    """Whether a save may hold the state of the step `base`. A thread may write the state of an earlier step."""
+    step = save.global_step
+    return step is not None and base is not None and (step == base or (save.in_thread and 0 < base <= step))

@@ -297,7 +297,7 @@ def _of_log(scene: Scene) -> list[Witness]:
     if near and scene.log_offset is None:  # it may count from 0
         near = (*near, *range(base + 2, base + 2 + scene.unseen * WARM))
         return [undecided_witness(names.LOG, (base, *near), rests_on, trust=_NOT_COMPARED)]
-    as_first = 0 < base == scene.after  # it may count the steps of each attempt
+    as_first = base == scene.after  # it may count the steps of each attempt
     return [Witness(names.LOG, base, rests_on, near, trust=_AS_FIRST if as_first else 1.0)]
 
 
